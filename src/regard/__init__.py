@@ -1,0 +1,35 @@
+"""regard: the Transformer, whole.
+
+    from regard import ModelConfig, Packed, Transformer
+
+Names load on first use, so that `import regard` and `regard --help` need no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.errors import InputError as InputError
+    from regard.model.config import ModelConfig as ModelConfig
+    from regard.model.transformer import Capture as Capture
+    from regard.model.transformer import Transformer as Transformer
+    from regard.text.batching import Packed as Packed
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Capture": "regard.model.transformer",
+    "InputError": "regard.errors",
+    "ModelConfig": "regard.model.config",
+    "Packed": "regard.text.batching",
+    "Transformer": "regard.model.transformer",
+}
+__all__ = list(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)

@@ -1,0 +1,1 @@
+"""The architecture, and nothing else: configuration, positions, attention, block, Transformer."""

@@ -1,0 +1,242 @@
+"""Attention (section 3.2): Attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V, over packed rows.
+
+`reference` is the definition, readable and slow. The fast engines, `padded` (anywhere) and
+`flex` (GPU), compute the same function and are held to it by tests, forward and backward.
+
+The one idea they share: in a packed row, what a query may see is always one run of keys, from
+`first[n]` to `last[n]`. Full, causal, restricted, cross and cached attention differ only in
+these two numbers, so there is no mask in any signature, and no query that sees nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import InputError, unknown
+from regard.model.cache import CachedMemory, CachedSelf
+from regard.model.config import ModelConfig
+from regard.model.flex import FlexLayout
+from regard.model.padded import PaddedLayout
+from regard.model.positions import Rotation
+from regard.text.batching import positions_of
+
+ENGINES = ("auto", "reference", "padded", "flex")
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What a query may see: the past only (`causal`), at most `window` positions away, or both.
+
+    A query stands at the position of a key: the queries of a sequence are the last of its keys.
+    So with a cache one new query sees all the keys before it. Full visibility needs no such
+    order, which is what lets cross-attention use it.
+    """
+
+    causal: bool = False
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise InputError(f"window must be at least 1, not {self.window}")
+
+    @property
+    def full(self) -> bool:
+        return not self.causal and self.window is None
+
+    def runs(self, queries: Sequence[int], keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The run of keys that each query sees, counted within its own sequence.
+
+        queries, keys: lengths of the B sequences on both sides.
+        Returns first[N] and last[N], both inclusive.
+        """
+        query_length, key_length = torch.tensor(queries), torch.tensor(keys)
+        end = (key_length - 1).repeat_interleave(query_length)  # [N]: the last key there is
+        own = positions_of(queries) + (key_length - query_length).repeat_interleave(query_length)
+        reach = self.window if self.window is not None else int(key_length.max())
+        if self.full:
+            return torch.zeros_like(end), end
+        first = (own - reach).clamp(min=0)
+        last = own if self.causal else torch.minimum(own + reach, end)
+        return first, last
+
+    def matrix(self, queries: int, keys: int | None = None) -> Tensor:
+        """[queries, keys] booleans that a person can look at: True where a query sees a key."""
+        keys = queries if keys is None else keys
+        first, last = self.runs([queries], [keys])
+        key = torch.arange(keys)
+        return (first[:, None] <= key) & (key <= last[:, None])
+
+
+def scaled_scores(query: Tensor, key: Tensor) -> Tensor:
+    """Q K^T / sqrt(K) of one sequence: [n, H, K], [m, H, K] -> [H, n, m]."""
+    scores = query.transpose(0, 1) @ key.permute(1, 2, 0)  # [H, n, m]
+    return scores / math.sqrt(query.shape[-1])
+
+
+def attention_weights(query: Tensor, key: Tensor, visibility: Visibility) -> Tensor:
+    """How much each query of one sequence looks at each key: [H, n, m], rows sum to 1."""
+    visible = visibility.matrix(len(query), len(key)).to(query.device)  # [n, m]
+    return scaled_scores(query, key).masked_fill(~visible, -math.inf).softmax(dim=-1)
+
+
+class Plan:
+    """What one kind of attention (encoder, decoder, cross) of a batch needs to know beside
+    queries, keys and values. Made once for a batch and shared by all its layers."""
+
+    def __init__(
+        self,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        visibility: Visibility,
+        *,
+        engine: str = "auto",
+        device: torch.device | str = "cpu",
+        dropout: float = 0.0,
+    ) -> None:
+        self.query_lengths, self.key_lengths = tuple(query_lengths), tuple(key_lengths)
+        self.visibility, self.device, self.dropout = visibility, torch.device(device), dropout
+        self.engine = choose_engine(engine, self.device, dropout)
+        if len(self.query_lengths) != len(self.key_lengths):
+            raise InputError(
+                f"queries have {len(self.query_lengths)} sequences and keys "
+                f"{len(self.key_lengths)}: they must be the same sequences"
+            )
+        for b, (queries, keys) in enumerate(zip(self.query_lengths, self.key_lengths, strict=True)):
+            if not visibility.full and queries > keys:
+                raise InputError(
+                    f"sequence {b} has {queries} queries but {keys} keys: only full visibility "
+                    "allows that, since a query stands at the position of a key"
+                )
+
+    @cached_property
+    def layout(self) -> PaddedLayout | FlexLayout:
+        first, last = self.visibility.runs(self.query_lengths, self.key_lengths)
+        if self.engine == "flex":
+            return FlexLayout(self.query_lengths, self.key_lengths, first, last, self.device)
+        return PaddedLayout(self.query_lengths, self.key_lengths, self.visibility, self.device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query[N, H, K], key[M, H, K], value[M, H, K] -> [N, H, K]."""
+        n, m = sum(self.query_lengths), sum(self.key_lengths)
+        if len(query) != n or len(key) != m or key.shape != value.shape:
+            raise InputError(
+                f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} "
+                f"do not match offsets that end at {n} queries and {m} keys"
+            )
+        if query.shape[1:] != key.shape[1:]:
+            raise InputError(
+                f"query has (heads, head size) {tuple(query.shape[1:])} but key and value have "
+                f"{tuple(key.shape[1:])}"
+            )
+        if self.engine == "reference":
+            return self._reference(query, key, value)
+        return self.layout.attend(query, key, value, self.dropout)
+
+    def weights(self, query: Tensor, key: Tensor) -> list[Tensor]:
+        """The attention weights of each sequence, [H, n, m], whatever the engine is."""
+        return [
+            attention_weights(q, k, self.visibility)
+            for q, k in zip(
+                query.split(self.query_lengths), key.split(self.key_lengths), strict=True
+            )
+        ]
+
+    def _reference(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The definition, one sequence after the other."""
+        outputs = []
+        values = value.split(self.key_lengths)
+        for weights, v in zip(self.weights(query, key), values, strict=True):
+            weights = nn.functional.dropout(weights, self.dropout)
+            outputs.append((weights @ v.transpose(0, 1)).transpose(0, 1))  # [H, n, K] -> [n, H, K]
+        return torch.cat(outputs)
+
+
+def choose_engine(engine: str, device: torch.device, dropout: float) -> str:
+    """`auto`: flex for training on a GPU (shapes repeat, so compiling pays), padded elsewhere."""
+    if engine not in ENGINES:
+        raise unknown("attention engine", engine, ENGINES)
+    if engine == "flex" and dropout > 0:
+        raise InputError(
+            f"engine=flex and attention_dropout={dropout} exclude each other: flex attention "
+            "never holds the weights that would be dropped; use engine=padded"
+        )
+    if engine != "auto":
+        return engine
+    trains = device.type == "cuda" and torch.is_grad_enabled()
+    return "flex" if trains and dropout == 0 else "padded"
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_offsets: Tensor,
+    key_offsets: Tensor,
+    visibility: Visibility,
+    *,
+    engine: str = "auto",
+    dropout: float = 0.0,
+) -> Tensor:
+    """Scaled dot-product attention of packed rows.
+
+    query[N, H, K], key[M, H, K], value[M, H, K], offsets[B+1] on both sides -> [N, H, K].
+    """
+    lengths = [offsets.diff().tolist() for offsets in (query_offsets, key_offsets)]
+    plan = Plan(*lengths, visibility, engine=engine, device=query.device, dropout=dropout)
+    return plan.attend(query, key, value)
+
+
+class MultiHeadAttention(nn.Module):
+    """Section 3.2.2: H attentions side by side, each on its own K features.
+
+    Self-attention takes queries, keys and values from the same row, cross-attention keys and
+    values from the memory.
+    """
+
+    def __init__(self, config: ModelConfig, cross: bool = False) -> None:
+        super().__init__()
+        assert config.head_size is not None
+        self.heads, self.head_size, self.cross = config.heads, config.head_size, cross
+        self.width = self.heads * self.head_size  # H*K, which need not be D
+        # W^Q, W^K and W^V of all heads in one matrix: one product instead of 3 H of them.
+        self.query_key_value = nn.Linear(config.d_model, 3 * self.width, bias=config.bias)
+        self.output = nn.Linear(self.width, config.d_model, bias=config.bias)  # W^O
+
+    def forward(
+        self,
+        x: Tensor,
+        plan: Plan | CachedSelf | CachedMemory,
+        memory: Tensor | None = None,
+        rotation: Rotation | None = None,
+        captured: list[list[Tensor]] | None = None,
+    ) -> Tensor:
+        """x[N, D], memory[M, D] for cross-attention -> [N, D]."""
+        if not self.cross:
+            query, key, value = self._heads(self.query_key_value(x), 3)
+        else:
+            query = self._heads(self._project(x, slice(None, self.width)), 1)[0]
+            # With a cache the keys and values of the memory are there already.
+            key, value = (None, None) if memory is None else self.project_memory(memory)
+        if rotation is not None:
+            query, key = rotation(query), rotation(key)
+        if captured is not None:  # beside the fast path, so that looking changes nothing
+            captured.append(plan.weights(query.detach(), key.detach()))
+        return self.output(plan.attend(query, key, value).flatten(1))  # [N, H*K] -> [N, D]
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
+        """memory[M, D] -> key and value, [M, H, K] each."""
+        return self._heads(self._project(memory, slice(self.width, None)), 2)
+
+    def _project(self, x: Tensor, rows: slice) -> Tensor:
+        weight, bias = self.query_key_value.weight, self.query_key_value.bias
+        return nn.functional.linear(x, weight[rows], None if bias is None else bias[rows])
+
+    def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[N, parts*H*K] -> as many tensors [N, H, K]."""
+        return x.view(len(x), parts, self.heads, self.head_size).unbind(1)

@@ -1,0 +1,102 @@
+"""The block that all three styles are made of (section 3.1): self-attention, cross-attention
+where there is a memory, feed-forward, and around each of them add & norm.
+
+An encoder layer is a block that sees everything, a decoder-only layer is a block that sees the
+past, a decoder layer has cross-attention as well. What a block may see is not its business: it
+comes with the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.model.attention import MultiHeadAttention, Plan
+from regard.model.cache import CachedMemory, CachedSelf
+from regard.model.config import ModelConfig
+from regard.model.positions import Rotation
+
+EPSILON = 1e-5
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d_model, eps=EPSILON)
+    return nn.LayerNorm(config.d_model, eps=EPSILON)
+
+
+class AddAndNorm(nn.Module):
+    """The residual connection around a sub-layer f, with dropout on what f adds (section 5.4).
+
+    post-norm, as published:  norm(x + f(x))
+    pre-norm (norm_first):    x + f(norm(x))
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.norm = make_norm(config)
+        self.norm_first, self.dropout = config.norm_first, config.dropout
+
+    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return x + F.dropout(sublayer(self.norm(x)), self.dropout, self.training)
+        return self.norm(x + F.dropout(sublayer(x), self.dropout, self.training))
+
+
+class FeedForward(nn.Module):
+    """Section 3.3: the same two-layer network at every position, D -> F -> D.
+
+    ReLU or GELU: W2 f(W1 x). SwiGLU (Shazeer 2020): W2 (silu(W1 x) * W3 x).
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation, self.dropout = config.activation, config.feed_forward_dropout
+        gates = 2 if config.activation == "swiglu" else 1  # W1 and W3 in one matrix
+        self.inner = nn.Linear(config.d_model, gates * config.d_ff, bias=config.bias)
+        self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)  # [N, F], or [N, 2F] with gates
+        if self.activation == "swiglu":
+            gate, x = x.chunk(2, dim=-1)
+            x = F.silu(gate) * x
+        else:
+            x = F.relu(x) if self.activation == "relu" else F.gelu(x)
+        return self.outer(F.dropout(x, self.dropout, self.training))  # [N, D]
+
+
+class Block(nn.Module):
+    """One layer."""
+
+    def __init__(self, config: ModelConfig, cross: bool) -> None:
+        super().__init__()
+        self.self_attention = MultiHeadAttention(config)
+        self.self_attention_norm = AddAndNorm(config)
+        self.cross_attention = MultiHeadAttention(config, cross=True) if cross else None
+        self.cross_attention_norm = AddAndNorm(config) if cross else None
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = AddAndNorm(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        plan: Plan | CachedSelf,
+        memory: Tensor | None = None,
+        cross_plan: Plan | CachedMemory | None = None,
+        rotation: Rotation | None = None,
+        captured: list[list[Tensor]] | None = None,
+        captured_cross: list[list[Tensor]] | None = None,
+    ) -> Tensor:
+        """x[N, D], memory[M, D] -> [N, D]."""
+        x = self.self_attention_norm(
+            x, lambda x: self.self_attention(x, plan, rotation=rotation, captured=captured)
+        )
+        if self.cross_attention is not None and self.cross_attention_norm is not None:
+            attention = self.cross_attention
+            x = self.cross_attention_norm(
+                x, lambda x: attention(x, cross_plan, memory=memory, captured=captured_cross)
+            )
+        return self.feed_forward_norm(x, self.feed_forward)

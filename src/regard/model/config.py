@@ -1,0 +1,202 @@
+"""ModelConfig: every choice of the architecture in one place, checked before any work starts.
+
+The defaults are the paper's base model (Vaswani et al. 2017, Table 3). What the paper varies and
+what came after it are options of the same model, never another model. This module does not
+import torch, so that `--help` and configuration errors are immediate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_type_hints
+
+from regard.errors import InputError, unknown
+
+STYLES = ("encoder-decoder", "encoder", "decoder")
+CHOICES = {
+    "style": STYLES,
+    "norm": ("layer", "rms"),
+    "activation": ("relu", "gelu", "swiglu"),
+    "positions": ("sinusoidal", "learned", "rotary", "none"),
+    "tie_embeddings": ("all", "source-target", "target-output", "none"),
+    "head": ("language-model", "masked-language-model", "classifier", "pooling"),
+    "pooling": ("mean", "cls", "last"),
+}
+HEADS_OF_STYLE = {
+    "encoder-decoder": ("language-model",),
+    "encoder": ("masked-language-model", "classifier", "pooling"),
+    "decoder": ("language-model", "pooling"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The architecture. A field left at None takes the value its comment names."""
+
+    style: str = "encoder-decoder"  # which stacks there are: encoder-decoder, encoder, decoder
+    vocabulary_size: int  # V: ids 0..V-1 (of the target, if the source has its own)
+    source_vocabulary_size: int | None = None  # None: the same as vocabulary_size
+
+    encoder_layers: int | None = None  # None: 6 where the style has an encoder, else 0
+    decoder_layers: int | None = None  # None: 6 where the style has a decoder, else 0
+    d_model: int = 512  # D: the width of every layer's input and output
+    heads: int = 8  # H
+    head_size: int | None = None  # K, the size of each query, key and value; None: d_model / heads
+    d_ff: int = 2048  # F: the inner width of the feed-forward network
+
+    norm_first: bool = False  # False: post-norm, LayerNorm(x + f(x)), as published; True: pre-norm
+    norm: str = "layer"  # layer: LayerNorm; rms: RMSNorm (no mean, no bias)
+    embedding_norm: bool = False  # normalise the embedding sum, as BERT does
+    activation: str = "relu"  # relu, gelu (exact), swiglu (a gate: three matrices, not two)
+    bias: bool = True  # biases in the projections and the feed-forward network
+
+    positions: str = "sinusoidal"  # sinusoidal, learned, rotary, none
+    position_base: float = 10_000.0  # wavelengths run from 2 pi to base * 2 pi
+    max_length: int = 1024  # rows of the learned position table; other positions have no limit
+    window: int | None = None  # r: self-attention sees at most r positions away; None: everything
+
+    dropout: float = 0.1  # on each sub-layer's output and on the embedding sum
+    attention_dropout: float = 0.0  # on the attention weights
+    feed_forward_dropout: float = 0.0  # between the two feed-forward matrices
+
+    scale_embeddings: bool = True  # multiply embeddings by sqrt(d_model), section 3.4
+    tie_embeddings: str = "all"  # matrices that are one: all, source-target, target-output, none
+    head: str | None = None  # None: language-model, or masked-language-model for an encoder
+    classes: int | None = None  # for head=classifier
+    pooling: str = "mean"  # for head=pooling: mean, cls (first token), last (token)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        # true and false are what people write for "tied or not".
+        self._resolve("tie_embeddings", {True: "all", False: "none"})
+        if self.style in STYLES:
+            self._resolve("encoder_layers", {None: 6 if self.has_encoder else 0})
+            self._resolve("decoder_layers", {None: 6 if self.has_decoder else 0})
+            self._resolve("head", {None: HEADS_OF_STYLE[self.style][0]})
+        self._resolve("source_vocabulary_size", {None: self.vocabulary_size})
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise unknown(f"model.{name}", str(getattr(self, name)), choices)
+        self._check_sizes()
+        if self.head_size is None:
+            if self.d_model % self.heads:
+                raise InputError(
+                    f"model.d_model={self.d_model} is not divisible by model.heads={self.heads}: "
+                    "change one of them or set model.head_size"
+                )
+            self._resolve("head_size", {None: self.d_model // self.heads})
+        self._check_combinations()
+
+    def _resolve(self, name: str, values: dict[Any, Any]) -> None:
+        value = getattr(self, name)
+        if value is None or isinstance(value, bool):
+            object.__setattr__(self, name, values.get(value, value))
+
+    def _check_sizes(self) -> None:
+        sides = {"encoder_layers": self.has_encoder, "decoder_layers": self.has_decoder}
+        for name, present in sides.items():
+            layers = getattr(self, name)
+            if not present and layers:
+                raise InputError(f"model.style={self.style} has no place for model.{name}={layers}")
+            if present and layers < 1:
+                raise InputError(f"model.{name} must be at least 1, not {layers}")
+        for name in ("vocabulary_size", "source_vocabulary_size", "d_model", "heads", "head_size",
+                     "d_ff", "max_length", "window", "classes"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"model.{name} must be at least 1, not {value}")
+        for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(
+                    f"model.{name} must be in [0, 1), not {getattr(self, name)}: "
+                    "it is the fraction that is dropped"
+                )
+        if self.position_base <= 1:
+            raise InputError(f"model.position_base must be above 1, not {self.position_base}")
+
+    def _check_combinations(self) -> None:
+        """Options that exclude each other: both are named."""
+
+        def exclude(condition: bool, first: str, second: str, why: str) -> None:
+            if condition:
+                pair = [f"model.{n}={getattr(self, n)}" for n in (first, second)]
+                raise InputError(f"{pair[0]} and {pair[1]} exclude each other: {why}")
+
+        encoder_decoder = self.style == "encoder-decoder"
+        tied = self.tie_embeddings in ("all", "source-target")
+        exclude(self.positions == "sinusoidal" and self.d_model % 2 == 1, "positions", "d_model",
+                "sinusoids come in sine and cosine pairs, so d_model must be even")  # fmt: skip
+        exclude(self.positions == "rotary" and (self.head_size or 0) % 2 == 1, "positions",
+                "head_size", "rotation turns pairs of features, so head_size must be even")  # fmt: skip
+        exclude(tied and self.source_vocabulary_size != self.vocabulary_size, "tie_embeddings",
+                "source_vocabulary_size", "one matrix has one vocabulary")  # fmt: skip
+        exclude(self.tie_embeddings == "source-target" and not encoder_decoder, "tie_embeddings",
+                "style", "only an encoder-decoder has both")  # fmt: skip
+        exclude(not encoder_decoder and self.source_vocabulary_size != self.vocabulary_size,
+                "source_vocabulary_size", "style", "one stack has one vocabulary")  # fmt: skip
+        exclude(self.head not in HEADS_OF_STYLE[self.style], "head", "style",
+                f"this style has {' or '.join(HEADS_OF_STYLE[self.style])}")  # fmt: skip
+        exclude(self.head == "classifier" and self.classes is None, "head", "classes",
+                "say how many classes there are")  # fmt: skip
+        exclude(self.head != "classifier" and self.classes is not None, "head", "classes",
+                "only head=classifier has classes")  # fmt: skip
+        exclude(self.pooling == "cls" and self.style == "decoder", "pooling", "style",
+                "the first token of a decoder sees only itself; use last or mean")  # fmt: skip
+
+    @property
+    def has_encoder(self) -> bool:
+        return self.style != "decoder"
+
+    @property
+    def has_decoder(self) -> bool:
+        return self.style != "encoder"
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> ModelConfig:
+        """A preset with changes: `ModelConfig.preset("base", vocabulary_size=37_000)`."""
+        if name not in PRESETS:
+            raise unknown("preset", name, PRESETS)
+        layers = {"encoder_layers", "decoder_layers"}
+        values = {key: value for key, value in PRESETS[name].items() if key not in layers}
+        style = changes.get("style", "encoder-decoder")
+        for stack in ("encoder", "decoder"):  # a style takes the layers of the stacks it has
+            if stack in str(style).split("-"):
+                values[f"{stack}_layers"] = PRESETS[name][f"{stack}_layers"]
+        return cls.from_dict({**values, **changes})
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """From YAML or `--set`: an unknown key is an error that names the nearest known one."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown("configuration key", f"model.{name}", [f"model.{k}" for k in known])
+        if "vocabulary_size" not in values:
+            raise InputError("model.vocabulary_size is missing: how many tokens there are")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Complete, with every default, and equal to what `from_dict` takes."""
+        return asdict(self)
+
+
+def check_types(config: Any) -> None:
+    """One line for a value of the wrong type (`model.heads=8.5`), before anything uses it."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        allowed = getattr(hint, "__args__", (hint,))
+        if float in allowed and type(value) is int:
+            object.__setattr__(config, name, float(value))
+        elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
+            expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
+            raise InputError(f"model.{name} must be {expected}, not {value!r}")
+
+
+# Layers, widths and heads as the paper (base, big), fairseq's IWSLT (small) and the text-only
+# Multi30k models (tiny) have them. Dropout is the published one of each.
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"encoder_layers": 4, "decoder_layers": 4, "d_model": 128, "heads": 4, "d_ff": 256, "dropout": 0.3},
+    "small": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "heads": 4, "d_ff": 1024, "dropout": 0.3},
+    "base": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "heads": 8, "d_ff": 2048, "dropout": 0.1},
+    "big": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 1024, "heads": 16, "d_ff": 4096, "dropout": 0.3},
+}  # fmt: skip

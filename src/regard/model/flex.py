@@ -1,0 +1,69 @@
+"""The engine for training on a GPU: flex attention, compiled, on the packed row as it is.
+
+Blocks of 128 queries visit only the blocks of keys that one of them may see. Because what a
+query sees is one run of keys, and the runs move to the right along the row, the key blocks of a
+query block are one range from the first block of its first query to the last of its last: the
+table is a few vector operations, no search. All tensors have a size that depends on N and M
+only, so rows of a fixed size never recompile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = 128
+
+
+class FlexLayout:
+    """The block table of one kind of attention of a batch."""
+
+    def __init__(
+        self,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        first: Tensor,
+        last: Tensor,
+        device: torch.device,
+    ) -> None:
+        from torch.nn.attention.flex_attention import BlockMask
+
+        queries, keys = torch.tensor(query_lengths), torch.tensor(key_lengths)
+        base = (keys.cumsum(0) - keys).repeat_interleave(queries)  # [N]
+        first, last = first + base, last + base  # [N]: each query's run of keys in the packed row
+        n, m = len(first), int(keys.sum())
+        start = torch.arange(0, n, BLOCK)
+        low = first[start] // BLOCK
+        high = last[(start + BLOCK - 1).clamp(max=n - 1)] // BLOCK
+        blocks = -(-m // BLOCK)
+        table = (low[:, None] + torch.arange(blocks)) % blocks  # the first high-low+1 of a row count
+        run = torch.stack((first, last)).to(device, non_blocking=True)
+
+        def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (run[0, query] <= key) & (key <= run[1, query])
+
+        self.block_mask = BlockMask.from_kv_blocks(
+            (high - low + 1).int()[None, None].to(device, non_blocking=True),
+            table.int()[None, None].to(device, non_blocking=True),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=visible,
+            seq_lengths=(n, m),
+        )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        assert dropout == 0, "choose_engine excludes it"
+        heads = [x.transpose(0, 1)[None] for x in (query, key, value)]  # [1, H, N, K]
+        flex = kernel(query.device.type)
+        return flex(*heads, block_mask=self.block_mask)[0].transpose(0, 1)  # [N, H, K]
+
+
+@cache
+def kernel(device: str) -> Callable[..., Any]:
+    """Compiled on a GPU; elsewhere PyTorch's own slow version, which is enough to test with."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention) if device == "cuda" else flex_attention

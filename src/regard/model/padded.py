@@ -1,0 +1,199 @@
+"""The engine that runs anywhere: PyTorch's scaled_dot_product_attention on padded groups.
+
+A packed row is cut into segments (its sequences; pieces of them under a window, so that time
+stays linear in the length), segments of similar size are padded to rectangles, and each
+rectangle is one call. Padding exists only inside this file.
+
+A hole in a rectangle repeats the last row of its own segment. Its results are dropped, and
+because it never holds anything foreign, not even a NaN can pass from one sequence to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from regard.model.attention import Visibility
+
+
+@dataclass(frozen=True)
+class Group:
+    """Segments of similar size, as one rectangle: rows of the padded tensors and who sees what."""
+
+    segments: int
+    queries: int  # of the longest segment
+    keys: int
+    visible: Tensor | None  # [segments, 1, queries or 1, keys] or None: everything, or causal
+    causal: bool
+
+
+class PaddedLayout:
+    """Where each row of a packed tensor goes, and the groups it makes there."""
+
+    def __init__(
+        self,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        visibility: Visibility,
+        device: torch.device,
+    ) -> None:
+        first, last = visibility.runs(query_lengths, key_lengths)
+        query_count, key_count = torch.tensor(query_lengths), torch.tensor(key_lengths)
+        query_start, key_start = starts(query_count), starts(key_count)
+        key_base = key_start.repeat_interleave(query_count)  # [N]: where the keys of a query begin
+        first, last = first + key_base, last + key_base  # in the packed row
+        cut = None
+        if visibility.window is not None:
+            cut = max(64, visibility.window)  # as many queries as a window: at most 3 keys for 1
+        if cut is not None and int(query_count.max()) > 2 * cut:
+            query_start, query_count = pieces(query_start, query_count, cut)
+            key_start = first[query_start]
+            key_count = last[query_start + query_count - 1] - key_start + 1
+            self.key_overlap = True
+        else:
+            self.key_overlap = False
+        causal = visibility.causal and visibility.window is None
+        causal = causal and bool((query_count == key_count).all())
+
+        self.groups: list[Group] = []
+        query_rows, key_rows, real = [], [], []
+        order, sizes = similar(torch.maximum(query_count, key_count))
+        for chosen in order.split(sizes):
+            q_rows, q_real = rectangle(query_start[chosen], query_count[chosen])
+            k_rows, k_real = rectangle(key_start[chosen], key_count[chosen])
+            visible: Tensor | None = None
+            if visibility.full:
+                visible = None if bool(k_real.all()) else k_real[:, None, None, :]
+            elif not causal:
+                key = key_start[chosen][:, None] + torch.arange(k_real.shape[1])  # [S, keys]
+                runs = first[q_rows][:, :, None], last[q_rows][:, :, None]  # [S, queries, 1]
+                visible = ((runs[0] <= key[:, None]) & (key[:, None] <= runs[1]))[:, None]
+            if visible is not None:
+                visible = visible.to(device, non_blocking=True)
+            self.groups.append(Group(*q_real.shape, k_real.shape[1], visible, causal))
+            query_rows.append(q_rows.flatten())
+            key_rows.append(k_rows.flatten())
+            real.append(q_real.flatten())
+        self.query_rows = Rows(torch.cat(query_rows), torch.cat(real), device)
+        same = query_start is key_start or torch.equal(self.query_rows.padded, torch.cat(key_rows))
+        self.key_rows = self.query_rows
+        if not same:
+            real_keys = None if self.key_overlap else self._real(key_count[order], sizes)
+            self.key_rows = Rows(torch.cat(key_rows), real_keys, device)
+
+    def _real(self, counts: Tensor, sizes: list[int]) -> Tensor:
+        """Which slots of the padded keys are not holes, group after group."""
+        return torch.cat(
+            [(torch.arange(int(c.max())) < c[:, None]).flatten() for c in counts.split(sizes)]
+        )
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        query = self.query_rows.pad(query)
+        key, value = self.key_rows.pad(key), self.key_rows.pad(value)
+        outputs, q, k = [], 0, 0
+        for group in self.groups:
+            q_size, k_size = group.segments * group.queries, group.segments * group.keys
+
+            def heads(x: Tensor, start: int, size: int, segments: int = group.segments) -> Tensor:
+                """The group's part of a padded tensor: [S*T, H, K] -> [S, H, T, K]."""
+                return x[start : start + size].unflatten(0, (segments, -1)).transpose(1, 2)
+
+            output = scaled_dot_product_attention(
+                heads(query, q, q_size), heads(key, k, k_size), heads(value, k, k_size),
+                attn_mask=group.visible, dropout_p=dropout, is_causal=group.causal,
+            )  # [S, H, T, K]  # fmt: skip
+            outputs.append(output.transpose(1, 2).flatten(0, 1))  # [S*T, H, K]
+            q, k = q + q_size, k + k_size
+        return self.query_rows.unpad(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
+
+
+class Rows:
+    """Packed rows to padded rows and back."""
+
+    def __init__(self, padded: Tensor, real: Tensor | None, device: torch.device) -> None:
+        self.padded = padded  # [P]: the packed row that each padded row holds
+        self.packed: Tensor | None = None  # [N]: the padded row that holds each packed row, if one
+        if real is not None:
+            slots = real.nonzero().flatten()
+            self.packed = torch.empty_like(slots)
+            self.packed[padded[slots]] = slots
+            self.packed = self.packed.to(device, non_blocking=True)
+        self.same = torch.equal(padded, torch.arange(len(padded))) and real is not None
+        self.padded = padded.to(device, non_blocking=True)
+
+    def pad(self, x: Tensor) -> Tensor:
+        if self.same:
+            return x
+        if self.packed is None:  # rows stand in several segments: their gradients add up
+            return x.index_select(0, self.padded)
+        return Gather.apply(x, self.padded, self.packed, False)
+
+    def unpad(self, x: Tensor) -> Tensor:
+        return x if self.same else Gather.apply(x, self.packed, self.padded, True)
+
+
+class Gather(torch.autograd.Function):
+    """x[forth], whose gradient is a gather too, since every row that counts stands once in both:
+    several times faster on a CPU than the adding that autograd would have to do."""
+
+    @staticmethod
+    def forward(x: Tensor, forth: Tensor, back: Tensor, holes: bool) -> Tensor:
+        return x.index_select(0, forth)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, forth, back, ctx.holes = inputs
+        ctx.save_for_backward(forth, back)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        forth, back = ctx.saved_tensors
+        if ctx.holes:  # x had rows that nothing was taken from: their gradient is zero
+            result = gradient.new_zeros((len(back), *gradient.shape[1:]))
+            return result.index_copy_(0, forth, gradient), None, None, None
+        return gradient.index_select(0, back), None, None, None
+
+
+def starts(counts: Tensor) -> Tensor:
+    return counts.cumsum(0) - counts
+
+
+def pieces(start: Tensor, count: Tensor, cut: int) -> tuple[Tensor, Tensor]:
+    """Cut every segment into pieces of at most `cut` rows: their starts and counts."""
+    number = (count + cut - 1) // cut
+    index = torch.arange(int(number.sum())) - starts(number).repeat_interleave(number)
+    count = count.repeat_interleave(number)
+    return (
+        start.repeat_interleave(number) + index * cut,
+        torch.minimum(count - index * cut, torch.tensor(cut)),
+    )
+
+
+def similar(size: Tensor) -> tuple[Tensor, list[int]]:
+    """Order segments by size and say how many, one after the other, make a group.
+
+    A group ends where a segment is less than three quarters of its longest (and 4 rows shorter):
+    at most a quarter of a rectangle is holes, and a batch has about ten groups.
+    """
+    order = size.argsort(descending=True, stable=True)
+    groups: list[int] = []
+    longest = 0
+    for length in size[order].tolist():
+        if not groups or length < 0.75 * longest - 4:
+            longest = length
+            groups.append(0)
+        groups[-1] += 1
+    return order, groups
+
+
+def rectangle(start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """[S, T] packed rows of S segments padded to the longest, and which of them are real."""
+    column = torch.arange(int(count.max()))
+    real = column < count[:, None]
+    return start[:, None] + torch.minimum(column, count[:, None] - 1), real

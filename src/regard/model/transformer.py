@@ -1,0 +1,306 @@
+"""The Transformer in its three styles (figure 1), and their heads.
+
+encoder-decoder: source -> memory; target, memory -> logits of the next target token
+encoder:         source -> logits of each token, classes, or one vector for a sentence
+decoder:         target -> logits of the next token
+
+Everything is packed: tokens[N] in, logits[N, V] out, no padding anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.errors import InputError
+from regard.model.attention import MultiHeadAttention, Plan, Visibility, choose_engine
+from regard.model.block import Block, make_norm
+from regard.model.cache import Cache, CachedMemory, CachedSelf
+from regard.model.config import ModelConfig
+from regard.model.positions import LearnedPositions, Rotation, sinusoids
+from regard.text.batching import Packed
+
+
+@dataclass
+class Capture:
+    """Attention weights of a forward pass: `capture.cross[layer][sequence]` is [H, n, m].
+
+    Row i of a head's matrix says where query i looks and sums to 1. Dropout is not in it.
+    """
+
+    encoder: list[list[Tensor]] = field(default_factory=list)
+    decoder: list[list[Tensor]] = field(default_factory=list)
+    cross: list[list[Tensor]] = field(default_factory=list)
+
+
+class Stack(nn.Module):
+    """An encoder or a decoder: where tokens become vectors, and the layers that follow."""
+
+    def __init__(self, config: ModelConfig, layers: int, cross: bool) -> None:
+        super().__init__()
+        self.config = config
+        learned = config.positions == "learned"
+        self.positions = LearnedPositions(config.max_length, config.d_model) if learned else None
+        self.embedding_norm = make_norm(config) if config.embedding_norm else None
+        self.layers = nn.ModuleList(Block(config, cross) for _ in range(layers))
+        # Pre-norm leaves the sum of all layers unnormalised, so a norm closes the stack.
+        self.final_norm = make_norm(config) if config.norm_first else None
+
+    def embed(self, table: nn.Embedding, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D]."""
+        x = table(tokens)
+        if self.config.scale_embeddings:
+            x = x * math.sqrt(self.config.d_model)
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        elif self.config.positions == "sinusoidal":
+            x = x + sinusoids(positions, self.config.d_model, self.config.position_base).to(x.dtype)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x)
+        return F.dropout(x, self.config.dropout, self.training)
+
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        if self.config.positions != "rotary":
+            return None
+        assert self.config.head_size is not None
+        return Rotation(positions, self.config.head_size, self.config.position_base)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        plans: Sequence[Plan | CachedSelf],
+        memory: Tensor | None = None,
+        cross_plans: Sequence[Plan | CachedMemory] | None = None,
+        captured: list[list[Tensor]] | None = None,
+        captured_cross: list[list[Tensor]] | None = None,
+    ) -> Tensor:
+        """x[N, D] -> [N, D]; one plan for each layer (the same one, unless there is a cache)."""
+        rotation = self.rotation(positions)
+        for i, block in enumerate(self.layers):
+            cross_plan = cross_plans[i] if cross_plans else None
+            x = block(x, plans[i], memory, cross_plan, rotation, captured, captured_cross)
+        return x if self.final_norm is None else self.final_norm(x)
+
+
+class Transformer(nn.Module):
+    """`Transformer(config)(source, target)`; `engine` overrides the choice of attention engine."""
+
+    def __init__(self, config: ModelConfig, engine: str = "auto") -> None:
+        super().__init__()
+        choose_engine(engine, torch.device("cpu"), config.attention_dropout)  # refuse early
+        self.config, self.engine = config, engine
+        d_model, source_size, size = config.d_model, config.source_vocabulary_size, config.vocabulary_size
+        assert source_size and config.encoder_layers is not None and config.decoder_layers is not None
+        # A matrix that is tied exists once: one name, one tensor, one line in the saved file.
+        self.embeddings = nn.ModuleDict()
+        if config.style != "encoder-decoder" or config.tie_embeddings in ("all", "source-target"):
+            self.embeddings["shared"] = nn.Embedding(size, d_model)
+        else:
+            self.embeddings["source"] = nn.Embedding(source_size, d_model)
+            self.embeddings["target"] = nn.Embedding(size, d_model)
+        cross = config.style == "encoder-decoder"
+        self.encoder = Stack(config, config.encoder_layers, False) if config.has_encoder else None
+        self.decoder = Stack(config, config.decoder_layers, cross) if config.has_decoder else None
+        self.head = Head(config)
+        self.apply(initialise)
+
+    def table(self, side: str) -> nn.Embedding:
+        """The embedding of "source" or "target"."""
+        table = self.embeddings["shared" if "shared" in self.embeddings else side]
+        assert isinstance(table, nn.Embedding)
+        return table
+
+    # ---- the full pass ------------------------------------------------------------------
+
+    def forward(
+        self,
+        source: Packed | None = None,
+        target: Packed | None = None,
+        capture: Capture | None = None,
+    ) -> Tensor:
+        """Logits: [N, V] of the target's tokens, or of the source's for an encoder; a
+        classifier gives [B, classes], pooling [B, D]."""
+        rows = self._check(source, target)
+        hidden = self.hidden(source, target, capture)
+        return self.head(hidden, rows, self.table("target").weight)
+
+    def hidden(
+        self,
+        source: Packed | None = None,
+        target: Packed | None = None,
+        capture: Capture | None = None,
+    ) -> Tensor:
+        """The last layer's output before the head: [N, D]."""
+        self._check(source, target)
+        memory = None if source is None else self.encode(source, capture)
+        if target is None:
+            assert memory is not None
+            return memory
+        return self.decode(target, memory, source, capture)
+
+    def encode(self, source: Packed, capture: Capture | None = None) -> Tensor:
+        """source -> memory[M, D]."""
+        assert self.encoder is not None
+        plan = self._plan(source, source, Visibility(window=self.config.window))
+        positions = source.positions()
+        x = self.encoder.embed(self.table("source"), source.tokens, positions)
+        captured = None if capture is None else capture.encoder
+        plans = [plan] * len(self.encoder.layers)
+        return self.encoder(x, positions, plans, captured=captured)
+
+    def decode(
+        self,
+        target: Packed,
+        memory: Tensor | None = None,
+        source: Packed | None = None,
+        capture: Capture | None = None,
+    ) -> Tensor:
+        """target, and memory[M, D] with the source it came from -> [N, D]."""
+        assert self.decoder is not None
+        layers = len(self.decoder.layers)
+        plan = self._plan(target, target, Visibility(causal=True, window=self.config.window))
+        cross = None if source is None else [self._plan(target, source, Visibility())] * layers
+        positions = target.positions()
+        x = self.decoder.embed(self.table("target"), target.tokens, positions)
+        lists = (None, None) if capture is None else (capture.decoder, capture.cross)
+        return self.decoder(x, positions, [plan] * layers, memory, cross, *lists)
+
+    # ---- step by step -------------------------------------------------------------------
+
+    @torch.no_grad()
+    def start(self, capacity: int, source: Packed | None = None, sequences: int = 1) -> Cache:
+        """A cache for answers of at most `capacity` tokens: one for each sequence of the source,
+        or for so many `sequences` where there is no source."""
+        if (self.config.style == "encoder-decoder") != (source is not None):
+            raise InputError("decoding with a cache needs a source if and only if there is an encoder")
+        if self.decoder is None:
+            raise InputError("model.style=encoder decodes nothing: it has no decoder")
+        visibility = Visibility(causal=True, window=self.config.window)
+        sequences = sequences if source is None else len(source)
+        cache = Cache(sequences, capacity, visibility, self.table("target").weight.device)
+        if source is not None:
+            self._check_row(source, "source")
+            memory = self.encode(source)
+            projected = []
+            for block in self.decoder.layers:
+                attention = block.cross_attention
+                assert isinstance(attention, MultiHeadAttention)
+                projected.append(attention.project_memory(memory))
+            cache.remember(source.lengths, projected)
+        return cache
+
+    @torch.no_grad()
+    def step(self, target: Packed, cache: Cache) -> Tensor:
+        """Feed each sequence its next tokens (one or more): logits[N, V] of what follows each."""
+        assert self.decoder is not None
+        self._check_row(target, "target", cache.lengths)
+        step = cache.extend(target.lengths)
+        layers = range(len(self.decoder.layers))
+        x = self.decoder.embed(self.table("target"), target.tokens, step.positions)
+        selves = [CachedSelf(step, layer) for layer in layers]
+        memories = [CachedMemory(step, layer) for layer in layers] if cache.memory else None
+        x = self.decoder(x, step.positions, selves, cross_plans=memories)
+        return self.head(x, target, self.table("target").weight)
+
+    # ---- checks -------------------------------------------------------------------------
+
+    def _plan(self, queries: Packed, keys: Packed, visibility: Visibility) -> Plan:
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return Plan(
+            queries.lengths, keys.lengths, visibility,
+            engine=self.engine, device=queries.tokens.device, dropout=dropout,
+        )  # fmt: skip
+
+    def _check(self, source: Packed | None, target: Packed | None) -> Packed:
+        """Refuse rows that do not fit the style, before any work; give back the row of the head."""
+        needs = {"source": self.config.has_encoder, "target": self.config.has_decoder}
+        for name, row in (("source", source), ("target", target)):
+            if row is None and needs[name]:
+                raise InputError(f"model.style={self.config.style} needs a {name}")
+            if row is not None and not needs[name]:
+                other = "target" if name == "source" else "source"
+                raise InputError(
+                    f"model.style={self.config.style} takes no {name}: give the tokens as {other}"
+                )
+            if row is not None:
+                self._check_row(row, name)
+        if source is not None and target is not None and len(source) != len(target):
+            raise InputError(
+                f"the source has {len(source)} sequences and the target {len(target)}: "
+                "each needs its partner"
+            )
+        row = target if target is not None else source
+        assert row is not None
+        return row
+
+    def _check_row(self, row: Packed, side: str, before: Sequence[int] = (0,)) -> None:
+        weight = self.table(side).weight
+        if row.tokens.device != weight.device:
+            raise InputError(
+                f"the {side} is on {row.tokens.device} but the model on {weight.device}: "
+                f"use row.to({str(weight.device)!r})"
+            )
+        limit = self.config.max_length if self.config.positions == "learned" else None
+        row.check(len(weight), limit, side)
+        if limit is not None and max(before) + max(row.lengths) > limit:
+            raise InputError(
+                f"{max(before)} tokens in the cache and {max(row.lengths)} new ones are more than "
+                f"the learned position table has rows ({limit}): raise model.max_length"
+            )
+
+
+class Head(nn.Module):
+    """What is read off the last layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.kind, self.pooling, self.dropout = config.head, config.pooling, config.dropout
+        d_model, size = config.d_model, config.vocabulary_size
+        tied = config.tie_embeddings in ("all", "target-output")
+        words = config.head in ("language-model", "masked-language-model")
+        self.output = nn.Linear(d_model, size, bias=False) if words and not tied else None
+        if config.head == "masked-language-model":  # as in BERT: a layer more, and a bias
+            self.transform = nn.Linear(d_model, d_model)
+            self.norm = make_norm(config)
+            self.bias = nn.Parameter(torch.zeros(size))
+        elif config.head == "classifier":
+            assert config.classes is not None
+            self.transform = nn.Linear(d_model, d_model)
+            self.classes = nn.Linear(d_model, config.classes)
+
+    def forward(self, hidden: Tensor, row: Packed, embedding: Tensor) -> Tensor:
+        if self.kind == "pooling":
+            return pool(hidden, row, self.pooling)
+        if self.kind == "classifier":
+            first = self.transform(pool(hidden, row, "cls")).tanh()  # [B, D]
+            return self.classes(F.dropout(first, self.dropout, self.training))
+        matrix = embedding if self.output is None else self.output.weight  # [V, D]
+        if self.kind == "masked-language-model":
+            return F.linear(self.norm(F.gelu(self.transform(hidden))), matrix, self.bias)
+        return F.linear(hidden, matrix)  # [N, V]
+
+
+def pool(hidden: Tensor, row: Packed, how: str) -> Tensor:
+    """One vector for each sequence: hidden[N, D] -> [B, D]."""
+    if how == "mean":
+        return torch.segment_reduce(hidden, "mean", lengths=row.offsets.diff(), axis=0)
+    return hidden[row.offsets[:-1] if how == "cls" else row.offsets[1:] - 1]
+
+
+def initialise(module: nn.Module) -> None:
+    """Glorot for matrices, zero for biases; embeddings have unit size once they are scaled."""
+    if isinstance(module, MultiHeadAttention):  # W^Q, W^K and W^V each as a matrix of its own
+        for part in module.query_key_value.weight.data.chunk(3):
+            nn.init.xavier_uniform_(part)
+    elif isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
