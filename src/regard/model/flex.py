@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.errors import InputError
+
 BLOCK = 128
 
 
@@ -56,6 +58,8 @@ class FlexLayout:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         assert dropout == 0, "choose_engine excludes it"
+        if query.device.type == "cpu" and (query.requires_grad or key.requires_grad):
+            raise InputError("engine=flex trains on a GPU only: on a CPU use engine=padded or auto")
         heads = [x.transpose(0, 1)[None] for x in (query, key, value)]  # [1, H, N, K]
         flex = kernel(query.device.type)
         return flex(*heads, block_mask=self.block_mask)[0].transpose(0, 1)  # [N, H, K]

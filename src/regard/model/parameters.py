@@ -1,0 +1,92 @@
+"""Where the parameters are: a closed formula for each part, and a count of the real tensors.
+
+The formula needs no model, so it answers for any size at once; the count makes sure that it is
+the formula of this model. `regard info` shows both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from regard.model.config import ModelConfig
+
+PARTS = ("embeddings", "self-attention", "cross-attention", "feed-forward", "norms", "head")
+
+
+@dataclass(frozen=True)
+class Part:
+    formula: str  # in the letters of the paper, with the number of times it occurs in front
+    parameters: int
+
+
+def closed_form(config: ModelConfig) -> dict[str, Part]:
+    """Parameters of each part from the configuration alone."""
+    c = config
+    assert c.encoder_layers is not None and c.decoder_layers is not None
+    assert c.head_size is not None and c.source_vocabulary_size is not None
+    d, f, width, bias = c.d_model, c.d_ff, c.heads * c.head_size, int(c.bias)
+    both = c.style == "encoder-decoder"
+    layers = c.encoder_layers + c.decoder_layers
+    cross = c.decoder_layers if both else 0
+    stacks = 2 if both else 1
+
+    tables = [("V D", c.vocabulary_size * d)]
+    if both and c.tie_embeddings in ("target-output", "none"):
+        tables.append(("V' D", c.source_vocabulary_size * d))
+    if c.positions == "learned":
+        tables.append((f"{stacks} T D", stacks * c.max_length * d))
+
+    attention = 4 * d * width + bias * (3 * width + d)
+    attention_text = "(4 D HK + 3 HK + D)" if bias else "4 D HK"
+    gates = 2 if c.activation == "swiglu" else 1
+    feed_forward = (gates + 1) * d * f + bias * (gates * f + d)
+    gate = f"{gates} F" if gates > 1 else "F"
+    feed_forward_text = f"({gates + 1} D F + {gate} + D)" if bias else f"{gates + 1} D F"
+
+    norm = d if c.norm == "rms" else 2 * d
+    norms = 2 * layers + cross + stacks * (int(c.norm_first) + int(c.embedding_norm))
+    norm_text = "D" if c.norm == "rms" else "2 D"
+
+    head = []
+    words = c.head in ("language-model", "masked-language-model")
+    if words and c.tie_embeddings in ("source-target", "none"):
+        head.append(("V D", c.vocabulary_size * d))
+    if c.head == "masked-language-model":
+        head.append((f"D D + D + {norm_text} + V", d * d + d + norm + c.vocabulary_size))
+    if c.head == "classifier":
+        assert c.classes is not None
+        head.append(("D D + D + (D + 1) C", d * d + d + (d + 1) * c.classes))
+
+    def total(terms: list[tuple[str, int]]) -> Part:
+        return Part(" + ".join(text for text, _ in terms), sum(number for _, number in terms))
+
+    return {
+        "embeddings": total(tables),
+        "self-attention": Part(f"{layers} {attention_text}", layers * attention),
+        "cross-attention": Part(f"{cross} {attention_text}" if cross else "", cross * attention),
+        "feed-forward": Part(f"{layers} {feed_forward_text}", layers * feed_forward),
+        "norms": Part(f"{norms} ({norm_text})", norms * norm),
+        "head": total(head),
+    }
+
+
+def count(names_and_sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Parameters of each part from the names and sizes of a model's tensors."""
+    counts = dict.fromkeys(PARTS, 0)
+    for name, size in names_and_sizes:
+        counts[part_of(name)] += size
+    return counts
+
+
+def part_of(name: str) -> str:
+    """The part that a tensor belongs to, by its name in the model."""
+    words = name.split(".")
+    if words[0] == "head":
+        return "head"
+    if any(word.endswith("norm") for word in words):
+        return "norms"
+    for part in ("self-attention", "cross-attention", "feed-forward"):
+        if part.replace("-", "_") in words:
+            return part
+    return "embeddings"  # token tables and learned positions

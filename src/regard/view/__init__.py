@@ -1,0 +1,1 @@
+"""Pictures and tables to look at."""

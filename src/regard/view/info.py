@@ -1,0 +1,74 @@
+"""`regard info`: the parameters of a model by part, formula beside tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from regard.model.config import ModelConfig
+from regard.model.parameters import PARTS, Part, closed_form, count
+from regard.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class ParameterTable:
+    config: ModelConfig
+    formula: dict[str, Part]
+    tensors: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.tensors.values())
+
+    @property
+    def agrees(self) -> bool:
+        return all(self.formula[part].parameters == self.tensors[part] for part in PARTS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`; the total is the largest number in it."""
+        return {
+            "parameters": self.total,
+            "parts": {part: size for part, size in self.tensors.items() if size},
+            "agrees_with_formula": self.agrees,
+            "config": {"model": self.config.to_dict()},
+        }
+
+    def show(self, preset: str) -> None:
+        c = self.config
+        layers = " + ".join(str(n) for n in (c.encoder_layers, c.decoder_layers) if n)
+        table = Table(
+            title=f"{preset}, {c.style}: {layers} layers, d_model (D) {c.d_model}, "
+            f"heads (H) {c.heads} of size (K) {c.head_size}, d_ff (F) {c.d_ff}, "
+            f"vocabulary (V) {c.vocabulary_size:,}",
+            title_justify="left",
+        )
+        table.add_column("part")
+        table.add_column("formula")
+        table.add_column("by formula", justify="right")
+        table.add_column("in tensors", justify="right")
+        table.add_column("share", justify="right")
+        for part in PARTS:
+            by_formula, size = self.formula[part], self.tensors[part]
+            if size or by_formula.parameters:
+                share = f"{size / self.total:.1%}"
+                table.add_row(
+                    part, by_formula.formula, f"{by_formula.parameters:,}", f"{size:,}", share
+                )
+        table.add_section()
+        by_formula_total = sum(part.parameters for part in self.formula.values())
+        table.add_row("total", "", f"{by_formula_total:,}", f"{self.total:,}", "100.0%", style="bold")
+        console = Console()
+        console.print(table)
+        verdict = "formula and tensors agree" if self.agrees else "FORMULA AND TENSORS DISAGREE"
+        console.print(f"{self.total / 1e6:.2f}M parameters; {verdict}", highlight=False)
+
+
+def parameter_table(config: ModelConfig) -> ParameterTable:
+    with torch.device("meta"):  # shapes without memory: `big` in milliseconds
+        model = Transformer(config)
+    tensors = count((name, p.numel()) for name, p in model.named_parameters())
+    return ParameterTable(config, closed_form(config), tensors)

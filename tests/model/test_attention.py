@@ -1,0 +1,250 @@
+"""Every engine computes the same attention as the reference, forward and backward."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from regard.errors import InputError
+from regard.model.attention import Plan, Visibility, attend, attention_weights
+
+VISIBILITIES = [Visibility(causal, window) for causal in (False, True) for window in (None, 1, 5)]
+FLEX_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def offsets(lengths):
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def random_heads(rows, heads, size, dtype=torch.float64, device="cpu"):
+    return torch.randn(rows, heads, size, dtype=dtype, device=device, requires_grad=True)
+
+
+def attend_with_gradients(engine, query, key, value, queries, keys, visibility, upstream):
+    inputs = [x.detach().clone().requires_grad_() for x in (query, key, value)]
+    output = attend(*inputs, offsets(queries), offsets(keys), visibility, engine=engine)
+    return output, *torch.autograd.grad(output, inputs, upstream)
+
+
+# Lengths where something changes: one token, two, the edges of flex's blocks of 128, the point
+# where the padded engine cuts a windowed sequence, and very uneven neighbours.
+lengths_strategy = st.lists(
+    st.one_of(st.integers(1, 12), st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 200])),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(
+    lengths=lengths_strategy,
+    heads=st.integers(1, 3),
+    size=st.sampled_from([1, 2, 5, 8]),
+    causal=st.booleans(),
+    window=st.sampled_from([None, 1, 3, 40, 1000]),
+)
+@example(lengths=[1], heads=1, size=1, causal=True, window=1)
+@example(lengths=[400, 1, 1, 2], heads=2, size=4, causal=True, window=3)
+@example(lengths=[400, 1, 1, 2], heads=2, size=4, causal=False, window=70)
+def test_padded_self_attention_equals_the_reference(lengths, heads, size, causal, window):
+    rows = sum(lengths)
+    tensors = [random_heads(rows, heads, size) for _ in range(3)]
+    case = (*tensors, lengths, lengths, Visibility(causal, window), torch.randn_like(tensors[0]))
+    for ours, expected in zip(
+        attend_with_gradients("padded", *case),
+        attend_with_gradients("reference", *case),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=6),
+    heads=st.integers(1, 3),
+)
+@example(lengths=[(1, 300), (300, 1), (2, 2)], heads=2)
+def test_padded_cross_attention_equals_the_reference(lengths, heads):
+    queries, keys = zip(*lengths, strict=True)
+    query = random_heads(sum(queries), heads, 4)
+    key, value = random_heads(sum(keys), heads, 4), random_heads(sum(keys), heads, 4)
+    case = (query, key, value, queries, keys, Visibility(), torch.randn_like(query))
+    for ours, expected in zip(
+        attend_with_gradients("padded", *case),
+        attend_with_gradients("reference", *case),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 150)), min_size=1, max_size=5),
+    causal=st.booleans(),
+    window=st.sampled_from([None, 2, 30]),
+)
+def test_fewer_queries_than_keys_stand_at_the_last_keys(lengths, causal, window):
+    """What a cache needs: the new queries see the old keys."""
+    queries = [q for q, _ in lengths]
+    keys = [q + before for q, before in lengths]
+    query = random_heads(sum(queries), 2, 4)
+    key, value = random_heads(sum(keys), 2, 4), random_heads(sum(keys), 2, 4)
+    visibility = Visibility(causal, window)
+    case = (query, key, value, queries, keys, visibility, torch.randn_like(query))
+    for ours, expected in zip(
+        attend_with_gradients("padded", *case),
+        attend_with_gradients("reference", *case),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    if not visibility.full:
+        whole = visibility.matrix(keys[0])[-queries[0] :]
+        assert torch.equal(visibility.matrix(queries[0], keys[0]), whole)
+
+
+@given(lengths=lengths_strategy, visibility=st.sampled_from(VISIBILITIES))
+def test_flex_forward_equals_the_reference(lengths, visibility):
+    """On a CPU PyTorch's flex attention has no backward; test_flex_on_a_gpu holds both."""
+    tensors = [torch.randn(sum(lengths), 2, 16) for _ in range(3)]
+    bounds = offsets(lengths), offsets(lengths)
+    expected = attend(*tensors, *bounds, visibility, engine="reference")
+    ours = attend(*tensors, *bounds, visibility, engine="flex")
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=8),
+    visibility=st.sampled_from(VISIBILITIES),
+)
+def test_flex_visits_every_block_that_holds_a_visible_key(lengths, visibility):
+    """The block table is what a CPU run does not use, so it is checked by itself."""
+    queries, keys = zip(*lengths, strict=True)
+    if not visibility.full:
+        queries = keys
+    layout = Plan(queries, keys, visibility, engine="flex").layout
+    visible = torch.block_diag(
+        *(visibility.matrix(q, k).float() for q, k in zip(queries, keys, strict=True))
+    )
+    n, m = visible.shape
+    padded = torch.zeros(-(-n // 128) * 128, -(-m // 128) * 128)
+    padded[:n, :m] = visible
+    needed = padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).amax((1, 3)).bool()
+    visited = layout.block_mask.to_dense()[0, 0].bool()
+    assert bool((visited | ~needed).all())
+    # and no more than the range from the first to the last of them
+    span = needed.int().cumsum(1).bool() & needed.int().flip(1).cumsum(1).flip(1).bool()
+    assert torch.equal(visited, span)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(FLEX_DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
+def test_flex_on_a_gpu_equals_the_reference_forward_and_backward(visibility):
+    for lengths in [1], [2, 1, 127], [128, 128], [129, 300, 1, 1, 40]:
+        for size in (8, 32, 64):
+            tensors = [random_heads(sum(lengths), 2, size, torch.float32, "cuda") for _ in "qkv"]
+            case = (*tensors, lengths, lengths, visibility, torch.randn_like(tensors[0]))
+            for engine in ("flex", "padded"):
+                for ours, expected in zip(
+                    attend_with_gradients(engine, *case),
+                    attend_with_gradients("reference", *case),
+                    strict=True,
+                ):
+                    torch.testing.assert_close(ours, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("engine", ["reference", "padded"])
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
+def test_gradcheck_through_attention(engine, visibility):
+    lengths = [3, 1, 7]
+    tensors = [random_heads(sum(lengths), 2, 3) for _ in range(3)]
+    bounds = offsets(lengths), offsets(lengths)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: attend(q, k, v, *bounds, visibility, engine=engine), tensors
+    )
+
+
+def test_the_reference_is_the_formula_of_the_paper():
+    """softmax(Q K^T / sqrt(K)) V, written out with loops."""
+    n, size = 4, 3
+    query, key, value = (torch.randn(n, 1, size, dtype=torch.float64) for _ in range(3))
+    bounds = offsets([n]), offsets([n])
+    output = attend(query, key, value, *bounds, Visibility(causal=True), engine="reference")
+    for i in range(n):
+        scores = [
+            sum(float(query[i, 0, f] * key[j, 0, f]) for f in range(size)) / math.sqrt(size)
+            for j in range(i + 1)
+        ]
+        total = sum(math.exp(score) for score in scores)
+        for f in range(size):
+            expected = sum(
+                math.exp(score) / total * float(value[j, 0, f]) for j, score in enumerate(scores)
+            )
+            assert math.isclose(float(output[i, 0, f]), expected, abs_tol=1e-12)
+
+
+def test_visibility_is_a_matrix_one_can_look_at():
+    def picture(visibility):
+        return ["".join(".X"[int(seen)] for seen in line) for line in visibility.matrix(4)]
+
+    assert picture(Visibility()) == ["XXXX", "XXXX", "XXXX", "XXXX"]
+    assert picture(Visibility(causal=True)) == ["X...", "XX..", "XXX.", "XXXX"]
+    assert picture(Visibility(window=1)) == ["XX..", "XXX.", ".XXX", "..XX"]
+    assert picture(Visibility(causal=True, window=1)) == ["X...", "XX..", ".XX.", "..XX"]
+
+
+def test_weights_are_a_distribution_over_what_is_visible():
+    visibility = Visibility(causal=True, window=2)
+    query, key = torch.randn(6, 3, 4), torch.randn(6, 3, 4)
+    weights = attention_weights(query, key, visibility)  # [H, n, m]
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 6))
+    assert not weights[:, ~visibility.matrix(6)].any()
+    assert (weights[:, visibility.matrix(6)] > 0).all()
+
+
+@pytest.mark.parametrize("engine", ["reference", "padded"])  # flex keeps finite numbers apart
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
+def test_a_nan_stays_in_its_own_sequence(engine, visibility):
+    lengths = [5, 9, 3]
+    tensors = [torch.randn(sum(lengths), 2, 16) for _ in range(3)]
+    for tensor in tensors:
+        tensor[5:14] = math.nan
+    bounds = offsets(lengths), offsets(lengths)
+    output = attend(*tensors, *bounds, visibility, engine=engine)
+    assert output[5:14].isnan().all()
+    assert output[:5].isfinite().all()
+    assert output[14:].isfinite().all()
+
+
+@pytest.mark.parametrize("engine", ["reference", "padded"])
+def test_attention_dropout_keeps_the_expectation(engine):
+    lengths = [8, 3]
+    tensors = [random_heads(11, 2, 4) for _ in range(3)]
+    bounds = offsets(lengths), offsets(lengths)
+    expected = attend(*tensors, *bounds, Visibility(), engine="reference")
+    runs = [
+        attend(*tensors, *bounds, Visibility(), engine=engine, dropout=0.2) for _ in range(2000)
+    ]
+    assert not torch.equal(runs[0], runs[1])
+    torch.testing.assert_close(torch.stack(runs).mean(0), expected, rtol=0, atol=0.1)
+
+
+def test_bad_input_is_refused_in_words():
+    query = torch.randn(5, 2, 4)
+    bounds = offsets([5])
+    with pytest.raises(InputError, match="do not match offsets that end at 4 queries"):
+        attend(query, query, query, offsets([4]), bounds, Visibility())
+    with pytest.raises(InputError, match=r"query has \(heads, head size\) \(2, 4\)"):
+        attend(query, query[:, :1], query[:, :1], bounds, bounds, Visibility())
+    with pytest.raises(InputError, match="1 sequences and keys 2"):
+        attend(query, query, query, bounds, offsets([2, 3]), Visibility())
+    with pytest.raises(InputError, match="sequence 0 has 5 queries but 3 keys"):
+        attend(query, query[:3], query[:3], bounds, offsets([3]), Visibility(causal=True))
+    with pytest.raises(InputError, match="unknown attention engine 'padde'; did you mean 'padded'"):
+        attend(query, query, query, bounds, bounds, Visibility(), engine="padde")
+    with pytest.raises(InputError, match=r"engine=flex and attention_dropout=0.1 exclude"):
+        attend(query, query, query, bounds, bounds, Visibility(), engine="flex", dropout=0.1)
+    trained = random_heads(5, 2, 4)
+    with pytest.raises(InputError, match="engine=flex trains on a GPU only"):
+        attend(trained, trained, trained, bounds, bounds, Visibility(), engine="flex")
+    with pytest.raises(InputError, match="window must be at least 1, not 0"):
+        Visibility(window=0)
