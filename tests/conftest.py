@@ -1,16 +1,23 @@
 """What the tests share: seeded random rows and models, and a fixed number of threads."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import pytest
 import torch
-from hypothesis import settings
 
 from regard import ModelConfig, Packed, Transformer
 
-# Derandomised: the same examples on every machine, so that a failure is everybody's failure.
-settings.register_profile("regard", deadline=None, derandomize=True)
-settings.load_profile("regard")
+with suppress(ImportError):  # tests/gpu also runs on machines that have only torch and pytest
+    from hypothesis import settings
+
+    # Derandomised: the same examples on every machine, so a failure is everybody's failure.
+    settings.register_profile("regard", deadline=None, derandomize=True)
+    settings.load_profile("regard")
+
+
+# The tensors here are small: a second thread would only wait, and on a busy machine it waits long.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

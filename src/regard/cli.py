@@ -7,91 +7,107 @@ interrupted. torch is imported inside the verbs, so that every `--help` answers 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
-from typing import Annotated, Any
-
-import typer
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from regard import __version__
 from regard.errors import InputError
 from regard.model.config import PRESETS, STYLES, ModelConfig
 
-app = typer.Typer(
-    name="regard",
-    help="The Transformer, whole: learn it, train it, use it.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-view = typer.Typer(no_args_is_help=True, help="Pictures and tables to look at.")
-app.add_typer(view, name="view")
 
-Style = Annotated[str, typer.Option(help=" | ".join(STYLES))]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="section.key=value", help="Change one option; repeatable."),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line, for programs.")]
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line, like all our errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see: {self.prog} --help)")
 
 
-@app.callback(invoke_without_command=True)
-def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+def build_parser() -> Parser:
+    parser = Parser(prog="regard", description="The Transformer, whole: learn it, train it, use it.")
+    parser.add_argument("--version", action="version", version=f"regard {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    add_verb(verbs, "info", info, info_options)
+    view = verbs.add_parser("view", help="pictures and tables to look at")
+    views = view.add_subparsers(title="views", metavar="VIEW", required=True)
+    add_verb(views, "walk", walk, walk_options)
+    return parser
+
+
+def add_verb(
+    verbs: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    options: Callable[[argparse.ArgumentParser], None],
 ) -> None:
-    if version:
-        print(f"regard {__version__}")
-        raise typer.Exit
+    """A verb is a function of the parsed options that returns the exit code; its docstring is
+    its help."""
+    said = run.__doc__ or ""
+    verb = verbs.add_parser(name, help=said[0].lower() + said[1:].rstrip("."), description=said)
+    options(verb)
+    verb.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
+    verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    verb.set_defaults(run=run)
 
 
-@app.command()
-def info(
-    preset: Annotated[str, typer.Option(help=" | ".join(PRESETS))] = "base",
-    style: Style = STYLES[0],
-    vocab: Annotated[int, typer.Option(help="Vocabulary size, shared by both sides.")] = 37_000,
-    set_: Set = None,
-    as_json: Json = False,
-) -> None:
+def model_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--style", default=STYLES[0], help=" | ".join(STYLES))
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
+        help="change one option, e.g. model.norm_first=true; repeatable",
+    )  # fmt: skip
+
+
+def info_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--preset", default="base", help=" | ".join(PRESETS) + " (default: base)")
+    verb.add_argument("--vocab", type=int, default=37_000, help="vocabulary size (37000)")
+    model_options(verb)
+
+
+def info(options: argparse.Namespace) -> int:
     """Parameters by part: the closed formula beside the tensors of the real model."""
-    config = configure(preset, set_, style=style, vocabulary_size=vocab)
+    values = {"style": options.style, "vocabulary_size": options.vocab}
+    config = ModelConfig.preset(options.preset, **values | settings(options.assignments))
     from regard.view.info import parameter_table
 
     table = parameter_table(config)
-    if as_json:
+    if options.json:
         print(json.dumps(table.to_dict()))
     else:
-        table.show(preset)
-    if not table.agrees:  # a formula that no longer describes the model is our fault
-        raise typer.Exit(1)
+        table.show(options.preset)
+    return 0 if table.agrees else 1  # a formula that is not the model's is our fault
 
 
-@view.command()
-def walk(
-    text: Annotated[str, typer.Argument(help="The sentence to follow, at most 24 characters.")],
-    target: Annotated[str | None, typer.Option(help="What the decoder writes; default: TEXT.")] = None,
-    style: Style = STYLES[0],
-    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
-    set_: Set = None,
-    as_json: Json = False,
-) -> None:
+def walk_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("text", metavar="TEXT", help="the sentence to follow, at most 24 characters")
+    verb.add_argument("--target", help="what the decoder writes (default: TEXT)")
+    verb.add_argument("--seed", type=int, default=0, help="of the random weights")
+    model_options(verb)
+
+
+def walk(options: argparse.Namespace) -> int:
     """What happens to a sentence, step by step, in a real (small, seeded) model."""
     from regard.view.walk import walk_config, walk_steps, write_walk
 
-    config = walk_config(text, target, style, settings(set_))
-    steps = walk_steps(text, target, config, seed)
-    if as_json:
+    changes = settings(options.assignments)
+    config = walk_config(options.text, options.target, options.style, changes)
+    steps = walk_steps(options.text, options.target, config, options.seed)
+    if options.json:
         for step in steps:
             print(json.dumps(step.to_dict(), ensure_ascii=False))
     else:
-        write_walk(steps, config, seed)
+        write_walk(steps, config, options.seed)
+    return 0
 
 
-def settings(assignments: list[str] | None) -> dict[str, Any]:
-    """`--set model.heads=4`: keys of the section `model`, values as YAML would read them."""
+def settings(assignments: list[str]) -> dict[str, Any]:
+    """`--set model.heads=4 ...`: the keys and values of the section `model`."""
     values: dict[str, Any] = {}
-    for assignment in assignments or []:
+    for assignment in assignments:
         key, equals, text = assignment.partition("=")
         section, _, name = key.strip().partition(".")
         if not equals or not name:
@@ -115,16 +131,16 @@ def literal(text: str) -> Any:
     return text
 
 
-def configure(preset: str, assignments: list[str] | None, **values: Any) -> ModelConfig:
-    return ModelConfig.preset(preset, **{**values, **settings(assignments)})
-
-
 def main() -> None:
+    """Run the command line and turn every way it can end into an exit code."""
     try:
-        app()
+        options = build_parser().parse_args(sys.argv[1:] or ["--help"])
+        code = options.run(options)
+        sys.stdout.flush()  # here, where a closed pipe is understood
+        sys.exit(code)
     except InputError as error:
         if "--debug" in sys.argv:
-            raise
+            traceback.print_exc()
         print(f"regard: {error}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # `regard ... | head`: the reader has enough, which is no error

@@ -257,20 +257,3 @@ def test_flex_and_attention_dropout_exclude_each_other_when_the_model_is_built()
     config = ModelConfig.preset("tiny", vocabulary_size=9, attention_dropout=0.1)
     with pytest.raises(InputError, match="engine=flex and attention_dropout=0.1 exclude each other"):
         Transformer(config, engine="flex")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@every_style
-def test_on_a_gpu_flex_equals_the_reference_on_the_cpu(style, model, row, run):
-    options = {"d_model": 64, "heads": 2, "window": 100}
-    source, target = row([200, 1, 130, 40]), row([150, 2, 128, 90])
-    results = []
-    for engine, device in (("reference", "cpu"), ("flex", "cuda")):
-        torch.manual_seed(1)
-        net = model(engine, torch.float32, style=style, **options).to(device)
-        logits = run(net, source.to(device), target.to(device))
-        weights = torch.linspace(-1, 1, logits.numel()).view_as(logits).to(device)
-        gradients = torch.autograd.grad((logits * weights).sum(), net.parameters())
-        results.append([x.cpu() for x in (logits, *gradients)])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-3)

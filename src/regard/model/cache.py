@@ -73,7 +73,7 @@ class Step:
         position = torch.arange(len(sequence)) - (starts(count) - own)[sequence]
 
         self.cache, self.longest = cache, longest
-        self.queries = Rows(rows.flatten(), real.flatten(), cache.device)
+        self.queries = Rows([(rows, real)], cache.device)
         self.visible = None if bool(visible.all()) else visible[:, None].to(cache.device)
         self.sequence, self.positions = sequence.to(cache.device), position.to(cache.device)  # [N]
 

@@ -46,52 +46,41 @@ class PaddedLayout:
         first, last = visibility.runs(query_lengths, key_lengths)
         query_count, key_count = torch.tensor(query_lengths), torch.tensor(key_lengths)
         query_start, key_start = starts(query_count), starts(key_count)
-        key_base = key_start.repeat_interleave(query_count)  # [N]: where the keys of a query begin
-        first, last = first + key_base, last + key_base  # in the packed row
-        cut = None
+        base = key_start.repeat_interleave(query_count)  # [N]: where the keys of a query begin
+        first, last = first + base, last + base  # in the packed row
+
+        overlap = False  # of the keys of neighbouring segments
         if visibility.window is not None:
-            cut = max(64, visibility.window)  # as many queries as a window: at most 3 keys for 1
-        if cut is not None and int(query_count.max()) > 2 * cut:
-            query_start, query_count = pieces(query_start, query_count, cut)
-            key_start = first[query_start]
-            key_count = last[query_start + query_count - 1] - key_start + 1
-            self.key_overlap = True
-        else:
-            self.key_overlap = False
+            cut = max(64, visibility.window)  # so that a piece of a sequence sees 3 cuts of keys
+            if overlap := max(query_lengths) > 2 * cut:
+                query_start, query_count = pieces(query_start, query_count, cut)
+                key_start = first[query_start]
+                key_count = last[query_start + query_count - 1] - key_start + 1
+        # Holes come last in their segment, so the plain causal kernel needs no mask for them.
         causal = visibility.causal and visibility.window is None
-        causal = causal and bool((query_count == key_count).all())
+        causal = causal and torch.equal(query_count, key_count)
 
         self.groups: list[Group] = []
-        query_rows, key_rows, real = [], [], []
+        query_slots: list[tuple[Tensor, Tensor]] = []
+        key_slots: list[tuple[Tensor, Tensor]] = []
         order, sizes = similar(torch.maximum(query_count, key_count))
         for chosen in order.split(sizes):
-            q_rows, q_real = rectangle(query_start[chosen], query_count[chosen])
-            k_rows, k_real = rectangle(key_start[chosen], key_count[chosen])
+            query_row, query_real = rectangle(query_start[chosen], query_count[chosen])
+            key_row, key_real = rectangle(key_start[chosen], key_count[chosen])
             visible: Tensor | None = None
             if visibility.full:
-                visible = None if bool(k_real.all()) else k_real[:, None, None, :]
+                visible = None if bool(key_real.all()) else key_real[:, None, None]
             elif not causal:
-                key = key_start[chosen][:, None] + torch.arange(k_real.shape[1])  # [S, keys]
-                runs = first[q_rows][:, :, None], last[q_rows][:, :, None]  # [S, queries, 1]
-                visible = ((runs[0] <= key[:, None]) & (key[:, None] <= runs[1]))[:, None]
+                key = (key_start[chosen, None] + torch.arange(key_real.shape[1]))[:, None]
+                seen = (first[query_row][..., None] <= key) & (key <= last[query_row][..., None])
+                visible = seen[:, None]
             if visible is not None:
                 visible = visible.to(device, non_blocking=True)
-            self.groups.append(Group(*q_real.shape, k_real.shape[1], visible, causal))
-            query_rows.append(q_rows.flatten())
-            key_rows.append(k_rows.flatten())
-            real.append(q_real.flatten())
-        self.query_rows = Rows(torch.cat(query_rows), torch.cat(real), device)
-        same = query_start is key_start or torch.equal(self.query_rows.padded, torch.cat(key_rows))
-        self.key_rows = self.query_rows
-        if not same:
-            real_keys = None if self.key_overlap else self._real(key_count[order], sizes)
-            self.key_rows = Rows(torch.cat(key_rows), real_keys, device)
-
-    def _real(self, counts: Tensor, sizes: list[int]) -> Tensor:
-        """Which slots of the padded keys are not holes, group after group."""
-        return torch.cat(
-            [(torch.arange(int(c.max())) < c[:, None]).flatten() for c in counts.split(sizes)]
-        )
+            self.groups.append(Group(*query_real.shape, key_real.shape[1], visible, causal))
+            query_slots.append((query_row, query_real))
+            key_slots.append((key_row, key_real))
+        self.query_rows = Rows(query_slots, device)
+        self.key_rows = Rows(key_slots, device, overlap)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         query = self.query_rows.pad(query)
@@ -116,16 +105,19 @@ class PaddedLayout:
 class Rows:
     """Packed rows to padded rows and back."""
 
-    def __init__(self, padded: Tensor, real: Tensor | None, device: torch.device) -> None:
-        self.padded = padded  # [P]: the packed row that each padded row holds
-        self.packed: Tensor | None = None  # [N]: the padded row that holds each packed row, if one
-        if real is not None:
-            slots = real.nonzero().flatten()
-            self.packed = torch.empty_like(slots)
-            self.packed[padded[slots]] = slots
+    def __init__(
+        self, slots: list[tuple[Tensor, Tensor]], device: torch.device, overlap: bool = False
+    ) -> None:
+        """slots: rectangles one after the other, as (packed row of each slot, is it real)."""
+        padded = torch.cat([row.flatten() for row, _ in slots])
+        real = torch.cat([real.flatten() for _, real in slots]).nonzero().flatten()
+        self.same = torch.equal(padded, torch.arange(len(padded)))
+        self.padded = padded.to(device, non_blocking=True)  # [P]: the packed row in each slot
+        self.packed: Tensor | None = None  # [N]: the slot of each packed row, if it has but one
+        if not overlap:
+            self.packed = torch.empty_like(real)
+            self.packed[padded[real]] = real
             self.packed = self.packed.to(device, non_blocking=True)
-        self.same = torch.equal(padded, torch.arange(len(padded))) and real is not None
-        self.padded = padded.to(device, non_blocking=True)
 
     def pad(self, x: Tensor) -> Tensor:
         if self.same:

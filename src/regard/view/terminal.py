@@ -1,151 +1,187 @@
-"""Tables of numbers in a terminal: vectors, matrices, ids and guesses.
+"""Tables of numbers in a terminal: vectors, matrices, ids and guesses, as lines of text.
 
 Every table says the same thing twice, by colour and by characters (a number, a shade, a bar):
-a projector, a pipe and a black and white print must all be readable.
+a projector, a pipe and a black and white print must all be readable. Widths are counted in
+cells, of which a Chinese character takes two.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, zip_longest
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 Values = list[list[float | None]]
 
 SHADES = " ░▒▓█"
-EIGHTHS = " ▏▎▍▌▋▊▉"
+EIGHTHS = " ▏▎▍▌▋▊▉█"
 MOST_ROWS, MOST_COLUMNS, MOST_GUESSES = 9, 8, 3  # of a table that need not be whole
+SHORTEST_BAR = 6
 # Dark tiles with white figures: both are set, so a light and a dark terminal show the same.
-DARK, WARM, COLD = (34, 36, 44), (214, 104, 24), (40, 104, 204)
+DARK, WARM, COLD = (34, 36, 44), (206, 98, 22), (40, 104, 204)
 
 
 def visible_name(character: str) -> str:
     """A character as a label: what cannot be seen by itself gets a sign or its code point."""
     if character == " ":
         return "␣"
-    if not character.isprintable():
+    if not character.isprintable() or character == "␣":  # every label stands for one character
         return f"U+{ord(character):04X}"
     return f"◌{character}" if unicodedata.category(character).startswith("M") else character
 
 
-def vectors(rows: Sequence[str], values: Values, width: int) -> Table:
-    """One row a vector, as many of its first numbers as fit, and how many more there are."""
-    shown: list[int | None] = list(range(len(rows)))
-    if len(rows) > MOST_ROWS:
-        shown = [*range(MOST_ROWS - 2), None, len(rows) - 1]
-    label = max(cell_len(name) for name in rows)
+def vectors(rows: Sequence[str], columns: Sequence[str], values: Values, width: int) -> list[Text]:
+    """One row a vector, as many of its first numbers as fit; columns that have names show them."""
     figures = [[_figure(value) for value in row] for row in values]
-    cell = 1 + max(len(text) for row in figures for text in row[:MOST_COLUMNS])
-    whole = len(values[0])
-    count = max(1, min(whole, MOST_COLUMNS, (width - label - len(f" … {whole}")) // cell))
-    size = _largest(values)
-    table = Table.grid()
-    for i in shown:
-        if i is None:
-            table.add_row(Text("⋮", "dim", justify="right"))
+    named = not all(name.isdecimal() for name in columns)
+    label, count = _widest(rows) + 1, min(len(columns), MOST_COLUMNS)
+    figure = max(len(text) for row in figures for text in row[:count])
+    cells = [1 + max(figure, cell_len(name) if named else 0) for name in columns[:count]]
+    while count > 1 and label + sum(cells[:count]) + (2 if count < len(columns) else 0) > width:
+        count -= 1
+    more = " …" if count < len(columns) else ""
+    largest = max(abs(value or 0.0) for row in values for value in row) or 1.0
+    lines = []
+    if named:
+        names = [_pad(name, cell, right=True) for name, cell in zip(columns, cells, strict=False)]
+        lines.append(Text(" " * label + "".join(names[:count]) + more, "dim"))
+    for i, name in enumerate(rows):
+        if len(rows) > MOST_ROWS and MOST_ROWS - 2 <= i < len(rows) - 1:
+            if i == MOST_ROWS - 2:
+                lines.append(Text("⋮", "dim"))
             continue
-        line = Text()
-        for text, value in zip(figures[i][:count], values[i], strict=False):
-            line.append(text.rjust(cell), _tile((value or 0.0) / size))
-        if whole > count:
-            line.append(f" … {whole - count}", "dim")
-        table.add_row(_label(rows[i]), line)
-    return table
+        line = Text(_pad(name, label))
+        for j in range(count):
+            line.append(figures[i][j].rjust(cells[j]), _tile((values[i][j] or 0.0) / largest))
+        lines.append(line.append(more, "dim"))
+    return lines
 
 
-def matrix(rows: Sequence[str], columns: Sequence[str], values: Values, width: int) -> Table:
-    """Rows are queries, columns keys: number and shade, or shades alone where there is no room.
-
-    An entry that is None may not be seen.
-    """
+def matrix(rows: Sequence[str], columns: Sequence[str], values: Values, width: int) -> list[Text]:
+    """Rows are queries, columns are keys: number and shade, or shades alone where numbers do not
+    fit. An entry that is None may not be seen."""
     seen = [value for row in values for value in row if value is not None]
-    low, high = min(0.0, *seen), max(seen)  # weights start at 0, whatever the smallest is
+    low, high = min(0.0, *seen), max(seen)  # weights are shaded from 0, whatever the smallest is
+    largest = max(high, -low) or 1.0
     figures = [[_figure(value) for value in row] for row in values]
-    cell = 2 + max(len(text) for row in figures for text in row)
-    cell = max(cell, *(1 + cell_len(name) for name in columns))
-    fits = max(cell_len(name) for name in rows) + 1 + cell * len(columns) <= width
-    cell = cell if fits else 2
-    header = Text()
-    for name in columns:
-        header.append((name if fits else name[:2]).rjust(cell - cell_len(name) + len(name)), "dim")
-    table = Table.grid()
-    table.add_row("", header)
+    label = _widest(rows) + 1
+    figure = max(len(text) for row in figures for text in row)
+    cells = [1 + max(figure, cell_len(name)) for name in columns]  # and one for the shade
+    fits = label + sum(cells) + len(cells) <= width
+    wide = " ".join(_pad(name, cell, right=True) for name, cell in zip(columns, cells, strict=True))
+    narrow = "".join(_pad(name[:2], 2) for name in columns)
+    lines = [Text(" " * label + (wide if fits else narrow), "dim")]
     for name, row, texts in zip(rows, values, figures, strict=True):
-        line = Text()
-        for value, text in zip(row, texts, strict=True):
+        line = Text(_pad(name, label))
+        for value, text, cell in zip(row, texts, cells, strict=True):
             share = 0.0 if value is None else (value - low) / ((high - low) or 1.0)
             shade = SHADES[round(share * (len(SHADES) - 1))]
-            ink = f"{text:>{cell - 1}}{shade}" if fits else ("·" if value is None else shade) * 2
-            line.append(ink, _tile(share) if value is not None else "dim")
-        table.add_row(_label(name), line)
-    return table
+            ink = text.rjust(cell) + shade if fits else 2 * ("·" if value is None else shade)
+            line.append(ink, "dim" if value is None else _tile(value / largest))
+        lines.append(line)
+    return lines
 
 
-def strip(lines: dict[str, Sequence[str]], width: int) -> RenderableType:
+def strip(titled: Mapping[str, Sequence[str]], width: int) -> list[Text]:
     """Labels side by side, in as many strips as the width asks for: tokens above their ids."""
-    cells = [2 + max(cell_len(text) for text in column) for column in zip(*lines.values(), strict=True)]
-    name = 1 + max(len(title) for title in lines)
-    breaks, used = [0], name
+    cells = [2 + _widest(column) for column in zip(*titled.values(), strict=True)]
+    title_width = 2 + _widest(list(titled))
+    breaks, used = [0], title_width
     for i, cell in enumerate(cells):
         if used + cell > width:
             breaks.append(i)
-            used = name
+            used = title_width
         used += cell
-    strips = []
+    lines = []
     for start, end in pairwise([*breaks, len(cells)]):
-        for k, (title, texts) in enumerate(lines.items()):
-            line = Text(title.ljust(name), "dim")
-            for text, cell in zip(texts[start:end], cells[start:end], strict=True):
-                line.append(text + " " * (cell - cell_len(text)), "not dim" + " bold" * (k == 0))
-            strips.append(line)
-    return Group(*strips)
+        for title, labels in titled.items():
+            line = Text(_pad(title, title_width), "dim")
+            for text, cell in zip(labels[start:end], cells[start:end], strict=True):
+                line.append(_pad(text, cell), "not dim bold")
+            line.rstrip()
+            lines.append(line)
+    return lines
 
 
 def guesses(
     rows: Sequence[str],
     columns: Sequence[str],
     values: Values,
-    right: Sequence[str | None],
+    answers: Sequence[str | None],
     width: int,
-) -> Table:
-    """The most probable few of each row as bars, beside what would be right where that is known.
+) -> list[Text]:
+    """The most probable few of each row as bars, after the answer that would be right.
 
-    Where something is right for some rows only, only they are shown.
-    """
-    names = 1 + max(cell_len(name) for name in columns)
-    count = min(MOST_GUESSES, len(columns))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    if any(right):
-        table.add_row(*(Text(t, "dim") for t in ("after" if all(right) else "at", "right", "most probable")))
-    bar = max(4, min(12, (width - 24) // count - names - 7))
-    largest = _largest(values)
-    for i, name in enumerate(rows):
-        expected = right[i] if i < len(right) else None
-        if any(right) and expected is None:
+    Where only some rows have an answer, only they are shown."""
+    label, names = _widest(rows) + 1, _widest(columns) + 1
+    room = width - label - names - len("0.00   ")
+    guess = names + len("0.00   ")  # and a bar
+    count = max(1, min(MOST_GUESSES, len(columns), room // (guess + SHORTEST_BAR)))
+    bar = max(SHORTEST_BAR, min(12, room // count - guess))
+    largest = max(value or 0.0 for row in values for value in row)
+    lines = []
+    if any(answers):
+        header = f"{'':{label}}{_pad('answer', names + 7)}most probable"
+        lines.append(Text(header, "dim"))
+    for name, row, answer in zip(rows, values, answers or [None] * len(rows), strict=True):
+        if any(answers) and answer is None:
             continue
-        order = sorted(range(len(columns)), key=lambda j: -(values[i][j] or 0.0))
-        line = Text()
-        for j in order[:count]:
-            share = values[i][j] or 0.0
-            line.append(columns[j] + " " * (names - cell_len(columns[j])), "bold" * (columns[j] == expected))
+        line = Text(_pad(name, label))
+        if answer is not None:
+            line.append(_pad(answer, names), "bold")
+            line.append(f"{row[columns.index(answer)]:.2f}   ")
+        for j in sorted(range(len(columns)), key=lambda j: -(row[j] or 0.0))[:count]:
+            share = row[j] or 0.0
+            line.append(_pad(columns[j], names), "bold" if columns[j] == answer else "")
             line.append(f"{share:.2f} ")
-            line.append(_bar(share / largest, bar).ljust(bar + 1), "rgb(214,104,24)")
-        known = [] if expected is None else [
-            Text.assemble((expected, "bold"), f" {values[i][columns.index(expected)]:.2f}")
-        ]
-        table.add_row(_label(name), *known, line)
-    return table
+            eighths = round(share / largest * bar * 8)
+            ink = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+            line.append(ink.ljust(bar + 2), f"rgb({','.join(map(str, WARM))})")
+        line.rstrip()
+        lines.append(line)
+    return lines
 
 
-def width_of(table: RenderableType, console_width: int) -> int:
-    """How many cells a table takes."""
-    from rich.console import Console
+def wrap(sentence: str, width: int) -> list[str]:
+    """Lines of at most `width` cells, broken at spaces."""
+    lines = [""]
+    for word in sentence.split(" "):
+        if lines[-1] and cell_len(f"{lines[-1]} {word}") > width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return lines
 
-    console = Console(width=console_width)
-    return Measurement.get(console, console.options, table).maximum
+
+def side_by_side(left: list[str], right: list[Text], indent: int, column: int) -> list[Text]:
+    """Two blocks of lines, the right one from cell `column` on."""
+    lines = []
+    for text, line in zip_longest(left, right, fillvalue=""):
+        start = " " * indent + str(text)
+        lines.append(Text(_pad(start, column) if line else start).append(line))
+    return lines
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-∞"
+    text = f"{value:.2f}"
+    return "0.00" if text == "-0.00" else text
+
+
+def _tile(share: float) -> str:
+    """A style for a share from -1 (cold) to 1 (warm)."""
+    end = WARM if share > 0 else COLD
+    mix = (round(a + (b - a) * min(1.0, abs(share))) for a, b in zip(DARK, end, strict=True))
+    return f"bright_white on rgb({','.join(map(str, mix))})"
+
+
+def _widest(labels: Sequence[str]) -> int:
+    return max(cell_len(label) for label in labels)
+
+
+def _pad(label: str, width: int, right: bool = False) -> str:
+    space = " " * (width - cell_len(label))
+    return space + label if right else label + space

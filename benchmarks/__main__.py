@@ -1,0 +1,20 @@
+"""`python -m benchmarks NAME [options]`: run one benchmark."""
+
+import sys
+from importlib import import_module
+
+NAMES = {"step": "forward and backward of one training step beside torch.nn.Transformer"}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        print("python -m benchmarks NAME [--help]")
+        for name, purpose in NAMES.items():
+            print(f"  {name:8} {purpose}")
+        return 0 if len(sys.argv) < 2 else 2
+    import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

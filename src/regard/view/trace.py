@@ -1,0 +1,143 @@
+"""One forward pass of a real model, remembered: what every module took and gave.
+
+Hooks record the modules, and a plan that is put in the place of the model's own records the
+queries, keys and values that attention really used, after any rotation. What lies between them
+(scores, mask, softmax) is made by the model's own functions, and `agree` holds each of these
+steps to what the model computed next: what is shown cannot drift from what is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.model.attention import (
+    MultiHeadAttention,
+    Plan,
+    Visibility,
+    attention_weights,
+    scaled_scores,
+)
+from regard.model.transformer import Capture, Stack, Transformer
+from regard.text.batching import Packed
+
+
+def agree(what: str, shown: Tensor, computed: Tensor) -> Tensor:
+    """`shown`, once it equals what the model computed."""
+    if not torch.allclose(shown, computed, rtol=1e-4, atol=1e-4):
+        raise RuntimeError(f"what is shown is not what the model did: {what} differs")
+    return shown
+
+
+class WatchedPlan:
+    """A plan that remembers what attention asked of it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.weights = plan, plan.weights
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self.query, self.key, self.value = query, key, value  # [N, H, K], [M, H, K], [M, H, K]
+        self.mixed = self.plan.attend(query, key, value)  # [N, H, K]
+        return self.mixed
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The inside of one attention, from the queries to its output."""
+
+    query: Tensor  # [N, H, K]
+    visibility: Visibility
+    scaled: Tensor  # [H, N, M]: scores / sqrt(K)
+    masked: Tensor  # [H, N, M]: minus infinity where a query may not look
+    weights: Tensor  # [H, N, M]
+    mixed: Tensor  # [N, H, K]: the weighted sum of the values
+    output: Tensor  # [N, D]
+
+
+class Trace:
+    """Names are those of `Transformer.named_modules()`."""
+
+    def __init__(self, model: Transformer, source: Packed | None, target: Packed | None) -> None:
+        # Lists, since a shared embedding is used twice: first by the source, last by the target.
+        self.took: dict[str, list[Tensor]] = defaultdict(list)
+        self.gave: dict[str, list[Tensor]] = defaultdict(list)
+        self.plans: dict[str, WatchedPlan] = {}
+        self.capture, self.norm_first = Capture(), model.config.norm_first
+        self.modules = dict(model.named_modules())
+        for name, module in self.modules.items():
+            if isinstance(module, MultiHeadAttention):
+                module.register_forward_pre_hook(partial(self._watch, name))
+            if module is not model:
+                module.register_forward_hook(partial(self._remember, name))
+        with torch.no_grad():
+            self.output = model.eval()(source, target, self.capture)
+
+    def _watch(self, name: str, _: nn.Module, taken: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.plans[name] = WatchedPlan(taken[1])
+        return (taken[0], self.plans[name], *taken[2:])
+
+    def _remember(self, name: str, _: nn.Module, taken: tuple[Any, ...], given: Tensor) -> None:
+        self.took[name].append(taken[0])
+        self.gave[name].append(given)
+
+    def attention(self, stack: str, layer: int, kind: str = "self") -> Attention:
+        """One attention (kind: self or cross), opened."""
+        name = f"{stack}.layers.{layer}.{kind}_attention"
+        module, watched = self.modules[name], self.plans[name]
+        assert isinstance(module, MultiHeadAttention)
+        captured = self.capture.cross if kind == "cross" else getattr(self.capture, stack)
+        query, key, visibility = watched.query, watched.key, watched.plan.visibility
+        scaled = scaled_scores(query, key)
+        masked = scaled.masked_fill(~visibility.matrix(len(query), len(key)), -math.inf)
+        weights = attention_weights(query, key, visibility)
+        agree(f"{name}: softmax", masked.softmax(-1), weights)
+        agree(f"{name}: weights", weights, captured[layer][0])
+        mixed = (weights @ watched.value.transpose(0, 1)).transpose(0, 1)  # [H, N, K] -> [N, H, K]
+        agree(f"{name}: weighted sum", mixed, watched.mixed)
+        output = F.linear(mixed.flatten(1), module.output.weight, module.output.bias)
+        agree(f"{name}: heads joined", output, self.gave[name][0])
+        return Attention(query, visibility, scaled, masked, weights, mixed, output)
+
+    def residual(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Around one sub-layer: what its norm took, what its norm gave, and the result, [N, D]."""
+        add_and_norm = f"{name}_norm"
+        x, added = self.took[add_and_norm][0], self.gave[name][0]
+        before, after = self.took[f"{add_and_norm}.norm"][0], self.gave[f"{add_and_norm}.norm"][0]
+        if self.norm_first:
+            agree(f"{name}: norm before it", after, self.took[name][0])
+            result = x + added
+        else:
+            agree(f"{name}: residual", x + added, before)
+            result = after
+        return before, after, agree(f"{name}: add & norm", result, self.gave[add_and_norm][0])
+
+    def layers(self, stack: str) -> list[Tensor]:
+        """The stack's input, each layer's output and, after pre-norm, the closing norm's: [N, D].
+
+        Every sub-layer of every layer is checked on the way.
+        """
+        outputs = [self.took[stack][0]]
+        module = self.modules[stack]
+        assert isinstance(module, Stack)
+        for i, block in enumerate(module.layers):
+            name = f"{stack}.layers.{i}"
+            agree(f"{name}: input", outputs[-1], self.took[name][0])
+            self.attention(stack, i)
+            results = [self.residual(f"{name}.self_attention")[2]]
+            if block.cross_attention is not None:
+                self.attention(stack, i, "cross")
+                agree(f"{name}: query", results[-1], self.took[f"{name}.cross_attention_norm"][0])
+                results.append(self.residual(f"{name}.cross_attention")[2])
+            agree(f"{name}: feed-forward", results[-1], self.took[f"{name}.feed_forward_norm"][0])
+            outputs.append(self.residual(f"{name}.feed_forward")[2])
+        if self.norm_first:
+            outputs.append(self.gave[f"{stack}.final_norm"][0])
+        agree(f"{stack}: output", outputs[-1], self.gave[stack][0])
+        return outputs

@@ -1,0 +1,168 @@
+"""`regard view walk`: what happens to a sentence, step by step, in a real model (section 3).
+
+The model is small and its weights are random, but it is the model of this package, run once:
+every number shown is a tensor of that pass (`trace`), never of a second implementation that one
+would have to believe.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
+
+from regard.errors import InputError
+from regard.model.config import ModelConfig
+from regard.model.transformer import Transformer
+from regard.text.batching import Packed
+from regard.view import terminal
+from regard.view.steps import Answers, Row, Step, Walk
+
+SPECIALS = ("<bos>", "<eos>", "<cls>", "<mask>")
+LONGEST = 24  # characters: a matrix of them still fits on a screen
+SMALL = {"d_model": 16, "heads": 2, "d_ff": 32, "dropout": 0.0}
+LAYERS = 2  # of each stack that the style has
+WIDEST = 100  # cells: longer lines are harder to read, not easier
+
+
+# ---- what goes in -------------------------------------------------------------------------
+
+
+def walk_config(text: str, target: str | None, style: str, changes: dict[str, Any]) -> ModelConfig:
+    """A small model whose vocabulary is the special tokens and the characters of both texts."""
+    for name in ("vocabulary_size", "source_vocabulary_size"):
+        if name in changes:
+            raise InputError(f"model.{name} cannot be set here: it comes from the text")
+    size = len(vocabulary(text, target))
+    style = changes.get("style", style)
+    stacks = [stack for stack in ("encoder", "decoder") if stack in str(style).split("-")]
+    values = {"style": style, **SMALL, **{f"{stack}_layers": LAYERS for stack in stacks}}
+    config = ModelConfig.from_dict({**values, **changes, "vocabulary_size": size})
+    if target is not None and config.style != "encoder-decoder":
+        raise InputError(f"model.style={config.style} reads one text: leave --target out")
+    return config
+
+
+def vocabulary(text: str, target: str | None) -> list[str]:
+    """The special tokens, then the characters in the order of their first appearance."""
+    for what, characters in (("text", text), ("target", text if target is None else target)):
+        if not characters:
+            raise InputError(f"the {what} is empty: give at least one character")
+        if len(characters) > LONGEST:
+            raise InputError(
+                f"the {what} has {len(characters)} characters, too many for a screen: "
+                f"give at most {LONGEST}"
+            )
+    return [*SPECIALS, *dict.fromkeys(text + (target or ""))]
+
+
+def label(token: str) -> str:
+    return token if token in SPECIALS else terminal.visible_name(token)
+
+
+def read(text: str, target: str | None, config: ModelConfig) -> dict[str, Row]:
+    """The row of each stack that the model has."""
+    names = vocabulary(text, target)
+
+    def row(tokens: list[str], sentence: str, answers: Answers) -> Row:
+        ids = Packed.of([[names.index(token) for token in tokens]])
+        shown = [None if answer is None else label(answer) for answer in answers]
+        focus = int(tokens[0] in SPECIALS)  # the first character of the text
+        return Row([label(token) for token in tokens], ids, focus, sentence, shown)
+
+    each = "Each character becomes a token, known by a number, its id"
+    written = text if target is None else target
+    answers: Answers = [] if config.head == "pooling" else [*written, "<eos>"]
+    if config.style == "encoder-decoder":
+        late = "The decoder reads the target one place late, behind <bos>: at each place it has to "
+        late += "say the answer before it sees it."
+        return {
+            "encoder": row([*text, "<eos>"], f"{each}; <eos> closes the sentence.", []),
+            "decoder": row(["<bos>", *written], late, answers),
+        }
+    if config.style == "decoder":
+        return {"decoder": row(["<bos>", *text], f"{each}; <bos> opens the sentence.", answers)}
+    opens = f"{each}; <cls> opens the sentence"
+    if config.head != "masked-language-model":
+        return {"encoder": row(["<cls>", *text], f"{opens}.", [])}
+    at = len(text) // 2
+    hides = f"{opens}, and <mask> hides {label(text[at])}, which has to be guessed."
+    tokens = ["<cls>", *text[:at], "<mask>", *text[at + 1 :]]
+    hidden = [text[at] if token == "<mask>" else None for token in tokens]
+    return {"encoder": row(tokens, hides, hidden)}
+
+
+def walk_steps(text: str, target: str | None, config: ModelConfig, seed: int) -> list[Step]:
+    """Run the model once, and say what happened."""
+    if not 0 <= seed < 2**63:
+        raise InputError(f"--seed must be from 0 to 2^63 - 1, not {seed}")
+    rows = read(text, target, config)
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+        torch.manual_seed(seed)
+        model = Transformer(config)
+    walk = Walk(model, rows, [label(name) for name in vocabulary(text, target)])
+    walk.first_stack()
+    if config.style == "encoder-decoder":
+        walk.second_stack()
+    walk.output()
+    return walk.steps
+
+
+# ---- what is seen -------------------------------------------------------------------------
+
+
+def write_walk(steps: list[Step], config: ModelConfig, seed: int) -> None:
+    """To standard output; a sentence stands beside its table where there is room for both."""
+    console = Console(highlight=False)
+    width = min(console.width, WIDEST)
+    layers = " + ".join(str(n) for n in (config.encoder_layers, config.decoder_layers) if n)
+    norm = "pre-norm" if config.norm_first else "post-norm"
+    legend = (
+        f"{config.style}, {layers} layers, {norm}, {config.positions} positions, seed {seed}",
+        f"D = {config.d_model} d_model, H = {config.heads} heads of K = {config.head_size}, "
+        f"F = {config.d_ff} d_ff, V = {config.vocabulary_size} vocabulary",
+        f"N tokens, M keys; shades run from blank (the smallest) over {terminal.SHADES[1:]} up",
+    )
+    console.print(Text("A sentence in the Transformer, step by step", "bold"))
+    console.print(*(Text(line, "dim") for line in legend), sep="\n", end="\n\n")
+    part = ""
+    for step in steps:
+        if step.part != part:
+            part = step.part
+            rule = Rule(Text(f"{part} ", "bold"), characters="━", style="dim", align="left")
+            console.print(rule, width=width)
+        console.print(*draw(step, width), sep="\n", end="\n\n", soft_wrap=True)
+
+
+def draw(step: Step, width: int) -> list[Text]:
+    title = Text.assemble((f" {step.step:2} ", "bold reverse"), (f" {step.name}", "bold"))
+    where = (step.shown, f"section {step.section}" if step.section else "")
+    title.append("".join(f"  {text}" for text in where if text), "dim")
+    shape = f"{step.shape} {step.dimensions}"
+    title.append(shape.rjust(width - title.cell_len), "bold cyan")
+    indent, gap = 5, 2
+    room = width - indent - gap
+    text = max(26, room * 36 // 100)  # cells of a sentence that stands beside its table
+    # Of vectors any part will do, the other pictures should be whole.
+    table = picture(step, room - text if step.picture == "vectors" else room)
+    if max(line.cell_len for line in table) <= room - text:
+        sentence = terminal.wrap(step.sentence, text)
+        return [title, *terminal.side_by_side(sentence, table, indent, indent + text + gap)]
+    lines = [Text(line) for line in terminal.wrap(step.sentence, room)]
+    return [title, *(Text(" " * indent).append(line) for line in (*lines, *table))]
+
+
+def picture(step: Step, width: int) -> list[Text]:
+    if step.picture == "matrix":
+        return terminal.matrix(step.rows, step.columns, step.values, width)
+    if step.picture == "guesses":
+        return terminal.guesses(step.rows, step.columns, step.values, step.answers, width)
+    if step.picture == "ids":
+        titled = {"token": step.columns, "id": [str(n) for n in step.values[0]]}
+        if step.answers:
+            titled["answer"] = [str(answer) for answer in step.answers]
+        return terminal.strip(titled, width)
+    return terminal.vectors(step.rows, step.columns, step.values, width)
