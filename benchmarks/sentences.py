@@ -22,7 +22,6 @@ def batches(
     sort: a batch holds sentences of similar length, as every toolkit that pads does it;
     otherwise they come as they come.
     """
-    assert config.source_vocabulary_size is not None
     random = torch.Generator().manual_seed(seed)
     count = max(number, POOL) * tokens // MEAN
     spread = 0.6
@@ -55,10 +54,10 @@ def batches(
 def operations(config: ModelConfig, source: Packed, target: Packed) -> float:
     """Floating-point operations of forward and backward: 6 for each weight and token, and
     attention's 12 H K for each pair of a query and a key that sees it."""
-    d, width = config.d_model, config.heads * (config.head_size or 0)
+    d, width = config.d_model, config.heads * config.head_size
     gates = 3 if config.activation == "swiglu" else 2
     attention, feed_forward = 4 * d * width, gates * d * config.d_ff
-    encoder, decoder = config.encoder_layers or 0, config.decoder_layers or 0
+    encoder, decoder = config.encoder_layers, config.decoder_layers
     n, m = len(target.tokens), len(source.tokens)
     weights = encoder * m * (attention + feed_forward)
     weights += decoder * (n * (attention + feed_forward) + n * 2 * d * width + m * 2 * d * width)

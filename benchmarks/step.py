@@ -33,7 +33,7 @@ class Peer(nn.Module):
         self.embedding = nn.Embedding(c.vocabulary_size, c.d_model)
         nn.init.normal_(self.embedding.weight, std=c.d_model**-0.5)
         self.transformer = nn.Transformer(
-            c.d_model, c.heads, c.encoder_layers or 0, c.decoder_layers or 0, c.d_ff, c.dropout,
+            c.d_model, c.heads, c.encoder_layers, c.decoder_layers, c.d_ff, c.dropout,
             batch_first=True, norm_first=c.norm_first,
         )  # fmt: skip
         # It has dropout on attention weights and inside the feed-forward network as well; the
@@ -83,7 +83,7 @@ def run(preset: str, options: argparse.Namespace) -> None:
         start = time.perf_counter()
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             loss = step()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         synchronise(device)
         times[name].append(time.perf_counter() - start)
         model.zero_grad(set_to_none=True)

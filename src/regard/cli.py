@@ -28,7 +28,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    parser = Parser(prog="regard", description="The Transformer, whole: learn it, train it, use it.")
+    parser = Parser(
+        prog="regard", description="The Transformer, whole: learn it, train it, use it."
+    )
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add_verb(verbs, "info", info, info_options)
@@ -119,7 +121,7 @@ def settings(assignments: list[str]) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """A word of the command line as a value, as YAML reads it (`none` is a word: positions=none)."""
+    """A word of the command line as YAML reads it (`none` is a word: model.positions=none)."""
     words = {"true": True, "false": False, "null": None}
     if text.lower() in words:
         return words[text.lower()]

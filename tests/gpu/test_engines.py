@@ -27,7 +27,7 @@ def offsets(lengths):
 
 
 def relative_error(ours, expected):
-    return float((ours.double() - expected).norm() / expected.norm())
+    return float((ours.detach().double() - expected.detach()).norm() / expected.detach().norm())
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)

@@ -51,7 +51,9 @@ def test_prompts_of_uneven_length_continue_as_if_each_were_alone(prompts, steps,
     first = Packed.of([s[:p] for s, p in zip(sequences, prompts, strict=True)])
     got = [[part] for part in first.split(net.step(first, cache))]
     for step in range(steps):
-        tokens = Packed.of([s[p + step : p + step + 1] for s, p in zip(sequences, prompts, strict=True)])
+        tokens = Packed.of(
+            [s[p + step : p + step + 1] for s, p in zip(sequences, prompts, strict=True)]
+        )
         for b, logits in enumerate(net.step(tokens, cache).unsqueeze(1)):
             got[b].append(logits)
     for ours, theirs in zip(got, expected, strict=True):
@@ -78,7 +80,9 @@ def test_bad_use_of_the_cache_is_refused_in_words(model, row):
     cache = decoder.start(5)
     with pytest.raises(InputError, match="the cache holds 1 sequences, not 2"):
         decoder.step(row([1, 1]), cache)
-    with pytest.raises(InputError, match="sequence 0 would have 6 tokens, but the cache was made for 5"):
+    with pytest.raises(
+        InputError, match="sequence 0 would have 6 tokens, but the cache was made for 5"
+    ):
         decoder.step(row([6]), cache)
     cache = decoder.start(50)
     decoder.step(row([4]), cache)

@@ -57,7 +57,11 @@ def test_engines_give_the_same_logits_and_gradients(style, options, model, row, 
 def test_changing_a_future_token_changes_no_earlier_output_bit(
     engine, style, options, model, row, run
 ):
-    net, source, target = model(engine, torch.float32, style=style, **options), row([6, 40]), row([9, 30])
+    net, source, target = (
+        model(engine, torch.float32, style=style, **options),
+        row([6, 40]),
+        row([9, 30]),
+    )
     before = run(net, source, target)
     for position in (8, 9 + 17):  # the last token of the first sequence, the middle of the second
         tokens = target.tokens.clone()
@@ -72,7 +76,11 @@ def test_changing_a_future_token_changes_no_earlier_output_bit(
 @every_style
 @every_option
 def test_changing_one_sequence_changes_no_bit_of_another(engine, style, options, model, row, run):
-    net, source, target = model(engine, torch.float32, style=style, **options), row(SOURCE), row(TARGET)
+    net, source, target = (
+        model(engine, torch.float32, style=style, **options),
+        row(SOURCE),
+        row(TARGET),
+    )
     before = run(net, source, target)
     for changed in range(len(SOURCE)):
         rows = []
@@ -138,7 +146,10 @@ def test_gradcheck_through_each_style(style, norm_first, model, row, run):
         torch.nn.init.normal_(parameter, std=0.5)
 
     def forward(*parameters):
-        rows = (source if net.config.has_encoder else None, target if net.config.has_decoder else None)
+        rows = (
+            source if net.config.has_encoder else None,
+            target if net.config.has_decoder else None,
+        )
         return torch.func.functional_call(net, dict(zip(names, parameters, strict=True)), rows)
 
     assert torch.autograd.gradcheck(forward, tuple(net.parameters()), fast_mode=True)
@@ -160,7 +171,13 @@ def test_gradcheck_through_a_block(model):
 def test_capture_has_every_head_of_every_layer_and_leaves_the_output_bit_identical(
     style, engine, window, model, row, run
 ):
-    net = model(engine, torch.float32, style=style, window=window, encoder_layers=3 if style != "decoder" else 0)
+    net = model(
+        engine,
+        torch.float32,
+        style=style,
+        window=window,
+        encoder_layers=3 if style != "decoder" else 0,
+    )
     source, target, capture = row(SOURCE), row(TARGET), Capture()
     assert torch.equal(run(net, source, target, capture=capture), run(net, source, target))
     shapes = {
@@ -240,7 +257,9 @@ def test_rows_that_do_not_fit_the_style_are_refused(model, row):
 
 def test_a_token_outside_the_vocabulary_is_named_with_its_position(model):
     net = model(style="decoder")
-    with pytest.raises(InputError, match="target token id 20 at position 2 of sequence 1 is outside"):
+    with pytest.raises(
+        InputError, match="target token id 20 at position 2 of sequence 1 is outside"
+    ):
         net(None, Packed.of([[1, 2], [3, 4, 20, 5]]))
     with pytest.raises(InputError, match="token id -1 at position 0 of sequence 0"):
         net(None, Packed.of([[-1]]))
@@ -249,11 +268,15 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_position(model):
 def test_a_sequence_longer_than_the_learned_table_is_refused(model, row):
     net = model(style="encoder", positions="learned", max_length=8)
     assert net(row([8, 2])).shape == (10, 20)
-    with pytest.raises(InputError, match="sequence 1 has 9 tokens, but the learned position table has 8"):
+    with pytest.raises(
+        InputError, match="sequence 1 has 9 tokens, but the learned position table has 8"
+    ):
         net(row([2, 9]))
 
 
 def test_flex_and_attention_dropout_exclude_each_other_when_the_model_is_built():
     config = ModelConfig.preset("tiny", vocabulary_size=9, attention_dropout=0.1)
-    with pytest.raises(InputError, match="engine=flex and attention_dropout=0.1 exclude each other"):
+    with pytest.raises(
+        InputError, match="engine=flex and attention_dropout=0.1 exclude each other"
+    ):
         Transformer(config, engine="flex")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -113,28 +112,26 @@ class Plan:
                     f"sequence {b} has {queries} queries but {keys} keys: only full visibility "
                     "allows that, since a query stands at the position of a key"
                 )
-
-    @cached_property
-    def layout(self) -> PaddedLayout | FlexLayout:
-        first, last = self.visibility.runs(self.query_lengths, self.key_lengths)
-        if self.engine == "flex":
-            return FlexLayout(self.query_lengths, self.key_lengths, first, last, self.device)
-        return PaddedLayout(self.query_lengths, self.key_lengths, self.visibility, self.device)
+        # From here on a compiler sees two fixed numbers and tensors of fixed size, never lengths.
+        self.queries, self.keys = sum(self.query_lengths), sum(self.key_lengths)  # N, M
+        self.layout: PaddedLayout | FlexLayout | None = None
+        if self.engine != "reference":
+            layout = FlexLayout if self.engine == "flex" else PaddedLayout
+            self.layout = layout(self.query_lengths, self.key_lengths, visibility, self.device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query[N, H, K], key[M, H, K], value[M, H, K] -> [N, H, K]."""
-        n, m = sum(self.query_lengths), sum(self.key_lengths)
-        if len(query) != n or len(key) != m or key.shape != value.shape:
+        if len(query) != self.queries or len(key) != self.keys or key.shape != value.shape:
             raise InputError(
                 f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} "
-                f"do not match offsets that end at {n} queries and {m} keys"
+                f"do not match offsets that end at {self.queries} queries and {self.keys} keys"
             )
         if query.shape[1:] != key.shape[1:]:
             raise InputError(
                 f"query has (heads, head size) {tuple(query.shape[1:])} but key and value have "
                 f"{tuple(key.shape[1:])}"
             )
-        if self.engine == "reference":
+        if self.layout is None:
             return self._reference(query, key, value)
         return self.layout.attend(query, key, value, self.dropout)
 
@@ -187,8 +184,8 @@ def attend(
 
     query[N, H, K], key[M, H, K], value[M, H, K], offsets[B+1] on both sides -> [N, H, K].
     """
-    lengths = [offsets.diff().tolist() for offsets in (query_offsets, key_offsets)]
-    plan = Plan(*lengths, visibility, engine=engine, device=query.device, dropout=dropout)
+    queries, keys = query_offsets.diff().tolist(), key_offsets.diff().tolist()
+    plan = Plan(queries, keys, visibility, engine=engine, device=query.device, dropout=dropout)
     return plan.attend(query, key, value)
 
 
@@ -199,10 +196,9 @@ class MultiHeadAttention(nn.Module):
     values from the memory.
     """
 
-    def __init__(self, config: ModelConfig, cross: bool = False) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        assert config.head_size is not None
-        self.heads, self.head_size, self.cross = config.heads, config.head_size, cross
+        self.heads, self.head_size = config.heads, config.head_size
         self.width = self.heads * self.head_size  # H*K, which need not be D
         # W^Q, W^K and W^V of all heads in one matrix: one product instead of 3 H of them.
         self.query_key_value = nn.Linear(config.d_model, 3 * self.width, bias=config.bias)
@@ -211,21 +207,24 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        plan: Plan | CachedSelf | CachedMemory,
-        memory: Tensor | None = None,
+        plan: Plan | CachedSelf | None,
+        memory: Tensor | CachedMemory | None = None,
         rotation: Rotation | None = None,
         captured: list[list[Tensor]] | None = None,
     ) -> Tensor:
         """x[N, D], memory[M, D] for cross-attention -> [N, D]."""
-        if not self.cross:
+        if memory is None:
             query, key, value = self._heads(self.query_key_value(x), 3)
         else:
             query = self._heads(self._project(x, slice(None, self.width)), 1)[0]
-            # With a cache the keys and values of the memory are there already.
-            key, value = (None, None) if memory is None else self.project_memory(memory)
+            if isinstance(memory, CachedMemory):  # its keys and values are there already
+                return self.output(memory.attend(query).flatten(1))
+            key, value = self.project_memory(memory)
         if rotation is not None:
             query, key = rotation(query), rotation(key)
+        assert plan is not None
         if captured is not None:  # beside the fast path, so that looking changes nothing
+            assert not isinstance(plan, CachedSelf)  # steps are not watched, only the full pass
             captured.append(plan.weights(query.detach(), key.detach()))
         return self.output(plan.attend(query, key, value).flatten(1))  # [N, H*K] -> [N, D]
 

@@ -75,7 +75,7 @@ class Block(nn.Module):
         super().__init__()
         self.self_attention = MultiHeadAttention(config)
         self.self_attention_norm = AddAndNorm(config)
-        self.cross_attention = MultiHeadAttention(config, cross=True) if cross else None
+        self.cross_attention = MultiHeadAttention(config) if cross else None
         self.cross_attention_norm = AddAndNorm(config) if cross else None
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = AddAndNorm(config)
@@ -84,8 +84,8 @@ class Block(nn.Module):
         self,
         x: Tensor,
         plan: Plan | CachedSelf,
-        memory: Tensor | None = None,
-        cross_plan: Plan | CachedMemory | None = None,
+        memory: Tensor | CachedMemory | None = None,
+        cross_plan: Plan | None = None,
         rotation: Rotation | None = None,
         captured: list[list[Tensor]] | None = None,
         captured_cross: list[list[Tensor]] | None = None,

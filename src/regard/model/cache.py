@@ -1,9 +1,9 @@
 """Keys and values of what was decoded so far, so that a step costs one token, not the prefix.
 
 Self-attention appends to buffers that are allocated once, [B, H, capacity, K] for each layer;
-the memory is projected to keys and values once for a whole answer. `CachedSelf` and
-`CachedMemory` stand where a `Plan` stands in the full pass: the block does not know the
-difference, and a test holds the two equal.
+the memory is projected to keys and values once for a whole answer. `CachedSelf` stands where a
+`Plan` stands in the full pass and `CachedMemory` where the memory stands: the block does not
+know the difference, and a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -108,6 +108,6 @@ class CachedMemory:
     def __init__(self, step: Step, layer: int) -> None:
         self.step, self.layer = step, layer
 
-    def attend(self, query: Tensor, key: None, value: None) -> Tensor:
+    def attend(self, query: Tensor) -> Tensor:
         cache = self.step.cache
         return self.step.attend(query, *cache.memory[self.layer], cache.memory_visible)

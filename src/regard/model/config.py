@@ -27,21 +27,22 @@ HEADS_OF_STYLE = {
     "encoder": ("masked-language-model", "classifier", "pooling"),
     "decoder": ("language-model", "pooling"),
 }
+DERIVED: Any = None  # until the other fields are known; afterwards no field holds it
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The architecture. A field left at None takes the value its comment names."""
+    """The architecture. A field that starts as `DERIVED` takes the value its comment names."""
 
     style: str = "encoder-decoder"  # which stacks there are: encoder-decoder, encoder, decoder
     vocabulary_size: int  # V: ids 0..V-1 (of the target, if the source has its own)
-    source_vocabulary_size: int | None = None  # None: the same as vocabulary_size
+    source_vocabulary_size: int = DERIVED  # by itself: the same as vocabulary_size
 
-    encoder_layers: int | None = None  # None: 6 where the style has an encoder, else 0
-    decoder_layers: int | None = None  # None: 6 where the style has a decoder, else 0
+    encoder_layers: int = DERIVED  # by itself: 6 where the style has an encoder, else 0
+    decoder_layers: int = DERIVED  # by itself: 6 where the style has a decoder, else 0
     d_model: int = 512  # D: the width of every layer's input and output
     heads: int = 8  # H
-    head_size: int | None = None  # K, the size of each query, key and value; None: d_model / heads
+    head_size: int = DERIVED  # K, the size of each query, key and value; by itself: d_model / heads
     d_ff: int = 2048  # F: the inner width of the feed-forward network
 
     norm_first: bool = False  # False: post-norm, LayerNorm(x + f(x)), as published; True: pre-norm
@@ -61,7 +62,7 @@ class ModelConfig:
 
     scale_embeddings: bool = True  # multiply embeddings by sqrt(d_model), section 3.4
     tie_embeddings: str = "all"  # matrices that are one: all, source-target, target-output, none
-    head: str | None = None  # None: language-model, or masked-language-model for an encoder
+    head: str = DERIVED  # by itself: language-model, or masked-language-model for an encoder
     classes: int | None = None  # for head=classifier
     pooling: str = "mean"  # for head=pooling: mean, cls (first token), last (token)
 
@@ -78,7 +79,7 @@ class ModelConfig:
             if getattr(self, name) not in choices:
                 raise unknown(f"model.{name}", str(getattr(self, name)), choices)
         self._check_sizes()
-        if self.head_size is None:
+        if self.head_size is DERIVED:
             if self.d_model % self.heads:
                 raise InputError(
                     f"model.d_model={self.d_model} is not divisible by model.heads={self.heads}: "
@@ -115,33 +116,34 @@ class ModelConfig:
             raise InputError(f"model.position_base must be above 1, not {self.position_base}")
 
     def _check_combinations(self) -> None:
-        """Options that exclude each other: both are named."""
-
-        def exclude(condition: bool, first: str, second: str, why: str) -> None:
-            if condition:
-                pair = [f"model.{n}={getattr(self, n)}" for n in (first, second)]
-                raise InputError(f"{pair[0]} and {pair[1]} exclude each other: {why}")
-
-        encoder_decoder = self.style == "encoder-decoder"
+        """Options that exclude each other: both are named, and why."""
+        one_stack = self.style != "encoder-decoder"
+        own_source = self.source_vocabulary_size != self.vocabulary_size
         tied = self.tie_embeddings in ("all", "source-target")
-        exclude(self.positions == "sinusoidal" and self.d_model % 2 == 1, "positions", "d_model",
-                "sinusoids come in sine and cosine pairs, so d_model must be even")  # fmt: skip
-        exclude(self.positions == "rotary" and (self.head_size or 0) % 2 == 1, "positions",
-                "head_size", "rotation turns pairs of features, so head_size must be even")  # fmt: skip
-        exclude(tied and self.source_vocabulary_size != self.vocabulary_size, "tie_embeddings",
-                "source_vocabulary_size", "one matrix has one vocabulary")  # fmt: skip
-        exclude(self.tie_embeddings == "source-target" and not encoder_decoder, "tie_embeddings",
-                "style", "only an encoder-decoder has both")  # fmt: skip
-        exclude(not encoder_decoder and self.source_vocabulary_size != self.vocabulary_size,
-                "source_vocabulary_size", "style", "one stack has one vocabulary")  # fmt: skip
-        exclude(self.head not in HEADS_OF_STYLE[self.style], "head", "style",
-                f"this style has {' or '.join(HEADS_OF_STYLE[self.style])}")  # fmt: skip
-        exclude(self.head == "classifier" and self.classes is None, "head", "classes",
-                "say how many classes there are")  # fmt: skip
-        exclude(self.head != "classifier" and self.classes is not None, "head", "classes",
-                "only head=classifier has classes")  # fmt: skip
-        exclude(self.pooling == "cls" and self.style == "decoder", "pooling", "style",
-                "the first token of a decoder sees only itself; use last or mean")  # fmt: skip
+        heads = HEADS_OF_STYLE[self.style]
+        rules = [
+            (self.positions == "sinusoidal" and self.d_model % 2 == 1, "positions", "d_model",
+             "sinusoids come in sine and cosine pairs, so d_model must be even"),
+            (self.positions == "rotary" and self.head_size % 2 == 1, "positions", "head_size",
+             "rotation turns pairs of features, so head_size must be even"),
+            (tied and own_source, "tie_embeddings", "source_vocabulary_size",
+             "one matrix has one vocabulary"),
+            (one_stack and self.tie_embeddings == "source-target", "tie_embeddings", "style",
+             "only an encoder-decoder has both"),
+            (one_stack and own_source, "source_vocabulary_size", "style",
+             "one stack has one vocabulary"),
+            (self.head not in heads, "head", "style", f"this style has {' or '.join(heads)}"),
+            (self.head == "classifier" and self.classes is None, "head", "classes",
+             "say how many classes there are"),
+            (self.head != "classifier" and self.classes is not None, "head", "classes",
+             "only head=classifier has classes"),
+            (self.pooling == "cls" and self.style == "decoder", "pooling", "style",
+             "the first token of a decoder sees only itself; use last or mean"),
+        ]  # fmt: skip
+        for broken, first, second, why in rules:
+            if broken:
+                pair = [f"model.{name}={getattr(self, name)}" for name in (first, second)]
+                raise InputError(f"{pair[0]} and {pair[1]} exclude each other: {why}")
 
     @property
     def has_encoder(self) -> bool:
@@ -185,6 +187,8 @@ def check_types(config: Any) -> None:
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         allowed = getattr(hint, "__args__", (hint,))
+        if value is DERIVED and type(config).__dataclass_fields__[name].default is DERIVED:
+            continue
         if float in allowed and type(value) is int:
             object.__setattr__(config, name, float(value))
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
@@ -195,8 +199,14 @@ def check_types(config: Any) -> None:
 # Layers, widths and heads as the paper (base, big), fairseq's IWSLT (small) and the text-only
 # Multi30k models (tiny) have them. Dropout is the published one of each.
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {"encoder_layers": 4, "decoder_layers": 4, "d_model": 128, "heads": 4, "d_ff": 256, "dropout": 0.3},
-    "small": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "heads": 4, "d_ff": 1024, "dropout": 0.3},
-    "base": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 512, "heads": 8, "d_ff": 2048, "dropout": 0.1},
-    "big": {"encoder_layers": 6, "decoder_layers": 6, "d_model": 1024, "heads": 16, "d_ff": 4096, "dropout": 0.3},
+    name: {
+        "encoder_layers": layers, "decoder_layers": layers, "d_model": d_model, "heads": heads,
+        "d_ff": d_ff, "dropout": dropout,
+    }
+    for name, layers, d_model, heads, d_ff, dropout in (
+        ("tiny", 4, 128, 4, 256, 0.3),
+        ("small", 6, 512, 4, 1024, 0.3),
+        ("base", 6, 512, 8, 2048, 0.1),
+        ("big", 6, 1024, 16, 4096, 0.3),
+    )
 }  # fmt: skip

@@ -9,16 +9,22 @@ only, so rows of a fixed size never recompile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.errors import InputError
 
+if TYPE_CHECKING:
+    from regard.model.attention import Visibility
+
 BLOCK = 128
+SMALLEST = 16  # head size that the compiled kernel takes
 
 
 class FlexLayout:
@@ -28,13 +34,13 @@ class FlexLayout:
         self,
         query_lengths: Sequence[int],
         key_lengths: Sequence[int],
-        first: Tensor,
-        last: Tensor,
+        visibility: Visibility,
         device: torch.device,
     ) -> None:
         from torch.nn.attention.flex_attention import BlockMask
 
         queries, keys = torch.tensor(query_lengths), torch.tensor(key_lengths)
+        first, last = visibility.runs(query_lengths, key_lengths)
         base = (keys.cumsum(0) - keys).repeat_interleave(queries)  # [N]
         first, last = first + base, last + base  # [N]: each query's run of keys in the packed row
         n, m = len(first), int(keys.sum())
@@ -42,7 +48,9 @@ class FlexLayout:
         low = first[start] // BLOCK
         high = last[(start + BLOCK - 1).clamp(max=n - 1)] // BLOCK
         blocks = -(-m // BLOCK)
-        table = (low[:, None] + torch.arange(blocks)) % blocks  # the first high-low+1 of a row count
+        table = (
+            low[:, None] + torch.arange(blocks)
+        ) % blocks  # the first high-low+1 of a row count
         run = torch.stack((first, last)).to(device, non_blocking=True)
 
         def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -60,9 +68,13 @@ class FlexLayout:
         assert dropout == 0, "choose_engine excludes it"
         if query.device.type == "cpu" and (query.requires_grad or key.requires_grad):
             raise InputError("engine=flex trains on a GPU only: on a CPU use engine=padded or auto")
+        size = query.shape[-1]
         heads = [x.transpose(0, 1)[None] for x in (query, key, value)]  # [1, H, N, K]
+        if size < SMALLEST:  # zeros change no dot product
+            heads = [pad(x, (0, SMALLEST - size)) for x in heads]
         flex = kernel(query.device.type)
-        return flex(*heads, block_mask=self.block_mask)[0].transpose(0, 1)  # [N, H, K]
+        output = flex(*heads, block_mask=self.block_mask, scale=1 / math.sqrt(size))
+        return output[0].transpose(0, 1)[..., :size]  # [N, H, K]
 
 
 @cache
@@ -70,4 +82,5 @@ def kernel(device: str) -> Callable[..., Any]:
     """Compiled on a GPU; elsewhere PyTorch's own slow version, which is enough to test with."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention) if device == "cuda" else flex_attention
+    function: Callable[..., Any] = flex_attention
+    return torch.compile(function) if device == "cuda" else function

@@ -76,7 +76,8 @@ class PaddedLayout:
                 visible = seen[:, None]
             if visible is not None:
                 visible = visible.to(device, non_blocking=True)
-            self.groups.append(Group(*query_real.shape, key_real.shape[1], visible, causal))
+            shape = len(chosen), query_real.shape[1], key_real.shape[1]
+            self.groups.append(Group(*shape, visible, causal))
             query_slots.append((query_row, query_real))
             key_slots.append((key_row, key_real))
         self.query_rows = Rows(query_slots, device)
@@ -144,7 +145,7 @@ class Gather(torch.autograd.Function):
         ctx.save_for_backward(forth, back)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         forth, back = ctx.saved_tensors
         if ctx.holes:  # x had rows that nothing was taken from: their gradient is zero
             result = gradient.new_zeros((len(back), *gradient.shape[1:]))

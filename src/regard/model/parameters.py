@@ -23,8 +23,6 @@ class Part:
 def closed_form(config: ModelConfig) -> dict[str, Part]:
     """Parameters of each part from the configuration alone."""
     c = config
-    assert c.encoder_layers is not None and c.decoder_layers is not None
-    assert c.head_size is not None and c.source_vocabulary_size is not None
     d, f, width, bias = c.d_model, c.d_ff, c.heads * c.head_size, int(c.bias)
     both = c.style == "encoder-decoder"
     layers = c.encoder_layers + c.decoder_layers

@@ -67,7 +67,6 @@ class Stack(nn.Module):
     def rotation(self, positions: Tensor) -> Rotation | None:
         if self.config.positions != "rotary":
             return None
-        assert self.config.head_size is not None
         return Rotation(positions, self.config.head_size, self.config.position_base)
 
     def forward(
@@ -75,15 +74,15 @@ class Stack(nn.Module):
         x: Tensor,
         positions: Tensor,
         plans: Sequence[Plan | CachedSelf],
-        memory: Tensor | None = None,
-        cross_plans: Sequence[Plan | CachedMemory] | None = None,
+        memories: Sequence[Tensor | CachedMemory] | None = None,
+        cross_plan: Plan | None = None,
         captured: list[list[Tensor]] | None = None,
         captured_cross: list[list[Tensor]] | None = None,
     ) -> Tensor:
-        """x[N, D] -> [N, D]; one plan for each layer (the same one, unless there is a cache)."""
+        """x[N, D] -> [N, D]; a plan and a memory for each layer (the same, unless cached)."""
         rotation = self.rotation(positions)
         for i, block in enumerate(self.layers):
-            cross_plan = cross_plans[i] if cross_plans else None
+            memory = memories[i] if memories else None
             x = block(x, plans[i], memory, cross_plan, rotation, captured, captured_cross)
         return x if self.final_norm is None else self.final_norm(x)
 
@@ -95,14 +94,13 @@ class Transformer(nn.Module):
         super().__init__()
         choose_engine(engine, torch.device("cpu"), config.attention_dropout)  # refuse early
         self.config, self.engine = config, engine
-        d_model, source_size, size = config.d_model, config.source_vocabulary_size, config.vocabulary_size
-        assert source_size and config.encoder_layers is not None and config.decoder_layers is not None
+        d_model, size = config.d_model, config.vocabulary_size
         # A matrix that is tied exists once: one name, one tensor, one line in the saved file.
         self.embeddings = nn.ModuleDict()
         if config.style != "encoder-decoder" or config.tie_embeddings in ("all", "source-target"):
             self.embeddings["shared"] = nn.Embedding(size, d_model)
         else:
-            self.embeddings["source"] = nn.Embedding(source_size, d_model)
+            self.embeddings["source"] = nn.Embedding(config.source_vocabulary_size, d_model)
             self.embeddings["target"] = nn.Embedding(size, d_model)
         cross = config.style == "encoder-decoder"
         self.encoder = Stack(config, config.encoder_layers, False) if config.has_encoder else None
@@ -165,11 +163,12 @@ class Transformer(nn.Module):
         assert self.decoder is not None
         layers = len(self.decoder.layers)
         plan = self._plan(target, target, Visibility(causal=True, window=self.config.window))
-        cross = None if source is None else [self._plan(target, source, Visibility())] * layers
+        cross = None if source is None else self._plan(target, source, Visibility())
+        memories = None if memory is None else [memory] * layers
         positions = target.positions()
         x = self.decoder.embed(self.table("target"), target.tokens, positions)
         lists = (None, None) if capture is None else (capture.decoder, capture.cross)
-        return self.decoder(x, positions, [plan] * layers, memory, cross, *lists)
+        return self.decoder(x, positions, [plan] * layers, memories, cross, *lists)
 
     # ---- step by step -------------------------------------------------------------------
 
@@ -178,7 +177,9 @@ class Transformer(nn.Module):
         """A cache for answers of at most `capacity` tokens: one for each sequence of the source,
         or for so many `sequences` where there is no source."""
         if (self.config.style == "encoder-decoder") != (source is not None):
-            raise InputError("decoding with a cache needs a source if and only if there is an encoder")
+            raise InputError(
+                "decoding with a cache needs a source if and only if there is an encoder"
+            )
         if self.decoder is None:
             raise InputError("model.style=encoder decodes nothing: it has no decoder")
         visibility = Visibility(causal=True, window=self.config.window)
@@ -205,7 +206,7 @@ class Transformer(nn.Module):
         x = self.decoder.embed(self.table("target"), target.tokens, step.positions)
         selves = [CachedSelf(step, layer) for layer in layers]
         memories = [CachedMemory(step, layer) for layer in layers] if cache.memory else None
-        x = self.decoder(x, step.positions, selves, cross_plans=memories)
+        x = self.decoder(x, step.positions, selves, memories)
         return self.head(x, target, self.table("target").weight)
 
     # ---- checks -------------------------------------------------------------------------

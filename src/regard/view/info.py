@@ -60,7 +60,9 @@ class ParameterTable:
                 )
         table.add_section()
         by_formula_total = sum(part.parameters for part in self.formula.values())
-        table.add_row("total", "", f"{by_formula_total:,}", f"{self.total:,}", "100.0%", style="bold")
+        table.add_row(
+            "total", "", f"{by_formula_total:,}", f"{self.total:,}", "100.0%", style="bold"
+        )
         console = Console()
         console.print(table)
         verdict = "formula and tensors agree" if self.agrees else "FORMULA AND TENSORS DISAGREE"
