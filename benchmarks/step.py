@@ -120,7 +120,7 @@ def run(preset: str, options: argparse.Namespace) -> None:
         f"{rows / real - 1:.0%} for the peer)"
     )
     speed = {
-        name: real / len(made) / (statistics.fmean(seconds)) for name, seconds in times.items()
+        name: real / len(made) / (statistics.median(seconds)) for name, seconds in times.items()
     }
     for name, value in speed.items():
         print(f"  {name:15} {value:10,.0f} tokens/s  {value / limit:6.1%} of the machine's peak")
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="real target tokens a batch")
     parser.add_argument("--vocabulary", type=int, default=10_000)
     parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--shuffled", action="store_true", help="do not sort by length")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])

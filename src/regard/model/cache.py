@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from regard.errors import InputError
-from regard.model.padded import Rows, rectangle, starts
+from regard.model.padded import Rows, attend_rectangles, rectangle, starts
 
 if TYPE_CHECKING:
     from regard.model.attention import Visibility
@@ -80,7 +79,7 @@ class Step:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
         """query[N, H, K], key and value[B, H, T, K] -> [N, H, K]."""
         padded = self.queries.pad(query).unflatten(0, (self.cache.sequences, -1))  # [B, n, H, K]
-        output = scaled_dot_product_attention(padded.transpose(1, 2), key, value, visible)
+        output = attend_rectangles(padded.transpose(1, 2), key, value, visible)
         return self.queries.unpad(output.transpose(1, 2).flatten(0, 1))
 
 

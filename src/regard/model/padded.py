@@ -11,11 +11,13 @@ because it never holds anything foreign, not even a NaN can pass from one sequen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 if TYPE_CHECKING:
@@ -94,13 +96,28 @@ class PaddedLayout:
                 """The group's part of a padded tensor: [S*T, H, K] -> [S, H, T, K]."""
                 return x[start : start + size].unflatten(0, (segments, -1)).transpose(1, 2)
 
-            output = scaled_dot_product_attention(
+            output = attend_rectangles(
                 heads(query, q, q_size), heads(key, k, k_size), heads(value, k, k_size),
-                attn_mask=group.visible, dropout_p=dropout, is_causal=group.causal,
+                group.visible, dropout, group.causal,
             )  # [S, H, T, K]  # fmt: skip
             outputs.append(output.transpose(1, 2).flatten(0, 1))  # [S*T, H, K]
             q, k = q + q_size, k + k_size
         return self.query_rows.unpad(torch.cat(outputs) if len(outputs) > 1 else outputs[0])
+
+
+def attend_rectangles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor | None,
+    dropout: float = 0.0,
+    causal: bool = False,
+) -> Tensor:
+    """[S, H, T, K] each -> [S, H, T, K]. Without cuDNN, which plans anew for every new shape: on
+    one H200 a step of `base` took 1.5 s with it and 0.13 s without."""
+    backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(backends) if query.is_cuda else nullcontext():
+        return scaled_dot_product_attention(query, key, value, visible, dropout, causal)
 
 
 class Rows:
