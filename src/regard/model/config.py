@@ -8,7 +8,7 @@ import torch, so that `--help` and configuration errors are immediate.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from regard.errors import InputError, unknown
 
@@ -67,7 +67,7 @@ class ModelConfig:
     pooling: str = "mean"  # for head=pooling: mean, cls (first token), last (token)
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_types(self, "model")
         # true and false are what people write for "tied or not".
         self._resolve("tie_embeddings", {True: "all", False: "none"})
         if self.style in STYLES:
@@ -182,18 +182,18 @@ class ModelConfig:
         return asdict(self)
 
 
-def check_types(config: Any) -> None:
+def check_types(config: Any, section: str) -> None:
     """One line for a value of the wrong type (`model.heads=8.5`), before anything uses it."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        allowed = getattr(hint, "__args__", (hint,))
+        allowed = getattr(hint, "__args__", (hint,)) if get_origin(hint) is not list else (list,)
         if value is DERIVED and type(config).__dataclass_fields__[name].default is DERIVED:
             continue
         if float in allowed and type(value) is int:
             object.__setattr__(config, name, float(value))
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
             expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
-            raise InputError(f"model.{name} must be {expected}, not {value!r}")
+            raise InputError(f"{section}.{name} must be {expected}, not {value!r}")
 
 
 # Layers, widths and heads as the paper (base, big), fairseq's IWSLT (small) and the text-only
