@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.sentences import batches, operations, peak, synchronise
+from benchmarks.sentences import batches
 from regard import ModelConfig, Packed, Transformer
+from regard.model.parameters import operations
 from regard.model.positions import sinusoids
+from regard.training.machine import peak, synchronise
 
 
 class Peer(nn.Module):
@@ -107,7 +109,7 @@ def run(preset: str, options: argparse.Namespace) -> None:
             assert all(map(math.isfinite, losses)), losses
             if repeat == 0:  # a warm-up; and count the work, which is the same for both
                 source, target = Packed.of(sources), Packed.of(targets)
-                work += operations(config, source, target)
+                work += operations(config, source.lengths, target.lengths)
                 real += len(target.tokens)
                 rows += len(targets) * max(target.lengths)
         if repeat == 0:

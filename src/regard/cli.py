@@ -13,10 +13,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from regard import __version__
-from regard.errors import InputError
+from regard.config import SECTIONS, TASKS
+from regard.errors import InputError, unknown
 from regard.model.config import PRESETS, STYLES, ModelConfig
 
 
@@ -33,6 +35,9 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    add_verb(verbs, "train", train, train_options)
+    add_verb(verbs, "translate", translate, translate_options)
+    add_verb(verbs, "evaluate", evaluate, evaluate_options)
     add_verb(verbs, "info", info, info_options)
     view = verbs.add_parser("view", help="pictures and tables to look at")
     views = view.add_subparsers(title="views", metavar="VIEW", required=True)
@@ -64,6 +69,100 @@ def model_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def train_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--task", help=" | ".join(TASKS))
+    verb.add_argument("--train", nargs="+", metavar="FILE", help="translate: SOURCE TARGET")
+    verb.add_argument("--valid", nargs="+", metavar="FILE", default=[], help="held-out data")
+    verb.add_argument("--out", metavar="RUN", type=Path, required=True, help="the model's folder")
+    verb.add_argument("--preset", default="base", help=" | ".join(PRESETS) + " (base)")
+    verb.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections of options")
+    verb.add_argument("--from", type=Path, metavar="MODEL", dest="start_from", help="fine-tune it")
+    verb.add_argument("--resume", action="store_true", help="go on with the run at --out")
+    verb.add_argument("--seed", type=int, help="of weights, order and dropout")
+    model_options(verb)
+    machine_options(verb)
+
+
+def machine_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def train(options: argparse.Namespace) -> int:
+    """Learn from text files and leave a model folder."""
+    from regard.config import Config, read_yaml
+
+    config = None
+    if options.task or options.train or not options.resume:
+        if not options.task or not options.train:
+            raise InputError("--task and --train are needed (see: regard train --help)")
+        values = read_yaml(options.config) if options.config else {}
+        values.pop("task", None)
+        given: dict[str, dict[str, Any]] = {
+            "data": {"train": options.train, "valid": options.valid},
+            "model": {"style": options.style},
+            "training": {} if options.seed is None else {"seed": options.seed},
+        }
+        for changes in (given, settings(options.assignments)):
+            for section, keys in changes.items():
+                values[section] = {**values.get(section, {}), **keys}
+        config = Config.build(options.task, options.preset, values)
+    elif options.assignments:
+        raise InputError("--resume with --set needs the whole command again")
+    from regard.run import train as run_training
+
+    run_training(
+        config, options.out, resume=options.resume, start_from=options.start_from,
+        device=options.device, quiet=options.quiet,
+    )  # fmt: skip
+    return 0
+
+
+def translate_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("-m", "--model", required=True, type=Path, metavar="MODEL")
+    verb.add_argument("texts", nargs="*", metavar="TEXT", help="none: lines of standard input")
+    machine_options(verb)
+
+
+def translate(options: argparse.Namespace) -> int:
+    """Translate texts, or the lines of standard input, one for one."""
+    from regard.models import load
+
+    model = load(options.model, "cpu" if options.device == "auto" else options.device)
+    texts = options.texts or [line.rstrip("\n") for line in sys.stdin]
+    for text, answer in zip(texts, model.translate(texts), strict=True):
+        print(json.dumps({"text": text, "translation": answer}, ensure_ascii=False)
+              if options.json else answer)  # fmt: skip
+    return 0
+
+
+def evaluate_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("-m", "--model", required=True, type=Path, metavar="MODEL")
+    verb.add_argument("--data", nargs="+", required=True, metavar="FILE", help="SOURCE TARGET")
+    machine_options(verb)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """The task's metrics on given data: sacreBLEU and chrF with their signatures."""
+    from regard.models import load
+    from regard.tasks.translate import bleu
+    from regard.text.corpus import read_pairs
+
+    if len(options.data) != 2:
+        raise InputError("--data takes two files for translate: source, then target")
+    source, target = map(Path, options.data)
+    pairs = [(s, t) for _, s, t in read_pairs(source, target)]
+    model = load(options.model, "cpu" if options.device == "auto" else options.device)
+    scores = bleu(model.translate([s for s, _ in pairs]), [t for _, t in pairs])
+    scores["sentences"] = len(pairs)
+    if options.json:
+        print(json.dumps(scores))
+    else:
+        for name, value in scores.items():
+            print(f"{name:16} {value}")
+    return 0
+
+
 def info_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--preset", default="base", help=" | ".join(PRESETS) + " (default: base)")
     verb.add_argument("--vocab", type=int, default=37_000, help="vocabulary size (37000)")
@@ -73,7 +172,7 @@ def info_options(verb: argparse.ArgumentParser) -> None:
 def info(options: argparse.Namespace) -> int:
     """Parameters by part: the closed formula beside the tensors of the real model."""
     values = {"style": options.style, "vocabulary_size": options.vocab}
-    config = ModelConfig.preset(options.preset, **values | settings(options.assignments))
+    config = ModelConfig.preset(options.preset, **values | model_settings(options.assignments))
     from regard.view.info import parameter_table
 
     table = parameter_table(config)
@@ -95,7 +194,7 @@ def walk(options: argparse.Namespace) -> int:
     """What happens to a sentence, step by step, in a real (small, seeded) model."""
     from regard.view.walk import walk_config, walk_steps, write_walk
 
-    changes = settings(options.assignments)
+    changes = model_settings(options.assignments)
     config = walk_config(options.text, options.target, options.style, changes)
     steps = walk_steps(options.text, options.target, config, options.seed)
     if options.json:
@@ -106,18 +205,27 @@ def walk(options: argparse.Namespace) -> int:
     return 0
 
 
-def settings(assignments: list[str]) -> dict[str, Any]:
-    """`--set model.heads=4 ...`: the keys and values of the section `model`."""
-    values: dict[str, Any] = {}
+def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
+    """`--set model.heads=4 ...`: keys and values by section."""
+    values: dict[str, dict[str, Any]] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         section, _, name = key.strip().partition(".")
         if not equals or not name:
             raise InputError(f"--set {assignment!r}: write it as section.key=value")
-        if section != "model":
-            raise InputError(f"--set {assignment!r}: unknown section {section!r}; known: model")
-        values[name] = literal(text.strip())
+        if section not in SECTIONS:
+            raise unknown("section", section, SECTIONS)
+        values.setdefault(section, {})[name] = literal(text.strip())
     return values
+
+
+def model_settings(assignments: list[str]) -> dict[str, Any]:
+    """The same where only the section `model` makes sense."""
+    values = settings(assignments)
+    for section in values:
+        if section != "model":
+            raise InputError(f"--set {section}.…: only options of the section model are used here")
+    return values.get("model", {})
 
 
 def literal(text: str) -> Any:
@@ -150,3 +258,8 @@ def main() -> None:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
+    except RuntimeError as error:
+        if type(error).__name__ != "TrainingFailed" or "--debug" in sys.argv:
+            raise
+        print(f"regard: {error}", file=sys.stderr)
+        sys.exit(1)

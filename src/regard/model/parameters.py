@@ -6,7 +6,7 @@ the formula of this model. `regard info` shows both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from regard.model.config import ModelConfig
@@ -88,3 +88,21 @@ def part_of(name: str) -> str:
         if part.replace("-", "_") in words:
             return part
     return "embeddings"  # token tables and learned positions
+
+
+def operations(config: ModelConfig, sources: Sequence[int], targets: Sequence[int]) -> float:
+    """Floating-point operations of a training step of sequences of these lengths, forward and
+    backward: 6 for each weight and token it meets, and 12 H K for each query and key that meet."""
+    d, width = config.d_model, config.heads * config.head_size
+    gates = 3 if config.activation == "swiglu" else 2
+    attention, feed_forward = 4 * d * width, gates * d * config.d_ff
+    encoder, decoder = config.encoder_layers, config.decoder_layers
+    n, m = sum(targets), sum(sources)
+    weights = encoder * m * (attention + feed_forward) + decoder * n * (attention + feed_forward)
+    pairs = encoder * sum(length**2 for length in sources)
+    pairs += decoder * sum(length * (length + 1) // 2 for length in targets)
+    if encoder and decoder:
+        weights += decoder * (n + m) * 2 * d * width
+        pairs += decoder * sum(s * t for s, t in zip(sources, targets, strict=True))
+    weights += (n if decoder else m) * config.vocabulary_size * d
+    return 6.0 * weights + 12.0 * pairs * width

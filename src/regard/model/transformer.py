@@ -114,6 +114,11 @@ class Transformer(nn.Module):
         assert isinstance(table, nn.Embedding)
         return table
 
+    def output_matrix(self) -> Tensor:
+        """What the last vectors are compared with to give logits: [V, D]."""
+        own = self.head.output
+        return self.table("target").weight if own is None else own.weight
+
     # ---- the full pass ------------------------------------------------------------------
 
     def forward(
@@ -126,7 +131,7 @@ class Transformer(nn.Module):
         classifier gives [B, classes], pooling [B, D]."""
         rows = self._check(source, target)
         hidden = self.hidden(source, target, capture)
-        return self.head(hidden, rows, self.table("target").weight)
+        return self.head(hidden, rows, self.output_matrix())
 
     def hidden(
         self,
@@ -207,7 +212,7 @@ class Transformer(nn.Module):
         selves = [CachedSelf(step, layer) for layer in layers]
         memories = [CachedMemory(step, layer) for layer in layers] if cache.memory else None
         x = self.decoder(x, step.positions, selves, memories)
-        return self.head(x, target, self.table("target").weight)
+        return self.head(x, target, self.output_matrix())
 
     # ---- checks -------------------------------------------------------------------------
 
@@ -275,13 +280,12 @@ class Head(nn.Module):
             self.transform = nn.Linear(d_model, d_model)
             self.classes = nn.Linear(d_model, config.classes)
 
-    def forward(self, hidden: Tensor, row: Packed, embedding: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, row: Packed, matrix: Tensor) -> Tensor:
         if self.kind == "pooling":
             return pool(hidden, row, self.pooling)
         if self.kind == "classifier":
             first = self.transform(pool(hidden, row, "cls")).tanh()  # [B, D]
             return self.classes(F.dropout(first, self.dropout, self.training))
-        matrix = embedding if self.output is None else self.output.weight  # [V, D]
         if self.kind == "masked-language-model":
             return F.linear(self.norm(F.gelu(self.transform(hidden))), matrix, self.bias)
         return F.linear(hidden, matrix)  # [N, V]

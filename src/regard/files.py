@@ -1,0 +1,85 @@
+"""Writing that is whole or not at all: under a temporary name, to the disk, then renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX = ".tmp-"  # nothing with this name is ever read
+
+
+def write_file(path: Path, content: bytes | str) -> None:
+    """Replace `path` by `content`, or leave it as it was."""
+    temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; it gets its name when everything in it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            sync_file(file) if file.is_file() else sync_folder(file)
+        sync_folder(temporary)
+        if path.exists():  # something broken, which is why it is written again
+            shutil.rmtree(path)
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a process that was killed left under a temporary name."""
+    for path in folder.glob(f"{PREFIX}*"):
+        process = path.name.removeprefix(PREFIX).partition("-")[0]
+        if process.isdigit() and alive(int(process)):
+            continue  # somebody is still writing it
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's
+        return True
+    return process > 0
+
+
+def checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

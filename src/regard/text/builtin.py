@@ -1,0 +1,399 @@
+"""The built-in corpus: English and German sentences from a small grammar of our own.
+
+Its German needs what attention is for: articles and adjectives agree with a noun's gender and
+case, the verb closes a subordinate clause, and in "The animal didn't cross the street because it
+was too tired" (or "too wide") `it` becomes `es` or `sie` by a word that comes later.
+
+A composition is who did what to whom: (animal, cross, street), whatever the articles, the
+adjectives and the sentence around it. Each belongs to one split by its hash, so what a test
+sentence says was never said in training, in any form, while each of its words was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import NamedTuple, TypeVar
+
+from regard.errors import InputError, unknown
+
+T = TypeVar("T")
+
+SIZES = {"train": 20_000, "valid": 500, "test": 500}
+
+# The paper's authors' own example of what self-attention resolves: the test split starts with it.
+PRONOUN_SENTENCE = (
+    ("The animal didn't cross the street because it was too tired.",
+     "Das Tier überquerte die Straße nicht, weil es zu müde war."),
+    ("The animal didn't cross the street because it was too wide.",
+     "Das Tier überquerte die Straße nicht, weil sie zu breit war."),
+)  # fmt: skip
+PRONOUN_COMPOSITION = ("animal", "cross", "street")
+
+# ---- the words ------------------------------------------------------------------------------
+
+# For each kind of noun: the adjectives that can stand before it; then English, gender, German (a
+# second form is the accusative and dative), and what such a thing can be "too" much of: always
+# something that the animal in the sentence would not be.
+NOUNS = {
+    "adult": ("old young clever friendly",
+        "man m Mann, king m König, woman f Frau, queen f Königin, witch f Hexe"),
+    "child": ("small clever friendly",
+        "boy m Junge/Jungen, girl n Mädchen, child n Kind"),
+    "animal": ("old young small big clever friendly",
+        "dog m Hund, bear m Bär/Bären, wolf m Wolf, cat f Katze, cow f Kuh, goat f Ziege, "
+        "animal n Tier, horse n Pferd, sheep n Schaf, pig n Schwein"),
+    "way": ("small big beautiful",
+        "river m Fluss wide deep, path m Weg stony slippery, street f Straße wide slippery, "
+        "bridge f Brücke steep slippery, field n Feld stony steep"),
+    "place": ("old small big beautiful",
+        "stable m Stall dark narrow, garden m Garten dark, cave f Höhle dark narrow, "
+        "barn f Scheune dark narrow, house n Haus dark narrow, tent n Zelt dark narrow"),
+    "obstacle": ("old new small big",
+        "fence m Zaun high, log m Baumstamm high slippery, wall f Mauer high slippery, "
+        "hedge f Hecke high wide, gate n Tor high slippery"),
+    "load": ("old new small big",
+        "basket m Korb heavy bulky, sack m Sack heavy bulky, box f Kiste heavy bulky, "
+        "bag f Tasche heavy bulky, package n Paket heavy bulky, board n Brett heavy bulky"),
+    "food": ("fresh good",
+        "apple m Apfel hard sour, cake m Kuchen dry sweet, soup f Suppe salty spicy, "
+        "sausage f Wurst salty spicy, roll n Brötchen hard dry, egg n Ei hard salty"),
+    "gift": ("small beautiful",
+        "letter m Brief, flower f Blume, book n Buch"),
+}  # fmt: skip
+
+STEMS = {  # of adjectives that take an ending
+    "old": "alt", "young": "jung", "small": "klein", "big": "groß", "clever": "klug",
+    "friendly": "freundlich", "new": "neu", "beautiful": "schön", "fresh": "frisch", "good": "gut",
+}  # fmt: skip
+MOODS = {  # what an animal can be "too" much of
+    "tired": "müde", "sick": "krank", "scared": "ängstlich", "lazy": "faul", "nervous": "nervös",
+}  # fmt: skip
+QUALITIES = {  # what a thing can be "too" much of
+    "wide": "breit", "deep": "tief", "stony": "steinig", "slippery": "glatt", "steep": "steil",
+    "dark": "dunkel", "narrow": "eng", "high": "hoch", "heavy": "schwer", "bulky": "sperrig",
+    "hard": "hart", "sour": "sauer", "dry": "trocken", "sweet": "süß", "salty": "salzig",
+    "spicy": "scharf",
+}  # fmt: skip
+
+# English (infinitive, past) | German past, … where the object stands | case | subjects | objects
+TRANSITIVE = """
+    see, saw                 | sah …            | acc | human animal | human animal place load
+    find, found              | fand …           | acc | human animal | human animal load food gift
+    hear, heard              | hörte …          | acc | human animal | human animal
+    follow, followed         | folgte …         | dat | human animal | human animal
+    help, helped             | half …           | dat | human animal | human animal
+    thank, thanked           | dankte …         | dat | human        | human
+    call, called             | rief … an        | acc | human        | human
+    invite, invited          | lud … ein        | acc | human        | human
+    buy, bought              | kaufte …         | acc | human        | animal load food gift
+    eat, ate                 | aß …             | acc | human        | food
+    eat, ate                 | fraß …           | acc | animal       | food
+    taste, tasted            | probierte …      | acc | human animal | food
+    carry, carried           | trug …           | acc | human animal | load
+    pull, pulled             | zog …            | acc | human animal | load
+    pick up, picked up       | hob … auf        | acc | human animal | load
+    cross, crossed           | überquerte …     | acc | human animal | way
+    enter, entered           | betrat …         | acc | human animal | place
+    jump over, jumped over   | sprang über …    | acc | human animal | obstacle
+    climb over, climbed over | kletterte über … | acc | human animal | obstacle
+"""
+DITRANSITIVE = """
+    give, gave               | gab …            | acc | human        | load food gift
+    show, showed             | zeigte …         | acc | human        | load food gift
+    bring, brought           | brachte …        | acc | human        | load food gift
+"""
+INTRANSITIVE = """
+    sleep, slept       | schlief    | - | human animal | -
+    wait, waited       | wartete    | - | human animal | -
+    run away, ran away | lief … weg | - | human animal | -
+    laugh, laughed     | lachte     | - | human        | -
+    cry, cried         | weinte     | - | human        | -
+"""
+PREPOSITIONS = {"in": "in", "behind": "hinter", "next to": "neben", "in front of": "vor"}
+LOCAL = "\n".join(
+    f"{base} {english}, {past} {english} | {verb} {german} … | dat | human animal | place"
+    for base, past, verb in (("sit", "sat", "saß"), ("sleep", "slept", "schlief"))
+    for english, german in PREPOSITIONS.items()
+)
+CONJUNCTIONS = {"because": "weil", "although": "obwohl", "while": "während", "before": "bevor"}
+REPORTS = {"said": "sagte", "believed": "glaubte", "heard": "hörte"}
+
+# article, case -> the article itself and the adjective's ending, for the genders m, f and n
+AGREEMENT = {
+    ("the", "nom"): ("der die das", "e e e"),
+    ("the", "acc"): ("den die das", "en e e"),
+    ("the", "dat"): ("dem der dem", "en en en"),
+    ("a", "nom"): ("ein eine ein", "er e es"),
+    ("a", "acc"): ("einen eine ein", "en e es"),
+    ("a", "dat"): ("einem einer einem", "en en en"),
+}
+PRONOUNS = {"m": "er", "f": "sie", "n": "es"}
+
+
+class Noun(NamedTuple):
+    kind: str
+    attributes: list[str]
+    english: str
+    gender: str
+    german: str
+    declined: str  # in accusative and dative
+    qualities: list[str]
+
+
+class Verb(NamedTuple):
+    base: str
+    past: str
+    german: str  # the past: second in a main clause, last in a subordinate one
+    preposition: str  # before the object
+    particle: str  # what a separable verb leaves at the end of a main clause
+    case: str  # of the object
+    subjects: list[str]
+    objects: list[str]
+
+
+def read_nouns(kind: str, attributes: str, row: str) -> Iterator[Noun]:
+    for entry in row.split(", "):
+        english, gender, german, *qualities = entry.split()
+        nominative, _, declined = german.partition("/")
+        forms = nominative, declined or nominative
+        yield Noun(kind, attributes.split(), english, gender, *forms, qualities)
+
+
+def read_verbs(table: str) -> list[Verb]:
+    return [read_verb(line) for line in table.strip().replace("human", "adult child").splitlines()]
+
+
+def read_verb(line: str) -> Verb:
+    english, german, case, subjects, objects = (part.strip() for part in line.split("|"))
+    base, past = english.split(", ")
+    before, _, particle = german.partition("…")
+    verb, _, preposition = before.strip().partition(" ")
+    kinds = subjects.split(), objects.split()
+    return Verb(base, past, verb, preposition, particle.strip(), case, *kinds)
+
+
+LEXICON = [noun for kind, row in NOUNS.items() for noun in read_nouns(kind, *row)]
+ACTS, GIFTS, STAYS, EVENTS = map(read_verbs, (TRANSITIVE, DITRANSITIVE, LOCAL, INTRANSITIVE))
+# The verbs of the pronoun sentences: what an animal does to one kind of thing.
+DEEDS = [verb for verb in ACTS if "animal" in verb.subjects and len(verb.objects) == 1]
+
+
+@cache
+def nouns(*kinds: str, gender: str = "mfn") -> list[Noun]:
+    return [noun for noun in LEXICON if noun.kind in kinds and noun.gender in gender]
+
+
+# ---- the grammar ----------------------------------------------------------------------------
+
+
+def words(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+class Phrase(NamedTuple):
+    """A noun with its article and perhaps an adjective."""
+
+    noun: Noun
+    english: str
+    german: str
+
+
+def phrase(noun: Noun, case: str, article: str = "the", adjective: str = "") -> Phrase:
+    """phrase(dog, "acc", "a", "old") is "an old dog", "einen alten Hund"."""
+    articles, endings = (row.split()["mfn".index(noun.gender)] for row in AGREEMENT[article, case])
+    english = words(adjective, noun.english)
+    an = "n" if article == "a" and english[0] in "aeiou" else ""
+    stem = adjective and STEMS[adjective] + endings
+    german = words(articles, stem, noun.german if case == "nom" else noun.declined)
+    return Phrase(noun, f"{article}{an} {english}", german)
+
+
+class Clause(NamedTuple):
+    """Who did what; the German in parts, because their order depends on where the clause is."""
+
+    subject: Phrase
+    verb: Verb
+    predicate: str  # ate the cake
+    rest: str  # den Kuchen
+    composition: tuple[str, ...]
+
+    def english(self) -> str:
+        return words(self.subject.english, self.predicate)
+
+    def main(self) -> str:
+        return words(self.subject.german, self.verb.german, self.rest, self.verb.particle)
+
+    def inverted(self) -> str:
+        return words(self.verb.german, self.subject.german, self.rest, self.verb.particle)
+
+    def final(self, subject: str = "") -> str:
+        verb = self.verb.particle + self.verb.german
+        return words(subject or self.subject.german, self.rest, verb)
+
+
+class Example(NamedTuple):
+    english: str
+    german: str
+    composition: tuple[str, ...]
+
+    @classmethod
+    def of(cls, clause: Clause, english: str, german: str) -> Example:
+        english, german = (text[0].upper() + text[1:] + "." for text in (english, german))
+        return cls(english, german, clause.composition)
+
+
+class Dice:
+    """Choices that are the same everywhere: of `random`, only `random()` is promised to stay."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed).random
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[int(self.random() * len(options))]
+
+    def phrase(self, kinds: Sequence[str], case: str, without: Sequence[str] = ()) -> Phrase:
+        noun = self.pick([noun for noun in nouns(*kinds) if noun.english not in without])
+        article = "the" if self.random() < 0.65 else "a"
+        adjective = self.pick(noun.attributes) if self.random() < 0.35 else ""
+        return phrase(noun, case, article, adjective)
+
+
+def some_clause(dice: Dice) -> Clause:
+    """Someone did something to something, gave someone something, or was somewhere."""
+    verb = dice.pick(dice.pick((ACTS, ACTS, ACTS, GIFTS, STAYS)))
+    subject = dice.phrase(verb.subjects, "nom")
+    thing = dice.phrase(verb.objects, verb.case, without=[subject.noun.english])
+    composition: tuple[str, ...] = (subject.noun.english, verb.base, thing.noun.english)
+    rest = words(verb.preposition, thing.german).replace("in dem ", "im ")
+    if verb not in GIFTS:
+        return Clause(subject, verb, words(verb.past, thing.english), rest, composition)
+    receiver = dice.phrase(("adult", "child", "animal"), "dat", without=composition)
+    predicate = words(verb.past, receiver.english, thing.english)
+    composition += (receiver.noun.english,)
+    return Clause(subject, verb, predicate, words(receiver.german, rest), composition)
+
+
+def some_event(dice: Dice, inner: Clause) -> Clause:
+    """Someone who is not in the inner clause slept, waited, laughed ..."""
+    verb = dice.pick(EVENTS)
+    subject = dice.phrase(verb.subjects, "nom", without=inner.composition)
+    return Clause(subject, verb, verb.past, "", ())
+
+
+def simple(dice: Dice) -> Example:
+    inner = some_clause(dice)
+    return Example.of(inner, inner.english(), inner.main())
+
+
+def subordinate(dice: Dice, first: bool) -> Example:
+    """The subordinate clause comes first or last; where it is first, the main verb follows it."""
+    inner = some_clause(dice)
+    outer = some_event(dice, inner)
+    because, weil = dice.pick(list(CONJUNCTIONS.items()))
+    because, weil = f"{because} {inner.english()}", f"{weil} {inner.final()}"
+    if first:
+        english, german = f"{because}, {outer.english()}", f"{weil}, {outer.inverted()}"
+    else:
+        english, german = f"{outer.english()} {because}", f"{outer.main()}, {weil}"
+    return Example.of(inner, english, german)
+
+
+def reported(dice: Dice) -> Example:
+    inner = some_clause(dice)
+    speaker = dice.phrase(("adult", "child"), "nom", without=inner.composition)
+    said, sagte = dice.pick(list(REPORTS.items()))
+    told = (f"{speaker.english} {said}", f"{speaker.german} {sagte}")
+    english, german = dice.pick((("I know", "ich weiß"), ("we know", "wir wissen"), told))
+    return Example.of(inner, f"{english} that {inner.english()}", f"{german}, dass {inner.final()}")
+
+
+def relative(dice: Dice) -> Example:
+    inner = some_clause(dice)
+    subject = inner.subject
+    who = "that" if subject.noun.kind == "animal" else "who"
+    der = phrase(subject.noun, "nom").german.split()[0]  # the relative pronoun is the article
+    verb = dice.pick([verb for verb in EVENTS if subject.noun.kind in verb.subjects])
+    english = f"{subject.english} {who} {inner.predicate} {verb.past}"
+    german = f"{subject.german}, {inner.final(der)}, {words(verb.german, verb.particle)}"
+    return Example.of(inner, english, german)
+
+
+def pronoun(dice: Dice, of_subject: bool) -> Example:
+    """Subject and object differ in gender, and only the last adjective tells which one `it` is."""
+    verb = dice.pick(DEEDS)
+    genders = dice.pick(("mf", "mn", "fm", "fn", "nm", "nf"))
+    animal = dice.pick(nouns("animal", gender=genders[0]))
+    thing = dice.pick(nouns(*verb.objects, gender=genders[1]))
+    subject = phrase(animal, "nom", "the", dice.pick(animal.attributes + [""] * 6))
+    what = phrase(thing, verb.case)
+    over = words(verb.preposition, what.german)
+    rest = f"nicht {over}" if verb.preposition else f"{over} nicht"
+    composition = (animal.english, verb.base, thing.english)
+    outer = Clause(subject, verb, f"didn't {verb.base} {what.english}", rest, composition)
+    es = PRONOUNS[animal.gender if of_subject else thing.gender]
+    tired = dice.pick(list(MOODS) if of_subject else thing.qualities)
+    because, weil = f"because it was too {tired}", f"weil {es} zu {(MOODS | QUALITIES)[tired]} war"
+    return Example.of(outer, f"{outer.english()} {because}", f"{outer.main()}, {weil}")
+
+
+# Sentence i of a split has pattern i modulo 16, so any beginning of it is as balanced as the whole.
+PRONOUN_PAIR = (partial(pronoun, of_subject=True), partial(pronoun, of_subject=False))
+LAST, FIRST = partial(subordinate, first=False), partial(subordinate, first=True)
+PATTERNS: tuple[Callable[[Dice], Example], ...] = (
+    *PRONOUN_PAIR, simple, LAST, simple, reported, simple, FIRST,
+    *PRONOUN_PAIR, simple, LAST, simple, reported, LAST, relative,
+)  # fmt: skip
+
+# ---- the corpus -----------------------------------------------------------------------------
+
+
+@cache
+def split_of(composition: tuple[str, ...]) -> str:
+    """A tenth of all compositions is for the test, a tenth for validation."""
+    if composition == PRONOUN_COMPOSITION:
+        return "test"
+    digest = hashlib.sha256(" ".join(composition).encode()).digest()
+    return {0: "test", 1: "valid"}.get(int.from_bytes(digest[:4], "big") % 10, "train")
+
+
+def examples(split: str, size: int | None = None) -> list[Example]:
+    """The sentences of a split with their compositions; no two have the same English."""
+    if split not in SIZES:
+        raise unknown("split of the built-in corpus", split, SIZES)
+    size = SIZES[split] if size is None else size
+    dice = Dice(seed=list(SIZES).index(split))
+    found: dict[str, Example] = {}
+    if split == "test":
+        found = {pair[0]: Example(*pair, PRONOUN_COMPOSITION) for pair in PRONOUN_SENTENCE}
+    while len(found) < size:
+        pattern = PATTERNS[len(found) % len(PATTERNS)]
+        for _ in range(20_000):
+            example = pattern(dice)
+            if split_of(example.composition) == split and example.english not in found:
+                found[example.english] = example
+                break
+        else:
+            raise InputError(f"the built-in corpus has no {size} {split} sentences: ask for fewer")
+    return list(found.values())[:size]
+
+
+def builtin_corpus(split: str, size: int | None = None) -> list[tuple[str, str]]:
+    """(English, German) pairs of "train", "valid" or "test", always the same."""
+    return [(example.english, example.german) for example in examples(split, size)]
+
+
+def pronoun_of(german: str) -> str | None:
+    """What the ambiguous `it` became: er, sie or es; None where the sentence has none."""
+    match = re.search(r"\bweil (er|sie|es)\b", german)
+    return match and match[1]
+
+
+def pronoun_accuracy(references: Sequence[str], hypotheses: Sequence[str]) -> tuple[int, int]:
+    """(right, total) over the sentences whose reference has an ambiguous pronoun."""
+    pairs = zip(map(pronoun_of, references), map(pronoun_of, hypotheses), strict=True)
+    right = [wanted == given for wanted, given in pairs if wanted is not None]
+    return sum(right), len(right)

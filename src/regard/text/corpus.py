@@ -1,0 +1,354 @@
+"""Files become examples here, and whatever is wrong with a file is said with its line number.
+
+Every reader is a generator over one line at a time, so a corpus may be larger than memory and
+the first bad line is reported where it stands. Only a newline ends a line: other characters
+that Python's `splitlines` would cut at occur inside real sentences, and cutting there would
+shift one side of a parallel corpus against the other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import math
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from regard.errors import InputError
+
+LONGEST_LINE = 10_000_000  # bytes; without a bound, a file without newlines fills the memory
+LONGEST_DOCUMENT = 10_000_000  # characters; plain text without blank lines is cut at this size
+BOM = b"\xef\xbb\xbf"
+PATIENCE = 2.0  # seconds of work before a progress bar is worth showing
+
+
+class Pair(NamedTuple):
+    line: int
+    source: str
+    target: str
+
+
+class Classified(NamedTuple):
+    line: int
+    text: str
+    label: str
+
+
+class Question(NamedTuple):
+    line: int
+    context: str
+    question: str
+    answer: str
+    answers: tuple[str, ...]  # all that count as right; only `answer` where the file has no others
+
+
+class Document(NamedTuple):
+    line: int  # where it begins
+    text: str
+
+
+class Similar(NamedTuple):
+    line: int
+    a: str
+    b: str
+    score: float | None
+
+
+def open_text(
+    path: Path | str, position: Callable[[int], None] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, line without its end) of a plain, .gz or .xz file.
+
+    `position` is called now and then with how many bytes of the file have been read: beside
+    the file's size that is a progress bar without knowing how many lines there are.
+    """
+    path = Path(path)
+    number = 0
+    try:
+        with path.open("rb") as raw, _decompressed(path, raw) as stream:
+            while line := stream.readline(LONGEST_LINE + 2):  # 2: the line end is not counted
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(BOM)
+                line = line.removesuffix(b"\n").removesuffix(b"\r")
+                if len(line) > LONGEST_LINE:
+                    raise InputError(f"{path}:{number}: line longer than {LONGEST_LINE:,} bytes")
+                if position is not None and number % 1024 == 0:
+                    position(raw.tell())
+                try:
+                    text = line.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    column = len(line[: error.start].decode("utf-8")) + 1
+                    raise InputError(
+                        f"{path}:{number}: not UTF-8 (byte 0x{line[error.start]:02x} "
+                        f"at column {column})"
+                    ) from None
+                yield number, text
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, not a file") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+        reached = f"after line {number}" if number else "at its beginning"
+        how = "is cut off" if isinstance(error, EOFError) else "is damaged"
+        raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def _decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:
+    opened: Any = raw
+    if path.suffix == ".gz":
+        opened = gzip.GzipFile(fileobj=raw)
+    elif path.suffix == ".xz":
+        opened = lzma.LZMAFile(raw)  # noqa: SIM115 (closed with the buffer around it)
+    # Their own readline is a Python call a line; a buffer around them reads lines in C.
+    return io.BufferedReader(opened, 1 << 18)
+
+
+def read_pairs(
+    source_path: Path | str,
+    target_path: Path | str,
+    position: Callable[[int], None] | None = None,
+) -> Iterator[Pair]:
+    """Yield the pairs of two aligned files; line n of one belongs to line n of the other."""
+    sources, targets = open_text(source_path, position), open_text(target_path)
+    for number, source in sources:
+        _, target = next(targets, (0, None))
+        if target is None:
+            more = sum(1 for _ in sources)
+            raise _unaligned(source_path, number + more, target_path, number - 1)
+        yield Pair(number, source, target)
+    missing = next(targets, None)
+    if missing is not None:
+        more = sum(1 for _ in targets)
+        raise _unaligned(target_path, missing[0] + more, source_path, missing[0] - 1)
+
+
+def _unaligned(long: Path | str, most: int, short: Path | str, fewest: int) -> InputError:
+    return InputError(
+        f"{long} has {most:,} lines but {short} has {fewest:,}: line {fewest + 1:,} of {long} has "
+        "no counterpart (aligned files have one line for each line of the other)"
+    )
+
+
+def read_classified(path: Path | str) -> Iterator[Classified]:
+    """Yield the examples of `label<TAB>text` or of JSON lines {"text", "label"}."""
+    as_json, lines = _format(path)
+    for number, line in lines:
+        if as_json:
+            where = _object(path, number, line, "text", "label")
+            label = where.data["label"]
+            if isinstance(label, int) and not isinstance(label, bool):
+                where.data["label"] = str(label)  # classes are often numbered
+            text, label = where.text("text"), where.text("label")
+        else:
+            label, tab, text = line.partition("\t")
+            if not tab:
+                raise InputError(f"{path}:{number}: no tab (expected label<TAB>text)")
+        if not label.strip():
+            raise InputError(f"{path}:{number}: the label is empty")
+        yield Classified(number, text, label)
+
+
+def read_questions(path: Path | str) -> Iterator[Question]:
+    """Yield JSON lines {"context", "question", "answer"}; "answers" may list all that are right."""
+    _, lines = _format(path)
+    for number, line in lines:
+        where = _object(path, number, line, "context", "question", "answer")
+        answer = where.text("answer")
+        answers = where.data.get("answers", [answer])
+        if not isinstance(answers, list) or not all(isinstance(one, str) for one in answers):
+            raise where.error('"answers" must be a list of strings')
+        for one in answers:
+            where.check(one, "answers")
+        yield Question(
+            number, where.text("context"), where.text("question"), answer, tuple(answers)
+        )
+
+
+def read_documents(path: Path | str) -> Iterator[Document]:
+    """Yield documents: plain text with blank lines between them, or JSON lines {"text"}."""
+    as_json, lines = _format(path, blank=True)
+    start, parts, size = 0, list[str](), 0
+    for number, line in lines:
+        if as_json:
+            if line.strip():
+                yield Document(number, _object(path, number, line, "text").text("text"))
+            continue
+        if parts and (not line.strip() or size + len(line) > LONGEST_DOCUMENT):
+            yield Document(start, "\n".join(parts))
+            parts, size = [], 0
+        if line.strip():
+            if not parts:
+                start = number
+            parts.append(line)
+            size += len(line) + 1
+    if parts:
+        yield Document(start, "\n".join(parts))
+
+
+def read_similar(path: Path | str) -> Iterator[Similar]:
+    """Yield JSON lines {"a", "b"} of texts that belong together, with an optional "score"."""
+    _, lines = _format(path)
+    for number, line in lines:
+        where = _object(path, number, line, "a", "b")
+        score = where.data.get("score")
+        if score is not None:
+            number_like = isinstance(score, int | float) and not isinstance(score, bool)
+            if not number_like or not math.isfinite(score):
+                raise where.error(f'"score" must be a finite number, not {_kind(score)}')
+            score = float(score)
+        yield Similar(number, where.text("a"), where.text("b"), score)
+
+
+def _format(path: Path | str, blank: bool = False) -> tuple[bool, Iterator[tuple[int, str]]]:
+    """Whether the lines are JSON (by the name, else by the first line), and all the lines."""
+    lines = open_text(path)
+    if not blank:
+        lines = ((number, line) for number, line in lines if line.strip())
+    skipped: list[tuple[int, str]] = []
+    as_json = ".jsonl" in Path(path).suffixes[-2:]
+    for number, line in lines:
+        skipped.append((number, line))
+        if line.strip():
+            as_json = as_json or line.lstrip().startswith("{")
+            break
+        skipped.clear()  # blank lines before the first document separate nothing
+    return as_json, chain(skipped, lines)
+
+
+@dataclass
+class _Object:
+    """One JSON object with the place it stands at, so that every complaint can name it."""
+
+    path: Path | str
+    number: int
+    data: dict[str, Any]
+
+    def error(self, what: str) -> InputError:
+        return InputError(f"{self.path}:{self.number}: {what}")
+
+    def text(self, key: str) -> str:
+        value = self.data[key]
+        if not isinstance(value, str):
+            raise self.error(f'"{key}" must be a string, not {_kind(value)}')
+        return self.check(value, key)
+
+    def check(self, value: str, key: str) -> str:
+        try:
+            value.encode("utf-8")  # JSON can write half of a surrogate pair; UTF-8 cannot
+        except UnicodeEncodeError as error:
+            code = ord(value[error.start])
+            raise self.error(f'"{key}" has a lone surrogate (U+{code:04X})') from None
+        return value
+
+
+def _object(path: Path | str, number: int, line: str, *keys: str) -> _Object:
+    expected = "{" + ", ".join(f'"{key}"' for key in keys) + "}"
+    try:
+        data = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{path}:{number}: not JSON ({error.msg} at column {error.colno}; expected {expected})"
+        ) from None
+    except (RecursionError, ValueError) as error:  # nested too deep, or a number of 5,000 digits
+        raise InputError(f"{path}:{number}: JSON that cannot be read ({error})") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path}:{number}: expected an object {expected}, not {_kind(data)}")
+    for key in keys:
+        if key not in data:
+            raise InputError(f'{path}:{number}: no "{key}" (expected {expected})')
+    return _Object(path, number, data)
+
+
+def _kind(value: object) -> str:
+    """A JSON value's type in the words of JSON."""
+    names = {str: "a string", bool: "a truth value", list: "a list", dict: "an object"}
+    if value is None:
+        return "null"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return names.get(type(value), "a number")
+
+
+@dataclass
+class Report:
+    """How many examples were kept, and how many were left out for which reason."""
+
+    kept: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+    def skip(self, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    @property
+    def total(self) -> int:
+        return self.kept + sum(self.skipped.values())
+
+    def __str__(self) -> str:
+        """One line: `28,990 kept, 8 too long, 2 empty`."""
+        parts = [f"{count:,} {reason}" for reason, count in self._rows()]
+        return ", ".join([f"{self.kept:,} kept", *parts])
+
+    def show(self, console: Console | None = None) -> None:
+        """Print a short table, on standard error unless told where."""
+        table = Table("examples", "", "", box=None, show_header=False, pad_edge=False)
+        for reason, count in [("kept", self.kept), *self._rows()]:
+            share = count / self.total if self.total else 0.0
+            table.add_row(reason, f"{count:,}", f"{share:.1%}")
+        table.columns[1].justify = table.columns[2].justify = "right"
+        (console or Console(stderr=True)).print(table)
+
+    def _rows(self) -> list[tuple[str, int]]:
+        return sorted(self.skipped.items(), key=lambda row: (-row[1], row[0]))
+
+
+def fingerprint_files(paths: Iterable[Path | str]) -> str:
+    """sha256 over the bytes of each file, in order; content moved across files changes it."""
+    whole = hashlib.sha256()
+    for path in map(Path, paths):
+        # A pipe could be read only once: by this function, and then nothing would be left.
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is not a regular file")
+        try:
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(cast(Any, file), "sha256").digest())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return whole.hexdigest()
+
+
+@contextmanager
+def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """A bar on standard error once the work has taken two seconds; call the result with how far.
+
+    A timer shows it, so that it appears as well during one long call into a library. A `total`
+    of None is a bar that only says that something is going on.
+    """
+    console = Console(stderr=True)
+    shown = not quiet and console.is_terminal
+    bar = Progress(console=console, transient=True, disable=not shown)
+    task = bar.add_task(what, total=total)
+    timer = threading.Timer(PATIENCE, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done: bar.update(task, completed=done)
+    finally:
+        timer.cancel()
+        timer.join()  # it may be starting the bar just now; stop it only after that
+        bar.stop()

@@ -1,0 +1,105 @@
+"""Examples -> packed rows under a token budget: which sentences stand together, and when.
+
+A row is a pure function of (corpus, seed, number of the row), so nothing about the order of the
+data ever needs saving: a run that resumes at step s asks for the rows of step s. Rows are full
+because they need not hold sentences of equal length: what would not fit waits for the next row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.errors import InputError
+
+POOL = 512  # examples to choose from when the end of a row is filled
+OPEN = 0.95  # up to here the next example is simply taken; from here the one that fits best
+
+
+class Rows:
+    """All rows of a corpus, epoch after epoch, shuffled anew each time.
+
+    lengths: for each side (source, target; or one) the length of every example.
+    budget: the tokens of the last side that a row may hold. The other side gets a budget in
+    proportion to its share of the corpus, so that both are full together.
+    """
+
+    def __init__(
+        self, lengths: Sequence[NDArray[np.int32]], budget: int, fingerprint: str, seed: int
+    ) -> None:
+        self.lengths = [np.asarray(side, dtype=np.int64) for side in lengths]
+        if not len(self.lengths[0]):
+            raise InputError("there is no example to train on: every line was skipped")
+        total = [int(side.sum()) for side in self.lengths]
+        self.budgets = [max(1, round(budget * t / total[-1])) for t in total]
+        for side, limit in zip(self.lengths, self.budgets, strict=True):
+            if int(side.max()) > limit:
+                raise InputError(
+                    f"training.batch_tokens={budget} is less than the longest example needs "
+                    f"({int(side.max())} of {limit} tokens): raise it or lower data.max_length"
+                )
+        self.fingerprint, self.seed = fingerprint, seed
+        self._ends: list[int] = []  # rows until the end of each epoch planned so far
+        self._epoch = lru_cache(maxsize=2)(self._plan)
+
+    def __getitem__(self, row: int) -> NDArray[np.int64]:
+        """The examples of a row, by their number in the corpus."""
+        epoch = self.epoch_of(row)
+        order, bounds = self._epoch(epoch)
+        first = row - (self._ends[epoch - 1] if epoch else 0)
+        return order[bounds[first] : bounds[first + 1]]
+
+    def epoch_of(self, row: int) -> int:
+        while not self._ends or row >= self._ends[-1]:
+            _, bounds = self._epoch(len(self._ends))
+            self._ends.append((self._ends[-1] if self._ends else 0) + len(bounds) - 1)
+        return int(np.searchsorted(self._ends, row, side="right"))
+
+    def _plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The order of the examples in an epoch, and where its rows begin and end."""
+        name = f"{self.fingerprint} {self.seed} {epoch}".encode()
+        random = np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest())))
+        waiting = random.permutation(len(self.lengths[0]))
+        sizes = np.stack([side[waiting] for side in self.lengths], axis=1)  # [examples, sides]
+        limit = np.array(self.budgets)
+        return fill(waiting, sizes, limit)
+
+
+def fill(
+    waiting: NDArray[np.int64], sizes: NDArray[np.int64], limit: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Fill rows up to `limit` with the examples in the order in which they wait.
+
+    waiting[n], sizes[n, sides] -> the order in which they stand in rows, and the rows' bounds.
+    """
+    order: list[NDArray[np.int64]] = []
+    bounds = [0]
+    ahead = POOL + int((limit / np.maximum(sizes.mean(0), 1)).max()) * 2  # enough for a row
+    queue, front = np.arange(0), 0  # what was passed over, in order; then the rest from `front` on
+    while len(queue) or front < len(waiting):
+        more = np.arange(front, min(front + max(0, ahead - len(queue)), len(waiting)))
+        queue, front = np.concatenate([queue, more]), front + len(more)
+        # Most of a row is simply what comes next: as many as leave a little room on all sides.
+        used = sizes[queue].cumsum(0)  # [queue, sides]
+        run = int((used <= OPEN * limit).all(1).sum())
+        chosen = list(range(run))
+        left = limit - (used[run - 1] if run else 0)
+        # The rest is chosen: of those next in line, again and again, the one after which all
+        # sides are as near to full as they can be together.
+        view = np.arange(run, min(run + POOL, len(queue)))
+        while len(view):
+            after = left - sizes[queue[view]]  # [view, sides]
+            fits = (after >= 0).all(1)
+            view, after = view[fits], after[fits]
+            if len(view):
+                best = int(((after / limit) ** 2).sum(1).argmin())
+                chosen.append(int(view[best]))
+                left, view = after[best], np.delete(view, best)
+        order.append(waiting[queue[chosen]])
+        bounds.append(bounds[-1] + len(chosen))
+        queue = np.delete(queue, chosen)
+    return np.concatenate(order), np.array(bounds)

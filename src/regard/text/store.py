@@ -1,0 +1,324 @@
+"""The token store: a corpus as token ids on disk, memory-mapped, so that it need not fit memory.
+
+A store is a folder named after everything that its content depends on (the files, the
+tokenizers, the limits), so a second run finds it and a changed corpus can never be mistaken for
+the old one. Each side is three raw little-endian files (token ids, lengths, offsets) beside one
+JSON manifest that says how large they must be; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.errors import InputError
+from regard.files import PREFIX, remove_leftovers, sync_file, sync_folder
+from regard.text.corpus import Pair, Report, fingerprint_files, progress, read_pairs
+from regard.text.tokenizer import Tokenizer
+
+VERSION = 1
+MANIFEST = "store.json"
+LARGEST_MANIFEST = 2**20  # bytes
+TOKENS: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+FILES = ("tokens", "lengths", "offsets")  # of each side
+LENGTHS, OFFSETS = np.dtype("<i4"), np.dtype("<i8")
+# What is encoded at once: enough to keep all cores busy, little enough not to be felt in memory.
+CHUNK_PAIRS, CHUNK_CHARACTERS = 4096, 1_000_000
+SHORT = 10  # tokens; below, one word more or less already makes an extreme ratio
+
+
+class Store:
+    """A finished store, read-only; `tokens(side, i)` is a view of the file, not a copy.
+
+    sides: 1, or 2 (source and target)
+    lengths: for each side an array with the length of every example
+    fingerprint: changes with anything that changes the content
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        """Open a store; InputError if it is not one, or not whole."""
+        folder = Path(folder)
+        manifest = _manifest(folder)
+        self.folder = folder
+        self.fingerprint: str = manifest["fingerprint"]
+        self.report = Report(manifest["report"]["kept"], manifest["report"]["skipped"])
+        self.sides: int = len(manifest["types"])
+        self.lengths: list[NDArray[np.int32]] = []
+        self._tokens: list[NDArray[Any]] = []
+        self._offsets: list[NDArray[np.int64]] = []
+        for side, kind in enumerate(manifest["types"]):
+            self._tokens.append(_map(folder / f"{side}.tokens", TOKENS[kind]))
+            self.lengths.append(_map(folder / f"{side}.lengths", LENGTHS))
+            self._offsets.append(_map(folder / f"{side}.offsets", OFFSETS))
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        return len(self.lengths[0])
+
+    def tokens(self, side: int, i: int) -> NDArray[Any]:
+        """The token ids of one side of example i, `<eos>` included."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"example {i} of {len(self)}")
+        start, end = self._offsets[side][i : i + 2].tolist()
+        return self._tokens[side][start:end]
+
+    def __repr__(self) -> str:
+        return f"Store({len(self):,} examples, {self.sides} sides, {self.folder})"
+
+
+def _map(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+    # A plain array over the mapping: slices of np.memmap itself cost several times as much.
+    return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a store whose files are all there at their full size."""
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            manifest = json.loads(file.read(LARGEST_MANIFEST))
+        if manifest["format"] != "regard store" or manifest["version"] != VERSION:
+            raise InputError(f"{folder}: not a store of this version of regard")
+        report, sides = manifest["report"], len(manifest["types"])
+        examples = report["kept"]
+        valid = (
+            isinstance(manifest["fingerprint"], str)
+            and sides in (1, 2)
+            and all(kind in TOKENS for kind in manifest["types"])
+            and all(isinstance(count, int) for count in (examples, *report["skipped"].values()))
+            and examples > 0
+        )
+        for side in range(sides):
+            sizes = manifest["files"][f"{side}.lengths"], manifest["files"][f"{side}.offsets"]
+            valid = valid and sizes == (examples * 4, examples * 8 + 8)
+        for name, size in manifest["files"].items():
+            valid = valid and size > 0 and (folder / name).stat().st_size == size
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{folder}: not a whole token store ({error})") from None
+    if not valid:
+        raise InputError(f"{folder}: damaged token store (its files do not fit its {MANIFEST})")
+    return manifest
+
+
+def _whole(folder: Path) -> Store | None:
+    try:
+        return Store(folder) if folder.exists() else None
+    except InputError:
+        return None
+
+
+def build_pairs(
+    paths: tuple[Path | str, Path | str],
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    folder: Path | str,
+    max_length: int,
+    max_ratio: float | None = None,
+    quiet: bool = False,
+) -> tuple[Store, Report]:
+    """The store of two aligned files: made now, or found in `folder` as it was made before.
+
+    `<eos>` ends both sides and counts as one of their tokens. Left out are pairs with a blank
+    side ("empty"), with more than `max_length` tokens on a side ("too long"), or with one side
+    `max_ratio` times as long as the other and no longer just short ("bad ratio").
+    """
+    identity = [
+        VERSION,
+        fingerprint_files(paths),
+        *(tokenizer.fingerprint for tokenizer in tokenizers),
+        max_length,
+        max_ratio,
+    ]
+    fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+    def encode(writer: _Writer, position: Callable[[int], None]) -> Report:
+        report = Report()
+        pairs = read_pairs(*paths, position)
+        for chunk in _chunks(pairs, report, [max_length * one.longest for one in tokenizers]):
+            sides = [
+                [[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(list(texts))]
+                for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
+            ]
+            kept: list[tuple[list[int], list[int]]] = []
+            for source, target in zip(*sides, strict=True):
+                shorter, longer = sorted((len(source), len(target)))
+                if longer > max_length:
+                    report.skip("too long")
+                elif max_ratio is not None and longer > SHORT and longer > max_ratio * shorter:
+                    report.skip("bad ratio")
+                else:
+                    kept.append((source, target))
+            report.kept += len(kept)
+            for side in range(2):
+                writer.add(side, [pair[side] for pair in kept])
+        if not report.kept:
+            raise InputError(f"{paths[0]} and {paths[1]} hold no pair to learn from ({report})")
+        return report
+
+    types = ["uint16" if tokenizer.size <= 2**16 else "uint32" for tokenizer in tokenizers]
+    size = Path(paths[0]).stat().st_size
+    store = _build(Path(folder), fingerprint, types, encode, size, quiet)
+    return store, store.report
+
+
+def _chunks(
+    pairs: Iterator[Pair], report: Report, limits: list[int]
+) -> Iterator[list[tuple[str, str]]]:
+    """Pairs worth encoding, some thousand at a time.
+
+    `limits`: more characters than this make more than max_length tokens however they are cut,
+    so a line of a hundred megabytes is left out without ever being encoded.
+    """
+    chunk: list[tuple[str, str]] = []
+    characters = 0
+    for _, source, target in pairs:
+        if not source.strip() or not target.strip():
+            report.skip("empty")
+        elif len(source) > limits[0] or len(target) > limits[1]:
+            report.skip("too long")
+        else:
+            chunk.append((source, target))
+            characters += len(source) + len(target)
+        if len(chunk) == CHUNK_PAIRS or characters > CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
+
+
+class _Writer:
+    """Appends examples to the files of a store that is being made."""
+
+    def __init__(self, folder: Path, types: list[str], stack: ExitStack) -> None:
+        self.written = 0  # bytes
+        self._kinds = [TOKENS[kind] for kind in types]
+        self._ends = [0] * len(types)
+        self._files = [
+            [stack.enter_context((folder / f"{side}.{name}").open("wb")) for name in FILES]
+            for side in range(len(types))
+        ]
+        for side in range(len(types)):
+            self._write(side, 2, np.zeros(1, OFFSETS))
+
+    def add(self, side: int, rows: list[list[int]]) -> None:
+        lengths = np.fromiter(map(len, rows), LENGTHS, len(rows))
+        total = int(lengths.sum())
+        offsets = self._ends[side] + lengths.cumsum(dtype=OFFSETS)
+        self._ends[side] += total
+        tokens = np.fromiter(chain.from_iterable(rows), self._kinds[side], total)
+        for file, array in enumerate((tokens, lengths, offsets)):
+            self._write(side, file, array)
+
+    def _write(self, side: int, file: int, array: NDArray[Any]) -> None:
+        self.written += self._files[side][file].write(array.tobytes())
+
+
+def _build(
+    folder: Path,
+    fingerprint: str,
+    types: list[str],
+    encode: Callable[[_Writer, Callable[[int], None]], Report],
+    size: int,
+    quiet: bool,
+) -> Store:
+    """Find the store or make it: under a temporary name, to the disk, then renamed."""
+    final = folder / fingerprint
+    if store := _whole(final):
+        return store
+    state = _State(size)
+    with _explained(folder, state):
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        # Two processes may make the same store at once, so the name is not only the fingerprint.
+        temporary = folder / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        temporary.mkdir()
+        try:
+            with ExitStack() as stack, progress("encoding", size, quiet) as show:
+                state.writer = _Writer(temporary, types, stack)
+
+                def position(done: int) -> None:
+                    state.done = done
+                    show(done)
+
+                report = encode(state.writer, position)
+            manifest = {
+                "format": "regard store",
+                "version": VERSION,
+                "fingerprint": fingerprint,
+                "types": types,
+                "files": {path.name: path.stat().st_size for path in sorted(temporary.iterdir())},
+                "report": {"kept": report.kept, "skipped": report.skipped},
+            }
+            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+            for path in temporary.iterdir():
+                sync_file(path)
+            sync_folder(temporary)
+            _publish(temporary, final)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return Store(final)
+
+
+def _publish(temporary: Path, final: Path) -> None:
+    """Give the finished store its name, unless another process was first: then theirs is used."""
+    for _ in range(10):  # others may be doing the same
+        try:
+            os.rename(temporary, final)
+            sync_folder(final.parent)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        if _whole(final):
+            return
+        # Broken: out of the way in one step, so that nobody ever sees half of a folder vanish.
+        aside = final.with_name(f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            os.rename(final, aside)
+        except FileNotFoundError:
+            continue
+        shutil.rmtree(aside, ignore_errors=True)
+    raise InputError(f"{final}: is damaged and cannot be replaced: remove it")
+
+
+class _State:
+    """How far a build has come: what an error about a full disk can tell."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.done = 0
+        self.writer: _Writer | None = None
+
+
+@contextmanager
+def _explained(folder: Path, state: _State) -> Iterator[None]:
+    """What the system says about writing, in words that name the folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+        written = state.writer.written if state.writer else 0
+        needed = ""
+        if written and state.done:
+            needed = f", about {_megabytes(written * state.size / state.done)} needed in all"
+        raise InputError(
+            f"{folder}: the disk is full ({_megabytes(written)} written{needed}): "
+            "make room or choose another folder"
+        ) from None
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,359 @@
+"""Text to token ids and back: BPE, character and byte vocabularies, learned here.
+
+The six special tokens have ids 0 to 5 and live outside the vocabulary that text is matched
+against: the BPE library numbers its tokens from 0 and we add 6. So nothing that a user types,
+`<eos>` included, can ever become a special token, and BPE and bytes give back every text
+exactly. There is no padding token, because nothing is ever padded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from regard.errors import InputError, unknown
+from regard.files import write_file
+from regard.text.corpus import progress
+
+SPECIALS = ("<unk>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>")
+KINDS = ("bpe", "character", "byte")
+FORMAT, VERSION = "regard tokenizer", 1
+LARGEST_FILE = 64 * 2**20  # bytes; a vocabulary of a million tokens takes about 20 MiB
+# Bytes of one token. Merges can double a token's length each time, so that a file of a hundred
+# lines could otherwise ask for more memory than there is.
+LONGEST_TOKEN = 128
+UNKNOWN = "\ufffd"
+
+
+def _byte_signs() -> list[str]:
+    """The visible character that stands for each byte inside the BPE library.
+
+    A printable Latin-1 byte stands for itself, the others take the code points from 256 on, in
+    order: the mapping of GPT-2, which the library's byte-level splitting has built in.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0x100)} - {0xAD}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+SIGNS = _byte_signs()
+BYTES = {sign: byte for byte, sign in enumerate(SIGNS)}
+
+
+class Tokenizer:
+    """Turns text into token ids and back; made by `learn` or `load`.
+
+    kind: "bpe", "character" or "byte"
+    size: how many tokens there are, the six specials included
+    longest: the most bytes that one token stands for
+    """
+
+    unk, bos, eos, cls, sep, mask = range(len(SPECIALS))
+
+    def __init__(self, kind: str, entries: Sequence[str] = ()) -> None:
+        """`entries`: the merges of BPE in order ("a b"), or the characters; bytes have none."""
+        if kind not in KINDS:
+            raise unknown("data.vocabulary", kind, KINDS)
+        self.kind = kind
+        self._entries = tuple(entries)
+        signs = list(entries) if kind == "character" else list(SIGNS)
+        self._ranks: dict[tuple[str, str], int] = {}
+        # Of each character, or of each BPE token with a sign a byte.
+        self._ids = {sign: id for id, sign in enumerate(signs, len(SPECIALS))}
+        if kind == "character":
+            if any(len(sign) != 1 for sign in signs) or len(self._ids) != len(signs):
+                raise InputError("an entry is not one character, or stands there twice")
+            pieces = [_utf8(sign) for sign in signs]
+        else:
+            self._merges()
+            pieces = [bytes(BYTES[sign] for sign in token) for token in self._ids]
+        # Nothing is unknown to bytes and BPE. A character that is must not vanish from the text.
+        unk = UNKNOWN.encode() if kind == "character" else b""
+        self._pieces = [unk, *[b""] * (len(SPECIALS) - 1), *pieces]
+        self.size = len(self._pieces)
+        self.longest = 4 if kind == "character" else max(map(len, self._pieces))
+        self._library = _library(self._ids if kind == "bpe" else {}, self._ranks)
+
+    def _merges(self) -> None:
+        """Check each merge, give it its rank, and its result an id; two may make the same token."""
+        for rank, entry in enumerate(self._entries):
+            left, _, right = entry.partition(" ")
+            if left not in self._ids or right not in self._ids:
+                raise InputError(f"merge {rank + 1} ({entry!r:.40}) joins tokens not made before")
+            if len(left) + len(right) > LONGEST_TOKEN:
+                raise InputError(f"merge {rank + 1} makes a token of over {LONGEST_TOKEN} bytes")
+            if (left, right) in self._ranks:
+                raise InputError(f"merge {rank + 1} ({entry!r:.40}) stands there twice")
+            self._ids.setdefault(left + right, len(self._ids) + len(SPECIALS))
+            self._ranks[left, right] = rank
+
+    # Learning
+
+    @classmethod
+    def learn(cls, lines: Iterable[str], kind: str, size: int, quiet: bool = False) -> Tokenizer:
+        """Learn a vocabulary of at most `size` tokens, the specials included; bytes need none.
+
+        The same lines give the same vocabulary. Too little text gives a smaller one.
+        """
+        if kind not in KINDS:
+            raise unknown("data.vocabulary", kind, KINDS)
+        least = {"bpe": len(SPECIALS) + 256 + 1, "character": len(SPECIALS) + 1, "byte": 0}[kind]
+        if size < least:
+            raise InputError(
+                f"data.vocabulary_size is {size} but {kind} needs at least {least} "
+                f"({len(SPECIALS)} special tokens, {'256 bytes, ' if kind == 'bpe' else ''}and one "
+                "more)"
+            )
+        if kind == "byte":
+            return cls(kind)
+        with progress("learning the vocabulary", None, quiet):
+            learn = _learn_merges if kind == "bpe" else _learn_characters
+            return cls(kind, learn(lines, size - len(SPECIALS)))
+
+    # Text to ids
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text; BPE runs in the library, on all cores."""
+        first = len(SPECIALS)
+        if self.kind == "byte":
+            return [[byte + first for byte in _utf8(text)] for text in texts]
+        if self.kind == "character":
+            for text in texts:
+                _utf8(text)
+            ids, unk = self._ids, self.unk
+            return [[ids.get(character, unk) for character in text] for text in texts]
+        try:
+            encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError:  # what the library says to a lone surrogate
+            for text in texts:
+                _utf8(text)
+            raise
+        return [[id + first for id in one.ids] for one in encoded]
+
+    def encode_dropout(self, text: str, dropout: float, random: random.Random) -> list[int]:
+        """Like `encode`, but each merge is passed over with probability `dropout`.
+
+        BPE-dropout (Provilkov et al. 2020): a model that sees a word cut differently each time
+        learns what its parts mean. The library has it too, but not with a seed. The other kinds
+        have no merges and nothing to drop.
+        """
+        if not 0.0 <= dropout <= 1.0:
+            raise InputError(f"BPE-dropout is a probability from 0 to 1, not {dropout}")
+        if self.kind != "bpe":
+            return self.encode(text)
+        _utf8(text)
+        pieces = self._library.pre_tokenizer.pre_tokenize_str(text)
+        return [
+            self._ids[token] for piece, _ in pieces for token in self._merge(piece, dropout, random)
+        ]
+
+    def _merge(self, piece: str, dropout: float, random: random.Random) -> list[str]:
+        """Apply the merges to one pre-token, the lowest rank first, from left to right.
+
+        The paper drops each possible merge with probability p and applies the first that is
+        left, again for every step. Drawing only until one is kept gives the same distribution,
+        and with a heap a long run of letters takes n log n rather than n² steps.
+        """
+        tokens = list(piece)  # the right half of a merge leaves "" behind
+        before = list(range(-1, len(piece) - 1))
+        after = list(range(1, len(piece) + 1))
+        end = len(piece)
+        candidates: list[tuple[int, int, str, str]] = []  # rank, position, left, right
+
+        def propose(left: int, right: int) -> None:
+            if left >= 0 and right < end:
+                a, b = tokens[left], tokens[right]
+                rank = self._ranks.get((a, b))
+                if rank is not None:
+                    heapq.heappush(candidates, (rank, left, a, b))
+
+        for position in range(end - 1):
+            propose(position, position + 1)
+        dropped: list[tuple[int, int, str, str]] = []
+        while candidates:
+            candidate = heapq.heappop(candidates)
+            _, left, a, b = candidate
+            right = after[left]
+            if tokens[left] != a or right >= end or tokens[right] != b:
+                continue  # an earlier merge took one of the two
+            if dropout and random.random() < dropout:
+                dropped.append(candidate)
+                continue
+            for candidate in dropped:  # dropped in this step only
+                heapq.heappush(candidates, candidate)
+            dropped.clear()
+            tokens[left], tokens[right] = a + b, ""
+            after[left] = after[right]
+            if after[left] < end:
+                before[after[left]] = left
+            propose(before[left], left)
+            propose(left, after[left])
+        return [token for token in tokens if token]
+
+    # Ids to text
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, without special tokens.
+
+        Bytes that are no UTF-8 (a model may produce any) and unknown characters show as U+FFFD.
+        """
+        return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Each token as a person can read it: ▁ for a space, \\n or \\xc3 for what has no sign."""
+        return [
+            SPECIALS[id] if 0 <= id < len(SPECIALS) else _readable(self._piece(id)) for id in ids
+        ]
+
+    def _piece(self, id: int) -> bytes:
+        if not 0 <= id < self.size:
+            raise InputError(
+                f"token id {id} is outside the vocabulary of {self.size} (0 to {self.size - 1})"
+            )
+        return self._pieces[id]
+
+    # The file
+
+    @cached_property
+    def _content(self) -> bytes:
+        whole = {
+            "format": FORMAT,
+            "version": VERSION,
+            "kind": self.kind,
+            "specials": SPECIALS,
+            "entries": self._entries,
+        }
+        return (json.dumps(whole, ensure_ascii=False, indent=0) + "\n").encode("utf-8")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of the saved file."""
+        return hashlib.sha256(self._content).hexdigest()
+
+    def save(self, path: Path | str) -> None:
+        """Write tokenizer.json: whole or not at all."""
+        try:
+            write_file(Path(path), self._content)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+    @classmethod
+    def load(cls, path: Path | str) -> Tokenizer:
+        """Read what `save` wrote; anything else is refused."""
+        try:
+            with Path(path).open("rb") as file:
+                content = file.read(LARGEST_FILE + 1)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        if len(content) > LARGEST_FILE:
+            raise InputError(f"{path}: too large for a tokenizer (over {LARGEST_FILE:,} bytes)")
+        try:
+            whole = json.loads(content)
+        except (ValueError, RecursionError):
+            raise InputError(f"{path}: not a regard tokenizer (not JSON)") from None
+        if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+            raise InputError(f'{path}: not a regard tokenizer (no "format": "{FORMAT}")')
+        if whole.get("version") != VERSION:
+            raise InputError(
+                f"{path}: tokenizer version {whole.get('version')!r:.20}, but this regard reads "
+                f"version {VERSION}"
+            )
+        kind, entries = whole.get("kind"), whole.get("entries")
+        if (
+            whole.get("specials") != list(SPECIALS)
+            or kind not in KINDS
+            or not isinstance(entries, list)
+            or not all(isinstance(entry, str) for entry in entries)
+            or (kind == "byte" and entries)
+        ):
+            raise InputError(f"{path}: damaged tokenizer (kind, specials or entries are not valid)")
+        try:
+            return cls(kind, entries)
+        except InputError as error:
+            raise InputError(f"{path}: damaged tokenizer ({error})") from None
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.kind}, {self.size:,} tokens)"
+
+
+def _library(ids: dict[str, int], ranks: dict[tuple[str, str], int]) -> tokenizers.Tokenizer:
+    """The library's byte-level BPE over our merges; it holds no special tokens at all."""
+    vocabulary = {token: id - len(SPECIALS) for token, id in ids.items()}
+    library = tokenizers.Tokenizer(BPE(vocabulary, list(ranks)))
+    # Properties that the library's type stubs do not know to be settable.
+    setters: Any = library
+    setters.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    return library
+
+
+def _learn_merges(lines: Iterable[str], size: int) -> list[str]:
+    """The merges that BPE learns, as "left right": most frequent pair first."""
+    library = _library({}, {})
+    trainer = BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=SIGNS,  # all 256, whether the text has them or not
+        max_token_length=LONGEST_TOKEN,
+        show_progress=False,
+    )
+    try:
+        library.train_from_iterator(_some(lines), trainer)
+    except UnicodeEncodeError as error:
+        raise _not_utf8(error) from None
+    merges: list[list[str]] = json.loads(library.to_str())["model"]["merges"]
+    return [f"{left} {right}" for left, right in merges]
+
+
+def _learn_characters(lines: Iterable[str], size: int) -> list[str]:
+    """The most frequent characters, ties by code point."""
+    counts: Counter[str] = Counter()
+    for line in _some(lines):
+        _utf8(line)
+        counts.update(line)
+    return sorted(counts, key=lambda character: (-counts[character], character))[:size]
+
+
+def _some(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, unless there is nothing in any of them to learn from."""
+    empty = True
+    for line in lines:
+        empty = empty and not line
+        yield line
+    if empty:
+        raise InputError("there is no text to learn a vocabulary from")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _not_utf8(error) from None
+
+
+def _not_utf8(error: UnicodeEncodeError) -> InputError:
+    code = ord(error.object[error.start])
+    return InputError(
+        f"the text has a lone surrogate (U+{code:04X} at position {error.start}), which is no "
+        "character: read the file as UTF-8"
+    )
+
+
+def _readable(piece: bytes) -> str:
+    text = piece.decode("utf-8", "backslashreplace").replace(" ", "▁")
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )

@@ -1,0 +1,1 @@
+"""Loss, optimiser and schedule, the loop, checkpoints, processes."""

@@ -1,0 +1,70 @@
+"""Several processes that train one model (torchrun): gloo on CPUs, NCCL on GPUs.
+
+Each process works on rows of its own; sums of gradients and losses are taken over all of them
+before anything is divided or decided, so that all take the same step and the same turns.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from regard.errors import InputError
+
+
+class Processes:
+    """This process among all: `rank` of `world`, and the device it computes on."""
+
+    def __init__(self, device: str) -> None:
+        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise InputError(
+                "--device cuda: there is no CUDA device here; use --device cpu or auto"
+            )
+        index = int(os.environ.get("LOCAL_RANK", 0))
+        self.device = torch.device(device, index) if device == "cuda" else torch.device(device)
+        if self.world > 1:
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+
+    @property
+    def first(self) -> bool:
+        """The one that writes and speaks."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """In one message: the gradients end to end."""
+        if self.world == 1:
+            return
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        flat = self.sum(torch.cat([g.flatten() for g in gradients]))
+        for gradient, part in zip(
+            gradients, flat.split([g.numel() for g in gradients]), strict=True
+        ):
+            gradient.copy_(part.view_as(gradient))
+
+    def wait(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)

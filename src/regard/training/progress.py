@@ -1,0 +1,81 @@
+"""One line that lives: where training is, how well, how fast, how long still.
+
+On a terminal the line is redrawn in place; into a file or a pipe it is printed now and then.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+BETWEEN = 30.0  # seconds between two lines where there is no terminal
+
+
+class Progress:
+    def __init__(self, steps: int, quiet: bool) -> None:
+        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.steps, self.line, self.shown = steps, "", 0.0
+        self.live: Live | None = None
+        if self.console.is_terminal and not quiet:
+            self.live = Live(Text(""), console=self.console, refresh_per_second=4, transient=True)
+        self.rates: list[tuple[float, int, float]] = []  # time, tokens and operations of each step
+
+    def __enter__(self) -> Progress:
+        if self.live is not None:
+            self.live.start()
+        self.rates = [(time.perf_counter(), 0, 0.0)]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def step(
+        self, step: int, loss: float, rate: float, tokens: int, operations: float, peak: float
+    ) -> dict[str, float]:
+        """Show a step; gives back its figures for the metrics file."""
+        self.rates = [*self.rates[-20:], (time.perf_counter(), tokens, operations)]
+        elapsed = self.rates[-1][0] - self.rates[0][0]
+        speed = sum(n for _, n, _ in self.rates[1:]) / elapsed
+        fraction = sum(o for *_, o in self.rates[1:]) / elapsed / peak
+        left = (self.steps - step) * elapsed / (len(self.rates) - 1)
+        figures = {
+            "loss": loss, "perplexity": perplexity(loss), "learning_rate": rate,
+            "tokens_per_second": round(speed), "fraction_of_peak": round(fraction, 4),
+        }  # fmt: skip
+        self.line = (
+            f"step {step:,}/{self.steps:,}  loss {loss:.3f}  perplexity {perplexity(loss):.2f}  "
+            f"{speed:,.0f} tokens/s ({fraction:.0%} of peak)  rate {rate:.2e}  "
+            f"{duration(left)} left"
+        )
+        if self.live is not None:
+            self.live.update(Text(self.line))
+        elif time.perf_counter() - self.shown > BETWEEN:
+            self.shown = time.perf_counter()
+            self.console.print(self.line, soft_wrap=True)
+        return figures
+
+    def say(self, text: str) -> None:
+        """Something that stays."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def pause(self) -> None:
+        """What came since the last step (validation, say) does not count as training time."""
+        self.rates = [(time.perf_counter(), 0, 0.0)]
+
+
+def perplexity(loss: float) -> float:
+    return math.exp(min(loss, 50.0))
+
+
+def duration(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,314 @@
+"""Files become examples; what is wrong with a file is said with the file's name and the line."""
+
+import gzip
+import io
+import json
+import lzma
+import os
+import tempfile
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from regard.errors import InputError
+from regard.text import corpus
+from regard.text.corpus import (
+    Classified,
+    Document,
+    Pair,
+    Question,
+    Report,
+    Similar,
+    fingerprint_files,
+    open_text,
+    progress,
+    read_classified,
+    read_documents,
+    read_pairs,
+    read_questions,
+    read_similar,
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """file(content, name): a file with this content; objects become JSON lines."""
+
+    def make(content, name="data.txt"):
+        path = tmp_path / name
+        if isinstance(content, list):
+            content = "".join(json.dumps(line) + "\n" for line in content)
+        content = content if isinstance(content, bytes) else content.encode()
+        if path.suffix == ".gz":
+            content = gzip.compress(content, 1)
+        elif path.suffix == ".xz":
+            content = lzma.compress(content, preset=0)
+        path.write_bytes(content)
+        return path
+
+    return make
+
+
+def fails(read, *arguments):
+    with pytest.raises(InputError) as caught:
+        list(read(*arguments))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["plain.txt", "packed.gz", "packed.xz"])
+def test_lines_are_numbered_and_lose_only_their_end(name, file):
+    path = file("one\r\n two \n\nlast", name)
+    assert list(open_text(path)) == [(1, "one"), (2, " two "), (3, ""), (4, "last")]
+    assert list(open_text(str(path))) == list(open_text(path))
+
+
+def test_only_a_newline_separates_lines(file):
+    line = "a\u2028b\x0bc\x0cd\x85e\rf\x1cg"
+    assert list(open_text(file(f"{line}\n{line}"))) == [(1, line), (2, line)]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff"))))
+def test_any_lines_come_back_as_they_were_written(lines):
+    with tempfile.NamedTemporaryFile() as stream:
+        stream.write("".join(f"{line}\n" for line in lines).encode())
+        stream.flush()
+        assert [line for _, line in open_text(stream.name)] == lines
+
+
+def test_an_empty_file_has_no_lines(file):
+    assert list(open_text(file(""))) == []
+
+
+def test_a_byte_order_mark_is_dropped_at_the_start_only(file):
+    assert list(open_text(file("\ufeffa\n\ufeffb"))) == [(1, "a"), (2, "\ufeffb")]
+
+
+def test_bytes_that_are_not_utf8_are_found(file):
+    path = file("fine\nüü".encode() + b"\xff!\n")
+    assert fails(open_text, path) == f"{path}:2: not UTF-8 (byte 0xff at column 3)"
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    assert fails(open_text, tmp_path / "no.en") == f"{tmp_path / 'no.en'}: no such file"
+    assert fails(open_text, tmp_path) == f"{tmp_path}: is a folder, not a file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read_is_named(file):
+    path = file("a")
+    path.chmod(0)
+    assert fails(open_text, path) == f"{path}: cannot be read (Permission denied)"
+
+
+@pytest.mark.parametrize("name", ["cut.gz", "cut.xz"])
+def test_a_truncated_file_is_named_with_the_line_reached(name, file):
+    path = file("".join(f"line {n} {n * n}\n" for n in range(60_000)), name)
+    path.write_bytes(path.read_bytes()[:-2000])
+    message = fails(open_text, path)
+    assert message.startswith(f"{path}: the compressed file is cut off after line ")
+    assert int(message.split("after line ")[1].split()[0]) > 1000
+
+
+@pytest.mark.parametrize("name", ["bad.gz", "bad.xz"])
+def test_a_damaged_file_is_named(name, file):
+    path = file("".join(f"line {n} {n * n}\n" for n in range(60_000)), name)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 40] = bytes(40)
+    path.write_bytes(content)
+    assert fails(open_text, path).startswith(f"{path}: the compressed file is damaged after line ")
+    path.write_bytes(b"this is not compressed")
+    assert fails(open_text, path).startswith(
+        f"{path}: the compressed file is damaged at its beginning"
+    )
+
+
+def test_a_line_without_end_does_not_fill_the_memory(file, monkeypatch):
+    monkeypatch.setattr(corpus, "LONGEST_LINE", 100)
+    assert list(open_text(file("x" * 100 + "\r\n" + "y" * 100))) == [(1, "x" * 100), (2, "y" * 100)]
+    path = file("fine\n" + "x" * 101)
+    assert fails(open_text, path) == f"{path}:2: line longer than 100 bytes"
+
+
+def test_the_position_grows_to_the_size_of_the_file(file):
+    seen = []
+    path = file("word\n" * 300_000, "long.txt")
+    assert sum(1 for _ in open_text(path, seen.append)) == 300_000
+    assert seen == sorted(seen)
+    assert 0 < seen[0] < seen[-1] <= path.stat().st_size
+
+
+def test_pairs_belong_together_by_line(file):
+    paths = file("a\n\nc\n", "x.en"), file("A\nB\nC", "x.de.gz")
+    assert list(read_pairs(*paths)) == [Pair(1, "a", "A"), Pair(2, "", "B"), Pair(3, "c", "C")]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_files_of_different_length_are_refused_with_the_first_missing_line(swapped, file):
+    long, short = file("a\n" * 1205, "x.en"), file("A\n" * 1200, "x.de")
+    paths = (short, long) if swapped else (long, short)
+    assert fails(read_pairs, *paths).startswith(
+        f"{long} has 1,205 lines but {short} has 1,200: line 1,201 of {long} has no counterpart"
+    )
+
+
+def test_classified_examples_are_read_from_columns_and_from_json(file):
+    expected = [Classified(1, "good\tfilm", "1"), Classified(3, "bad", "0")]
+    assert list(read_classified(file("1\tgood\tfilm\n\n0\tbad\n", "a.tsv"))) == expected
+    lines = '{"text": "good\\tfilm", "label": "1"}\n\n{"label": 0, "text": "bad"}\n'
+    for name in ("a.jsonl", "a.jsonl.xz", "a.txt"):
+        assert list(read_classified(file(lines, name))) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1\tgood\nbad\n", "2: no tab (expected label<TAB>text)"),
+        ("1\tgood\n\tbad\n", "2: the label is empty"),
+        (
+            [{"text": "a", "label": "b"}, {"text": "a"}],
+            '2: no "label" (expected {"text", "label"})',
+        ),
+        ([{"text": 5, "label": "b"}], '1: "text" must be a string, not a number'),
+        ([{"text": None, "label": "b"}], '1: "text" must be a string, not null'),
+        ([{"text": "a", "label": True}], '1: "label" must be a string, not a truth value'),
+        ([{"text": "a", "label": ["b"]}], '1: "label" must be a string, not a list'),
+        ([{"text": "a", "label": ""}], "1: the label is empty"),
+        ([{"text": "\ud83d", "label": "a"}], '1: "text" has a lone surrogate (U+D83D)'),
+    ],
+)
+def test_what_is_wrong_with_a_classified_example_is_said_with_its_line(content, message, file):
+    path = file(content)
+    assert fails(read_classified, path) == f"{path}:{message}"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": "a"', "not JSON (Expecting ',' delimiter at column 13; expected {\"text\"})"),
+        ("{text}", "not JSON (Expecting property name enclosed in double quotes at column 2"),
+        ('["a"]', 'expected an object {"text"}, not a list'),
+        ('"a"', 'expected an object {"text"}, not a string'),
+        ("[" * 100_000, "JSON that cannot be read ("),
+        ('{"text": ' + "9" * 5000 + "}", "JSON that cannot be read ("),
+    ],
+)
+def test_broken_json_is_said_with_its_line(line, message, file):
+    path = file('{"text": "fine"}\n' + line, "a.jsonl")
+    assert fails(read_documents, path).startswith(f"{path}:2: {message}")
+
+
+def test_questions_are_read_with_all_their_right_answers(file):
+    one = {"context": "c", "question": "q", "answer": "a"}
+    path = file([one, {**one, "answers": ["a", "b"], "task": 3}], "q.jsonl")
+    assert list(read_questions(path)) == [
+        Question(1, "c", "q", "a", ("a",)),
+        Question(2, "c", "q", "a", ("a", "b")),
+    ]
+    path = file([{**one, "answers": "a"}])
+    assert fails(read_questions, path) == f'{path}:1: "answers" must be a list of strings'
+    path = file([{"context": "c", "answer": "a"}])
+    assert fails(read_questions, path).startswith(f'{path}:1: no "question" (expected')
+
+
+def test_blank_lines_separate_documents(file):
+    path = file("\n\none\n two\n\n  \nthree\n\n")
+    assert list(read_documents(path)) == [Document(3, "one\n two"), Document(7, "three")]
+
+
+def test_documents_can_be_json_lines(file):
+    path = file([{"text": "one\n\ntwo"}, {"text": ""}])
+    assert list(read_documents(path)) == [Document(1, "one\n\ntwo"), Document(2, "")]
+
+
+def test_a_document_without_end_is_cut_and_loses_nothing(file, monkeypatch):
+    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 10)
+    path = file("abcd\nefgh\nijkl\nmnop\n")
+    assert list(read_documents(path)) == [Document(1, "abcd\nefgh"), Document(3, "ijkl\nmnop")]
+
+
+def test_similar_pairs_have_an_optional_score(file):
+    path = file([{"a": "x", "b": "y"}, {"a": "x", "b": "y", "score": 3}], "s.jsonl")
+    assert list(read_similar(path)) == [Similar(1, "x", "y", None), Similar(2, "x", "y", 3.0)]
+    for score, word in (("3", "a string"), (float("nan"), "nan"), (True, "a truth value")):
+        path = file([{"a": "x", "b": "y", "score": score}])
+        assert fails(read_similar, path) == f'{path}:1: "score" must be a finite number, not {word}'
+
+
+def test_a_report_counts_and_shows_what_was_left_out():
+    report = Report(kept=1970)
+    for reason, times in (("empty", 10), ("too long", 20)):
+        for _ in range(times):
+            report.skip(reason)
+    assert report.total == 2000
+    assert str(report) == "1,970 kept, 20 too long, 10 empty"
+    out = io.StringIO()
+    report.show(Console(file=out, width=60))
+    assert [line.split() for line in out.getvalue().splitlines()] == [
+        ["kept", "1,970", "98.5%"],
+        ["too", "long", "20", "1.0%"],
+        ["empty", "10", "0.5%"],
+    ]
+
+
+def test_a_report_goes_to_standard_error(capsys):
+    Report().show()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "kept" in captured.err
+
+
+def test_the_fingerprint_depends_on_content_order_and_boundaries_but_not_on_names(file, tmp_path):
+    a, b = file("ab", "a"), file("c", "b")
+    both = fingerprint_files([a, b])
+    assert both == fingerprint_files([str(file("ab", "other")), b])
+    others = [[b, a], [a], [file("a", "x"), file("bc", "y")]]
+    assert both not in {fingerprint_files(paths) for paths in others}
+    for path, message in ((tmp_path / "no", "cannot be read"), (tmp_path, "is not a regular file")):
+        with pytest.raises(InputError, match=f"{path}: {message}"):
+            fingerprint_files([a, path])
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("quiet", "wait", "shown"), [(False, 0.3, True), (True, 0.3, False), (False, 0, False)]
+)
+def test_a_progress_bar_appears_only_when_it_takes_long(quiet, wait, shown, monkeypatch):
+    monkeypatch.setattr(corpus, "PATIENCE", 0.05)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    with progress("learning", 10, quiet) as show:
+        show(5)
+        time.sleep(wait)
+    assert ("learning" in stream.getvalue()) == shown
+
+
+def test_a_progress_bar_is_not_written_into_a_file(monkeypatch, capsys):
+    monkeypatch.setattr(corpus, "PATIENCE", 0.0)
+    with progress("learning", None, False):
+        time.sleep(0.1)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("read", "name", "count"),
+    [
+        (read_classified, "sst2/dev.tsv.xz", 872),
+        (read_similar, "stsb/dev.jsonl.xz", 1500),
+        (read_questions, "squad/valid.jsonl.xz", 726),
+        (read_questions, "babi/test.jsonl.xz", 20_000),
+        (read_documents, "imdb_reviews/unlabelled.txt.xz", 25_000),
+    ],
+)
+def test_real_data_is_read_whole(read, name, count):
+    if "REGARD_DATA" not in os.environ:
+        pytest.skip("REGARD_DATA is not set")
+    assert sum(1 for _ in read(f"{os.environ['REGARD_DATA']}/{name}")) == count

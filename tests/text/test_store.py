@@ -1,0 +1,300 @@
+"""The token store holds what was encoded, is found again, and is there whole or not at all."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.errors import InputError
+from regard.text import store as module
+from regard.text.corpus import open_text
+from regard.text.store import Store, build_pairs
+from regard.text.tokenizer import Tokenizer
+
+BYTE = Tokenizer("byte")
+PAIRS = [("a dog", "ein Hund"), ("the cat sleeps", "die Katze schläft"), ("yes", "ja")]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(pairs): two aligned files."""
+
+    def make(pairs):
+        paths = tmp_path / "x.en", tmp_path / "x.de"
+        for path, lines in zip(paths, zip(*pairs, strict=True), strict=True):
+            path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        return paths
+
+    return make
+
+
+@pytest.fixture
+def build(write, tmp_path):
+    """build(pairs, ...): the store of these pairs as bytes, in the folder `stores`."""
+
+    def make(pairs=PAIRS, max_length=100, **options):
+        tokenizers = options.pop("tokenizers", (BYTE, BYTE))
+        return build_pairs(write(pairs), tokenizers, tmp_path / "stores", max_length, **options)
+
+    return make
+
+
+def texts(store):
+    return [
+        tuple(BYTE.decode(store.tokens(side, i).tolist()) for side in range(store.sides))
+        for i in range(len(store))
+    ]
+
+
+def test_a_store_holds_both_sides_each_with_its_end(build):
+    store, report = build()
+    assert texts(store) == PAIRS
+    assert (store.sides, len(store)) == (2, 3)
+    assert store.tokens(0, 2).tolist() == [*BYTE.encode("yes"), BYTE.eos]
+    assert [lengths.tolist() for lengths in store.lengths] == [[6, 15, 4], [9, 19, 3]]
+    assert [lengths.dtype for lengths in store.lengths] == [np.int32, np.int32]
+    assert (report.kept, report.skipped) == (3, {})
+
+
+def test_tokens_are_a_view_that_cannot_be_written(build):
+    store, _ = build()
+    row = store.tokens(1, 0)
+    assert row.dtype == np.uint16
+    assert row.base is not None
+    for array in (row, store.lengths[0]):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_an_example_that_does_not_exist_is_an_index_error(build):
+    store, _ = build()
+    for i in (-1, 3):
+        with pytest.raises(IndexError, match=f"example {i} of 3"):
+            store.tokens(0, i)
+
+
+def test_a_large_vocabulary_takes_wider_numbers(build, monkeypatch):
+    many = Tokenizer(
+        "character",
+        [chr(c) for c in range(32, 32 + 0xD000)] + [chr(c) for c in range(0x10000, 0x14000)],
+    )
+    assert many.size > 2**16
+    store, _ = build([("\U00013fff", "b")], tokenizers=(many, BYTE))
+    assert (store.tokens(0, 0).dtype, store.tokens(1, 0).dtype) == (np.uint32, np.uint16)
+    assert store.tokens(0, 0).tolist() == [many.size - 1, many.eos]
+
+
+def test_what_is_left_out_is_counted_by_reason(build):
+    pairs = [
+        ("", "leer"), ("leer", " \t\u2003"),
+        ("x" * 20, "y" * 20), ("x" * 19, "y" * 19),  # with <eos> 21 and 20 tokens
+        ("x" * 1_000_000, "y"),
+        ("x" * 12, "yy"), ("x" * 9, "y"),  # 13 to 3 tokens, and 10 to 2: too short to judge
+    ]  # fmt: skip
+    store, report = build(pairs, max_length=20, max_ratio=4.0)
+    assert texts(store) == [("x" * 19, "y" * 19), ("x" * 9, "y")]
+    assert report.skipped == {"empty": 2, "too long": 2, "bad ratio": 1}
+    assert (report.kept, report.total) == (2, 7)
+
+
+def test_without_a_ratio_nothing_is_left_out_for_it(build):
+    assert build([("x" * 50, "y")])[1].skipped == {}
+
+
+def test_files_without_a_usable_pair_are_refused(build, tmp_path):
+    with pytest.raises(
+        InputError, match=r"x.en and .*x.de hold no pair to learn from \(0 kept, 1 empty\)"
+    ):
+        build([("a", "")])
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_chunks_do_not_show_in_the_result(build, monkeypatch, tmp_path):
+    pairs = [(f"source {n}", f"Ziel {n * n}") for n in range(50)] + [("", "leer")]
+    expected, report = build(pairs)
+    for name, value in (("CHUNK_PAIRS", 7), ("CHUNK_CHARACTERS", 40)):
+        shutil.rmtree(tmp_path / "stores")
+        monkeypatch.setattr(module, name, value)
+        store, again = build(pairs)
+        assert texts(store) == texts(expected) == pairs[:-1]
+        assert again == report
+
+
+def test_a_store_is_found_again_with_its_report(build, monkeypatch):
+    store, report = build([*PAIRS, ("", "leer")])
+    monkeypatch.setattr(module, "_Writer", None)  # nothing may be written now
+    again, same = build([*PAIRS, ("", "leer")])
+    assert again.fingerprint == store.fingerprint
+    assert same == report
+    assert same.skipped == {"empty": 1}
+    assert texts(again) == PAIRS
+
+
+def test_whatever_changes_the_content_changes_the_fingerprint(build):
+    characters = Tokenizer.learn(["a dog"], "character", 50)
+    stores = [
+        build(),
+        build(PAIRS[:2]),
+        build(max_length=99),
+        build(max_ratio=3.0),
+        build(tokenizers=(characters, BYTE)),
+        build(tokenizers=(BYTE, characters)),
+    ]
+    assert len({store.fingerprint for store, _ in stores}) == len(stores)
+
+
+@pytest.mark.parametrize("damage", ["short", "gone", "manifest", "no manifest", "nonsense"])
+def test_a_damaged_store_is_refused_and_made_again(damage, build):
+    store, _ = build()
+    folder = store.folder
+    if damage == "short":
+        with (folder / "1.tokens").open("rb+") as file:
+            file.truncate(10)
+    elif damage == "gone":
+        (folder / "0.offsets").unlink()
+    elif damage == "manifest":
+        (folder / "store.json").write_text('{"format": "regard store", "version": 1')
+    elif damage == "no manifest":
+        (folder / "store.json").unlink()
+    else:
+        manifest = json.loads((folder / "store.json").read_text())
+        manifest["report"]["kept"] = 7
+        (folder / "store.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=f"^{folder}: (damaged|not a whole) token store"):
+        Store(folder)
+    again, _ = build()
+    assert texts(again) == PAIRS
+    assert [path.name for path in folder.parent.iterdir()] == [store.fingerprint]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("crash"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["add", "sync_file", "_publish"])
+def test_a_crash_leaves_nothing_half_written(where, error, build, monkeypatch, tmp_path):
+    def crash(*arguments):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Writer if where == "add" else module, where, crash)
+        with pytest.raises(type(error)):
+            build()
+    assert list((tmp_path / "stores").iterdir()) == []
+    assert texts(build()[0]) == PAIRS
+
+
+def test_a_bad_line_in_the_middle_leaves_nothing_behind(write, tmp_path):
+    paths = write(PAIRS)
+    with paths[1].open("ab") as file:
+        file.write(b"\xff\n")
+    with paths[0].open("ab") as file:
+        file.write(b"more\n")
+    with pytest.raises(InputError, match="x.de:4: not UTF-8"):
+        build_pairs(paths, (BYTE, BYTE), tmp_path / "stores", 100)
+    with paths[0].open("ab") as file:
+        file.write(b"and more\n")
+    paths[1].write_bytes(paths[1].read_bytes().replace(b"\xff", b"mehr"))
+    with pytest.raises(InputError, match="x.en has 5 lines but .*x.de has 4: line 5 of"):
+        build_pairs(paths, (BYTE, BYTE), tmp_path / "stores", 100)
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_what_a_dead_process_left_is_removed_and_a_living_one_is_let_be(build, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    dead = tmp_path / "stores" / f".tmp-{done.stdout.strip()}-0a"
+    living = tmp_path / "stores" / f".tmp-{os.getppid()}-0b"
+    for folder in (dead, living):
+        folder.mkdir(parents=True)
+        (folder / "0.tokens").write_bytes(b"half")
+    build()
+    assert not dead.exists()
+    assert living.exists()
+
+
+def test_the_slower_of_two_builders_uses_what_the_faster_made(build, monkeypatch, tmp_path):
+    publish = module._publish
+    winner = []
+
+    def late(temporary, final):
+        if not winner:
+            winner.append(None)
+            winner[0] = build()[0].folder.stat().st_ino  # the other one, from start to end
+        publish(temporary, final)
+
+    monkeypatch.setattr(module, "_publish", late)
+    store, _ = build()
+    assert store.folder.stat().st_ino == winner[0]
+    assert texts(store) == PAIRS
+    assert [path.name for path in (tmp_path / "stores").iterdir()] == [store.fingerprint]
+
+
+def test_builders_at_the_same_time_do_not_break_each_other(write, tmp_path):
+    paths = write([(f"source {n}", f"Ziel {n}") for n in range(2000)])
+    program = (
+        "import sys; from regard.text.store import build_pairs; from regard.text.tokenizer import Tokenizer; "
+        "t = Tokenizer('byte'); print(len(build_pairs(sys.argv[1:3], (t, t), sys.argv[3], 100)[0]))"
+    )
+    command = [sys.executable, "-c", program, *map(str, paths), str(tmp_path / "stores")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert [process.communicate()[0].strip() for process in running] == ["2000"] * 4
+    assert len(list((tmp_path / "stores").iterdir())) == 1
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(seen, build, monkeypatch, tmp_path):
+    pairs = [("a" * 10, "b" * 10)] * 5000
+    room = iter(range(4 if seen else 0))  # chunks of a side that still fit
+    add = module._Writer.add
+
+    def full(self, side, rows):
+        if next(room, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, side, rows)
+
+    monkeypatch.setattr(module._Writer, "add", full)
+    monkeypatch.setattr(module, "CHUNK_PAIRS", 2000)
+    with pytest.raises(InputError) as caught:
+        build(pairs)
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'stores'}: the disk is full (0.")
+    assert (", about 0.3 MB needed in all)" in message) == seen
+    assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(write, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(InputError, match=r"taken: cannot be written \(File exists\)"):
+        build_pairs(write(PAIRS), (BYTE, BYTE), tmp_path / "taken", 100)
+    with pytest.raises(InputError, match=r"sub: cannot be written \(Not a directory\)"):
+        build_pairs(write(PAIRS), (BYTE, BYTE), tmp_path / "taken" / "sub", 100)
+
+
+def test_a_missing_corpus_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"no.en: cannot be read \(No such file or directory\)"):
+        build_pairs(
+            (tmp_path / "no.en", tmp_path / "no.de"), (BYTE, BYTE), tmp_path / "stores", 100
+        )
+
+
+def test_multi30k_is_stored_whole(tmp_path):
+    if "REGARD_DATA" not in os.environ:
+        pytest.skip("REGARD_DATA is not set")
+    folder = Path(os.environ["REGARD_DATA"]) / "multi30k"
+    paths = folder / "val.en.xz", folder / "val.de.xz"
+    lines = [[line for _, line in open_text(path)] for path in paths]
+    tokenizer = Tokenizer.learn(lines[0] + lines[1], "bpe", 2000)
+    store, report = build_pairs(paths, (tokenizer, tokenizer), tmp_path, 256, quiet=True)
+    assert (len(store), report.skipped) == (1014, {})
+    for side in range(2):
+        assert [tokenizer.decode(store.tokens(side, i).tolist()) for i in range(1014)] == lines[
+            side
+        ]
