@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from regard.model.config import ModelConfig as ModelConfig
     from regard.model.transformer import Capture as Capture
     from regard.model.transformer import Transformer as Transformer
+    from regard.models import load as load
+    from regard.run import train as train
     from regard.text.batching import Packed as Packed
 
 __version__ = "0.1.0"
@@ -25,6 +27,8 @@ _WHERE = {
     "ModelConfig": "regard.model.config",
     "Packed": "regard.text.batching",
     "Transformer": "regard.model.transformer",
+    "load": "regard.models",
+    "train": "regard.run",
 }
 __all__ = list(_WHERE)
 

@@ -35,6 +35,7 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    add_verb(verbs, "demo", demo, demo_options)
     add_verb(verbs, "train", train, train_options)
     add_verb(verbs, "translate", translate, translate_options)
     add_verb(verbs, "evaluate", evaluate, evaluate_options)
@@ -42,6 +43,7 @@ def build_parser() -> Parser:
     view = verbs.add_parser("view", help="pictures and tables to look at")
     views = view.add_subparsers(title="views", metavar="VIEW", required=True)
     add_verb(views, "walk", walk, walk_options)
+    add_verb(views, "curves", curves, curves_options)
     return parser
 
 
@@ -67,6 +69,21 @@ def model_options(verb: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
         help="change one option, e.g. model.norm_first=true; repeatable",
     )  # fmt: skip
+
+
+def demo_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--out", type=Path, default=Path("regard-demo"), metavar="DIR")
+    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Train on the built-in corpus, translate, report: the whole story in minutes."""
+    from regard.demo import demo as run_demo
+
+    scores = run_demo(options.out, options.quiet)
+    if options.json:
+        print(json.dumps(scores))
+    return 0
 
 
 def train_options(verb: argparse.ArgumentParser) -> None:
@@ -202,6 +219,20 @@ def walk(options: argparse.Namespace) -> int:
             print(json.dumps(step.to_dict(), ensure_ascii=False))
     else:
         write_walk(steps, config, options.seed)
+    return 0
+
+
+def curves_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    verb.add_argument("--out", type=Path, metavar="FILE.png", help="(default: RUN/curves.png)")
+
+
+def curves(options: argparse.Namespace) -> int:
+    """Draw loss, score, learning rate and speed of runs as PNG and SVG."""
+    from regard.view.curves import draw_curves
+
+    for path in draw_curves(options.runs, options.out):
+        print(json.dumps({"file": str(path)}) if options.json else path)
     return 0
 
 

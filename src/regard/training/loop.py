@@ -111,6 +111,7 @@ class Trainer:
         self.pieces = 1  # that a row is cut into, once memory ran out
         self.asked_to_stop = False
         self.unlucky = 0  # steps in a row without a finite loss
+        self.events = open_events(run) if self.training.tensorboard and processes.first else None
         if self.training.compile and processes.device.type == "cuda":
             for stack in (model.encoder, model.decoder):
                 if stack is not None:
@@ -153,6 +154,9 @@ class Trainer:
         if self.processes.first:
             with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": self.state.step, **values}) + "\n")
+            for name, value in values.items():
+                if self.events is not None and isinstance(value, int | float):
+                    self.events.add_scalar(name, value, self.state.step)
 
     # ---- training -----------------------------------------------------------------------
 
@@ -244,7 +248,6 @@ class Trainer:
         self.unlucky += 1
         self.progress.say(f"step {number}: the loss is not finite, so the step is dropped")
         if self.unlucky >= HOPELESS:
-            self.state.step = number - self.unlucky  # the last step that was good
             self.save()
             raise TrainingFailed(
                 f"{self.unlucky} steps in a row had no finite loss; what was before is saved: "
@@ -283,6 +286,17 @@ class Trainer:
             )
         self.processes.wait()
         self.progress.pause()
+
+
+def open_events(run: Path) -> Any:
+    """A writer of events for TensorBoard, which is not installed with us."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError(
+            "training.tensorboard=true needs another package: pip install tensorboard"
+        ) from error
+    return SummaryWriter(str(run / "events"))
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,0 +1,92 @@
+"""`regard demo`: the whole story in minutes on a laptop.
+
+Train on the built-in corpus from nothing, translate sentences it has never seen, and look at the
+word that needs attention: what "it" is in German depends on an adjective at the far end of the
+sentence.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from regard.config import Config
+from regard.errors import InputError
+from regard.models import load
+from regard.run import train
+from regard.tasks.translate import bleu
+from regard.text.builtin import PRONOUN_SENTENCE, builtin_corpus, pronoun_accuracy
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 128, "dropout": 0.1},
+    "data": {"vocabulary_size": 1000},
+    "training": {
+        "steps": 450, "batch_tokens": 2048, "warmup": 100, "learning_rate": 3e-3,
+        "validate_every": 225, "checkpoint_every": 225, "average": 1,
+    },
+}  # fmt: skip
+
+
+def demo(out: Path, quiet: bool) -> dict[str, Any]:
+    """Train, translate and report; gives back the scores."""
+    if out.exists():
+        if not (out / "regard-demo").exists():
+            raise InputError(f"{out} exists and is not a demo's: take another --out")
+        shutil.rmtree(out)
+    data = out / "data"
+    data.mkdir(parents=True)
+    (out / "regard-demo").touch()  # so that a second demo may replace it
+    files: dict[str, list[str]] = {}
+    for split in ("train", "valid", "test"):
+        pairs = builtin_corpus(split)
+        files[split] = [str(data / f"{split}.{side}") for side in ("en", "de")]
+        for side, name in enumerate(files[split]):
+            lines = "".join(pair[side] + "\n" for pair in pairs)
+            Path(name).write_text(lines, encoding="utf-8")
+    values = {section: dict(keys) for section, keys in OPTIONS.items()}
+    values["data"] |= {"train": files["train"], "valid": files["valid"]}
+    began = time.perf_counter()
+    train(Config.build("translate", "tiny", values), out / "run", quiet=quiet)
+    minutes = (time.perf_counter() - began) / 60
+    test = builtin_corpus("test")
+    model = load(out / "run")
+    answers = model.translate([english for english, _ in test])
+    wanted = [german for _, german in test]
+    right, total = pronoun_accuracy(wanted, answers)
+    scores = {
+        **bleu(answers, wanted), "exact": sum(map(str.__eq__, answers, wanted)) / len(test),
+        "pronouns": right / total, "minutes": round(minutes, 2), "sentences": len(test),
+    }  # fmt: skip
+    show(out, scores, [(english, german) for english, german in test], answers, total)
+    return scores
+
+
+def show(
+    out: Path, scores: dict[str, Any], test: list[tuple[str, str]], answers: list[str], total: int
+) -> None:
+    console = Console(highlight=False)
+    table = Table("sentences never seen in training", "what the model makes of them", expand=True)
+    showcase = [english for english, _ in PRONOUN_SENTENCE]
+    chosen = [i for i, (english, _) in enumerate(test) if english in showcase]
+    for i in [*chosen, *range(0, len(test), len(test) // 6)]:
+        mark = "" if answers[i] == test[i][1] else f"  (wanted: {test[i][1]})"
+        table.add_row(test[i][0], answers[i] + mark)
+    console.print(table)
+    console.print(
+        f"sacreBLEU {scores['bleu']:.2f} on {len(test)} held-out sentences "
+        f"({scores['exact']:.1%} word for word), the right pronoun in {scores['pronouns']:.1%} of "
+        f"{total}, trained in {scores['minutes']:.1f} minutes\n{scores['bleu_signature']}"
+    )
+    console.print(
+        "\nWhat to try next:\n"
+        f'  regard translate -m {out}/run "The dog didn\'t cross the river because it was too deep."\n'
+        f"  regard view curves {out}/run\n"
+        '  regard view walk "The cat slept."\n'
+        "  regard train --task translate --train YOUR.en YOUR.de --preset tiny --out run",
+        markup=False,
+    )

@@ -1,0 +1,253 @@
+"""`regard view curves`: how training went, drawn from `metrics.jsonl` as PNG and SVG.
+
+Four panels over steps: loss, the task's metric, learning rate, tokens per second. Runs differ in
+line style, marker and colour, and each line carries its name where it ends: the picture also reads
+in black and white. The same metrics give the same bytes, so that a picture can be kept in git.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import cycle, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regard.errors import InputError
+from regard.files import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DRAWN = ("loss", "valid_loss", "learning_rate", "tokens_per_second")
+LOWER_IS_BETTER = ("valid_loss", "valid_perplexity")
+NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # other scores are called as they are written
+COLOURS = ("#0b62a4", "#bf4a00", "#222222", "#00785a", "#8a2a63")
+DASHES = ("-", (0, (6, 2)), (0, (8, 2, 1.5, 2)), (0, (1.5, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # 5, 4 and 7 of them: 140 runs that look different
+SETTINGS: dict[Any, Any] = {
+    "font.size": 13, "axes.grid": True, "grid.color": "#e4e4e4",
+    "axes.spines.top": False, "axes.spines.right": False,
+    "figure.constrained_layout.w_pad": 0.2, "figure.constrained_layout.h_pad": 0.15,
+    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
+    "svg.hashsalt": "regard",  # names of parts from their content, not from chance
+}  # fmt: skip
+
+
+class Point(NamedTuple):
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What one run recorded: its figures by name, and its last line once it is finished."""
+
+    name: str
+    steps: int
+    series: dict[str, list[Point]]
+    final: dict[str, Any]
+
+    def metric(self) -> str | None:
+        """The task's metric: the first score of a validation that is not its loss."""
+        scores = (key for key in self.series if key.startswith("valid_") and key != "valid_loss")
+        return next(scores, None)
+
+    def best(self, key: str) -> Point | None:
+        points = [point for point in self.series.get(key, []) if math.isfinite(point.value)]
+        choose = min if key in LOWER_IS_BETTER else max
+        return choose(points, key=lambda point: point.value, default=None)
+
+    def said(self) -> str:
+        """The run in a few words: name, steps, score."""
+        words = f"{shorten(self.name, 50)}: {self.steps:,} step{'' if self.steps == 1 else 's'}"
+        key = self.metric() or "valid_loss"
+        if (score := self.final.get(key.removeprefix("valid_"))) is not None:
+            words += f", final {title(key)} {figure(key, score)} (weights: {self.final['final']})"
+        elif best := self.best(key):
+            words += f", best {title(key)} {figure(key, best.value)}"
+        return words if self.final else f"{words}, not finished"
+
+
+def draw_curves(runs: list[Path], out: Path | None) -> list[Path]:
+    """Draw the training curves of runs in one picture; gives back the two files written.
+
+    out: NAME.png or NAME.svg, both are written; without it, curves.png and curves.svg in the
+    folder of the (first) run.
+    """
+    out = runs[0] / "curves" if out is None else out / "curves" if out.is_dir() else out
+    if out.suffix not in ("", ".png", ".svg"):
+        raise InputError(f"--out {out}: write NAME.png or NAME.svg (both files are made)")
+    names = [run.resolve().name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run) for run in runs]
+    curves = [read_curves(run, name) for run, name in zip(runs, names, strict=True)]
+    try:
+        import matplotlib
+    except ImportError:
+        raise InputError("pictures need matplotlib: pip install matplotlib") from None
+    paths = [out.with_suffix(".png"), out.with_suffix(".svg")]
+    with matplotlib.rc_context():  # a person's own settings are put aside, and back
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(SETTINGS)
+        picture = draw(curves)
+        for path, keys in zip(paths, (("Software",), ("Date", "Creator")), strict=True):
+            content = io.BytesIO()
+            picture.savefig(content, format=path.suffix[1:], metadata=dict.fromkeys(keys))
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_file(path, content.getvalue())
+            except OSError as error:
+                raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    return paths
+
+
+def read_curves(run: Path, name: str) -> Curves:
+    path = run / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): give the folder of a run, "
+            "as regard train --out RUN leaves it"
+        ) from None
+    steps, final = 0, {}
+    series: defaultdict[str, list[Point]] = defaultdict(list)
+    for number, line in enumerate(lines, 1):
+        try:
+            record = read_record(line)
+        except (ValueError, OverflowError) as error:
+            if number == len(lines):
+                break  # torn: the run was killed while it wrote this line
+            raise InputError(f"{path}:{number}: {error}") from None
+        steps = max(steps, record["step"])
+        final = record if "final" in record else {}  # no longer, if the run was resumed after it
+        for key, value in record.items():
+            if isinstance(value, float) and not final:
+                series[key].append(Point(record["step"], value))
+    return Curves(name, steps, dict(series), final)
+
+
+def read_record(line: bytes) -> dict[str, Any]:
+    """A line of the metrics: its step, and its figures as floats, NaN where they are not finite."""
+    try:
+        record = json.loads(line.decode())
+    except ValueError:
+        raise ValueError("this line is not JSON") from None
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        raise ValueError('this line is not an object with a whole number "step"')
+    for key, value in record.items():
+        if type(value) in (int, float) and key != "step":
+            record[key] = float(value) if math.isfinite(value) else math.nan
+        elif key in DRAWN:
+            raise ValueError(f'"{key}" is not a number')
+    return record
+
+
+def draw(curves: list[Curves]) -> Figure:
+    from matplotlib.figure import Figure
+
+    height = 10 + 0.8 * max(0, len(curves) - 4)  # room for the names beside the lines
+    picture = Figure(figsize=(16, height), dpi=100, layout="constrained")
+    panels = picture.subplots(2, 2, gridspec_kw={"height_ratios": (3, 2)})
+    metric = next((key for run in curves if (key := run.metric())), "valid_score")
+    keys = ("valid_loss", metric, "learning_rate", "tokens_per_second")
+    for panel, key in zip(panels.flat, keys, strict=True):
+        panel.set(xlabel="step", xlim=(0, max(1, *(run.steps for run in curves))))
+        panel.set_ylabel(title(key), labelpad=10)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        panel.xaxis.get_major_locator().set_params(integer=True, nbins=7)
+        panel.yaxis.set_major_formatter(lambda y, _: f"{y:,.6g}")
+        draw_panel(panel, curves, key)
+    panels[0, 0].set_title("Loss: training thin, validation bold, ★ best", loc="left", pad=14)
+    panels[0, 1].set_title(f"Validation {title(metric)}, ★ best", loc="left", pad=14)
+    heading = curves[0].said() if len(curves) == 1 else f"Training of {len(curves)} runs"
+    picture.suptitle(heading, fontsize=17, weight="bold", parse_math=False)
+    if len(curves) > 1:
+        lines = panels[1, 0].lines[-len(curves) :]
+        names = ["run"] * len(lines)
+        legend = picture.legend(lines, names, loc="outside lower center", handlelength=5)
+        for text, run in zip(legend.get_texts(), curves, strict=True):
+            text.set(text=run.said(), parse_math=False)  # here, where _names and $names are names
+    return picture
+
+
+def draw_panel(panel: Axes, curves: list[Curves], key: str) -> None:
+    """A line for each run, with its best point if it is a score, and a label where it ends."""
+    training = draw_lines(panel, curves, "loss" if key == "valid_loss" else "", thin=True)
+    ends = draw_lines(panel, curves, key)
+    labels = [(training[0], "training", COLOURS[0])] if len(curves) == 1 else []
+    for run, end, behind, colour in zip(curves, ends, training, cycle(COLOURS), strict=False):
+        words = [shorten(run.name, 22)] if len(curves) > 1 else []
+        if best := run.best(key) if key.startswith("valid_") else None:
+            panel.plot(
+                *best, "*", color=colour, markeredgecolor="white", markersize=21, zorder=5,
+                clip_on=False, in_layout=False,
+            )  # fmt: skip
+            words.append(f"best {figure(key, best.value)} at step {best.step:,}")
+        labels.append((end or behind, "\n".join(words), colour))
+    if not any((*ends, *training)):
+        panel.text(0.5, 0.5, "nothing recorded", transform=panel.transAxes, ha="center")
+        panel.set_yticks([])
+    elif not key.startswith("valid_"):
+        panel.set_ylim(bottom=0)
+    elif key == "valid_loss":  # without the first twentieth: its fall would flatten the rest
+        points = [(run, p) for run in curves for k in DRAWN[:2] for p in run.series.get(k, [])]
+        if values := [p.value for run, p in points if p.value >= 0 and p.step >= run.steps / 20]:
+            margin = (max(values) - min(values)) / 20 or 0.1
+            panel.set_ylim(min(values) - margin, max(values) + margin)
+    add_labels(panel, [(end, text, colour) for end, text, colour in labels if end and text])
+
+
+def draw_lines(panel: Axes, curves: list[Curves], key: str, thin: bool = False) -> list[Any]:
+    """A line for each run, be it empty; gives back where each ends: a point, or None."""
+    ends = []
+    styles = zip(curves, cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
+    for i, (run, colour, dashes, marker) in enumerate(styles):
+        points = run.series.get(key, [])
+        every = len(points) // 12 + 1
+        bare = len(points) > 1 and (thin or (len(curves) == 1 and not key.startswith("valid_")))
+        panel.plot(
+            [point.step for point in points], [point.value for point in points], color=colour,
+            linestyle=dashes, linewidth=1 if thin else 2, alpha=0.45 if thin else 1,
+            marker="" if bare else marker, markersize=8, markevery=(i % every, every),
+            clip_on=key.endswith("loss"), in_layout=False,
+        )  # fmt: skip
+        ends.append(next((p for p in reversed(points) if math.isfinite(p.value)), None))
+    return ends
+
+
+def add_labels(panel: Axes, labels: list[tuple[Point, str, str]]) -> None:
+    """Labels in the right margin at the height of their lines, pushed apart where they meet."""
+    labels.sort(key=lambda label: label[0].value)
+    low, high = panel.get_ylim()
+    room = [(text.count("\n") + 1.4) * 21 / panel.bbox.height for _, text, _ in labels]
+    middles = [(end.value - low) / (high - low) for end, _, _ in labels]
+    for _ in range(200):
+        for i, j in pairwise(range(len(labels))):
+            push = max(0.0, (room[i] + room[j]) / 2 - (middles[j] - middles[i])) / 2
+            middles[i], middles[j] = middles[i] - push, middles[j] + push
+        middles = [min(max(m, size / 2), 1.0) for m, size in zip(middles, room, strict=True)]
+    line = {"arrowstyle": "-", "color": "#999999", "shrinkA": 3, "shrinkB": 5, "relpos": (0, 0.5)}
+    for (end, text, colour), middle in zip(labels, middles, strict=True):
+        panel.annotate(
+            text, end, (1.05, middle), textcoords="axes fraction", color=colour, fontsize=12,
+            va="center", annotation_clip=False, parse_math=False, arrowprops=line,
+        )  # fmt: skip
+
+
+def title(key: str) -> str:
+    name = key.removeprefix("valid_")
+    return NAMES.get(name, name.replace("_", " "))
+
+
+def figure(key: str, value: float) -> str:
+    return f"{value:.2f}" if title(key) in NAMES.values() else f"{value:.3f}"
+
+
+def shorten(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"

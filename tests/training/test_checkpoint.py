@@ -1,0 +1,120 @@
+"""A checkpoint is whole or it is not there, and what is broken is named."""
+
+import pickle
+import shutil
+
+import pytest
+import torch
+
+from regard import InputError
+from regard.training import checkpoint as module
+from regard.training.checkpoint import Checkpoints, read_tensors
+
+
+def tensors(value):
+    return {"weight": torch.full((3, 2), float(value)), "bias": torch.zeros(2)}
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    made = Checkpoints(tmp_path, keep=3, every=10)
+    for step in (10, 20, 30):
+        made.save(step, tensors(step), {"exp_avg.weight": torch.ones(3, 2)}, {"best": 1.5})
+    return made
+
+
+def test_the_newest_comes_back_as_it_was(checkpoints):
+    state, broken = checkpoints.newest()
+    assert (state["step"], state["best"], broken) == (30, 1.5, [])
+    assert torch.equal(checkpoints.weights(30)["weight"], tensors(30)["weight"])
+    assert torch.equal(checkpoints.optimiser(30)["exp_avg.weight"], torch.ones(3, 2))
+
+
+def flip_a_bit(path):
+    content = bytearray((path / "model.safetensors").read_bytes())
+    content[-3] ^= 4
+    (path / "model.safetensors").write_bytes(content)
+
+
+def truncate(path):
+    content = (path / "optimiser.safetensors").read_bytes()
+    (path / "optimiser.safetensors").write_bytes(content[:-5])
+
+
+def pickle_instead(path):
+    (path / "model.safetensors").write_bytes(pickle.dumps({"weight": 1}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (flip_a_bit, "model.safetensors is damaged: its checksum does not match"),
+        (truncate, "optimiser.safetensors is damaged"),
+        (pickle_instead, "model.safetensors is damaged"),
+        (lambda path: (path / "state.json").unlink(), "step-30 is not a whole checkpoint"),
+        (lambda path: (path / "state.json").write_text("{"), "step-30 is not a whole checkpoint"),
+        (lambda path: (path / "state.json").write_text("[]"), "step-30 is not a whole checkpoint"),
+        (lambda path: (path / "model.safetensors").unlink(), "step-30 is not a whole checkpoint"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, said, checkpoints):
+    damage(checkpoints.path(30))
+    state, broken = checkpoints.newest()
+    assert state["step"] == 20
+    assert len(broken) == 1
+    assert said in broken[0]
+
+
+def test_where_all_are_damaged_there_is_none(checkpoints):
+    for step in (10, 20, 30):
+        flip_a_bit(checkpoints.path(step))
+    state, broken = checkpoints.newest()
+    assert state is None
+    assert len(broken) == 3
+
+
+def test_a_checkpoint_under_another_name_is_not_taken(checkpoints):
+    shutil.copytree(checkpoints.path(10), checkpoints.path(40))
+    state, broken = checkpoints.newest()
+    assert state["step"] == 30
+    assert "holds step 10" in broken[0]
+
+
+@pytest.mark.parametrize("when", ["save", "checksum"])
+def test_a_crash_while_writing_leaves_nothing_behind(when, checkpoints, monkeypatch):
+    def crash(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, when, crash)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(40, tensors(40), {}, {})
+    assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["step-10", "step-20", "step-30"]
+
+
+def test_what_a_killed_process_left_is_never_read_and_is_cleared_away(checkpoints):
+    shutil.copytree(checkpoints.path(30), checkpoints.folder / ".tmp-999999999-step-40")
+    assert checkpoints.newest()[0]["step"] == 30
+    assert not list(checkpoints.folder.glob(".tmp-*"))
+
+
+def test_old_checkpoints_go_and_those_that_averaging_needs_stay(checkpoints):
+    checkpoints.save(37, tensors(37), {}, {})  # at a signal, between the regular ones
+    assert checkpoints.steps() == [10, 20, 30, 37]
+    checkpoints.save(40, tensors(40), {}, {})
+    assert checkpoints.steps() == [20, 30, 40]
+    mean, steps = checkpoints.average(2)
+    assert steps == [30, 40]
+    assert torch.equal(mean["weight"], torch.full((3, 2), 35.0))
+
+
+def test_a_broken_checkpoint_is_replaced_when_its_step_comes_again(checkpoints):
+    flip_a_bit(checkpoints.path(30))
+    checkpoints.save(30, tensors(3), {}, {})
+    assert checkpoints.newest()[0]["step"] == 30
+
+
+def test_a_file_that_is_not_ours_is_refused_in_words(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(torch.nn.Linear(2, 2)))
+    with pytest.raises(InputError, match="is not a whole safetensors file"):
+        read_tensors(path)

@@ -1,0 +1,284 @@
+"""A run survives what happens to runs: kill -9, signals, NaN, full memory, lost processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regard import InputError
+from regard.run import train
+from regard.tasks.translate import Translate
+from regard.training.loop import TrainingFailed
+
+SRC = str(Path(__file__).parents[2] / "src")
+
+
+def weights(run):
+    return load_file(run / "model.safetensors")
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def metrics(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    timing = ("tokens_per_second", "fraction_of_peak", "seconds")
+    return [{k: v for k, v in line.items() if k not in timing} for line in lines]
+
+
+def command(config, out, *more):
+    """The command line of a configuration."""
+    sets = [
+        f"--set={section}.{name}={value}"
+        for section, names in {
+            "model": ["encoder_layers", "decoder_layers", "d_model", "heads", "d_ff"],
+            "data": ["vocabulary_size"],
+            "training": ["steps", "batch_tokens", "validate_every", "checkpoint_every", "keep",
+                         "average", "accumulate"],
+            "decoding": ["max_length"],
+        }.items()
+        for name in names
+        for value in [getattr(getattr(config, section), name)]
+    ]  # fmt: skip
+    return [
+        "-m", "regard", "train", "--task", "translate", "--preset", "tiny", "--train",
+        *config.data.train, "--valid", *config.data.valid, "--out", str(out), *sets, *more,
+    ]  # fmt: skip
+
+
+def environment(**more):
+    return {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1", **more}
+
+
+# Trains in a child of one process, so that a kill costs no new start of Python and torch. Some
+# children die by a clock, some inside the writing of a checkpoint, by their own hand.
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from regard import files
+from regard.config import Config
+from regard.run import train
+
+out, config = Path(sys.argv[1]), Config.load(Path(sys.argv[2]))
+kills, random = 0, random.Random(5)
+inside = ["sync_file", "sync_folder", "replace"]
+
+def die_at(name, call):
+    module = os if name == "replace" else files
+    real, calls = getattr(module, name), [0]
+    def wrapped(*arguments):
+        calls[0] += 1
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments)
+    setattr(module, name, wrapped)
+
+for attempt in range(200):
+    child = os.fork()
+    if child == 0:
+        if attempt % 2:
+            die_at(inside[attempt // 2 % 3], random.randint(3, 16))
+        train(config, out, resume=True, quiet=True)
+        os._exit(0)
+    if attempt % 2 == 0:
+        deadline = time.time() + random.uniform(0.1, 0.8)
+        while time.time() < deadline and os.waitpid(child, os.WNOHANG)[0] == 0:
+            time.sleep(0.01)
+        try:
+            os.kill(child, signal.SIGKILL)
+        except ProcessLookupError:
+            print("kills", kills); sys.exit(0)
+    try:
+        _, status = os.waitpid(child, 0)
+    except ChildProcessError:
+        print("kills", kills); sys.exit(0)
+    if status == 0:
+        print("kills", kills); sys.exit(0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+    kills += 1
+"""
+
+
+def test_killed_again_and_again_a_run_ends_with_the_same_bits(configure, tmp_path):
+    config = configure(training={"steps": 500, "validate_every": 125, "checkpoint_every": 10})
+    train(config, tmp_path / "quiet life", quiet=True)
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(tmp_path / "hard life"), str(tmp_path / "config.yaml")],
+        env=environment(), capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[1]) >= 10, done.stdout
+    assert same(weights(tmp_path / "hard life"), weights(tmp_path / "quiet life"))
+    assert metrics(tmp_path / "hard life") == metrics(tmp_path / "quiet life")
+    assert not list((tmp_path / "hard life").rglob(".tmp-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
+def test_a_signal_saves_and_says_how_to_go_on(number, configure, tmp_path):
+    config = configure(training={"steps": 4000, "validate_every": 4000, "checkpoint_every": 4000})
+    out = tmp_path / "run"
+    child = subprocess.Popen(
+        [sys.executable, *command(config, out)],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not (out / "metrics.jsonl").exists():
+        time.sleep(0.05)
+        assert child.poll() is None, child.stderr.read()
+    time.sleep(0.5)
+    child.send_signal(number)
+    said = child.stderr.read()
+    assert child.wait(60) == 130, said
+    assert f"go on with: regard train --resume --out {out}" in said
+    assert "Traceback" not in said
+    [checkpoint] = list((out / "checkpoints").iterdir())
+    stopped = int(checkpoint.name.removeprefix("step-"))
+    assert 0 < stopped < 4000
+
+    end = stopped + 5
+    shorter = configure(training={"steps": end, "validate_every": 4000, "checkpoint_every": 4000})
+    train(shorter, out, resume=True, quiet=True)
+    train(shorter, tmp_path / "at once", quiet=True)
+    assert same(weights(out), weights(tmp_path / "at once"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_run_still_ends_the_same(configure, tmp_path, capsys):
+    config = configure()
+    train(config, tmp_path / "whole", quiet=True)
+    train(configure(training={"steps": 18}), tmp_path / "hurt", quiet=True)
+    for step in (16, 18):
+        path = tmp_path / "hurt" / "checkpoints" / f"step-{step}" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    train(config, tmp_path / "hurt", resume=True)
+    said = capsys.readouterr().err
+    assert "step-18/model.safetensors is damaged" in said.replace("\n", "")
+    assert same(weights(tmp_path / "hurt"), weights(tmp_path / "whole"))
+
+
+def test_steps_without_a_finite_loss_are_dropped_and_counted(configure, tmp_path, monkeypatch):
+    real, calls = Translate.loss, []
+
+    def sometimes_nan(self, model, batch, smoothing, r_drop=0.0):
+        loss, likelihood = real(self, model, batch, smoothing, r_drop)
+        if model.training:
+            calls.append(1)
+        return (loss * float("nan"), likelihood) if len(calls) in (3, 4) else (loss, likelihood)
+
+    monkeypatch.setattr(Translate, "loss", sometimes_nan)
+    train(configure(training={"steps": 8}), tmp_path / "run", quiet=True)
+    state = json.loads((tmp_path / "run/checkpoints/step-8/state.json").read_text())
+    assert state["dropped"] == 2
+    assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+def test_after_several_in_a_row_the_run_stops_with_the_good_state_saved(
+    configure, tmp_path, monkeypatch
+):
+    real, calls = Translate.loss, []
+
+    def nan_from_the_seventh(self, model, batch, smoothing, r_drop=0.0):
+        loss, likelihood = real(self, model, batch, smoothing, r_drop)
+        calls.append(1)
+        return (loss * float("nan") if len(calls) > 6 else loss), likelihood
+
+    config = configure(training={"validate_every": 1000})
+    monkeypatch.setattr(Translate, "loss", nan_from_the_seventh)
+    with pytest.raises(TrainingFailed, match=r"5 steps in a row had no finite loss.*learning_rate"):
+        train(config, tmp_path / "run", quiet=True)
+    monkeypatch.setattr(Translate, "loss", real)
+    saved = load_file(tmp_path / "run" / "checkpoints" / "step-11" / "model.safetensors")
+    good = load_file(tmp_path / "run" / "checkpoints" / "step-8" / "model.safetensors")
+    assert same(saved, good)  # the weights of step 6, since 7 to 11 changed nothing
+    train(config, tmp_path / "run", resume=True, quiet=True)  # and it can go on
+
+
+def test_when_memory_runs_out_rows_are_cut_and_the_run_goes_on(
+    configure, tmp_path, monkeypatch, capsys
+):
+    real = Translate.loss
+
+    def greedy_for_memory(self, model, batch, smoothing, r_drop=0.0):
+        if model.training and len(batch.target) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, model, batch, smoothing, r_drop)
+
+    monkeypatch.setattr(Translate, "loss", greedy_for_memory)
+    train(configure(training={"steps": 6}), tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.count("out of memory: rows are cut into 2 pieces from now on") == 1
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def torchrun(processes, config, out, *more):
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes),
+         "--master-port", str(29500 + os.getpid() % 2000), *command(config, out, *more)],
+        env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_two_processes_train_like_one_on_the_same_rows_and_one_goes_on(configure, tmp_path):
+    alone = configure(training={"accumulate": 2, "steps": 12})
+    together = configure(training={"steps": 8})
+    train(alone, tmp_path / "alone", quiet=True)
+    done = torchrun(2, together, tmp_path / "pair")
+    assert done.returncode == 0, done.stderr[-3000:]
+    # From step 8 of two processes, one goes on to step 12 with two rows a step.
+    longer = configure(training={"steps": 12})
+    train(longer, tmp_path / "pair", resume=True, quiet=True)
+    for step in (8, 12):
+        one, two = (load_file(tmp_path / run / f"checkpoints/step-{step}/model.safetensors")
+                    for run in ("alone", "pair"))  # fmt: skip
+        for name, expected in one.items():
+            torch.testing.assert_close(two[name], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_losing_a_process_ends_the_run_cleanly_and_it_can_be_resumed(configure, tmp_path):
+    config = configure(training={"steps": 4000, "validate_every": 4000, "checkpoint_every": 20})
+    out = tmp_path / "run"
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
+         str(31500 + os.getpid() % 2000), *command(config, out)],
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(out.glob("checkpoints/step-*")):
+        time.sleep(0.1)
+        assert parent.poll() is None, parent.stderr.read()
+    children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    assert parent.wait(120) != 0
+    newest = max(int(path.name[5:]) for path in out.glob("checkpoints/step-*"))
+    shorter = configure(
+        training={"steps": newest + 2, "validate_every": 4000, "checkpoint_every": 20}
+    )
+    train(shorter, out, resume=True, quiet=True)
+    assert (out / "model.safetensors").exists()
+
+
+def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path):
+    config = configure(training={"steps": 5})
+    train(config, tmp_path / "run", quiet=True)
+    with pytest.raises(InputError, match="is a run already: go on with --resume"):
+        train(config, tmp_path / "run", quiet=True)
+    with pytest.raises(InputError, match=r"training.clip is 1.0 in the run at .* but 2.0 here"):
+        train(configure(training={"clip": 2.0}), tmp_path / "run", resume=True, quiet=True)
+    with pytest.raises(InputError, match="there is nothing to resume"):
+        train(None, tmp_path / "nowhere", resume=True, quiet=True)
+    with (
+        Path(config.data.train[0]).open("a") as source,
+        Path(config.data.train[1]).open("a") as target,
+    ):
+        source.write("More.\n")
+        target.write("Mehr.\n")
+    with pytest.raises(InputError, match="the training files are not those that"):
+        train(None, tmp_path / "run", resume=True, quiet=True)

@@ -1,0 +1,172 @@
+"""`regard train` as a person uses it: from text files to a model that answers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard import InputError
+from regard.config import Config
+from regard.run import train
+from regard.training.optimiser import learning_rate
+
+
+def test_a_run_leaves_a_complete_model_folder(configure, tmp_path):
+    scores = train(configure(), tmp_path / "run", quiet=True)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.yaml", "tokenizer.json", "model.safetensors", "metrics.jsonl",
+                     "README.md", "checkpoints", "best.safetensors"}  # fmt: skip
+    assert scores["bleu_signature"].startswith("nrefs:1|case:mixed")
+    lines = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "valid_loss" in line] == [10, 20, 24]
+    assert lines[-1]["final"] in ("last", "best", "mean of 3 checkpoints")
+    model = regard.load(tmp_path / "run")
+    answers = model.translate(["The dog saw the cat.", "", "The old man slept."])
+    assert len(answers) == 3
+    assert answers[1] == ""
+    assert model.translate("The old man slept.") == answers[2:]
+
+
+def test_training_learns(configure, tmp_path):
+    config = configure(
+        model={"d_model": 64, "d_ff": 128, "heads": 4, "dropout": 0.0},
+        training={"steps": 120, "warmup": 40, "validate_every": 60},
+    )
+    train(config, tmp_path / "run", quiet=True)
+    lines = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "learning_rate" in line]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"data": {"shared_vocabulary": False}, "model": {"tie_embeddings": "target-output"}},
+        {"data": {"vocabulary": "character"}},
+        {"data": {"vocabulary": "byte"}, "training": {"batch_tokens": 600}},
+        {"data": {"bpe_dropout": 0.1}},
+        {"training": {"r_drop": 1.0}},
+        {"training": {"optimiser": "adamw", "weight_decay": 0.01, "schedule": "cosine"}},
+        {"training": {"dtype": "bfloat16"}},
+        {"model": {"attention_dropout": 0.1, "feed_forward_dropout": 0.1, "norm_first": False}},
+    ],
+    ids=str,
+)
+def test_every_option_trains_and_resumes_to_the_same_bits(options, configure, tmp_path):
+    config = configure(**{**options, "training": {"steps": 9, **options.get("training", {})}})
+    shorter = configure(**{**options, "training": {**options.get("training", {}), "steps": 6}})
+    train(config, tmp_path / "at once", quiet=True)
+    train(shorter, tmp_path / "in two", quiet=True)
+    train(config, tmp_path / "in two", resume=True, quiet=True)
+    from safetensors.torch import load_file
+
+    whole, halves = (load_file(tmp_path / name / "checkpoints/step-9/model.safetensors")
+                     for name in ("at once", "in two"))  # fmt: skip
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
+
+
+def test_patience_ends_a_run_that_does_not_get_better(configure, tmp_path):
+    config = configure(training={"steps": 400, "validate_every": 2, "patience": 3,
+                                 "learning_rate": 1e-9})  # fmt: skip
+    train(config, tmp_path / "run", quiet=True)
+    steps = [
+        json.loads(x)["step"] for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    ]
+    assert steps[-1] < 400
+
+
+def test_from_fine_tunes_with_the_same_vocabulary(configure, tmp_path):
+    train(configure(training={"steps": 6}), tmp_path / "first", quiet=True)
+    train(
+        configure(training={"steps": 2}),
+        tmp_path / "second",
+        start_from=tmp_path / "first",
+        quiet=True,
+    )
+    first, second = (tmp_path / name / "tokenizer.json" for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    other = configure(training={"steps": 2}, model={"d_model": 32})
+    with pytest.raises(InputError, match=r"first: .* is \[.*\] but the model needs \[.*\]"):
+        train(other, tmp_path / "third", start_from=tmp_path / "first", quiet=True)
+
+
+def test_the_learning_rate_is_the_papers():
+    config = Config.build("translate", "base", {"training": {"warmup": 4000}}).training
+    for step in (1, 100, 4000, 50_000):
+        paper = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert abs(learning_rate(step, config) - paper) < 1e-12
+
+
+def test_a_configuration_survives_yaml(configure, tmp_path):
+    config = configure(training={"learning_rate": 1e-3})
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    assert Config.load(tmp_path / "config.yaml") == config
+
+
+def run_train(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "regard", "train", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def spoil(path, how):
+    text = Path(path).read_bytes().split(b"\n")
+    if how == "short":
+        text = [*text[:-2], b""]
+    elif how == "bytes":
+        text[4] = b"caf\xe9"
+    Path(path).write_bytes(b"\n".join(text))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("short", "train.de"), ("bytes", "train.de:5: not UTF-8"), ("gone", "train.de")],
+)
+def test_what_is_wrong_with_a_file_is_one_line_and_nothing_is_written(how, said, corpus, tmp_path):
+    (source, target), valid = corpus
+    if how == "gone":
+        Path(target).unlink()
+    else:
+        spoil(target, how)
+    out = tmp_path / "run"
+    done = run_train(
+        "--task", "translate", "--train", source, target, "--valid", *valid, "--out", out
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--task", "translat"], "unknown task 'translat'; did you mean 'translate'?"),
+        (["--task", "translate", "--set", "training.step=3"], "did you mean 'training.steps'?"),
+        (["--task", "translate", "--set", "trainig.steps=3"], "did you mean 'training'?"),
+        (["--task", "translate", "--set", "training.steps=0"], "training.steps must be at least 1"),
+        (
+            ["--task", "translate", "--set", "training.average=9"],
+            "training.average=9 needs as many",
+        ),
+        (
+            ["--task", "translate", "--set", "training.weight_decay=1"],
+            "use training.optimiser=adamw",
+        ),
+        (
+            ["--task", "translate", "--set", "data.vocabulary=words"],
+            "unknown data.vocabulary 'words'",
+        ),
+    ],
+)
+def test_a_bad_option_is_one_line(arguments, said, corpus, tmp_path):
+    done = run_train(*arguments, "--train", *corpus[0], "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
