@@ -11,7 +11,7 @@ test: .venv/ready
 	$(BIN)/pytest
 
 demo: .venv/ready
-	$(BIN)/regard view walk "你好啊。"
+	$(BIN)/regard demo
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .

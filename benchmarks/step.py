@@ -1,8 +1,9 @@
-"""Forward and backward of one training step, beside `torch.nn.Transformer` padded.
+"""One training step (forward, loss, backward, Adam) beside its peers, on the same sentences.
 
-Both have the same sizes, tied embeddings, dropout, label smoothing and sentences; both compute
-the loss of the same real target tokens. Steps alternate between the two, so that whatever else
-the machine does hits both.
+All have the same sizes, tied embeddings, dropout, label smoothing and sentences, and compute the
+loss of the same real target tokens. Peers are padded, as their users run them, in batches of
+similar lengths. Steps alternate between the programs, so that whatever else the machine does hits
+them all; the memory setting that `regard train` makes for itself helps the peers here too.
 """
 
 from __future__ import annotations
@@ -21,17 +22,20 @@ from benchmarks.sentences import batches
 from regard import ModelConfig, Packed, Transformer
 from regard.model.parameters import operations
 from regard.model.positions import sinusoids
-from regard.training.machine import peak, synchronise
+from regard.training.loss import cross_entropy
+from regard.training.machine import keep_freed_memory, peak, synchronise
+
+SMOOTHING = 0.1
+Step = Callable[[list[Tensor], list[Tensor]], Tensor]  # sources, targets -> loss
 
 
-class Peer(nn.Module):
-    """torch.nn.Transformer as its users run it: padded, with key padding masks."""
+class PyTorch(nn.Module):
+    """torch.nn.Transformer with embeddings: padded, with key padding masks."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         c = config
-        self.scale = math.sqrt(c.d_model)
-        self.dropout = c.dropout
+        self.scale, self.dropout = math.sqrt(c.d_model), c.dropout
         self.embedding = nn.Embedding(c.vocabulary_size, c.d_model)
         nn.init.normal_(self.embedding.weight, std=c.d_model**-0.5)
         self.transformer = nn.Transformer(
@@ -65,77 +69,113 @@ class Peer(nn.Module):
         return F.linear(x, self.embedding.weight)
 
 
-def pad(rows: list[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[B, T] tokens and where the padding is."""
-    padded = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(device)
-    return padded.clamp(min=0), padded < 0
+class Marian(nn.Module):
+    """Hugging Face's MarianMTModel with random weights."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel
+
+        c = config
+        sizes = MarianConfig(
+            vocab_size=c.vocabulary_size, d_model=c.d_model, max_position_embeddings=512,
+            encoder_layers=c.encoder_layers, decoder_layers=c.decoder_layers,
+            encoder_attention_heads=c.heads, decoder_attention_heads=c.heads,
+            encoder_ffn_dim=c.d_ff, decoder_ffn_dim=c.d_ff, activation_function="relu",
+            dropout=c.dropout, attention_dropout=0.0, activation_dropout=0.0,
+            scale_embedding=True, pad_token_id=0, eos_token_id=1, forced_eos_token_id=None,
+            decoder_start_token_id=0, use_cache=False,
+        )  # fmt: skip
+        self.model = MarianMTModel(sizes)  # its attention is PyTorch's fused kernel by default
+
+    def forward(self, source: Tensor, target: Tensor, holes: tuple[Tensor, Tensor]) -> Tensor:
+        return self.model(
+            input_ids=source, attention_mask=(~holes[0]).long(), decoder_input_ids=target,
+            decoder_attention_mask=(~holes[1]).long(), use_cache=False,
+        ).logits  # fmt: skip
+
+
+def padded_step(model: nn.Module, device: torch.device) -> Step:
+    def pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """[B, T] tokens and where the padding is."""
+        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(device)
+        return tokens.clamp(min=0), tokens < 0
+
+    def step(sources: list[Tensor], targets: list[Tensor]) -> Tensor:
+        (source, no_source), (target, no_target) = pad(sources), pad(targets)
+        logits = model(source, target, (no_source, no_target)).flatten(0, 1)
+        wanted = target.masked_fill(no_target, -100).flatten()
+        return F.cross_entropy(logits, wanted, label_smoothing=SMOOTHING)
+
+    return step
+
+
+def packed_step(model: Transformer, device: torch.device) -> Step:
+    def step(sources: list[Tensor], targets: list[Tensor]) -> Tensor:
+        source, target = Packed.of(sources).to(device), Packed.of(targets).to(device)
+        hidden = model.hidden(source, target)
+        loss, _ = cross_entropy(hidden, model.output_matrix(), target.tokens, SMOOTHING)
+        return loss / len(target.tokens)
+
+    return step
 
 
 def run(preset: str, options: argparse.Namespace) -> None:
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     config = ModelConfig.preset(preset, vocabulary_size=options.vocabulary, dropout=0.1)
-    ours = Transformer(config).to(device)
-    peer = Peer(config).to(device)
+    models: dict[str, nn.Module] = {
+        "regard": Transformer(config), "nn.Transformer": PyTorch(config), "Marian": Marian(config),
+    }  # fmt: skip
+    programs = {}
+    for name, model in models.items():
+        model.to(device).train()
+        make = packed_step if isinstance(model, Transformer) else padded_step
+        step = make(model, device)  # type: ignore[arg-type]
+        programs[name] = step, torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
     made = batches(config, options.tokens, options.batches, sort=not options.shuffled)
-    times: dict[str, list[float]] = {"regard": [], "nn.Transformer": []}
+    times: dict[str, list[float]] = {name: [] for name in programs}
     work, real, rows = 0.0, 0, 0
-
-    def timed(name: str, step: Callable[[], Tensor], model: nn.Module) -> float:
-        synchronise(device)
-        start = time.perf_counter()
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss = step()
-        loss.backward()
-        synchronise(device)
-        times[name].append(time.perf_counter() - start)
-        model.zero_grad(set_to_none=True)
-        return float(loss.detach())
-
     for repeat in range(options.repeats + 1):
         for sources, targets in made:
-
-            def regard_step(s: list[Tensor] = sources, t: list[Tensor] = targets) -> Tensor:
-                source, target = Packed.of(s).to(device), Packed.of(t).to(device)
-                logits = ours(source, target)
-                return F.cross_entropy(logits, target.tokens, label_smoothing=0.1)
-
-            def peer_step(s: list[Tensor] = sources, t: list[Tensor] = targets) -> Tensor:
-                (source, no_source), (target, no_target) = pad(s, device), pad(t, device)
-                logits = peer(source, target, (no_source, no_target))
-                wanted = target.masked_fill(no_target, -100)
-                return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), label_smoothing=0.1)
-
-            losses = timed("regard", regard_step, ours), timed("nn.Transformer", peer_step, peer)
-            assert all(map(math.isfinite, losses)), losses
-            if repeat == 0:  # a warm-up; and count the work, which is the same for both
+            for name, (step, optimiser) in programs.items():
+                synchronise(device)
+                start = time.perf_counter()
+                with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                    loss = step(sources, targets)
+                loss.backward()
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+                synchronise(device)
+                assert loss.isfinite(), name
+                if repeat:  # the first round warms up
+                    times[name].append(time.perf_counter() - start)
+            if repeat == 0:  # count the work, which is the same for all
                 source, target = Packed.of(sources), Packed.of(targets)
                 work += operations(config, source.lengths, target.lengths)
                 real += len(target.tokens)
                 rows += len(targets) * max(target.lengths)
-        if repeat == 0:
-            times = {name: [] for name in times}
     limit = real / (work / peak(device, dtype))
     kind = "shuffled" if options.shuffled else "similar lengths"
     print(
         f"{preset}, vocabulary {options.vocabulary:,}, {device.type} {options.dtype}, "
         f"{real // len(made):,} real target tokens a batch ({kind}; padding adds "
-        f"{rows / real - 1:.0%} for the peer)"
+        f"{rows / real - 1:.0%} for the peers)"
     )
-    speed = {
-        name: real / len(made) / (statistics.median(seconds)) for name, seconds in times.items()
-    }
+    speed = {name: real / len(made) / statistics.median(t) for name, t in times.items()}
     for name, value in speed.items():
-        print(f"  {name:15} {value:10,.0f} tokens/s  {value / limit:6.1%} of the machine's peak")
-    ratios = [p / o for o, p in zip(times["regard"], times["nn.Transformer"], strict=True)]
-    print(
-        f"  ratio           {speed['regard'] / speed['nn.Transformer']:10.2f}x  "
-        f"(single steps {min(ratios):.2f} to {max(ratios):.2f})"
-    )
+        ratios = [p / o for o, p in zip(times["regard"], times[name], strict=True)]
+        beside = "" if name == "regard" else (
+            f"  regard is {speed['regard'] / value:.2f}x as fast "
+            f"(single steps {min(ratios):.2f} to {max(ratios):.2f})"
+        )  # fmt: skip
+        print(
+            f"  {name:15}{value:10,.0f} tokens/s {value / limit:6.1%} of peak{beside}", flush=True
+        )
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks step", description=__doc__)
-    parser.add_argument("--presets", nargs="+", default=["small", "base"])
+    parser.add_argument("--presets", nargs="+", default=["tiny", "small", "base"])
     parser.add_argument("--tokens", type=int, default=4096, help="real target tokens a batch")
     parser.add_argument("--vocabulary", type=int, default=10_000)
     parser.add_argument("--batches", type=int, default=3)
@@ -144,5 +184,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     options = parser.parse_args(arguments)
+    keep_freed_memory()
     for preset in options.presets:
         run(preset, options)

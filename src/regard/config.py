@@ -125,8 +125,15 @@ class Config:
         data = section(DataConfig, "data", values.get("data", {}))
         # Pre-norm takes a higher rate from the first step on: on Multi30k it is 5 BLEU ahead of the
         # published post-norm after 1,800 steps. model.norm_first=false is the paper's.
-        defaults = {"vocabulary_size": data.vocabulary_size, "norm_first": True}
+        defaults: dict[str, Any] = {"vocabulary_size": data.vocabulary_size, "norm_first": True}
+        if not data.shared_vocabulary:
+            defaults["tie_embeddings"] = "target-output"
         model = ModelConfig.preset(preset, **{**defaults, **values.get("model", {})})
+        if not data.shared_vocabulary and model.tie_embeddings in ("all", "source-target"):
+            raise InputError(
+                f"data.shared_vocabulary=false and model.tie_embeddings={model.tie_embeddings} "
+                "exclude each other: one matrix has one vocabulary"
+            )
         training = section(TrainingConfig, "training", values.get("training", {}))
         if training.learning_rate is DERIVED:
             rate = (model.d_model * training.warmup) ** -0.5

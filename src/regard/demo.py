@@ -21,6 +21,7 @@ from regard.models import load
 from regard.run import train
 from regard.tasks.translate import bleu
 from regard.text.builtin import PRONOUN_SENTENCE, builtin_corpus, pronoun_accuracy
+from regard.view.curves import draw_curves
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 128, "dropout": 0.1},
@@ -62,7 +63,7 @@ def demo(out: Path, quiet: bool) -> dict[str, Any]:
         **bleu(answers, wanted), "exact": sum(map(str.__eq__, answers, wanted)) / len(test),
         "pronouns": right / total, "minutes": round(minutes, 2), "sentences": len(test),
     }  # fmt: skip
-    show(out, scores, [(english, german) for english, german in test], answers, total)
+    show(out, scores, test, answers, total)
     return scores
 
 
@@ -73,7 +74,7 @@ def show(
     table = Table("sentences never seen in training", "what the model makes of them", expand=True)
     showcase = [english for english, _ in PRONOUN_SENTENCE]
     chosen = [i for i, (english, _) in enumerate(test) if english in showcase]
-    for i in [*chosen, *range(0, len(test), len(test) // 6)]:
+    for i in [*chosen, *range(len(test) // 6, len(test), len(test) // 6)]:
         mark = "" if answers[i] == test[i][1] else f"  (wanted: {test[i][1]})"
         table.add_row(test[i][0], answers[i] + mark)
     console.print(table)
@@ -82,11 +83,14 @@ def show(
         f"({scores['exact']:.1%} word for word), the right pronoun in {scores['pronouns']:.1%} of "
         f"{total}, trained in {scores['minutes']:.1f} minutes\n{scores['bleu_signature']}"
     )
+    for path in draw_curves([out / "run"], None):
+        console.print(f"the curves of the training: {path}", soft_wrap=True)
     console.print(
         "\nWhat to try next:\n"
-        f'  regard translate -m {out}/run "The dog didn\'t cross the river because it was too deep."\n'
-        f"  regard view curves {out}/run\n"
+        f'  regard translate -m {out}/run "The dog didn\'t cross the river because it was deep."\n'
         '  regard view walk "The cat slept."\n'
+        f"  regard info {out}/run\n"
         "  regard train --task translate --train YOUR.en YOUR.de --preset tiny --out run",
         markup=False,
+        soft_wrap=True,
     )

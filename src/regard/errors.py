@@ -1,8 +1,10 @@
-"""The one exception for a user's mistake.
+"""What is said when something is wrong, in one line.
 
 Everything that is wrong with what a person gave us (an option, a file, a token id) is raised
 as `InputError`: one line that says what is wrong, where, and what to do. The command line turns
-it into exit code 2 without a traceback; every other exception is our fault and stays loud.
+it into exit code 2 without a traceback. Work that failed through nobody's mistake (a full disk, a
+loss that is not finite) is `TrainingFailed` and exit code 1. Every other exception is our fault
+and stays loud.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from difflib import get_close_matches
 
 class InputError(ValueError):
     """What the user gave cannot be used; the message is one line that says what to do."""
+
+
+class TrainingFailed(RuntimeError):
+    """The work failed; what was good is saved, and the message says how to go on."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -6,10 +6,12 @@ appears whole, with its configuration and vocabularies; then the loop takes over
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from safetensors.torch import save
 
 from regard.config import SECTIONS, Config
-from regard.errors import InputError
+from regard.errors import InputError, TrainingFailed
 from regard.files import new_folder, write_file
 from regard.model.transformer import Transformer
 from regard.models import load_task, load_weights
@@ -26,8 +28,8 @@ from regard.text.corpus import Report, read_pairs
 from regard.text.rows import Rows
 from regard.text.store import Store, build_pairs
 from regard.text.tokenizer import Tokenizer
-from regard.training.checkpoint import contiguous, read_tensors
-from regard.training.loop import Interrupted, State, Trainer, TrainingFailed
+from regard.training.checkpoint import Checkpoints, contiguous, read_tensors
+from regard.training.loop import Interrupted, State, Trainer
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import Processes
 from regard.training.progress import Progress, duration
@@ -58,6 +60,8 @@ def train(
     elif config is None:
         raise InputError(f"{out} is not a run: there is nothing to resume")
     resume = exists
+    if config.training.tensorboard and find_spec("tensorboard") is None:
+        raise InputError("training.tensorboard=true needs another package: pip install tensorboard")
     processes = Processes(device)
     progress = Progress(config.training.steps, quiet or not processes.first)
     try:
@@ -68,14 +72,30 @@ def train(
             trainer.train()
         processes.wait()
         return finish(trainer, validation) if processes.first else {}
-    except (Interrupted, TrainingFailed) as error:
-        again = f"regard train --resume --out {out}"
-        if isinstance(error, TrainingFailed):
-            raise TrainingFailed(f"{error}. Go on with: {again}") from None
-        progress.say(f"stopped, and saved; go on with: {again}")
+    except Interrupted:
+        progress.say(f"stopped, and saved; go on with: regard train --resume --out {out}")
         raise KeyboardInterrupt from None
+    except InputError:
+        raise
+    except (OSError, RuntimeError) as error:
+        raise TrainingFailed(
+            f"{explain(error, processes, out)}. Go on with: regard train --resume --out {out}"
+        ) from error
     finally:
         processes.close()
+
+
+def explain(error: OSError | RuntimeError, processes: Processes, out: Path) -> str:
+    """What went wrong, for those who will not read a traceback (--debug shows it)."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        steps = Checkpoints(out, 1, 1).steps()
+        last = f"the newest checkpoint is of step {steps[-1]}" if steps else "nothing was saved yet"
+        return f"the disk of {out} is full; {last}; make room"
+    if processes.world > 1 and not isinstance(error, TrainingFailed):
+        return f"another process of this run was lost ({' '.join(str(error).split())[:200]})"
+    if isinstance(error, TrainingFailed):
+        return str(error)
+    raise error
 
 
 def same_run(old: Config, new: Config | None, out: Path) -> Config:
@@ -164,10 +184,13 @@ def learn(config: Config, quiet: bool) -> Translate:
             yield from pair if side is None else [pair[side]]
 
     if data.shared_vocabulary:
-        shared = Tokenizer.learn(lines(None), data.vocabulary, data.vocabulary_size)
+        shared = Tokenizer.learn(lines(None), data.vocabulary, data.vocabulary_size, quiet)
         return Translate(shared, shared)
-    sides = [Tokenizer.learn(lines(i), data.vocabulary, data.vocabulary_size) for i in (0, 1)]
-    return Translate(*sides)
+    source, target = (
+        Tokenizer.learn(lines(side), data.vocabulary, data.vocabulary_size, quiet)
+        for side in (0, 1)
+    )
+    return Translate(source, target)
 
 
 def cache_folder() -> Path:

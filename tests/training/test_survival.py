@@ -12,10 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from regard import InputError
+from regard.errors import InputError, TrainingFailed
 from regard.run import train
 from regard.tasks.translate import Translate
-from regard.training.loop import TrainingFailed
 
 SRC = str(Path(__file__).parents[2] / "src")
 
@@ -217,6 +216,29 @@ def test_when_memory_runs_out_rows_are_cut_and_the_run_goes_on(
     said = capsys.readouterr().err
     assert said.count("out of memory: rows are cut into 2 pieces from now on") == 1
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
+    configure, tmp_path, monkeypatch
+):
+    from regard.training import checkpoint
+
+    real, calls = checkpoint.checksum, []
+
+    def full(path):
+        calls.append(1)
+        if len(calls) > 2:
+            raise OSError(28, "No space left on device")
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "checksum", full)
+    with pytest.raises(TrainingFailed, match=r"is full; the newest checkpoint is of step 4; make"):
+        train(configure(), tmp_path / "full", quiet=True)
+    assert [p.name for p in (tmp_path / "full" / "checkpoints").iterdir()] == ["step-4"]
+    monkeypatch.setattr(checkpoint, "checksum", real)
+    train(configure(), tmp_path / "full", resume=True, quiet=True)
+    train(configure(), tmp_path / "roomy", quiet=True)
+    assert same(weights(tmp_path / "full"), weights(tmp_path / "roomy"))
 
 
 def torchrun(processes, config, out, *more):

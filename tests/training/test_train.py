@@ -159,6 +159,18 @@ def test_what_is_wrong_with_a_file_is_one_line_and_nothing_is_written(how, said,
             "use training.optimiser=adamw",
         ),
         (
+            [
+                "--task",
+                "translate",
+                "--set",
+                "data.shared_vocabulary=false",
+                "--set",
+                "model.tie_embeddings=all",
+            ],
+            "data.shared_vocabulary=false and model.tie_embeddings=all exclude each other",
+        ),
+        (["--task", "translate", "--set", "training.tensorboard=true"], "pip install tensorboard"),
+        (
             ["--task", "translate", "--set", "data.vocabulary=words"],
             "unknown data.vocabulary 'words'",
         ),

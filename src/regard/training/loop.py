@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from regard.config import Config
-from regard.errors import InputError
+from regard.errors import InputError, TrainingFailed
 from regard.files import write_file
 from regard.model.parameters import operations
 from regard.model.transformer import Transformer
@@ -61,10 +62,6 @@ class Task(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class TrainingFailed(RuntimeError):
-    """The work failed (exit code 1), with the last good state saved and a hint."""
-
-
 class Interrupted(Exception):
     """A signal asked to stop; what was done is saved (exit code 130)."""
 
@@ -79,6 +76,7 @@ class State:
     best_step: int = 0
     waited: int = 0  # validations since
     dropped: int = 0  # steps without a finite loss
+    pieces: int = 1  # that a row is cut into, since memory ran out
     seconds: float = 0.0  # of training so far
     corpus: str = ""  # fingerprint of the training data
 
@@ -108,7 +106,6 @@ class Trainer:
         self.rows = Rows(store.lengths, budget, store.fingerprint, seed)
         self.dtype = choose_dtype(self.training.dtype, processes.device)
         self.peak = peak(processes.device, self.dtype) * processes.world
-        self.pieces = 1  # that a row is cut into, once memory ran out
         self.asked_to_stop = False
         self.unlucky = 0  # steps in a row without a finite loss
         self.events = open_events(run) if self.training.tensorboard and processes.first else None
@@ -124,7 +121,8 @@ class Trainer:
         state, broken = self.checkpoints.newest()
         for said in broken:
             self.progress.say(f"{said}; going back to the one before")
-        if state is None:
+        if state is None:  # it ended before its first checkpoint: from the beginning
+            self._forget_metrics_after(0)
             return
         if state.get("corpus") != self.store.fingerprint:
             raise InputError(
@@ -139,12 +137,11 @@ class Trainer:
                 f"the run takes {self.state.rows} rows a step, which {self.processes.world} "
                 "processes cannot share evenly: resume with another number of them"
             )
-        if self.processes.first:
-            self._forget_metrics_after(self.state.step)
+        self._forget_metrics_after(self.state.step)
 
     def _forget_metrics_after(self, step: int) -> None:
         path = self.run / "metrics.jsonl"
-        if path.exists():
+        if self.processes.first and path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             kept = [line for line in lines if is_until(line, step)]
             if len(kept) < len(lines):
@@ -152,6 +149,8 @@ class Trainer:
 
     def record(self, **values: Any) -> None:
         if self.processes.first:
+            # JSON knows no NaN; a step without a finite loss has none to report.
+            values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
             with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": self.state.step, **values}) + "\n")
             for name, value in values.items():
@@ -193,15 +192,16 @@ class Trainer:
         rows = [self.rows[row] for row in range(first, first + self.state.rows)]
         tokens = int(sum(self.store.lengths[-1][row].sum() for row in rows))
         while (sums := self._gradients(rows, first, tokens)) is None:
-            self.pieces *= 2
-            self.progress.say(f"out of memory: rows are cut into {self.pieces} pieces from now on")
+            self.state.pieces *= 2
+            said = f"rows are cut into {self.state.pieces} pieces from now on"
+            self.progress.say(f"out of memory: {said}")
         sums[2] = float(self.asked_to_stop)
         self.processes.sum_gradients(self.model)
         loss, likelihood, stop = self.processes.sum(sums.to(self.processes.device)).tolist()
         rate = learning_rate(number, self.training)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip or math.inf)
         self.state.step = number
-        if math.isfinite(loss) and bool(norm.isfinite()):
+        if isfinite(loss) and bool(norm.isfinite()):
             for group in self.optimiser.param_groups:
                 group["lr"] = rate
             self.optimiser.step()
@@ -224,7 +224,7 @@ class Trainer:
         sums = torch.zeros(3, dtype=torch.float64)
         try:
             for i in range(self.processes.rank, len(rows), self.processes.world):
-                for piece, examples in enumerate(np.array_split(rows[i], self.pieces)):
+                for piece, examples in enumerate(np.array_split(rows[i], self.state.pieces)):
                     seed = np.random.SeedSequence([t.seed, first + i, piece])
                     torch.manual_seed(int(seed.generate_state(1, np.uint32)[0]))
                     batch = self.task.batch(
@@ -237,7 +237,7 @@ class Trainer:
                     (loss / tokens).backward()
                     sums[:2] += torch.stack([loss.detach(), likelihood.detach()]).cpu()
         except RuntimeError as error:
-            if not is_out_of_memory(error) or self.pieces >= min(len(row) for row in rows):
+            if not is_out_of_memory(error) or self.state.pieces >= min(len(row) for row in rows):
                 raise
             torch.cuda.empty_cache()
             return None
@@ -289,13 +289,9 @@ class Trainer:
 
 
 def open_events(run: Path) -> Any:
-    """A writer of events for TensorBoard, which is not installed with us."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise InputError(
-            "training.tensorboard=true needs another package: pip install tensorboard"
-        ) from error
+    """A writer of events for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(run / "events"))
 
 
@@ -312,8 +308,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_until(line: str, step: int) -> bool:
-    """Whether a line of the metrics file is whole and not after a step."""
+    """Whether a line of the metrics file is whole and not after a step, nor the run's last word."""
     try:
-        return bool(json.loads(line)["step"] <= step)
+        values = json.loads(line)
+        return bool(values["step"] <= step) and "final" not in values
     except (ValueError, KeyError, TypeError):
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections import defaultdict
+import warnings
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -76,8 +76,7 @@ class Curves:
 def draw_curves(runs: list[Path], out: Path | None) -> list[Path]:
     """Draw the training curves of runs in one picture; gives back the two files written.
 
-    out: NAME.png or NAME.svg, both are written; without it, curves.png and curves.svg in the
-    folder of the (first) run.
+    out: NAME.png or NAME.svg, for both; None: curves.png and curves.svg in the first run's folder.
     """
     out = runs[0] / "curves" if out is None else out / "curves" if out.is_dir() else out
     if out.suffix not in ("", ".png", ".svg"):
@@ -91,7 +90,8 @@ def draw_curves(runs: list[Path], out: Path | None) -> list[Path]:
     except ImportError:
         raise InputError("pictures need matplotlib: pip install matplotlib") from None
     paths = [out.with_suffix(".png"), out.with_suffix(".svg")]
-    with matplotlib.rc_context():  # a person's own settings are put aside, and back
+    with matplotlib.rc_context(), warnings.catch_warnings():  # settings are put aside, and back
+        warnings.filterwarnings("ignore", "Glyph")  # boxes in the PNG; the SVG has the name whole
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
         picture = draw(curves)
@@ -111,12 +111,10 @@ def read_curves(run: Path, name: str) -> Curves:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}): give the folder of a run, "
-            "as regard train --out RUN leaves it"
-        ) from None
+        hint = "give the folder of a run, as regard train --out RUN makes it"
+        raise InputError(f"{path} cannot be read ({error.strerror}): {hint}") from None
     steps, final = 0, {}
-    series: defaultdict[str, list[Point]] = defaultdict(list)
+    series: dict[str, list[Point]] = {}
     for number, line in enumerate(lines, 1):
         try:
             record = read_record(line)
@@ -128,8 +126,8 @@ def read_curves(run: Path, name: str) -> Curves:
         final = record if "final" in record else {}  # no longer, if the run was resumed after it
         for key, value in record.items():
             if isinstance(value, float) and not final:
-                series[key].append(Point(record["step"], value))
-    return Curves(name, steps, dict(series), final)
+                series.setdefault(key, []).append(Point(record["step"], value))
+    return Curves(name, steps, series, final)
 
 
 def read_record(line: bytes) -> dict[str, Any]:
@@ -157,7 +155,7 @@ def draw(curves: list[Curves]) -> Figure:
     metric = next((key for run in curves if (key := run.metric())), "valid_score")
     keys = ("valid_loss", metric, "learning_rate", "tokens_per_second")
     for panel, key in zip(panels.flat, keys, strict=True):
-        panel.set(xlabel="step", xlim=(0, max(1, *(run.steps for run in curves))))
+        panel.set(xlabel="step", xlim=(0, 1.015 * max(1, *(run.steps for run in curves))))
         panel.set_ylabel(title(key), labelpad=10)
         panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.xaxis.get_major_locator().set_params(integer=True, nbins=7)
@@ -184,11 +182,9 @@ def draw_panel(panel: Axes, curves: list[Curves], key: str) -> None:
     for run, end, behind, colour in zip(curves, ends, training, cycle(COLOURS), strict=False):
         words = [shorten(run.name, 22)] if len(curves) > 1 else []
         if best := run.best(key) if key.startswith("valid_") else None:
-            panel.plot(
-                *best, "*", color=colour, markeredgecolor="white", markersize=21, zorder=5,
-                clip_on=False, in_layout=False,
-            )  # fmt: skip
-            words.append(f"best {figure(key, best.value)} at step {best.step:,}")
+            panel.scatter(*best, s=400, c=colour, marker="*", ec="white", zorder=5, clip_on=False)
+            near = " " if words else "\n"  # a run alone has the margin to itself
+            words.append(f"best {figure(key, best.value)}{near}at step {best.step:,}")
         labels.append((end or behind, "\n".join(words), colour))
     if not any((*ends, *training)):
         panel.text(0.5, 0.5, "nothing recorded", transform=panel.transAxes, ha="center")

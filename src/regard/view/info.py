@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,6 +69,14 @@ class ParameterTable:
         console.print(table)
         verdict = "formula and tensors agree" if self.agrees else "FORMULA AND TENSORS DISAGREE"
         console.print(f"{self.total / 1e6:.2f}M parameters; {verdict}", highlight=False)
+
+
+def final_scores(run: Path) -> dict[str, Any]:
+    """What the run's last line of metrics says of the finished model; nothing while it trains."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    last = json.loads(lines[-1]) if lines else {}
+    return last if "final" in last else {}
 
 
 def parameter_table(config: ModelConfig) -> ParameterTable:

@@ -1,0 +1,60 @@
+"""Write docs/results.md from finished runs: data, command, machine, time, score.
+
+    python -m benchmarks results RUN:SOURCE:TARGET ...
+
+evaluates each run on its test files and makes the table anew. Nothing in it is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+from datetime import date
+from pathlib import Path
+
+import torch
+
+import regard
+from regard.files import write_file
+from regard.tasks.translate import bleu
+from regard.text.corpus import read_pairs
+from regard.training.progress import duration
+from regard.view.info import final_scores
+
+HEAD = """# Results
+
+Made by `python -m benchmarks results` ({date}; {machine}). BLEU and chrF are sacreBLEU's, cased and
+detokenised, greedy search; signatures: `{bleu}`, `{chrf}`. Where each data set comes from and its
+terms: Multi30k is WMT's multimodal task 1 (benchmark use).
+
+| test set | command | steps | training time | BLEU | chrF | validation BLEU |
+|---|---|---|---|---|---|---|
+"""
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks results", description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="RUN:SOURCE:TARGET")
+    parser.add_argument("--out", type=Path, default=Path("docs/results.md"))
+    options = parser.parse_args(arguments)
+    rows, signatures = [], {"bleu": "", "chrf": ""}
+    for entry in options.runs:
+        run, source, target = map(Path, entry.split(":"))
+        pairs = [(s, t) for _, s, t in read_pairs(source, target)]
+        answers = regard.load(run).translate([s for s, _ in pairs])
+        scores = bleu(answers, [t for _, t in pairs])
+        signatures = {name: scores[f"{name}_signature"] for name in signatures}
+        final = final_scores(run)
+        card = (run / "README.md").read_text(encoding="utf-8")
+        found = re.search(r"- command: (`.*`)", card)
+        rows.append(
+            f"| {source.name.rpartition('.')[0]} ({len(pairs):,}) | {found[1] if found else ''} | "
+            f"{final['step']:,} | {duration(final['seconds'])} | {scores['bleu']:.2f} | "
+            f"{scores['chrf']:.2f} | {final.get('bleu', '')} |"
+        )
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
+    head = HEAD.format(date=date.today(), machine=machine, **signatures)
+    write_file(options.out, head + "\n".join(rows) + "\n")
+    print(f"{options.out} written")
