@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard.config import Config as Config
     from regard.errors import InputError as InputError
     from regard.model.config import ModelConfig as ModelConfig
     from regard.model.transformer import Capture as Capture
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Capture": "regard.model.transformer",
+    "Config": "regard.config",
     "InputError": "regard.errors",
     "ModelConfig": "regard.model.config",
     "Packed": "regard.text.batching",

@@ -12,7 +12,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,7 +65,7 @@ def add_verb(
 
 
 def model_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--style", default=STYLES[0], help=" | ".join(STYLES))
+    verb.add_argument("--style", help=" | ".join(STYLES))
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
         help="change one option, e.g. model.norm_first=true; repeatable",
@@ -80,7 +81,7 @@ def demo(options: argparse.Namespace) -> int:
     """Train on the built-in corpus, translate, report: the whole story in minutes."""
     from regard.demo import demo as run_demo
 
-    scores = run_demo(options.out, options.quiet)
+    scores = run_demo(options.out, options.quiet, to_stderr=options.json)
     if options.json:
         print(json.dumps(scores))
     return 0
@@ -89,9 +90,9 @@ def demo(options: argparse.Namespace) -> int:
 def train_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--task", help=" | ".join(TASKS))
     verb.add_argument("--train", nargs="+", metavar="FILE", help="translate: SOURCE TARGET")
-    verb.add_argument("--valid", nargs="+", metavar="FILE", default=[], help="held-out data")
+    verb.add_argument("--valid", nargs="+", metavar="FILE", help="held-out data")
     verb.add_argument("--out", metavar="RUN", type=Path, required=True, help="the model's folder")
-    verb.add_argument("--preset", default="base", help=" | ".join(PRESETS) + " (base)")
+    verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
     verb.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections of options")
     verb.add_argument("--from", type=Path, metavar="MODEL", dest="start_from", help="fine-tune it")
     verb.add_argument("--resume", action="store_true", help="go on with the run at --out")
@@ -110,27 +111,23 @@ def train(options: argparse.Namespace) -> int:
     """Learn from text files and leave a model folder."""
     from regard.config import Config, read_yaml
 
+    values = read_yaml(options.config) if options.config else {}
+    task = options.task or values.pop("task", None)
+    values.pop("task", None)
+    given: dict[str, dict[str, Any]] = {
+        "data": {"train": options.train, "valid": options.valid},
+        "model": {"style": options.style},
+        "training": {"seed": options.seed, "dtype": options.dtype},
+    }
+    given = {s: {k: v for k, v in keys.items() if v is not None} for s, keys in given.items()}
+    for changes in (given, settings(options.assignments)):
+        for section, keys in changes.items():
+            values[section] = {**values.get(section, {}), **keys}
     config = None
-    if options.task or options.train or not options.resume:
-        if not options.task or not options.train:
-            raise InputError("--task and --train are needed (see: regard train --help)")
-        values = read_yaml(options.config) if options.config else {}
-        values.pop("task", None)
-        given: dict[str, dict[str, Any]] = {
-            "data": {"train": options.train, "valid": options.valid},
-            "model": {"style": options.style},
-            "training": {
-                name: value
-                for name, value in (("seed", options.seed), ("dtype", options.dtype))
-                if value is not None
-            },
-        }
-        for changes in (given, settings(options.assignments)):
-            for section, keys in changes.items():
-                values[section] = {**values.get(section, {}), **keys}
-        config = Config.build(options.task, options.preset, values)
-    elif options.assignments:
-        raise InputError("--resume with --set needs the whole command again")
+    if task and values["data"].get("train"):
+        config = Config.build(task, options.preset or "base", values)
+    elif not options.resume or any(values.values()) or options.preset or options.start_from:
+        raise InputError("--task and --train are needed (see: regard train --help)")
     from regard.run import train as run_training
 
     run_training(
@@ -150,12 +147,21 @@ def translate(options: argparse.Namespace) -> int:
     """Translate texts, or the lines of standard input, one for one."""
     from regard.models import load
 
-    model = load(options.model, "cpu" if options.device == "auto" else options.device)
-    texts = options.texts or [line.rstrip("\n") for line in sys.stdin]
-    for text, answer in zip(texts, model.translate(texts), strict=True):
-        print(json.dumps({"text": text, "translation": answer}, ensure_ascii=False)
-              if options.json else answer)  # fmt: skip
+    model = load(options.model, options.device)
+    texts = iter(options.texts or input_lines())
+    while some := list(islice(texts, 1000)):  # at a time: standard input has no end we know of
+        for text, answer in zip(some, model.translate(some), strict=True):
+            print(json.dumps({"text": text, "translation": answer}, ensure_ascii=False)
+                  if options.json else answer)  # fmt: skip
     return 0
+
+
+def input_lines() -> Iterator[str]:
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        try:
+            yield line.decode().rstrip("\n")
+        except UnicodeDecodeError as error:
+            raise InputError(f"standard input, line {number}: not UTF-8") from error
 
 
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
@@ -174,7 +180,9 @@ def evaluate(options: argparse.Namespace) -> int:
         raise InputError("--data takes two files for translate: source, then target")
     source, target = map(Path, options.data)
     pairs = [(s, t) for _, s, t in read_pairs(source, target)]
-    model = load(options.model, "cpu" if options.device == "auto" else options.device)
+    if not pairs:
+        raise InputError(f"{source} is empty: there is nothing to evaluate")
+    model = load(options.model, options.device)
     scores = bleu(model.translate([s for s, _ in pairs]), [t for _, t in pairs])
     scores["sentences"] = len(pairs)
     if options.json:
@@ -194,7 +202,7 @@ def info_options(verb: argparse.ArgumentParser) -> None:
 
 def info(options: argparse.Namespace) -> int:
     """Parameters by part: the closed formula beside the tensors of the real model."""
-    values = {"style": options.style, "vocabulary_size": options.vocab}
+    values = {"style": options.style or STYLES[0], "vocabulary_size": options.vocab}
     if options.model is None:
         config = ModelConfig.preset(options.preset, **values | model_settings(options.assignments))
     else:
@@ -226,7 +234,7 @@ def walk(options: argparse.Namespace) -> int:
     from regard.view.walk import walk_config, walk_steps, write_walk
 
     changes = model_settings(options.assignments)
-    config = walk_config(options.text, options.target, options.style, changes)
+    config = walk_config(options.text, options.target, options.style or STYLES[0], changes)
     steps = walk_steps(options.text, options.target, config, options.seed)
     if options.json:
         for step in steps:
@@ -304,5 +312,7 @@ def main() -> None:
     except BrokenPipeError:  # `regard ... | head`: the reader has enough, which is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stopped:
+        if str(stopped):
+            print(f"regard: {stopped}", file=sys.stderr)
         sys.exit(130)

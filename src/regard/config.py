@@ -134,6 +134,16 @@ class Config:
                 f"data.shared_vocabulary=false and model.tie_embeddings={model.tie_embeddings} "
                 "exclude each other: one matrix has one vocabulary"
             )
+        decoding = section(DecodingConfig, "decoding", values.get("decoding", {}))
+        if (
+            model.positions == "learned"
+            and model.max_length < data.max_length + decoding.max_length
+        ):
+            raise InputError(
+                f"model.max_length={model.max_length} with model.positions=learned is less than "
+                f"data.max_length={data.max_length} and decoding.max_length={decoding.max_length}"
+                " together need"
+            )
         training = section(TrainingConfig, "training", values.get("training", {}))
         if training.learning_rate is DERIVED:
             rate = (model.d_model * training.warmup) ** -0.5
@@ -143,7 +153,7 @@ class Config:
             model=model,
             data=data,
             training=training,
-            decoding=section(DecodingConfig, "decoding", values.get("decoding", {})),
+            decoding=decoding,
         )
 
     def to_yaml(self) -> str:
@@ -186,6 +196,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: not valid YAML: {said}") from error
     if not isinstance(values, dict):
         raise InputError(f"{path}: must hold sections ({', '.join(SECTIONS)})")
+    for name, keys in values.items():
+        if name not in (*SECTIONS, "task"):
+            raise unknown(f"section in {path}", str(name), SECTIONS)
+        if name != "task" and not isinstance(keys, dict):
+            raise InputError(f"{path}: {name} must be a section of options, not {keys!r}")
     return values
 
 
@@ -203,7 +218,7 @@ def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    if value < least:
+    if not value >= least:  # so that NaN is refused, too
         raise InputError(f"{name} must be at least {least}, not {value}")
 
 

@@ -33,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def demo(out: Path, quiet: bool) -> dict[str, Any]:
+def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     """Train, translate and report; gives back the scores."""
     if out.exists():
         if not (out / "regard-demo").exists():
@@ -63,14 +63,18 @@ def demo(out: Path, quiet: bool) -> dict[str, Any]:
         **bleu(answers, wanted), "exact": sum(map(str.__eq__, answers, wanted)) / len(test),
         "pronouns": right / total, "minutes": round(minutes, 2), "sentences": len(test),
     }  # fmt: skip
-    show(out, scores, test, answers, total)
+    show(Console(stderr=to_stderr, highlight=False), out, scores, test, answers, total)
     return scores
 
 
 def show(
-    out: Path, scores: dict[str, Any], test: list[tuple[str, str]], answers: list[str], total: int
+    console: Console,
+    out: Path,
+    scores: dict[str, Any],
+    test: list[tuple[str, str]],
+    answers: list[str],
+    total: int,
 ) -> None:
-    console = Console(highlight=False)
     table = Table("sentences never seen in training", "what the model makes of them", expand=True)
     showcase = [english for english, _ in PRONOUN_SENTENCE]
     chosen = [i for i, (english, _) in enumerate(test) if english in showcase]

@@ -28,8 +28,9 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill; it gets its name when everything in it is on the disk."""
+def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
+    """A folder to fill; it gets its name when everything in it is on the disk. Where one lies
+    already, it stays and this fails, unless it is empty or to be replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -39,7 +40,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         for file in temporary.rglob("*"):
             sync_file(file) if file.is_file() else sync_folder(file)
         sync_folder(temporary)
-        if path.exists():  # something broken, which is why it is written again
+        if replace and path.exists():
             shutil.rmtree(path)
         os.replace(temporary, path)
     except BaseException:

@@ -16,7 +16,8 @@ from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
-from regard.training.checkpoint import read_tensors
+from regard.training.checkpoint import Checkpoints, read_tensors
+from regard.training.processes import choose_device
 
 
 class Model:
@@ -31,7 +32,7 @@ class Model:
         return self.task.answer(self.transformer, texts, self.config.decoding.max_length)
 
 
-def load(path: str | Path, device: str = "cpu") -> Model:
+def load(path: str | Path, device: str = "auto") -> Model:
     """Open a model folder."""
     folder = Path(path)
     if not (folder / "config.yaml").is_file():
@@ -44,7 +45,18 @@ def load(path: str | Path, device: str = "cpu") -> Model:
     config = Config.load(folder / "config.yaml")
     transformer = Transformer(config.model)
     load_weights(transformer, read_tensors(folder / "model.safetensors"), folder)
-    return Model(config, transformer.to(device), load_task(folder))
+    return Model(config, transformer.to(choose_device(device)), load_task(folder))
+
+
+def newest_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights of a model, or of the newest whole checkpoint of a run that has not ended."""
+    if (folder / "model.safetensors").is_file():
+        return read_tensors(folder / "model.safetensors")
+    checkpoints = Checkpoints(folder, 1, 1)
+    state, _ = checkpoints.newest()
+    if state is None:
+        raise InputError(f"{folder} has neither model.safetensors nor a whole checkpoint")
+    return checkpoints.weights(state["step"])
 
 
 def load_task(folder: Path) -> Translate:

@@ -7,6 +7,7 @@ appears whole, with its configuration and vocabularies; then the loop takes over
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -16,25 +17,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
+import torch.distributed as dist
 
 from regard.config import SECTIONS, Config
 from regard.errors import InputError, TrainingFailed
 from regard.files import new_folder, write_file
 from regard.model.transformer import Transformer
-from regard.models import load_task, load_weights
+from regard.models import load_task, load_weights, newest_weights
 from regard.tasks.translate import Translate, bleu
 from regard.text.corpus import Report, read_pairs
 from regard.text.rows import Rows
 from regard.text.store import Store, build_pairs
 from regard.text.tokenizer import Tokenizer
-from regard.training.checkpoint import Checkpoints, contiguous, read_tensors
-from regard.training.loop import Interrupted, State, Trainer
+from regard.training.checkpoint import Checkpoints, contiguous, read_tensors, to_bytes
+from regard.training.loop import Interrupted, Trainer, is_out_of_memory
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import Processes
 from regard.training.progress import Progress, duration
 
 SAMPLES = 3  # translations shown at each validation
+UNFINISHED = "- training has not ended"
 
 
 def train(
@@ -52,49 +54,59 @@ def train(
     must be the run's own, but for training.steps. Where there is no run yet, it starts.
     """
     keep_freed_memory()
-    exists = (out / "config.yaml").is_file()
-    if exists and not resume:
-        raise InputError(f"{out} is a run already: go on with --resume, or take another --out")
-    if exists:
-        config = same_run(Config.load(out / "config.yaml"), config, out)
-    elif config is None:
-        raise InputError(f"{out} is not a run: there is nothing to resume")
-    resume = exists
-    if config.training.tensorboard and find_spec("tensorboard") is None:
-        raise InputError("training.tensorboard=true needs another package: pip install tensorboard")
     processes = Processes(device)
-    progress = Progress(config.training.steps, quiet or not processes.first)
     try:
-        trainer, validation = prepare(config, out, start_from, processes, progress, quiet, resume)
-        if resume:
+        exists = bool(processes.agree((out / "config.yaml").is_file()))
+        config = checked(config, out, exists, resume)
+        progress = Progress(config.training.steps, quiet or not processes.first)
+        trainer, validation = prepare(config, out, start_from, processes, progress, exists)
+        if exists:
             trainer.resume()
         with progress:
             trainer.train()
         processes.wait()
         return finish(trainer, validation) if processes.first else {}
     except Interrupted:
-        progress.say(f"stopped, and saved; go on with: regard train --resume --out {out}")
-        raise KeyboardInterrupt from None
+        again = f"regard train --resume --out {out}"
+        raise KeyboardInterrupt(f"stopped, and saved; go on with: {again}") from None
     except InputError:
         raise
     except (OSError, RuntimeError) as error:
         raise TrainingFailed(
-            f"{explain(error, processes, out)}. Go on with: regard train --resume --out {out}"
+            f"{explain(error, out)}. Go on with: regard train --resume --out {out}"
         ) from error
     finally:
         processes.close()
 
 
-def explain(error: OSError | RuntimeError, processes: Processes, out: Path) -> str:
+def checked(config: Config | None, out: Path, exists: bool, resume: bool) -> Config:
+    """The configuration to train with, once it fits what lies at `out`."""
+    if exists and not resume:
+        raise InputError(f"{out} is a run already: go on with --resume, or take another --out")
+    if exists:
+        return same_run(Config.load(out / "config.yaml"), config, out)
+    if config is None:
+        raise InputError(f"{out} is not a run: there is nothing to resume")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"{out} exists and is not a run: take another --out")
+    if config.training.tensorboard and find_spec("tensorboard") is None:
+        raise InputError("training.tensorboard=true needs another package: pip install tensorboard")
+    return config
+
+
+def explain(error: OSError | RuntimeError, out: Path) -> str:
     """What went wrong, for those who will not read a traceback (--debug shows it)."""
+    said = " ".join(str(error).split())[:200]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         steps = Checkpoints(out, 1, 1).steps()
         last = f"the newest checkpoint is of step {steps[-1]}" if steps else "nothing was saved yet"
         return f"the disk of {out} is full; {last}; make room"
-    if processes.world > 1 and not isinstance(error, TrainingFailed):
-        return f"another process of this run was lost ({' '.join(str(error).split())[:200]})"
-    if isinstance(error, TrainingFailed):
-        return str(error)
+    if isinstance(error, OSError | TrainingFailed):
+        return said
+    if is_out_of_memory(error):
+        return f"out of memory, and no smaller piece is left: lower training.batch_tokens ({said})"
+    if isinstance(error, dist.DistError) or "onnection" in said:  # reset, closed, refused
+        return f"another process of this run was lost ({said})"
     raise error
 
 
@@ -102,11 +114,15 @@ def same_run(old: Config, new: Config | None, out: Path) -> Config:
     """The configuration of the run at `out`; the one given may only move its end."""
     if new is None:
         return old
-    learned = ("vocabulary_size", "source_vocabulary_size")  # from the data, when the run began
+    free = [
+        ("training", "steps"),
+        ("model", "vocabulary_size"),
+        ("model", "source_vocabulary_size"),
+    ]
     for section in SECTIONS:
         before, now = (vars(getattr(config, section)) for config in (old, new))
-        for name in before:
-            if before[name] != now[name] and name not in (*learned, "steps"):
+        for name in before:  # the vocabulary is what it was when the run began
+            if before[name] != now[name] and (section, name) not in free:
                 raise InputError(
                     f"{section}.{name} is {before[name]} in the run at {out} but {now[name]} here: "
                     "--resume goes on with the run as it was (training.steps may change)"
@@ -120,47 +136,44 @@ def prepare(
     start_from: Path | None,
     processes: Processes,
     progress: Progress,
-    quiet: bool,
-    resume: bool,
+    exists: bool,
 ) -> tuple[Trainer, Validation | None]:
-    data = config.data
+    """Read, learn, tokenise and build everything; the run folder is written when all of it fits."""
+    data, first, quiet = config.data, processes.first, progress.console.quiet
     if len(data.train) != 2 or len(data.valid) not in (0, 2):
         raise InputError("--train and --valid take two files for translate: source, then target")
     train_files, valid_files = (tuple(map(Path, files)) for files in (data.train, data.valid))
-    old = out if resume else start_from
-    if processes.first:  # the others read what it wrote
-        task = load_task(old) if old is not None else learn(config, quiet)
-        folder = cache_folder()
-        store, report = build(train_files, task, folder, config, quiet)
-        held_out = build(valid_files, task, folder, config, True)[0] if valid_files else None
-        report.show(progress.console)
-        model_config = replace(
-            config.model,
-            vocabulary_size=task.target.size,
-            source_vocabulary_size=task.source.size,
-        )
-        config = replace(config, model=model_config)
-        if not resume:
-            with new_folder(out) as folder_:
-                (folder_ / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-                task.target.save(folder_ / "tokenizer.json")
-                if task.source is not task.target:
-                    task.source.save(folder_ / "source-tokenizer.json")
-    processes.wait()
-    if not processes.first:
-        config, task = Config.load(out / "config.yaml"), load_task(out)
-        store = build(train_files, task, cache_folder(), config, True)[0]
-        held_out = None
+    if not first:  # the first process learns, and the others read what it wrote
+        processes.wait()
+        config = Config.load(out / "config.yaml")
+    if exists or not first:
+        task = load_task(out)
+    else:
+        task = load_task(start_from) if start_from is not None else learn(config, quiet)
+    store, report = build(train_files, task, cache_folder(), config, quiet)
+    report.show(progress.console)
+    source_size, target_size = task.source.size, task.target.size
+    model_config = replace(
+        config.model, vocabulary_size=target_size, source_vocabulary_size=source_size
+    )
+    config = replace(config, model=model_config)
     torch.manual_seed(config.training.seed)
     model = Transformer(config.model)
-    if start_from is not None and not resume:
-        load_weights(model, read_tensors(start_from / "model.safetensors"), start_from)
-    validation = None
-    if held_out is not None:
-        validation = Validation(config, task, held_out, valid_files)
-    elif valid_files:
-        validation = Validation(config, task, store, valid_files)  # of a process that only waits
+    if start_from is not None and not exists:
+        load_weights(model, newest_weights(start_from), start_from)
+    validation = Validation(config, task, valid_files) if valid_files else None
     trainer = Trainer(config, out, model, task, store, processes, progress, validation)
+    if first:
+        if exists:  # training.steps may be another
+            write_file(out / "config.yaml", config.to_yaml())
+        else:
+            with new_folder(out) as folder:
+                (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+                (folder / "README.md").write_text(card(config), encoding="utf-8")
+                task.target.save(folder / "tokenizer.json")
+                if task.source is not task.target:
+                    task.source.save(folder / "source-tokenizer.json")
+        processes.wait()
     return trainer, validation
 
 
@@ -204,21 +217,23 @@ def cache_folder() -> Path:
 class Validation:
     """Loss, BLEU and a few samples on held-out data."""
 
-    def __init__(
-        self, config: Config, task: Translate, store: Store, files: tuple[Path, ...]
-    ) -> None:
-        self.config, self.task, self.store = config, task, store
+    def __init__(self, config: Config, task: Translate, files: tuple[Path, ...]) -> None:
+        self.config, self.task = config, task
+        self.store, _ = build(files, task, cache_folder(), config, True)
         self.pairs = [(s, t) for _, s, t in read_pairs(files[0], files[1])]
+        lengths = self.store.lengths
+        total = int(lengths[-1].sum())
+        longest = max(int(side.max()) * total / int(side.sum()) for side in lengths)
+        budget = max(config.training.batch_tokens, math.ceil(longest) + 1)
+        self.rows = Rows(lengths, budget, self.store.fingerprint, 0)
 
     @torch.no_grad()
     def __call__(self, model: Transformer) -> dict[str, Any]:
         model.eval()
         device = model.output_matrix().device
-        budget = max(self.config.training.batch_tokens, self.config.data.max_length)
-        rows = Rows(self.store.lengths, budget, self.store.fingerprint, 0)
         total, row = 0.0, 0
-        while rows.epoch_of(row) == 0:
-            batch = self.task.batch(self.store, rows[row], device)
+        while self.rows.epoch_of(row) == 0:
+            batch = self.task.batch(self.store, self.rows[row], device)
             total += float(self.task.loss(model, batch, 0.0)[1])
             row += 1
         answers = self.task.answer(
@@ -242,8 +257,11 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
         mean, steps = trainer.checkpoints.average(trainer.training.average)
         if len(steps) > 1:
             choices[f"mean of {len(steps)} checkpoints"] = mean
-    if (run / "best.safetensors").exists():
-        choices["best"] = read_tensors(run / "best.safetensors")
+    try:
+        if (run / "best.safetensors").exists():
+            choices["best"] = read_tensors(run / "best.safetensors")
+    except InputError as error:
+        say(f"{error}; going on without it")
     scores: dict[str, dict[str, Any]] = {}
     name = list(choices)[-1] if validation is None else ""
     if validation is not None:
@@ -252,23 +270,28 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
             scores[candidate] = validation(model)
             say(f"{candidate}: validation BLEU {scores[candidate]['bleu']:.2f}")
         name = max(scores, key=lambda candidate: scores[candidate]["score"])
-    write_file(run / "model.safetensors", save(contiguous(choices[name])))
+    write_file(run / "model.safetensors", to_bytes(choices[name]))
     result = {k: v for k, v in scores.get(name, {}).items() if k not in ("score", "samples")}
-    trainer.record(final=name, seconds=round(trainer.state.seconds, 1), **result)
-    write_file(run / "README.md", card(trainer.config, trainer.state, name, result))
-    say(f"{run} is ready: {name} weights, {duration(trainer.state.seconds)} of training")
+    state = trainer.state
+    trainer.record(final=name, seconds=round(state.seconds, 1), dropped=state.dropped, **result)
+    end = [
+        f"- trained {state.step:,} steps in {duration(state.seconds)}; final weights: {name}",
+        *(f"- validation {key}: {value}" for key, value in result.items()),
+    ]
+    begun = (run / "README.md").read_text(encoding="utf-8").replace(UNFINISHED, "\n".join(end))
+    write_file(run / "README.md", begun)
+    dropped = f", {state.dropped} steps dropped" if state.dropped else ""
+    say(f"{run} is ready: {name} weights, {duration(state.seconds)} of training{dropped}")
     return result
 
 
-def card(config: Config, state: State, name: str, scores: dict[str, Any]) -> str:
-    """The model's card: data, command, scores."""
-    lines = [
+def card(config: Config) -> str:
+    """The model's card as training begins: data and command; its end fills in the rest."""
+    return "\n".join([
         f"# A regard model: {config.task}", "",
         f"- data: {' '.join(config.data.train)}",
         f"- validation data: {' '.join(config.data.valid) or 'none'}",
         f"- command: `{' '.join(['regard', *sys.argv[1:]])}`",
-        f"- trained {state.step:,} steps in {duration(state.seconds)}; final weights: {name}",
-        *(f"- validation {key}: {value}" for key, value in scores.items()), "",
+        UNFINISHED, "",
         "Every setting is in config.yaml, every figure in metrics.jsonl.", "",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    ])  # fmt: skip

@@ -82,7 +82,7 @@ def test_a_checkpoint_under_another_name_is_not_taken(checkpoints):
 
 @pytest.mark.parametrize("when", ["save", "checksum"])
 def test_a_crash_while_writing_leaves_nothing_behind(when, checkpoints, monkeypatch):
-    def crash(*_):
+    def crash(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module, when, crash)
@@ -105,6 +105,23 @@ def test_old_checkpoints_go_and_those_that_averaging_needs_stay(checkpoints):
     mean, steps = checkpoints.average(2)
     assert steps == [30, 40]
     assert torch.equal(mean["weight"], torch.full((3, 2), 35.0))
+
+
+def test_broken_later_checkpoints_do_not_push_out_a_good_one(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1, every=10)
+    for step in (10, 40):
+        checkpoints.save(step, tensors(step), {}, {})
+    flip_a_bit(checkpoints.path(40))
+    checkpoints.save(20, tensors(20), {}, {})
+    assert checkpoints.newest() == (checkpoints.check(20), [])
+
+
+def test_a_changed_digit_in_the_state_is_noticed(checkpoints):
+    path = checkpoints.path(30) / "state.json"
+    path.write_text(path.read_text().replace("1.5", "2.5"))
+    state, broken = checkpoints.newest()
+    assert state["step"] == 20
+    assert "state.json is damaged" in broken[0]
 
 
 def test_a_broken_checkpoint_is_replaced_when_its_step_comes_again(checkpoints):

@@ -212,7 +212,7 @@ def test_when_memory_runs_out_rows_are_cut_and_the_run_goes_on(
         return real(self, model, batch, smoothing, r_drop)
 
     monkeypatch.setattr(Translate, "loss", greedy_for_memory)
-    train(configure(training={"steps": 6}), tmp_path / "run")
+    train(configure(training={"steps": 30}), tmp_path / "run")  # several epochs, so short rows too
     said = capsys.readouterr().err
     assert said.count("out of memory: rows are cut into 2 pieces from now on") == 1
     assert (tmp_path / "run" / "model.safetensors").exists()
@@ -256,8 +256,11 @@ def test_two_processes_train_like_one_on_the_same_rows_and_one_goes_on(configure
     done = torchrun(2, together, tmp_path / "pair")
     assert done.returncode == 0, done.stderr[-3000:]
     # From step 8 of two processes, one goes on to step 12 with two rows a step.
-    longer = configure(training={"steps": 12})
+    longer = configure(training={"steps": 10})
     train(longer, tmp_path / "pair", resume=True, quiet=True)
+    # And two go on from there: both have to hear of the new end.
+    done = torchrun(2, configure(training={"steps": 12}), tmp_path / "pair", "--resume")
+    assert done.returncode == 0, done.stderr[-3000:]
     for step in (8, 12):
         one, two = (load_file(tmp_path / run / f"checkpoints/step-{step}/model.safetensors")
                     for run in ("alone", "pair"))  # fmt: skip
@@ -285,6 +288,34 @@ def test_losing_a_process_ends_the_run_cleanly_and_it_can_be_resumed(configure, 
     )
     train(shorter, out, resume=True, quiet=True)
     assert (out / "model.safetensors").exists()
+
+
+def test_a_folder_that_is_not_a_run_is_never_touched(configure, tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    for resume in (False, True):
+        with pytest.raises(InputError, match="exists and is not a run: take another --out"):
+            train(configure(), tmp_path / "thesis", resume=resume, quiet=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def test_a_mistake_that_only_the_data_shows_leaves_no_folder_behind(configure, tmp_path):
+    with pytest.raises(InputError, match="training.batch_tokens=10 is less than the longest"):
+        train(configure(training={"batch_tokens": 10}), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_ends_although_an_older_checkpoint_and_the_best_weights_are_damaged(
+    configure, tmp_path, capsys
+):
+    train(configure(training={"steps": 18}), tmp_path / "run", quiet=True)
+    for name in ("best.safetensors", "checkpoints/step-12/model.safetensors"):
+        path = tmp_path / "run" / name
+        content = bytearray(path.read_bytes())
+        content[-2] ^= 1
+        path.write_bytes(content)
+    train(None, tmp_path / "run", resume=True)
+    assert "best.safetensors is damaged" in capsys.readouterr().err.replace("\n", "")
 
 
 def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path):

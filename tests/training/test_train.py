@@ -94,6 +94,49 @@ def test_from_fine_tunes_with_the_same_vocabulary(configure, tmp_path):
         train(other, tmp_path / "third", start_from=tmp_path / "first", quiet=True)
 
 
+def test_with_bpe_dropout_the_loss_is_divided_by_the_tokens_there_are(configure, tmp_path):
+    """The same first step, once with more and shorter pieces: the loss of a token stays alike."""
+    losses = []
+    for dropout in (0.0, 0.5):
+        config = configure(data={"bpe_dropout": dropout}, training={"steps": 1})
+        train(config, tmp_path / str(dropout), quiet=True)
+        first = json.loads((tmp_path / str(dropout) / "metrics.jsonl").read_text().splitlines()[0])
+        losses.append(first["loss"])
+    assert abs(losses[0] - losses[1]) < 0.15 * losses[0]
+
+
+def test_from_takes_the_newest_checkpoint_of_a_run_that_has_not_ended(configure, tmp_path):
+    train(configure(training={"steps": 6}), tmp_path / "first", quiet=True)
+    (tmp_path / "first" / "model.safetensors").unlink()
+    train(
+        configure(training={"steps": 2}),
+        tmp_path / "second",
+        start_from=tmp_path / "first",
+        quiet=True,
+    )
+    (tmp_path / "first" / "checkpoints").rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"neither model.safetensors nor a whole checkpoint"):
+        train(configure(), tmp_path / "third", start_from=tmp_path / "first", quiet=True)
+
+
+def test_a_configuration_file_is_heard_and_the_command_line_has_the_last_word(corpus, tmp_path):
+    (source, target), valid = corpus
+    (tmp_path / "c.yaml").write_text(
+        f"task: translate\ndata: {{train: [{source}, {target}], valid: [{', '.join(valid)}]}}\n"
+        "training: {steps: 3, batch_tokens: 300}\nmodel: {d_model: 16, heads: 2, d_ff: 16}\n"
+    )
+    done = run_train("--config", tmp_path / "c.yaml", "--preset", "tiny", "--out", tmp_path / "run",
+                     "--set", "training.steps=2", "--set", "data.vocabulary_size=300")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config = Config.load(tmp_path / "run" / "config.yaml")
+    assert (config.training.steps, config.training.batch_tokens) == (2, 300)
+    assert config.data.valid == valid
+    (tmp_path / "c.yaml").write_text("task: translate\ntraining:\n")
+    done = run_train("--config", tmp_path / "c.yaml", "--out", tmp_path / "other")
+    assert done.returncode == 2
+    assert "training must be a section of options, not None" in done.stderr
+
+
 def test_the_learning_rate_is_the_papers():
     config = Config.build("translate", "base", {"training": {"warmup": 4000}}).training
     for step in (1, 100, 4000, 50_000):

@@ -197,7 +197,7 @@ def check_types(config: Any, section: str) -> None:
 
 
 # Layers, widths and heads as the paper (base, big), fairseq's IWSLT (small) and the text-only
-# Multi30k models (tiny) have them. Dropout is the published one, but for tiny: 0.3 there.
+# Multi30k models (tiny) have them. Dropout is the published one, but for tiny (published: 0.3).
 PRESETS: dict[str, dict[str, Any]] = {
     name: {
         "encoder_layers": layers, "decoder_layers": layers, "d_model": d_model, "heads": heads,

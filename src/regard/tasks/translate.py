@@ -30,6 +30,10 @@ class Batch:
     target: Packed  # shifted right: <bos> and all but the last token
     labels: Tensor  # [N]: the token that follows each
 
+    @property
+    def tokens(self) -> int:
+        return len(self.labels)
+
 
 @dataclass(frozen=True)
 class Translate:

@@ -6,14 +6,15 @@ takes the newest one whose checksums hold and names the ones that do not. No pic
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from regard.errors import InputError
@@ -41,22 +42,31 @@ class Checkpoints:
         optimiser: dict[str, Tensor],
         state: dict[str, Any],
     ) -> None:
-        with new_folder(self.path(step)) as folder:
+        # One that lies there already is broken, or the run would have gone on from it.
+        with new_folder(self.path(step), replace=True) as folder:
             for name, tensors in zip(FILES, (model, optimiser), strict=True):
-                (folder / name).write_bytes(save(contiguous(tensors)))
+                (folder / name).write_bytes(to_bytes(tensors))
             sums = {name: checksum(folder / name) for name in FILES}
-            content = json.dumps({"step": step, "checksums": sums, **state}, indent=1)
+            values = {**state, "step": step, "checksums": sums}
+            content = json.dumps({**values, "checksum": digest(values)}, indent=1)
             (folder / "state.json").write_text(content + "\n", encoding="utf-8")
-        self._prune()
+        self._prune(step)
 
-    def _prune(self) -> None:
-        """Keep the last `keep` of those at regular steps, which averaging needs, and the newest."""
+    def _prune(self, saved: int) -> None:
+        """Keep the last `keep` of those at regular steps, which averaging needs, and the newest.
+        Later ones than that which was saved are broken, or the run would have begun there."""
+        for step in self.steps():
+            if step > saved:
+                self._remove(step)
         steps = self.steps()
         regular = [step for step in steps if step % self.every == 0]
         for step in set(steps) - set(regular[-self.keep :]) - {steps[-1]}:
-            # Renamed first: a folder that is half removed must not look like a checkpoint.
-            dying = self.path(step).rename(self.folder / f"{PREFIX}0-step-{step}")
-            shutil.rmtree(dying, ignore_errors=True)
+            self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        # Renamed first: a folder that is half removed must not look like a checkpoint.
+        dying = self.path(step).rename(self.folder / f"{PREFIX}0-step-{step}")
+        shutil.rmtree(dying, ignore_errors=True)
 
     def newest(self) -> tuple[dict[str, Any] | None, list[str]]:
         """The state of the newest whole checkpoint, and what is wrong with the newer ones."""
@@ -74,8 +84,11 @@ class Checkpoints:
         path = self.path(step)
         try:
             state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
-            for name, expected in state["checksums"].items():
-                if name not in FILES or checksum(path / name) != expected:
+            own = state.pop("checksum")
+            if own != digest(state):
+                raise InputError(f"{path / 'state.json'} is damaged: its checksum does not match")
+            for name in FILES:
+                if checksum(path / name) != state["checksums"][name]:
                     raise InputError(f"{path / name} is damaged: its checksum does not match")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, InputError):
@@ -84,6 +97,12 @@ class Checkpoints:
         if state.get("step") != step:
             raise InputError(f"{path} holds step {state.get('step')}, not the one of its name")
         return state
+
+    def is_whole(self, step: int) -> bool:
+        try:
+            return bool(self.check(step))
+        except InputError:
+            return False
 
     def weights(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self.path(step) / FILES[0])
@@ -94,9 +113,9 @@ class Checkpoints:
     def average(self, number: int) -> tuple[dict[str, Tensor], list[int]]:
         """The mean of the weights of the last checkpoints at regular steps, and which they are."""
         steps = [step for step in self.steps() if step % self.every == 0][-number:]
+        steps = [step for step in steps if self.is_whole(step)]
         mean: dict[str, Tensor] = {}
         for step in steps:
-            self.check(step)
             for name, tensor in self.weights(step).items():
                 part = tensor.double() / len(steps)
                 mean[name] = mean[name] + part if name in mean else part
@@ -107,8 +126,32 @@ def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
 
+def to_bytes(tensors: dict[str, Tensor]) -> bytes:
+    """A safetensors file that knows its own checksum."""
+    tensors = contiguous(tensors)
+    return save(tensors, metadata={"sha256": tensor_digest(tensors)})
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, once they are those that were written."""
     try:
-        return load_file(path)
-    except (OSError, SafetensorError, struct.error, ValueError) as error:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            expected = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{path} is not a whole safetensors file: {error}") from error
+    if expected is not None and expected != tensor_digest(tensors):
+        raise InputError(f"{path} is damaged: its checksum does not match")
+    return tensors
+
+
+def tensor_digest(tensors: dict[str, Tensor]) -> str:
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(name.encode())
+        total.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -21,17 +21,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from regard.config import Config
 from regard.errors import InputError, TrainingFailed
-from regard.files import write_file
+from regard.files import remove_leftovers, write_file
 from regard.model.parameters import operations
 from regard.model.transformer import Transformer
 from regard.text.rows import Rows
 from regard.text.store import Store
-from regard.training.checkpoint import Checkpoints, contiguous
+from regard.training.checkpoint import Checkpoints, to_bytes
 from regard.training.machine import peak
 from regard.training.optimiser import (
     learning_rate,
@@ -39,7 +38,7 @@ from regard.training.optimiser import (
     make_optimiser,
     optimiser_tensors,
 )
-from regard.training.processes import Processes
+from regard.training.processes import Processes, scale_gradients
 from regard.training.progress import Progress, perplexity
 
 HOPELESS = 5  # steps in a row without a finite loss before the run stops
@@ -108,7 +107,7 @@ class Trainer:
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.asked_to_stop = False
         self.unlucky = 0  # steps in a row without a finite loss
-        self.events = open_events(run) if self.training.tensorboard and processes.first else None
+        self.events: Any = None  # for TensorBoard, once training begins
         if self.training.compile and processes.device.type == "cuda":
             for stack in (model.encoder, model.decoder):
                 if stack is not None:
@@ -118,6 +117,8 @@ class Trainer:
 
     def resume(self) -> None:
         """Go back to the newest whole checkpoint; say which ones are broken."""
+        if self.processes.first:
+            remove_leftovers(self.run)
         state, broken = self.checkpoints.newest()
         for said in broken:
             self.progress.say(f"{said}; going back to the one before")
@@ -161,6 +162,8 @@ class Trainer:
 
     def train(self) -> None:
         """Until the last step, until patience ends, or until somebody says stop."""
+        if self.training.tensorboard and self.processes.first:
+            self.events = open_events(self.run)
         previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             while self.state.step < self.training.steps and not self._out_of_patience():
@@ -178,6 +181,9 @@ class Trainer:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+            if self.events is not None:
+                self.events.close()
+                self.events = None
 
     def _stop(self, _: int, __: FrameType | None) -> None:
         self.asked_to_stop = True  # the step is finished first
@@ -190,14 +196,15 @@ class Trainer:
         number = self.state.step + 1
         first = (number - 1) * self.state.rows
         rows = [self.rows[row] for row in range(first, first + self.state.rows)]
-        tokens = int(sum(self.store.lengths[-1][row].sum() for row in rows))
-        while (sums := self._gradients(rows, first, tokens)) is None:
+        while (sums := self._gradients(rows, first)) is None:
             self.state.pieces *= 2
             said = f"rows are cut into {self.state.pieces} pieces from now on"
             self.progress.say(f"out of memory: {said}")
-        sums[2] = float(self.asked_to_stop)
+        sums[3] = float(self.asked_to_stop)
         self.processes.sum_gradients(self.model)
-        loss, likelihood, stop = self.processes.sum(sums.to(self.processes.device)).tolist()
+        sums = self.processes.sum(sums.to(self.processes.device))
+        loss, likelihood, tokens, stop = sums.tolist()
+        scale_gradients(self.model.parameters(), 1 / tokens)  # the real ones of the whole step
         rate = learning_rate(number, self.training)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip or math.inf)
         self.state.step = number
@@ -210,34 +217,42 @@ class Trainer:
             self._drop_step(number)
         lengths = [[int(n) for row in rows for n in side[row]] for side in self.store.lengths]
         work = operations(self.config.model, lengths[0], lengths[-1])
-        figures = self.progress.step(number, likelihood / tokens, rate, tokens, work, self.peak)
+        figures = self.progress.step(
+            number, likelihood / tokens, rate, round(tokens), work, self.peak
+        )
         if number % 50 == 0 or number == 1:
-            self.record(**figures, gradient=round(float(norm), 4), epoch=self.rows.epoch_of(first))
+            self.record(
+                **figures, gradient=round(float(norm), 4), epoch=self.rows.epoch_of(first),
+                dropped=self.state.dropped,
+            )  # fmt: skip
         return stop > 0
 
-    def _gradients(self, rows: list[NDArray[np.int64]], first: int, tokens: int) -> Tensor | None:
-        """This process's share of the gradients, and sums of loss and negative log-likelihood;
-        None if memory ran out."""
+    def _gradients(self, rows: list[NDArray[np.int64]], first: int) -> Tensor | None:
+        """This process's share of the gradients, as sums over tokens, and the sums of loss,
+        negative log-likelihood and tokens; None if memory ran out."""
         t, device = self.training, self.processes.device
         self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
-        sums = torch.zeros(3, dtype=torch.float64)
+        sums = torch.zeros(4, dtype=torch.float64)
         try:
             for i in range(self.processes.rank, len(rows), self.processes.world):
-                for piece, examples in enumerate(np.array_split(rows[i], self.state.pieces)):
-                    seed = np.random.SeedSequence([t.seed, first + i, piece])
-                    torch.manual_seed(int(seed.generate_state(1, np.uint32)[0]))
+                pieces = min(self.state.pieces, len(rows[i]))
+                for piece, examples in enumerate(np.array_split(rows[i], pieces)):
+                    random = np.random.SeedSequence([t.seed, first + i, piece])
+                    seed = int(random.generate_state(1, np.uint32)[0])
+                    torch.manual_seed(seed)
                     batch = self.task.batch(
-                        self.store, examples, device, self.config.data.bpe_dropout, first + i
+                        self.store, examples, device, self.config.data.bpe_dropout, seed
                     )
                     with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
                         loss, likelihood = self.task.loss(
                             self.model, batch, t.label_smoothing, t.r_drop
                         )
-                    (loss / tokens).backward()
+                    loss.backward()
                     sums[:2] += torch.stack([loss.detach(), likelihood.detach()]).cpu()
+                    sums[2] += batch.tokens
         except RuntimeError as error:
-            if not is_out_of_memory(error) or self.state.pieces >= min(len(row) for row in rows):
+            if not is_out_of_memory(error) or self.state.pieces >= max(len(row) for row in rows):
                 raise
             torch.cuda.empty_cache()
             return None
@@ -251,7 +266,8 @@ class Trainer:
             self.save()
             raise TrainingFailed(
                 f"{self.unlucky} steps in a row had no finite loss; what was before is saved: "
-                "try a lower training.learning_rate, a longer training.warmup, or training.clip=1"
+                f"start another run with --from {self.run} and a lower training.learning_rate, a "
+                "longer training.warmup or training.clip=1, or go on and hope"
             )
 
     # ---- validation and saving ----------------------------------------------------------
@@ -263,8 +279,7 @@ class Trainer:
             self.state.waited += 1
             if score > self.state.best:
                 self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
-                content = save(contiguous(dict(self.model.state_dict())))
-                write_file(self.run / "best.safetensors", content)
+                write_file(self.run / "best.safetensors", to_bytes(dict(self.model.state_dict())))
             self.record(**{f"valid_{name}": value for name, value in found.items()
                            if name not in ("score", "samples")})  # fmt: skip
             self.progress.say(

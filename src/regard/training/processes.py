@@ -22,17 +22,15 @@ class Processes:
 
     def __init__(self, device: str) -> None:
         self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda" and not torch.cuda.is_available():
-            raise InputError(
-                "--device cuda: there is no CUDA device here; use --device cpu or auto"
-            )
-        index = int(os.environ.get("LOCAL_RANK", 0))
-        self.device = torch.device(device, index) if device == "cuda" else torch.device(device)
+        self.device = choose_device(device, int(os.environ.get("LOCAL_RANK", 0)))
         if self.world > 1:
-            backend = "nccl" if self.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+            cuda = self.device.type == "cuda"
+            if cuda:
+                torch.cuda.set_device(self.device)
+            dist.init_process_group(
+                "nccl" if cuda else "gloo", timeout=timedelta(minutes=30),
+                device_id=self.device if cuda else None,
+            )  # fmt: skip
 
     @property
     def first(self) -> bool:
@@ -55,6 +53,11 @@ class Processes:
         ):
             gradient.copy_(part.view_as(gradient))
 
+    def agree(self, number: int) -> int:
+        """The number that the first process has."""
+        own = int(number) if self.first else 0
+        return int(self.sum(torch.tensor([own], device=self.device)))
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()
@@ -62,6 +65,15 @@ class Processes:
     def close(self) -> None:
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def choose_device(name: str, index: int = 0) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: there is no CUDA device here; use --device cpu or auto")
+    return torch.device(name, index) if name == "cuda" else torch.device(name)
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:

@@ -75,7 +75,10 @@ def final_scores(run: Path) -> dict[str, Any]:
     """What the run's last line of metrics says of the finished model; nothing while it trains."""
     path = run / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    last = json.loads(lines[-1]) if lines else {}
+    try:
+        last: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    except ValueError:  # torn by a kill
+        last = {}
     return last if "final" in last else {}
 
 
