@@ -72,9 +72,8 @@ def train(
     except InputError:
         raise
     except (OSError, RuntimeError) as error:
-        raise TrainingFailed(
-            f"{explain(error, out)}. Go on with: regard train --resume --out {out}"
-        ) from error
+        again = f". Go on with: regard train --resume --out {out}" if out.exists() else ""
+        raise TrainingFailed(explain(error, out) + again) from error
     finally:
         processes.close()
 

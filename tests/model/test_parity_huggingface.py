@@ -9,7 +9,6 @@ Hugging Face's own parameters.
 
 from functools import partial
 
-import pytest
 import torch
 import transformers as hugging_face
 from torch.nn.utils.rnn import pad_sequence
@@ -30,16 +29,6 @@ SIZES = {  # what their configurations call alike
     "pad_token_id": PAD,
     "attn_implementation": "eager",
 }
-
-
-@pytest.fixture(autouse=True)
-def same_numbers_on_one_thread():
-    """One thread: on busy cores a second one makes products this small many times slower."""
-    torch.manual_seed(20170612)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # ---- both sides -----------------------------------------------------------------------------

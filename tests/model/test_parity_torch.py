@@ -26,16 +26,6 @@ SOURCE_LENGTHS = (5, 17, 1, 14, 3)  # uneven enough that our padded engine makes
 TARGET_LENGTHS = (9, 2, 4, 19, 1)
 
 
-@pytest.fixture(autouse=True)
-def same_numbers_on_one_thread():
-    """One thread: on busy cores a second one makes products this small many times slower."""
-    torch.manual_seed(20170612)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # ---- theirs ---------------------------------------------------------------------------------
 
 
