@@ -27,8 +27,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 128, "dropout": 0.1},
     "data": {"vocabulary_size": 1000},
     "training": {
-        "steps": 450, "batch_tokens": 2048, "warmup": 100, "learning_rate": 3e-3,
-        "validate_every": 225, "checkpoint_every": 225, "average": 1,
+        "steps": 600, "batch_tokens": 2048, "warmup": 100, "learning_rate": 3e-3,
+        "validate_every": 300, "checkpoint_every": 300, "average": 1,
     },
 }  # fmt: skip
 
@@ -91,7 +91,8 @@ def show(
         console.print(f"the curves of the training: {path}", soft_wrap=True)
     console.print(
         "\nWhat to try next:\n"
-        f'  regard translate -m {out}/run "The dog didn\'t cross the river because it was deep."\n'
+        f"  regard translate -m {out}/run "
+        '"The dog didn\'t cross the river because it was too deep."\n'
         '  regard view walk "The cat slept."\n'
         f"  regard info {out}/run\n"
         "  regard train --task translate --train YOUR.en YOUR.de --preset tiny --out run",

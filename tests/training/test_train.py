@@ -157,6 +157,35 @@ def run_train(*arguments):
     )  # fmt: skip
 
 
+def test_a_trained_model_translates_lines_one_for_one_and_is_evaluated(configure, tmp_path):
+    config = configure(training={"steps": 2})
+    train(config, tmp_path / "run", quiet=True)
+
+    def verb(*arguments, given=b""):
+        return subprocess.run(
+            [sys.executable, "-m", "regard", *map(str, arguments)],
+            input=given, capture_output=True, timeout=120,
+        )  # fmt: skip
+
+    done = verb("translate", "-m", tmp_path / "run", given="The dog slept.\n\nDas geht.".encode())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(b"\n") == 3
+    assert done.stdout.split(b"\n")[1] == b""
+    done = verb("translate", "-m", tmp_path / "run", given=b"fine\ncaf\xe9\n")
+    assert (done.returncode, done.stderr) == (2, b"regard: standard input, line 2: not UTF-8\n")
+    done = verb("translate", "-m", tmp_path, "text")
+    assert done.returncode == 2
+    assert b"is not a model: it has no config.yaml" in done.stderr
+    done = verb("evaluate", "-m", tmp_path / "run", "--data", *config.data.valid, "--json")
+    scores = json.loads(done.stdout)
+    assert scores["sentences"] == 12
+    assert scores["bleu_signature"].startswith("nrefs:1|case:mixed")
+    done = verb("info", tmp_path / "run", "--json")
+    line = json.loads(done.stdout)
+    assert line["scores"]["final"] in ("last", "best")
+    assert line["parameters"] == sum(line["parts"].values())
+
+
 def spoil(path, how):
     text = Path(path).read_bytes().split(b"\n")
     if how == "short":
