@@ -167,7 +167,7 @@ def test_a_trained_model_translates_lines_one_for_one_and_is_evaluated(configure
             input=given, capture_output=True, timeout=120,
         )  # fmt: skip
 
-    done = verb("translate", "-m", tmp_path / "run", given="The dog slept.\n\nDas geht.".encode())
+    done = verb("translate", "-m", tmp_path / "run", given=b"The dog slept.\n\nDas geht.")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(b"\n") == 3
     assert done.stdout.split(b"\n")[1] == b""
