@@ -27,6 +27,16 @@ def attend_with_gradients(engine, query, key, value, queries, keys, visibility, 
     return output, *torch.autograd.grad(output, inputs, upstream)
 
 
+def assert_padded_equals_reference(*case):
+    """Output and all gradients, in float64."""
+    for ours, expected in zip(
+        attend_with_gradients("padded", *case),
+        attend_with_gradients("reference", *case),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+
+
 # Lengths where something changes: one token, two, the edges of flex's blocks of 128, the point
 # where the padded engine cuts a windowed sequence, and very uneven neighbours.
 lengths_strategy = st.lists(
@@ -50,12 +60,7 @@ def test_padded_self_attention_equals_the_reference(lengths, heads, size, causal
     rows = sum(lengths)
     tensors = [random_heads(rows, heads, size) for _ in range(3)]
     case = (*tensors, lengths, lengths, Visibility(causal, window), torch.randn_like(tensors[0]))
-    for ours, expected in zip(
-        attend_with_gradients("padded", *case),
-        attend_with_gradients("reference", *case),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    assert_padded_equals_reference(*case)
 
 
 @given(
@@ -68,12 +73,7 @@ def test_padded_cross_attention_equals_the_reference(lengths, heads):
     query = random_heads(sum(queries), heads, 4)
     key, value = random_heads(sum(keys), heads, 4), random_heads(sum(keys), heads, 4)
     case = (query, key, value, queries, keys, Visibility(), torch.randn_like(query))
-    for ours, expected in zip(
-        attend_with_gradients("padded", *case),
-        attend_with_gradients("reference", *case),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    assert_padded_equals_reference(*case)
 
 
 @given(
@@ -89,12 +89,7 @@ def test_fewer_queries_than_keys_stand_at_the_last_keys(lengths, causal, window)
     key, value = random_heads(sum(keys), 2, 4), random_heads(sum(keys), 2, 4)
     visibility = Visibility(causal, window)
     case = (query, key, value, queries, keys, visibility, torch.randn_like(query))
-    for ours, expected in zip(
-        attend_with_gradients("padded", *case),
-        attend_with_gradients("reference", *case),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    assert_padded_equals_reference(*case)
     if not visibility.full:
         whole = visibility.matrix(keys[0])[-queries[0] :]
         assert torch.equal(visibility.matrix(queries[0], keys[0]), whole)
