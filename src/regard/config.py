@@ -123,8 +123,8 @@ class Config:
             if name not in SECTIONS:
                 raise unknown("section", name, SECTIONS)
         data = section(DataConfig, "data", values.get("data", {}))
-        # Pre-norm takes a higher rate from the first step on: on Multi30k it is 5 BLEU ahead of the
-        # published post-norm after 1,800 steps. model.norm_first=false is the paper's.
+        # Pre-norm takes a higher rate: on Multi30k, 1,800 steps, one seed each, it had 35.6 BLEU at
+        # 5e-3 and post-norm 30.7 at 3e-3. model.norm_first=false is the paper's.
         defaults: dict[str, Any] = {"vocabulary_size": data.vocabulary_size, "norm_first": True}
         if not data.shared_vocabulary:
             defaults["tie_embeddings"] = "target-output"
