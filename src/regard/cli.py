@@ -12,13 +12,13 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from regard import __version__
-from regard.config import SECTIONS, TASKS
+from regard.config import SECTIONS, TASKS, DecodingConfig
 from regard.errors import InputError, TrainingFailed, unknown
 from regard.model.config import PRESETS, STYLES, ModelConfig
 
@@ -137,37 +137,80 @@ def train(options: argparse.Namespace) -> int:
     return 0
 
 
-def translate_options(verb: argparse.ArgumentParser) -> None:
+def model_to_use(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("-m", "--model", required=True, type=Path, metavar="MODEL")
-    verb.add_argument("texts", nargs="*", metavar="TEXT", help="none: lines of standard input")
+    verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     machine_options(verb)
+
+
+def decoding_options(verb: argparse.ArgumentParser) -> None:
+    """Every option of the section `decoding`; what is not given is as the model has it."""
+    for name, kind, said in (
+        ("beam", int, "hypotheses followed at once; 1 is greedy"),
+        ("n-best", int, "answers for each text, best first (one line, with tabs between)"),
+        ("length-penalty", float, "0: short answers win; the paper's is 0.6"),
+        ("max-length", int, "tokens of an answer more than its source has"),
+        ("min-length", int, "tokens before an answer may end"),
+        ("no-repeat", int, "no sequence of so many tokens twice in an answer"),
+        ("temperature", float, "above 0: sample instead of searching"),
+        ("top-k", int, "sample from so many best tokens only"),
+        ("top-p", float, "sample from the best tokens with this probability together"),
+        ("seed", int, "of sampling"),
+    ):
+        verb.add_argument(f"--{name}", type=kind, metavar="N" if kind is int else "X", help=said)
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="decoding.key=value", dest="assignments",
+        help="the same as in a configuration file; repeatable",
+    )  # fmt: skip
+
+
+def chosen_decoding(options: argparse.Namespace) -> dict[str, Any]:
+    given = {f.name: getattr(options, f.name) for f in fields(DecodingConfig)}
+    changes = section_settings(options.assignments, "decoding")
+    return changes | {k: v for k, v in given.items() if v is not None}
+
+
+def translate_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("texts", nargs="*", metavar="TEXT", help="none: lines of standard input")
+    verb.add_argument("--prefix", default="", metavar="TEXT", help="how every answer begins")
+    verb.add_argument("--stream", action="store_true", help="show the words as they come")
+    verb.add_argument(
+        "--score", action="store_true",
+        help="texts are SOURCE<tab>TRANSLATION: print how probable each translation is",
+    )  # fmt: skip
+    verb.add_argument(
+        "--alternatives", type=int, default=0, metavar="N",
+        help="with --json: the N best tokens at each place",
+    )  # fmt: skip
+    for name, said in (
+        ("history", "all that the search kept and pruned"),
+        ("attention", "where every head of every layer looks"),
+    ):
+        verb.add_argument(f"--{name}", action="store_true", help=f"with --json: {said}")
+    decoding_options(verb)
+    model_to_use(verb)
 
 
 def translate(options: argparse.Namespace) -> int:
     """Translate texts, or the lines of standard input, one for one."""
+    decoding = chosen_decoding(options)
+    for name in ("alternatives", "history", "attention"):
+        if getattr(options, name) and not options.json:
+            raise InputError(f"--{name} needs --json")
+    for name in ("json", "score"):
+        if getattr(options, name) and options.stream:
+            raise InputError(f"--stream and --{name} exclude each other")
+    from regard.answering import answer_lines
     from regard.models import load
 
-    model = load(options.model, options.device)
-    texts = iter(options.texts or input_lines())
-    while some := list(islice(texts, 1000)):  # at a time: standard input has no end we know of
-        for text, answer in zip(some, model.translate(some), strict=True):
-            print(json.dumps({"text": text, "translation": answer}, ensure_ascii=False)
-                  if options.json else answer)  # fmt: skip
+    answer_lines(load(options.model, options.device, options.dtype), options, decoding)
     return 0
 
 
-def input_lines() -> Iterator[str]:
-    for number, line in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield line.decode().rstrip("\n")
-        except UnicodeDecodeError as error:
-            raise InputError(f"standard input, line {number}: not UTF-8") from error
-
-
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("-m", "--model", required=True, type=Path, metavar="MODEL")
     verb.add_argument("--data", nargs="+", required=True, metavar="FILE", help="SOURCE TARGET")
-    machine_options(verb)
+    decoding_options(verb)
+    model_to_use(verb)
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -182,8 +225,9 @@ def evaluate(options: argparse.Namespace) -> int:
     pairs = [(s, t) for _, s, t in read_pairs(source, target)]
     if not pairs:
         raise InputError(f"{source} is empty: there is nothing to evaluate")
-    model = load(options.model, options.device)
-    scores = bleu(model.translate([s for s, _ in pairs]), [t for _, t in pairs])
+    decoding = chosen_decoding(options)
+    model = load(options.model, options.device, options.dtype)
+    scores = bleu(model.translate([s for s, _ in pairs], **decoding), [t for _, t in pairs])
     scores["sentences"] = len(pairs)
     if options.json:
         print(json.dumps(scores))
@@ -204,7 +248,9 @@ def info(options: argparse.Namespace) -> int:
     """Parameters by part: the closed formula beside the tensors of the real model."""
     values = {"style": options.style or STYLES[0], "vocabulary_size": options.vocab}
     if options.model is None:
-        config = ModelConfig.preset(options.preset, **values | model_settings(options.assignments))
+        config = ModelConfig.preset(
+            options.preset, **values | section_settings(options.assignments, "model")
+        )
     else:
         from regard.config import Config
 
@@ -233,7 +279,7 @@ def walk(options: argparse.Namespace) -> int:
     """What happens to a sentence, step by step, in a real (small, seeded) model."""
     from regard.view.walk import walk_config, walk_steps, write_walk
 
-    changes = model_settings(options.assignments)
+    changes = section_settings(options.assignments, "model")
     config = walk_config(options.text, options.target, options.style or STYLES[0], changes)
     steps = walk_steps(options.text, options.target, config, options.seed)
     if options.json:
@@ -272,13 +318,13 @@ def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
     return values
 
 
-def model_settings(assignments: list[str]) -> dict[str, Any]:
-    """The same where only the section `model` makes sense."""
+def section_settings(assignments: list[str], only: str) -> dict[str, Any]:
+    """The same where only one section makes sense."""
     values = settings(assignments)
     for section in values:
-        if section != "model":
-            raise InputError(f"--set {section}.…: only options of the section model are used here")
-    return values.get("model", {})
+        if section != only:
+            raise InputError(f"--set {section}.…: only options of the section {only} are used here")
+    return values.get(only, {})
 
 
 def literal(text: str) -> Any:

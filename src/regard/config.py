@@ -16,6 +16,7 @@ from regard.errors import InputError, unknown
 from regard.model.config import DERIVED, ModelConfig, check_types
 
 TASKS = ("translate",)
+MOST_HYPOTHESES = 1_000  # of one sentence: memory grows with it
 Section = TypeVar("Section")
 
 
@@ -97,11 +98,51 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    max_length: int = 50  # tokens more than the source has
+    beam: int = 4  # hypotheses followed for each sentence; 1 is greedy search
+    length_penalty: float = 0.6  # scores are divided by ((5 + tokens) / 6) to this power
+    n_best: int = 1  # answers for each sentence: the best of the beam, or so many samples
+    max_length: int = 50  # tokens more than the source has; where there is no source, tokens
+    min_length: int = 0  # tokens before an answer may end
+    no_repeat: int = 0  # no sequence of so many tokens twice in one answer; 0: do not care
+    temperature: float = 0.0  # 0: search for the best; above: sample, 1 is the model's own odds
+    top_k: int = 0  # sample from so many best tokens only; 0: from all
+    top_p: float = 1.0  # sample from the fewest best tokens that have this probability together
+    seed: int = 1  # of sampling
 
     def __post_init__(self) -> None:
         check_types(self, "decoding")
-        at_least("decoding.max_length", self.max_length, 1)
+        for name in ("beam", "n_best", "max_length"):
+            at_least(f"decoding.{name}", getattr(self, name), 1)
+        for name in ("length_penalty", "min_length", "no_repeat", "temperature", "top_k", "seed"):
+            at_least(f"decoding.{name}", getattr(self, name), 0)
+        if max(self.beam, self.n_best) > MOST_HYPOTHESES:
+            raise InputError(f"decoding.beam and decoding.n_best go up to {MOST_HYPOTHESES}")
+        for name in ("temperature", "length_penalty"):
+            if not getattr(self, name) <= 1000:  # infinity and NaN as well
+                raise InputError(f"decoding.{name} must be at most 1000, not {getattr(self, name)}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"decoding.top_p must be in (0, 1], not {self.top_p}")
+        if self.temperature and self.beam > 1:
+            raise InputError(
+                f"decoding.temperature={self.temperature} and decoding.beam={self.beam} exclude "
+                "each other: sampling follows one hypothesis: set decoding.beam=1"
+            )
+        for name in ("top_k", "top_p"):
+            if not self.temperature and getattr(self, name) != getattr(DecodingConfig, name):
+                raise InputError(
+                    f"decoding.{name}={getattr(self, name)} and decoding.temperature=0 exclude "
+                    "each other: set decoding.temperature=1 to sample"
+                )
+        if not self.temperature and self.n_best > self.beam:
+            raise InputError(
+                f"decoding.n_best={self.n_best} and decoding.beam={self.beam} exclude each other: "
+                "a search keeps no more answers than its beam has"
+            )
+
+    @property
+    def width(self) -> int:
+        """Hypotheses that are followed at once for each sentence."""
+        return self.n_best if self.temperature else self.beam
 
 
 @dataclass(frozen=True, kw_only=True)

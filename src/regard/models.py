@@ -6,12 +6,18 @@ vocabulary), model.safetensors, metrics.jsonl, README.md, and checkpoints/ while
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from regard.config import Config
+from regard.config import Config, DecodingConfig, choice, section
+from regard.decoding.answers import Answer
+from regard.decoding.search import Wanted
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.translate import Translate
@@ -21,19 +27,76 @@ from regard.training.processes import choose_device
 
 
 class Model:
-    """A trained model and its vocabularies."""
+    """A trained model and its vocabularies.
+
+    Options of decoding are named as in the section `decoding` of a configuration, beam=1 for
+    example; what is not given is as the model's own configuration has it.
+    """
 
     def __init__(self, config: Config, transformer: Transformer, task: Translate) -> None:
         self.config, self.transformer, self.task = config, transformer.eval(), task
 
-    def translate(self, texts: str | Sequence[str]) -> list[str]:
-        """One translation for each text, by greedy search."""
+    def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
+        """One translation for each text."""
+        return [answer.text for answer in self.answers(texts, **options)]
+
+    def answers(
+        self,
+        texts: str | Sequence[str],
+        *,
+        prefix: str = "",
+        alternatives: int = 0,
+        history: bool = False,
+        attention: bool = False,
+        warn: Callable[[int, str], None] | None = None,
+        **options: Any,
+    ) -> list[Answer]:
+        """The same with tokens, log-probabilities, score and n-best list; on request with the best
+        `alternatives` to each token, the `history` of the search and the `attention` of all heads.
+
+        warn: called with the number of a text (from 0) that had to be cut, and what was done;
+        otherwise that is a Python warning.
+        """
         texts = [texts] if isinstance(texts, str) else texts
-        return self.task.answer(self.transformer, texts, self.config.decoding.max_length)
+        wanted = Wanted(history=history, alternatives=alternatives, attention=attention)
+        decoding = self.decoding(options)
+        answers = self.task.answer(self.transformer, texts, decoding, self.longest, prefix, wanted)
+        for i, answer in enumerate(answers):
+            if answer.pieces:
+                said = (
+                    f"longer than the {self.longest} tokens that the model was trained on: "
+                    f"translated in {len(answer.pieces)} pieces"
+                )
+                warn(i, said) if warn else warnings.warn(f"text {i + 1} is {said}", stacklevel=2)
+        return answers
+
+    def stream(self, text: str, *, prefix: str = "", **options: Any) -> Iterator[str]:
+        """The translation bit by bit, as it comes."""
+        decoding = self.decoding(options)
+        return self.task.stream(self.transformer, text, decoding, self.longest, prefix)
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
+        """How probable given translations are: (source, translation) pairs."""
+        return self.task.score(self.transformer, pairs)
+
+    def decoding(self, options: dict[str, Any]) -> DecodingConfig:
+        """The model's own options of decoding with these changes."""
+        values = asdict(self.config.decoding) | options
+        if options.get("temperature") and "beam" not in options:
+            values["beam"] = 1
+        return section(DecodingConfig, "decoding", values)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that is translated in one piece."""
+        longest = self.config.data.max_length
+        if self.config.model.positions == "learned":
+            longest = min(longest, self.config.model.max_length)
+        return longest
 
 
-def load(path: str | Path, device: str = "auto") -> Model:
-    """Open a model folder."""
+def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
+    """Open a model folder. dtype: float32, bfloat16, or auto: bfloat16 on a GPU."""
     folder = Path(path)
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is not a model: it has no config.yaml")
@@ -42,10 +105,14 @@ def load(path: str | Path, device: str = "auto") -> Model:
             f"{folder} has no model.safetensors: its training has not ended; "
             f"go on with: regard train --resume --out {folder}"
         )
+    choice("dtype", dtype, ("auto", "float32", "bfloat16"))
     config = Config.load(folder / "config.yaml")
     transformer = Transformer(config.model)
     load_weights(transformer, read_tensors(folder / "model.safetensors"), folder)
-    return Model(config, transformer.to(choose_device(device)), load_task(folder))
+    where = choose_device(device)
+    if dtype == "auto":
+        dtype = "bfloat16" if where.type == "cuda" else "float32"
+    return Model(config, transformer.to(where, getattr(torch, dtype)), load_task(folder))
 
 
 def newest_weights(folder: Path) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from regard.config import SECTIONS, Config
+from regard.config import SECTIONS, Config, DecodingConfig
 from regard.errors import InputError, TrainingFailed
 from regard.files import new_folder, write_file
 from regard.model.transformer import Transformer
@@ -235,9 +235,11 @@ class Validation:
             batch = self.task.batch(self.store, self.rows[row], device)
             total += float(self.task.loss(model, batch, 0.0)[1])
             row += 1
-        answers = self.task.answer(
-            model, [source for source, _ in self.pairs], self.config.decoding.max_length
-        )
+        # Greedy, whatever decoding.beam is: fast, and enough to compare a run with itself.
+        greedy = DecodingConfig(beam=1, max_length=self.config.decoding.max_length)
+        sources = [source for source, _ in self.pairs]
+        found = self.task.answer(model, sources, greedy, self.config.data.max_length)
+        answers = [answer.text for answer in found]
         scores = bleu(answers, [target for _, target in self.pairs])
         samples = [
             f"{source} -> {answer}  (wanted: {target})"

@@ -12,79 +12,116 @@ OPTIONS = [
     {"norm_first": True, "activation": "swiglu", "norm": "rms"},
     {"positions": "rotary"},
     {"positions": "learned"},
+    {"positions": "none"},
     {"window": 3},
 ]
 
 
-def stepwise(net, source, target, chunks):
-    """Feed the target in chunks (sizes for each sequence) and put the logits back together."""
-    cache = net.start(max(target.lengths), source, sequences=len(target))
+def stepwise(net, source, target, read):
+    """Read the first tokens of each sequence at once, then step: logits of all that was stepped."""
     sequences = target.split(target.tokens)
-    logits = [[] for _ in sequences]
-    for begin, end in chunks:
-        part = Packed.of([sequence[begin:end] for sequence in sequences])
-        for b, rows in enumerate(part.split(net.step(part, cache))):
-            logits[b].append(rows)
-    return torch.cat([torch.cat(rows) for rows in logits])
+    before = Packed.of([s[:n] for s, n in zip(sequences, read, strict=True)]) if min(read) else None
+    steps = min(len(s) - n for s, n in zip(sequences, read, strict=True))
+    cache = net.start(source, before, sentences=len(target), steps=steps)
+    logits = []
+    for step in range(steps):
+        tokens = torch.stack([s[n + step] for s, n in zip(sequences, read, strict=True)])
+        logits.append(net.step(tokens[:, None], None, cache)[:, 0])
+    return torch.stack(logits, 1)  # [B, steps, V]
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("sizes", [[1] * 7, [3, 1, 1, 2], [7]], ids=str)
-def test_stepping_equals_the_full_pass(style, options, sizes, model, row):
+@pytest.mark.parametrize("read", [0, 1, 5])
+def test_stepping_equals_the_full_pass(style, options, read, model, row):
     net, target = model(style=style, **options), row([7, 7, 7])
     source = row([5, 1, 9]) if style == "encoder-decoder" else None
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    chunks = list(zip([0, *ends[:-1]], ends, strict=True))
-    torch.testing.assert_close(
-        stepwise(net, source, target, chunks), net(source, target), rtol=0, atol=1e-12
-    )
+    expected = net(source, target).view(3, 7, -1)[:, read:]
+    got = stepwise(net, source, target, [read] * 3)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
 @given(prompts=st.lists(st.integers(1, 12), min_size=1, max_size=5), steps=st.integers(1, 6))
-def test_prompts_of_uneven_length_continue_as_if_each_were_alone(prompts, steps, model, row):
-    net = model(style="decoder", window=5)
+def test_prompts_of_uneven_length_continue_as_if_each_were_alone(style, prompts, steps, model, row):
+    net = model(style=style, window=5)
     full = row([length + steps for length in prompts])
-    expected = full.split(net(None, full))
-    sequences = full.split(full.tokens)
-    cache = net.start(max(full.lengths), sequences=len(prompts))
-    first = Packed.of([s[:p] for s, p in zip(sequences, prompts, strict=True)])
-    got = [[part] for part in first.split(net.step(first, cache))]
+    source = row([3 + 2 * i for i in range(len(prompts))]) if style != "decoder" else None
+    expected = [part[-steps:] for part in full.split(net(source, full))]
+    got = stepwise(net, source, full, prompts)
+    torch.testing.assert_close(got, torch.stack(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_hypotheses_that_split_and_die_see_their_own_past_only(style, options, model, row):
+    net, width, steps, sentences = model(style=style, **options), 3, 6, 2
+    source = row([4, 9]) if style == "encoder-decoder" else None
+    read = row([2, 5])
+    cache = net.start(source, read, width=width, steps=steps)
+    paths = [[list(s.tolist()) for _ in range(width)] for s in read.split(read.tokens)]
     for step in range(steps):
-        tokens = Packed.of(
-            [s[p + step : p + step + 1] for s, p in zip(sequences, prompts, strict=True)]
-        )
-        for b, logits in enumerate(net.step(tokens, cache).unsqueeze(1)):
-            got[b].append(logits)
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(torch.cat(ours), theirs, rtol=0, atol=1e-12)
+        tokens = torch.randint(20, (sentences, width))
+        parents = torch.randint(width, (sentences, width)) if step else torch.zeros_like(tokens)
+        paths = [
+            [[*paths[b][parents[b, w]], int(tokens[b, w])] for w in range(width)]
+            for b in range(sentences)
+        ]
+        logits = net.step(tokens, parents, cache)
+        for b in range(sentences):
+            target = Packed.of(paths[b])
+            own = Packed.of([source.split(source.tokens)[b]] * width) if source else None
+            rows = target.split(net(own, target))
+            expected = torch.stack([row[-1] for row in rows])
+            torch.testing.assert_close(logits[b], expected, rtol=0, atol=1e-12)
+
+
+def test_sentences_that_leave_change_nothing_for_the_others(model, row):
+    net, tokens = model(), torch.randint(20, (4, 6, 2))
+    source, read = row([3, 8, 2, 5]), row([2, 1, 4, 3])
+    whole = net.start(source, read, width=2, steps=6)
+    some = net.start(source, read, width=2, steps=6)
+    rows = torch.tensor([0, 2, 3])
+    for step in range(6):
+        parents = torch.randint(2, (4, 2))
+        expected = net.step(tokens[:, step], parents, whole)
+        if step == 2:
+            some.keep(rows)
+        if step >= 2:
+            got = net.step(tokens[rows, step], parents[rows], some)
+            torch.testing.assert_close(got, expected[rows], rtol=0, atol=1e-12)
+        else:
+            net.step(tokens[:, step], parents, some)
+
+
+def test_looking_at_more_slots_than_are_used_changes_nothing(model, row):
+    net, source, tokens = model(), row([3, 8]), torch.randint(20, (5, 2, 1))
+    exact, wide = (net.start(source, steps=5) for _ in range(2))
+    for step in range(5):
+        torch.testing.assert_close(
+            net.step(tokens[step], None, wide, seen=5), net.step(tokens[step], None, exact),
+            rtol=0, atol=1e-12,
+        )  # fmt: skip
 
 
 def test_in_float32_the_difference_is_rounding(model, row):
     net = model(dtype=torch.float32, d_model=64, heads=4)
     source, target = row([30, 4]), row([20, 20])
-    chunks = [(i, i + 1) for i in range(20)]
-    torch.testing.assert_close(
-        stepwise(net, source, target, chunks), net(source, target), rtol=0, atol=1e-5
-    )
+    expected = net(source, target).view(2, 20, -1)
+    torch.testing.assert_close(stepwise(net, source, target, [0, 0]), expected, rtol=0, atol=1e-5)
 
 
 def test_bad_use_of_the_cache_is_refused_in_words(model, row):
     both, decoder = model(), model(style="decoder", positions="learned", max_length=6)
     with pytest.raises(InputError, match="needs a source if and only if"):
-        both.start(5)
+        both.start(steps=5)
     with pytest.raises(InputError, match="needs a source if and only if"):
-        decoder.start(5, row([3]))
+        decoder.start(row([3]), steps=5)
     with pytest.raises(InputError, match="it has no decoder"):
-        model(style="encoder").start(5)
-    cache = decoder.start(5)
-    with pytest.raises(InputError, match="the cache holds 1 sequences, not 2"):
-        decoder.step(row([1, 1]), cache)
-    with pytest.raises(
-        InputError, match="sequence 0 would have 6 tokens, but the cache was made for 5"
-    ):
-        decoder.step(row([6]), cache)
-    cache = decoder.start(50)
-    decoder.step(row([4]), cache)
-    with pytest.raises(InputError, match="4 tokens in the cache and 3 new ones are more than"):
-        decoder.step(row([3]), cache)
+        model(style="encoder").start(row([3]), steps=5)
+    with pytest.raises(InputError, match="the learned position table has 6 rows"):
+        decoder.start(read=row([7]), steps=1)
+    cache = decoder.start(read=row([2]), steps=1)
+    decoder.step(torch.tensor([[3]]), None, cache)
+    with pytest.raises(InputError, match="the cache has 3 slots, but this step needs 4"):
+        decoder.step(torch.tensor([[3]]), None, cache)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError, unknown
-from regard.model.cache import CachedMemory, CachedSelf
+from regard.model.cache import CachedMemory, CachedSelf, Reading
 from regard.model.config import ModelConfig
 from regard.model.flex import FlexLayout
+from regard.model.linear import Linear, product
 from regard.model.padded import PaddedLayout
 from regard.model.positions import Rotation
 from regard.text.batching import positions_of
@@ -201,13 +202,13 @@ class MultiHeadAttention(nn.Module):
         self.heads, self.head_size = config.heads, config.head_size
         self.width = self.heads * self.head_size  # H*K, which need not be D
         # W^Q, W^K and W^V of all heads in one matrix: one product instead of 3 H of them.
-        self.query_key_value = nn.Linear(config.d_model, 3 * self.width, bias=config.bias)
-        self.output = nn.Linear(self.width, config.d_model, bias=config.bias)  # W^O
+        self.query_key_value = Linear(config.d_model, 3 * self.width, bias=config.bias)
+        self.output = Linear(self.width, config.d_model, bias=config.bias)  # W^O
 
     def forward(
         self,
         x: Tensor,
-        plan: Plan | CachedSelf | None,
+        plan: Plan | CachedSelf | Reading | None,
         memory: Tensor | CachedMemory | None = None,
         rotation: Rotation | None = None,
         captured: list[list[Tensor]] | None = None,
@@ -224,7 +225,7 @@ class MultiHeadAttention(nn.Module):
             query, key = rotation(query), rotation(key)
         assert plan is not None
         if captured is not None:  # beside the fast path, so that looking changes nothing
-            assert not isinstance(plan, CachedSelf)  # steps are not watched, only the full pass
+            assert isinstance(plan, Plan)  # steps are not watched, only the full pass
             captured.append(plan.weights(query.detach(), key.detach()))
         return self.output(plan.attend(query, key, value).flatten(1))  # [N, H*K] -> [N, D]
 
@@ -234,7 +235,7 @@ class MultiHeadAttention(nn.Module):
 
     def _project(self, x: Tensor, rows: slice) -> Tensor:
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
-        return nn.functional.linear(x, weight[rows], None if bias is None else bias[rows])
+        return product(x, weight[rows], None if bias is None else bias[rows])
 
     def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[N, parts*H*K] -> as many tensors [N, H, K]."""

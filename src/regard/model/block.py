@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.model.attention import MultiHeadAttention, Plan
-from regard.model.cache import CachedMemory, CachedSelf
+from regard.model.cache import CachedMemory, CachedSelf, Reading
 from regard.model.config import ModelConfig
+from regard.model.linear import Linear
 from regard.model.positions import Rotation
 
 EPSILON = 1e-5
@@ -55,8 +56,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation, self.dropout = config.activation, config.feed_forward_dropout
         gates = 2 if config.activation == "swiglu" else 1  # W1 and W3 in one matrix
-        self.inner = nn.Linear(config.d_model, gates * config.d_ff, bias=config.bias)
-        self.outer = nn.Linear(config.d_ff, config.d_model, bias=config.bias)
+        self.inner = Linear(config.d_model, gates * config.d_ff, bias=config.bias)
+        self.outer = Linear(config.d_ff, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inner(x)  # [N, F], or [N, 2F] with gates
@@ -83,7 +84,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        plan: Plan | CachedSelf,
+        plan: Plan | CachedSelf | Reading,
         memory: Tensor | CachedMemory | None = None,
         cross_plan: Plan | None = None,
         rotation: Rotation | None = None,

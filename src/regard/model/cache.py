@@ -1,13 +1,19 @@
 """Keys and values of what was decoded so far, so that a step costs one token, not the prefix.
 
-Self-attention appends to buffers that are allocated once, [B, H, capacity, K] for each layer;
-the memory is projected to keys and values once for a whole answer. `CachedSelf` stands where a
-`Plan` stands in the full pass and `CachedMemory` where the memory stands: the block does not
-know the difference, and a test holds the two equal.
+A search follows W hypotheses of each of B sentences. The memory of a sentence is projected to
+keys and values once, whatever W is: to cross-attention the hypotheses are just W queries. The
+decoder's own keys and values lie in slots that all hypotheses of a sentence share: what was read
+before the search takes the first slots, and each step adds W, one for each hypothesis. Which slots
+a hypothesis sees is one row of the table `visible`. When the search drops a hypothesis and splits
+another in two, rows of that table move; keys and values never do.
+
+Nothing in a step depends on a number that only the host knows, except how many slots are looked
+at, so that a step can be captured once and replayed (decoding/captured.py).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,90 +21,122 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.model.padded import Rows, attend_rectangles, rectangle, starts
+from regard.model.config import ModelConfig
+from regard.model.padded import attend_rectangles, rectangle, starts
 
 if TYPE_CHECKING:
-    from regard.model.attention import Visibility
+    from regard.model.attention import Plan
 
 
 class Cache:
-    """The state of decoding B sequences together, each at a length of its own."""
+    """The state of decoding B sentences together, W hypotheses each."""
 
     def __init__(
-        self, sequences: int, capacity: int, visibility: Visibility, device: torch.device
+        self,
+        config: ModelConfig,
+        sentences: int,
+        width: int,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.sequences, self.capacity, self.visibility = sequences, capacity, visibility
-        self.device = device
-        self.lengths = [0] * sequences  # tokens of each sequence so far
-        self.layers: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, capacity, K]
-        self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, longest source, K]
-        self.memory_visible: Tensor | None = None  # [B, 1, 1, longest source] or None: all of it
+        self.config, self.width, self.slots = config, width, slots
+        shape = (sentences, config.heads, slots, config.head_size)
+
+        def empty() -> list[Tensor]:
+            return [
+                torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)
+            ]
+
+        self.keys, self.values = empty(), empty()  # [B, H, slots, K] of each layer
+        self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]
+        self.memory_mask: Tensor | None = None  # [B, 1, 1, M], to be added; None: all is visible
+        self.visible = torch.zeros(sentences, width, slots, dtype=torch.bool, device=device)
+        self.positions = torch.zeros(sentences, dtype=torch.long, device=device)  # of what is next
+        self.slot_positions = torch.zeros(sentences, slots, dtype=torch.long, device=device)
+        self.next = torch.arange(width, device=device)  # [W]: the slots of the next step
+        self.own = torch.eye(width, dtype=torch.bool, device=device)  # [W, W]
+        self.used = 0  # slots; the host's copy of next[0]
+        self.uneven = width > 1 or config.window is not None  # does `visible` hide any used slot?
+        self.position_rows: Tensor | None = None  # [slots, D]: what a position adds to a token
 
     def remember(self, source_lengths: Sequence[int], memory: list[tuple[Tensor, ...]]) -> None:
         """Keep each layer's keys and values of the memory, packed [M, H, K], as rectangles."""
         count = torch.tensor(source_lengths)
         rows, real = rectangle(starts(count), count)  # [B, longest source]
-        rows = rows.to(self.device)
+        rows = rows.to(self.visible.device)
         self.memory = [(k[rows].transpose(1, 2), v[rows].transpose(1, 2)) for k, v in memory]
-        self.memory_visible = None if bool(real.all()) else real[:, None, None].to(self.device)
+        self.memory_mask = None
+        if not bool(real.all()):
+            self.memory_mask = to_add(real[:, None, None].to(rows.device), self.keys[0].dtype)
 
-    def extend(self, new: Sequence[int]) -> Step:
-        """Make room for `new[b]` more tokens of each sequence b and say where they go."""
-        if len(new) != self.sequences:
-            raise InputError(f"the cache holds {self.sequences} sequences, not {len(new)}")
-        total = [length + more for length, more in zip(self.lengths, new, strict=True)]
-        if max(total) > self.capacity:
-            raise InputError(
-                f"sequence {total.index(max(total))} would have {max(total)} tokens, but the cache "
-                f"was made for {self.capacity}"
-            )
-        step = Step(self, new, total)
-        self.lengths = total
-        return step
+    def began(self, lengths: Sequence[int]) -> None:
+        """`lengths[b]` tokens of sentence b have been read: all its hypotheses see them."""
+        count = torch.tensor(lengths, device=self.visible.device)  # [B]
+        position = torch.arange(max(lengths), device=count.device)
+        self.visible[:, :, : max(lengths)] = (position < count[:, None])[:, None]
+        self.slot_positions[:, : max(lengths)] = position
+        self.positions += count
+        self.used = max(lengths)
+        self.next += self.used
+        self.uneven = self.uneven or min(lengths) != max(lengths)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences only (rising numbers); the others are forgotten."""
+        for layer in (self.keys, self.values):
+            for i, whole in enumerate(layer):
+                whole[: len(rows), :, : self.used] = whole[rows, :, : self.used]
+                layer[i] = whole[: len(rows)]
+        self.memory = [(key[rows], value[rows]) for key, value in self.memory]
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask[rows]
+        self.visible, self.positions = self.visible[rows], self.positions[rows]
+        self.slot_positions = self.slot_positions[rows]
 
 
 class Step:
-    """Where the new tokens of one step stand and what they see; shared by all layers."""
+    """One new token of every hypothesis: where it goes and what it sees; shared by all layers."""
 
-    def __init__(self, cache: Cache, new: Sequence[int], total: list[int]) -> None:
-        count = torch.tensor(new)
-        rows, real = rectangle(starts(count), count)  # [B, most new tokens]
-        first, last = cache.visibility.runs(new, total)  # [N] each
-        longest = max(total)
-        key = torch.arange(longest)
-        visible = (first[rows][..., None] <= key) & (key <= last[rows][..., None])
-        own = torch.tensor(total) - count  # [B]: where the new tokens of a sequence begin
-        sequence = torch.arange(len(new)).repeat_interleave(count)
-        position = torch.arange(len(sequence)) - (starts(count) - own)[sequence]
+    def __init__(self, cache: Cache, parents: Tensor | None, seen: int) -> None:
+        """parents[B, W]: the hypothesis of the last step that each one goes on with; None: itself.
+        seen: slots to look at, at least those in use with the new ones."""
+        if seen > cache.slots:
+            raise InputError(f"the cache has {cache.slots} slots, but this step needs {seen}")
+        self.cache, self.seen = cache, seen
+        if parents is not None:
+            rows = parents[:, :, None].expand(-1, -1, cache.slots)
+            cache.visible.copy_(cache.visible.gather(1, rows))
+        cache.visible.index_copy_(2, cache.next, cache.own.expand(len(cache.visible), -1, -1))
+        window = cache.config.window
+        if window is not None:
+            now = cache.positions[:, None]  # [B, 1]
+            cache.slot_positions.index_copy_(1, cache.next, now.expand(-1, cache.width))
+        self.mask: Tensor | None = None  # [B, 1, W, seen]
+        if cache.uneven or seen > cache.used + cache.width:
+            visible = cache.visible[:, :, :seen]
+            if window is not None:
+                visible = visible & (now - cache.slot_positions[:, :seen] <= window)[:, None]
+            self.mask = to_add(visible[:, None], cache.keys[0].dtype)
 
-        self.cache, self.longest = cache, longest
-        self.queries = Rows([(rows, real)], cache.device)
-        self.visible = None if bool(visible.all()) else visible[:, None].to(cache.device)
-        self.sequence, self.positions = sequence.to(cache.device), position.to(cache.device)  # [N]
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None) -> Tensor:
-        """query[N, H, K], key and value[B, H, T, K] -> [N, H, K]."""
-        padded = self.queries.pad(query).unflatten(0, (self.cache.sequences, -1))  # [B, n, H, K]
-        output = attend_rectangles(padded.transpose(1, 2), key, value, visible)
-        return self.queries.unpad(output.transpose(1, 2).flatten(0, 1))
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        """query[B*W, H, K], key and value[B, H, T, K] -> [B*W, H, K]."""
+        query = query.unflatten(0, (-1, self.cache.width)).transpose(1, 2)  # [B, H, W, K]
+        return attend_rectangles(query, key, value, mask).transpose(1, 2).flatten(0, 1)
 
 
 class CachedSelf:
-    """Self-attention of one layer in one step: append the new keys and values, see them all."""
+    """Self-attention of one layer in one step: add the new keys and values, see what is mine."""
 
     def __init__(self, step: Step, layer: int) -> None:
         self.step, self.layer = step, layer
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         step, cache = self.step, self.step.cache
-        if self.layer == len(cache.layers):  # the first step of all
-            shape = (cache.sequences, query.shape[1], cache.capacity, query.shape[2])
-            cache.layers.append((query.new_zeros(shape), query.new_zeros(shape)))
-        keys, values = cache.layers[self.layer]
-        keys[step.sequence, :, step.positions] = key
-        values[step.sequence, :, step.positions] = value
-        seen = slice(0, step.longest)
-        return step.attend(query, keys[:, :, seen], values[:, :, seen], step.visible)
+        keys, values = cache.keys[self.layer], cache.values[self.layer]
+        for slots, new in ((keys, key), (values, value)):
+            slots.index_copy_(2, cache.next, new.unflatten(0, (-1, cache.width)).transpose(1, 2))
+        seen = slice(0, step.seen)
+        return step.attend(query, keys[:, :, seen], values[:, :, seen], step.mask)
 
 
 class CachedMemory:
@@ -109,4 +147,28 @@ class CachedMemory:
 
     def attend(self, query: Tensor) -> Tensor:
         cache = self.step.cache
-        return self.step.attend(query, *cache.memory[self.layer], cache.memory_visible)
+        return self.step.attend(query, *cache.memory[self.layer], cache.memory_mask)
+
+
+class Reading:
+    """Self-attention of one layer over what is read before the search: the full pass, whose keys
+    and values are kept. Each sentence is read once, for all its hypotheses."""
+
+    def __init__(self, plan: Plan, cache: Cache, layer: int) -> None:
+        self.plan, self.cache, self.layer = plan, cache, layer
+        lengths = torch.tensor(plan.query_lengths)
+        sentence = torch.arange(len(lengths)).repeat_interleave(lengths)
+        position = torch.arange(len(sentence)) - starts(lengths)[sentence]
+        self.place = sentence.to(plan.device), position.to(plan.device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        sentence, position = self.place
+        self.cache.keys[self.layer][sentence, :, position] = key
+        self.cache.values[self.layer][sentence, :, position] = value
+        return self.plan.attend(query, key, value)
+
+
+def to_add(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a query sees a key and minus infinity where not, to add to the scores."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, -math.inf)

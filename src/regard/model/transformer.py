@@ -20,8 +20,9 @@ from torch.nn import functional as F
 from regard.errors import InputError
 from regard.model.attention import MultiHeadAttention, Plan, Visibility, choose_engine
 from regard.model.block import Block, make_norm
-from regard.model.cache import Cache, CachedMemory, CachedSelf
+from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
 from regard.model.config import ModelConfig
+from regard.model.linear import Linear, product
 from regard.model.positions import LearnedPositions, Rotation, sinusoids
 from regard.text.batching import Packed
 
@@ -51,18 +52,28 @@ class Stack(nn.Module):
         # Pre-norm leaves the sum of all layers unnormalised, so a norm closes the stack.
         self.final_norm = make_norm(config) if config.norm_first else None
 
-    def embed(self, table: nn.Embedding, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D]."""
+    def embed(
+        self, table: nn.Embedding, tokens: Tensor, positions: Tensor, rows: Tensor | None = None
+    ) -> Tensor:
+        """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D]; `rows` are position_rows of all
+        positions there may be, for who asks often."""
         x = table(tokens)
         if self.config.scale_embeddings:
             x = x * math.sqrt(self.config.d_model)
-        if self.positions is not None:
-            x = x + self.positions(positions)
-        elif self.config.positions == "sinusoidal":
-            x = x + sinusoids(positions, self.config.d_model, self.config.position_base).to(x.dtype)
+        add = self.position_rows(positions) if rows is None else rows[positions]
+        if add is not None:
+            x = x + add.to(x.dtype)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
         return F.dropout(x, self.config.dropout, self.training)
+
+    def position_rows(self, positions: Tensor) -> Tensor | None:
+        """What the positions add to the tokens that stand there, [N, D], if they add anything."""
+        if self.positions is not None:
+            return self.positions(positions)
+        if self.config.positions != "sinusoidal":
+            return None
+        return sinusoids(positions, self.config.d_model, self.config.position_base)
 
     def rotation(self, positions: Tensor) -> Rotation | None:
         if self.config.positions != "rotary":
@@ -73,7 +84,7 @@ class Stack(nn.Module):
         self,
         x: Tensor,
         positions: Tensor,
-        plans: Sequence[Plan | CachedSelf],
+        plans: Sequence[Plan | CachedSelf | Reading],
         memories: Sequence[Tensor | CachedMemory] | None = None,
         cross_plan: Plan | None = None,
         captured: list[list[Tensor]] | None = None,
@@ -163,56 +174,101 @@ class Transformer(nn.Module):
         memory: Tensor | None = None,
         source: Packed | None = None,
         capture: Capture | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
-        """target, and memory[M, D] with the source it came from -> [N, D]."""
+        """target, and memory[M, D] with the source it came from -> [N, D]; a cache keeps what
+        steps after it will need."""
         assert self.decoder is not None
         layers = len(self.decoder.layers)
         plan = self._plan(target, target, Visibility(causal=True, window=self.config.window))
+        plans: list[Plan | CachedSelf | Reading] = [plan] * layers
+        if cache is not None:
+            plans = [Reading(plan, cache, layer) for layer in range(layers)]
         cross = None if source is None else self._plan(target, source, Visibility())
         memories = None if memory is None else [memory] * layers
         positions = target.positions()
         x = self.decoder.embed(self.table("target"), target.tokens, positions)
         lists = (None, None) if capture is None else (capture.decoder, capture.cross)
-        return self.decoder(x, positions, [plan] * layers, memories, cross, *lists)
+        return self.decoder(x, positions, plans, memories, cross, *lists)
 
     # ---- step by step -------------------------------------------------------------------
 
     @torch.no_grad()
-    def start(self, capacity: int, source: Packed | None = None, sequences: int = 1) -> Cache:
-        """A cache for answers of at most `capacity` tokens: one for each sequence of the source,
-        or for so many `sequences` where there is no source."""
-        if (self.config.style == "encoder-decoder") != (source is not None):
-            raise InputError(
-                "decoding with a cache needs a source if and only if there is an encoder"
-            )
+    def start(
+        self,
+        source: Packed | None = None,
+        read: Packed | None = None,
+        *,
+        sentences: int = 1,
+        width: int = 1,
+        steps: int,
+    ) -> Cache:
+        """A cache for a search of at most `steps` steps, with `width` hypotheses a sentence.
+
+        source: what is encoded, where there is an encoder.
+        read: what the decoder reads before the first step: a prompt, the beginning of an answer.
+        sentences: how many there are, where neither row says it.
+        """
         if self.decoder is None:
             raise InputError("model.style=encoder decodes nothing: it has no decoder")
-        visibility = Visibility(causal=True, window=self.config.window)
-        sequences = sequences if source is None else len(source)
-        cache = Cache(sequences, capacity, visibility, self.table("target").weight.device)
+        if (self.encoder is not None) != (source is not None):
+            raise InputError(
+                "decoding step by step needs a source if and only if there is an encoder"
+            )
+        for row, side in ((source, "source"), (read, "target")):
+            if row is not None:
+                self._check_row(row, side)
+                sentences = len(row)
+        before = 0 if read is None else max(read.lengths)
+        weight = self.table("target").weight
+        slots = before + steps * width
+        cache = Cache(self.config, sentences, width, slots, weight.dtype, weight.device)
+        places = before + steps
+        if self.config.positions == "learned":
+            places = min(places, self.config.max_length)
+        cache.position_rows = self.decoder.position_rows(torch.arange(places, device=weight.device))
+        memory = None
         if source is not None:
-            self._check_row(source, "source")
             memory = self.encode(source)
-            projected = []
-            for block in self.decoder.layers:
-                attention = block.cross_attention
-                assert isinstance(attention, MultiHeadAttention)
-                projected.append(attention.project_memory(memory))
-            cache.remember(source.lengths, projected)
+            cache.remember(source.lengths, self.project(memory))
+        if read is not None:
+            self.decode(read, memory, source, cache=cache)
+            cache.began(read.lengths)
         return cache
 
-    @torch.no_grad()
-    def step(self, target: Packed, cache: Cache) -> Tensor:
-        """Feed each sequence its next tokens (one or more): logits[N, V] of what follows each."""
+    def project(self, memory: Tensor) -> list[tuple[Tensor, ...]]:
+        """The memory's keys and values for every layer of the decoder: [M, H, K] each."""
         assert self.decoder is not None
-        self._check_row(target, "target", cache.lengths)
-        step = cache.extend(target.lengths)
+        projected = []
+        for block in self.decoder.layers:
+            attention = block.cross_attention
+            assert isinstance(attention, MultiHeadAttention)
+            projected.append(attention.project_memory(memory))
+        return projected
+
+    @torch.no_grad()
+    def step(
+        self, tokens: Tensor, parents: Tensor | None, cache: Cache, seen: int | None = None
+    ) -> Tensor:
+        """One token more for every hypothesis: tokens[B, W] -> logits[B, W, V] of what follows.
+
+        parents[B, W]: the hypothesis of the last step that each goes on with; None: itself.
+        This is all that a search asks of an engine: tokens in, logits out, the cache between.
+        """
+        assert self.decoder is not None
+        step = Step(cache, parents, cache.used + cache.width if seen is None else seen)
         layers = range(len(self.decoder.layers))
-        x = self.decoder.embed(self.table("target"), target.tokens, step.positions)
+        positions = cache.positions[:, None].expand_as(tokens).flatten()  # [N]
+        x = self.decoder.embed(
+            self.table("target"), tokens.flatten(), positions, cache.position_rows
+        )
         selves = [CachedSelf(step, layer) for layer in layers]
         memories = [CachedMemory(step, layer) for layer in layers] if cache.memory else None
-        x = self.decoder(x, step.positions, selves, memories)
-        return self.head(x, target, self.output_matrix())
+        x = self.decoder(x, positions, selves, memories)
+        cache.positions += 1
+        cache.next += cache.width
+        cache.used += cache.width
+        return product(x, self.output_matrix()).unflatten(0, tokens.shape)
 
     # ---- checks -------------------------------------------------------------------------
 
@@ -245,7 +301,7 @@ class Transformer(nn.Module):
         assert row is not None
         return row
 
-    def _check_row(self, row: Packed, side: str, before: Sequence[int] = (0,)) -> None:
+    def _check_row(self, row: Packed, side: str) -> None:
         weight = self.table(side).weight
         if row.tokens.device != weight.device:
             raise InputError(
@@ -254,11 +310,6 @@ class Transformer(nn.Module):
             )
         limit = self.config.max_length if self.config.positions == "learned" else None
         row.check(len(weight), limit, side)
-        if limit is not None and max(before) + max(row.lengths) > limit:
-            raise InputError(
-                f"{max(before)} tokens in the cache and {max(row.lengths)} new ones are more than "
-                f"the learned position table has rows ({limit}): raise model.max_length"
-            )
 
 
 class Head(nn.Module):
@@ -270,15 +321,15 @@ class Head(nn.Module):
         d_model, size = config.d_model, config.vocabulary_size
         tied = config.tie_embeddings in ("all", "target-output")
         words = config.head in ("language-model", "masked-language-model")
-        self.output = nn.Linear(d_model, size, bias=False) if words and not tied else None
+        self.output = Linear(d_model, size, bias=False) if words and not tied else None
         if config.head == "masked-language-model":  # as in BERT: a layer more, and a bias
-            self.transform = nn.Linear(d_model, d_model)
+            self.transform = Linear(d_model, d_model)
             self.norm = make_norm(config)
             self.bias = nn.Parameter(torch.zeros(size))
         elif config.head == "classifier":
             assert config.classes is not None
-            self.transform = nn.Linear(d_model, d_model)
-            self.classes = nn.Linear(d_model, config.classes)
+            self.transform = Linear(d_model, d_model)
+            self.classes = Linear(d_model, config.classes)
 
     def forward(self, hidden: Tensor, row: Packed, matrix: Tensor) -> Tensor:
         if self.kind == "pooling":
@@ -287,8 +338,8 @@ class Head(nn.Module):
             first = self.transform(pool(hidden, row, "cls")).tanh()  # [B, D]
             return self.classes(F.dropout(first, self.dropout, self.training))
         if self.kind == "masked-language-model":
-            return F.linear(self.norm(F.gelu(self.transform(hidden))), matrix, self.bias)
-        return F.linear(hidden, matrix)  # [N, V]
+            return product(self.norm(F.gelu(self.transform(hidden))), matrix, self.bias)
+        return product(hidden, matrix)  # [N, V]
 
 
 def pool(hidden: Tensor, row: Packed, how: str) -> Tensor:

@@ -6,7 +6,9 @@ the target shifted right behind <bos> and has to say, at each place, the token t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -16,7 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.decoding.greedy import greedy
+from regard.config import DecodingConfig
+from regard.decoding.answers import STOPS, Answer
+from regard.decoding.requests import Request
+from regard.decoding.score import score
+from regard.decoding.search import NOTHING, Search, Wanted, decode
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.text.store import Store
@@ -91,16 +97,120 @@ class Translate:
             loss = 0.5 * (loss + second) + r_drop * divergence(hidden, again, matrix)
         return loss, likelihood
 
-    def answer(self, model: Transformer, texts: Sequence[str], more: int) -> list[str]:
-        """Translations by greedy search, one for each text; nothing for nothing."""
-        ids = self.source.encode_batch(list(texts))
-        asked = [i for i, text in enumerate(texts) if text.strip()]
-        sources = [[*ids[i], self.source.eos] for i in asked]
-        answers = [""] * len(texts)
-        found = greedy(model, sources, self.target.bos, self.target.eos, more)
-        for i, tokens in zip(asked, found, strict=True):
-            answers[i] = self.target.decode(tokens)
-        return answers
+    # ---- use ----------------------------------------------------------------------------
+
+    def requests(
+        self, texts: Sequence[str], longest: int = sys.maxsize, prefix: str = ""
+    ) -> list[list[Request]]:
+        """What is asked of the search for each text: one request, none for nothing, several for a
+        text of more than `longest` tokens. The first translation begins with the prefix."""
+        given, end = self.target.encode(prefix), self.source.eos
+        found = []
+        for text, ids in zip(texts, self.source.encode_batch(list(texts)), strict=True):
+            pieces = [ids] if text.strip() else []
+            if len(ids) >= longest:
+                parts = split(text, lambda part: len(self.source.encode(part)), longest - 1)
+                pieces = self.source.encode_batch(parts)
+            found.append([
+                Request([*piece, end], () if i else given) for i, piece in enumerate(pieces)
+            ])  # fmt: skip
+        return found
+
+    def answer(
+        self,
+        model: Transformer,
+        texts: Sequence[str],
+        options: DecodingConfig,
+        longest: int,
+        prefix: str = "",
+        wanted: Wanted = NOTHING,
+    ) -> list[Answer]:
+        """A translation for each text; nothing for nothing. A text of more than `longest` tokens
+        is translated in pieces (`Answer.pieces`)."""
+        groups = self.requests(texts, longest, prefix)
+        flat = [request for group in groups for request in group]
+        found = iter([self.spell(answer) for answer in decode(model, flat, options, wanted)])
+        return [join([next(found) for _ in group]) for group in groups]
+
+    def stream(
+        self, model: Transformer, text: str, options: DecodingConfig, longest: int, prefix: str = ""
+    ) -> Iterator[str]:
+        """The translation bit by bit, each as soon as nothing can change it any more."""
+        for i, request in enumerate(self.requests([text], longest, prefix)[0]):
+            if i:
+                yield " "
+            search = Search(model, [request], options)
+            said = ""
+            for _ in search:
+                # Bytes of a character that has not come to its end show as U+FFFD.
+                now = self.target.decode(search.settled()).rstrip("\ufffd")
+                if len(now) > len(said):
+                    yield now[len(said) :]
+                    said = now
+            whole = self.target.decode(search.answers()[0].tokens)
+            if len(whole) > len(said):
+                yield whole[len(said) :]
+
+    def score(self, model: Transformer, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
+        """How probable the model finds given translations."""
+        sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
+        requests = [Request([*i, self.source.eos]) for i in self.source.encode_batch(sources)]
+        answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
+        found = []
+        for tokens, seen in zip(answers, score(model, requests, answers), strict=True):
+            total = sum(seen.logprobs)
+            found.append(self.spell(Answer(tokens, seen.logprobs, total, "given")))
+        return found
+
+    def spell(self, answer: Answer) -> Answer:
+        """Add the text to an answer and those behind it."""
+        for one in (answer, *answer.others):
+            one.text = self.target.decode(one.tokens)
+        return answer
+
+
+ENDS = (r"(?<=[.!?…。！？])\s+", r"\s+")  # where to cut: between sentences, between words
+
+
+def split(
+    text: str, count: Callable[[str], int], most: int, ends: tuple[str, ...] = ENDS
+) -> list[str]:
+    """Cut a text into pieces of at most `most` tokens: between sentences if that is enough, else
+    between words, else anywhere."""
+    if count(text) <= most:
+        return [text]
+    if not ends:  # a character has at most four bytes, and so at most four tokens
+        size = max(1, most // 4)
+        return [text[i : i + size] for i in range(0, len(text), size)]
+    pieces: list[str] = []
+    held, tokens = "", 0
+    for part in re.split(ends[0], text):
+        size = count(" " + part)
+        if held and tokens + size <= most:
+            held, tokens = f"{held} {part}", tokens + size
+            continue
+        if held:
+            pieces.append(held)
+        held, tokens = "", 0
+        if size > most:
+            pieces += split(part, count, most, ends[1:])
+        else:
+            held, tokens = part, size
+    return [*pieces, held] if held else pieces
+
+
+def join(answers: list[Answer]) -> Answer:
+    """One answer made of the answers to the pieces of a text."""
+    if len(answers) == 1:
+        return answers[0]
+    return Answer(
+        [token for answer in answers for token in answer.tokens],
+        [logprob for answer in answers for logprob in answer.logprobs],
+        sum(answer.score for answer in answers),
+        max((answer.stopped for answer in answers), key=STOPS.index, default="empty"),
+        " ".join(answer.text for answer in answers),
+        pieces=answers,
+    )
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:

@@ -88,15 +88,7 @@ def open_text(
                     raise InputError(f"{path}:{number}: line longer than {LONGEST_LINE:,} bytes")
                 if position is not None and number % 1024 == 0:
                     position(raw.tell())
-                try:
-                    text = line.decode("utf-8")
-                except UnicodeDecodeError as error:
-                    column = len(line[: error.start].decode("utf-8")) + 1
-                    raise InputError(
-                        f"{path}:{number}: not UTF-8 (byte 0x{line[error.start]:02x} "
-                        f"at column {column})"
-                    ) from None
-                yield number, text
+                yield number, decode_line(line, f"{path}:{number}")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -107,6 +99,16 @@ def open_text(
         raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def decode_line(line: bytes, where: str) -> str:
+    """A line as text, or an error that says where it is none."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        column = len(line[: error.start].decode("utf-8")) + 1
+        byte = line[error.start]
+        raise InputError(f"{where}: not UTF-8 (byte 0x{byte:02x} at column {column})") from None
 
 
 def _decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:

@@ -1,0 +1,212 @@
+"""What a search found: answers are read off its records, for a whole batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.config import DecodingConfig
+from regard.decoding.beams import LOGPROB, PARENT, SCORE, TOKEN, Beams
+
+Numbers = NDArray[Any]
+
+
+@dataclass
+class Candidate:
+    """One line of a search's history."""
+
+    token: int
+    parent: int  # which of the hypotheses kept in the step before it continues
+    logprob: float  # of the token
+    score: float  # sum of all log-probabilities up to here
+    fate: str  # kept, ended, pruned
+
+
+STOPS = (
+    "empty",  # there was nothing to answer
+    "given",  # it was not searched for, only scored
+    "end",  # it wrote <eos>
+    "prefix",  # its given beginning left nothing to write
+    "blocked",  # every token was forbidden
+    "length",  # the limit
+)
+
+
+@dataclass
+class Answer:
+    """tokens and logprobs go together: all of the answer's tokens, a given beginning and a final
+    <eos> included. Log-probabilities are the model's own, whatever was forbidden or filtered."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    score: float  # sum of logprobs / ((5 + tokens) / 6) ** length_penalty
+    stopped: str  # why, one of STOPS
+    text: str = ""
+    others: list[Answer] = field(default_factory=list)  # n-best without the first
+    history: list[list[Candidate]] = field(default_factory=list)  # candidates of each step
+    alternatives: list[list[tuple[int, float]]] = field(default_factory=list)  # of each token
+    attention: dict[str, list[Any]] = field(default_factory=dict)  # part -> layer -> [H, n, m]
+
+    pieces: list[Answer] = field(default_factory=list)  # of a text that was answered in pieces
+
+    @property
+    def logprob(self) -> float:
+        return sum(self.logprobs)
+
+
+def penalty(tokens: Any, exponent: float) -> Any:
+    """What a score of so many tokens is divided by (Wu et al. 2016, equation 14)."""
+    return ((5.0 + tokens) / 6.0) ** exponent
+
+
+def unchanged(
+    tokens: Sequence[int], logprobs: Sequence[float], exponent: float, stopped: str
+) -> Answer:
+    """The answer that was given before the search, to which nothing was added."""
+    total = sum(logprobs) / penalty(max(1, len(tokens)), exponent)
+    return Answer(list(tokens), list(logprobs), total, stopped)
+
+
+class Records:
+    """The records of a search on the host, with everything that follows from them."""
+
+    def __init__(self, beams: Beams, records: Numbers, limits: Sequence[int]) -> None:
+        self.width = width = beams.width
+        self.token = records[..., TOKEN].astype(np.int64)  # [T, B, C]
+        self.parent = records[..., PARENT].astype(np.int64)
+        self.logprob, self.score = records[..., LOGPROB], records[..., SCORE]
+        alive = self.score > -np.inf
+        end = self.token == beams.eos
+        rank = np.arange(beams.candidates)
+        self.ended = end & alive & (rank < width)
+        if beams.samples:
+            self.live = np.broadcast_to(rank, self.token.shape)  # [T, B, W]: candidates that go on
+            going = alive & ~end
+        else:
+            self.live = (rank + beams.candidates * end).argsort(-1)[..., :width]
+            going = np.take_along_axis(alive, self.live, -1)
+        # A sentence's last step, by the rule of Beams.advance.
+        step = np.arange(len(records))[:, None]
+        self.limit = np.asarray(limits)
+        answers = self.ended.sum(-1).cumsum(0)
+        done = (answers >= width) | (step + 1 >= self.limit) | ~going.any(-1)
+        self.last = done.argmax(0)  # [B]
+        # Where they are kept, as flags of the candidates.
+        self.kept = np.zeros_like(end)
+        np.put_along_axis(self.kept, self.live, going, -1)
+
+    def finals(self, options: DecodingConfig, given: Numbers, before: Numbers) -> Numbers:
+        """Scores of the candidates that are answers, [T, B, C], minus infinity for the others.
+
+        given[B], before[B]: tokens that were there before the search, and their log-probability.
+        """
+        step = np.arange(len(self.token))[:, None, None]
+        self.cut = self.kept & (step == self.last[:, None]) & (step + 1 == self.limit[:, None])
+        final = (self.ended & (step <= self.last[:, None])) | self.cut
+        # Every token forbidden: the hypotheses of the step before stay as they are.
+        stuck = ~final.any((0, 2))
+        final |= self.kept & stuck[:, None] & (step == self.last[:, None] - 1)
+        length = step + 1 + given[:, None]
+        with np.errstate(invalid="ignore"):
+            score = (self.score + before[:, None]) / penalty(length, options.length_penalty)
+        return np.where(final, score, -np.inf)
+
+    def trace(self, step: Numbers, candidate: Numbers) -> tuple[Numbers, Numbers]:
+        """Walk back from [B, n] candidates: tokens and log-probabilities [B, n, T], up to step."""
+        shape = (*step.shape, len(self.token))
+        tokens, logprobs = np.zeros(shape, np.int64), np.zeros(shape)
+        row = np.arange(len(step))[:, None]
+        at = candidate.copy()
+        for t in range(int(step.max()), -1, -1):
+            on = step >= t
+            tokens[..., t] = np.where(on, self.token[t, row, at], 0)
+            logprobs[..., t] = np.where(on, self.logprob[t, row, at], 0.0)
+            if t:
+                parent = self.parent[t, row, at]
+                at = np.where(on, self.live[t - 1, row, parent], at)
+        return tokens, logprobs
+
+    def history(self, row: int) -> list[list[Candidate]]:
+        """Every candidate that the search of one sentence looked at."""
+        steps = []
+        for t in range(int(self.last[row]) + 1):
+            candidates = []
+            for c in range(self.token.shape[-1]):
+                if self.score[t, row, c] == -np.inf:
+                    continue
+                kept, ended = self.kept[t, row, c], self.ended[t, row, c]
+                candidates.append(Candidate(
+                    int(self.token[t, row, c]), int(self.parent[t, row, c]),
+                    float(self.logprob[t, row, c]), float(self.score[t, row, c]),
+                    "ended" if ended else "kept" if kept else "pruned",
+                ))  # fmt: skip
+            steps.append(candidates)
+        return steps
+
+
+def read_answers(
+    beams: Beams,
+    limits: Sequence[int],
+    given: Sequence[tuple[Sequence[int], Sequence[float]]],
+    history: bool = False,
+) -> list[Answer]:
+    """The best answer of each sentence, with the others behind it.
+
+    given: tokens of each answer that were there before the search, and their log-probabilities.
+    """
+    options = beams.options
+    steps = int(beams.time)
+    records = Records(beams, beams.records[:steps].cpu().numpy(), limits)
+    tokens_before = np.array([len(tokens) for tokens, _ in given])
+    score_before = np.array([sum(logprobs) for _, logprobs in given])
+    finals = records.finals(options, tokens_before, score_before)
+    sentences, candidates = finals.shape[1:]
+    flat = finals.transpose(1, 0, 2).reshape(sentences, -1)  # [B, T*C]
+    order = np.argsort(-flat, axis=1, kind="stable")[:, : options.n_best]  # [B, n]
+    step, candidate = np.divmod(order, candidates)
+    tokens, logprobs = records.trace(step, candidate)
+    score = np.take_along_axis(flat, order, 1)
+    found = []
+    for b in range(sentences):
+        answers: list[Answer] = []
+        old_tokens, old_logprobs = list(given[b][0]), list(given[b][1])
+        for i in range(order.shape[1]):
+            if score[b, i] == -np.inf and answers:  # fewer answers than were asked for
+                break
+            t, c, length = step[b, i], candidate[b, i], step[b, i] + 1
+            if score[b, i] == -np.inf:  # before the first token
+                answers.append(unchanged(*given[b], options.length_penalty, "blocked"))
+                break
+            stopped = "end" if records.ended[t, b, c] else "length"
+            if stopped == "length" and not records.cut[t, b, c]:
+                stopped = "blocked"
+            answers.append(Answer(
+                old_tokens + tokens[b, i, :length].tolist(),
+                old_logprobs + logprobs[b, i, :length].tolist(),
+                float(score[b, i]), stopped,
+            ))  # fmt: skip
+        best = answers[0]
+        best.others = answers[1:]
+        if history:
+            best.history = records.history(b)
+        found.append(best)
+    return found
+
+
+def open_paths(beams: Beams, limits: Sequence[int], sentence: int) -> list[list[int]]:
+    """The tokens of every hypothesis of a sentence that may still be its answer."""
+    steps = int(beams.time)
+    own = beams.records[:steps, sentence : sentence + 1].cpu().numpy()
+    records = Records(beams, own, limits[sentence : sentence + 1])
+    step = np.arange(steps)[:, None]
+    possible = records.ended[:, 0] | (records.kept[:, 0] & (step == steps - 1))  # [T, C]
+    ends = [(int(t), int(c)) for t, c in zip(*possible.nonzero(), strict=True)]
+    if not ends:
+        return [[]]
+    at = np.array(ends)
+    tokens, _ = records.trace(at[None, :, 0], at[None, :, 1])
+    return [tokens[0, i, : t + 1].tolist() for i, (t, _) in enumerate(ends)]

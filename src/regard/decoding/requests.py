@@ -1,0 +1,57 @@
+"""What is asked of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from regard.config import DecodingConfig
+from regard.model.config import ModelConfig
+from regard.text.tokenizer import Tokenizer
+
+BATCH_TOKENS = 4096  # of one batch, the longest sentence counted for each
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sentence to answer.
+
+    source: the encoder's input; of a decoder-only model, what it reads before its answer
+    prefix: how the answer begins
+    limit: tokens of the whole answer, <eos> included; None: by decoding.max_length
+    """
+
+    source: Sequence[int]
+    prefix: Sequence[int] = ()
+    limit: int | None = None
+
+    def begin(self, encoder: bool) -> list[int]:
+        """What the decoder reads before the answer."""
+        return [Tokenizer.bos] if encoder else list(self.source)
+
+    def known(self, encoder: bool) -> list[int]:
+        """What the decoder has before it writes its first token."""
+        return [*self.begin(encoder), *self.prefix]
+
+    def most(self, model: ModelConfig, options: DecodingConfig) -> int:
+        """Tokens that the answer may have, the prefix and <eos> included."""
+        encoder = model.has_encoder
+        more = len(self.source) if encoder else 0
+        limit = more + options.max_length if self.limit is None else self.limit
+        if model.positions == "learned":  # the last token written is never read
+            limit = min(limit, model.max_length - len(self.begin(encoder)) + 1)
+        return max(0, limit)
+
+    @property
+    def name(self) -> bytes:
+        """What the random numbers of this sentence hang on: itself, and nothing around it."""
+        return repr((list(self.source), list(self.prefix))).encode()
+
+
+def by_size(sizes: Sequence[int], budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Batches of indices, the longest first, of about `budget` tokens each."""
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    while order:
+        count = max(1, budget // max(1, sizes[order[0]]))
+        yield order[:count]
+        order = order[count:]
