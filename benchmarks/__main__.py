@@ -5,6 +5,8 @@ from importlib import import_module
 
 NAMES = {
     "step": "one training step beside torch.nn.Transformer and Hugging Face Marian",
+    "decode": "decoding beside Hugging Face generate and CTranslate2",
+    "memory": "the most memory that `regard translate` holds, short and long inputs",
     "results": "write docs/results.md from finished runs",
 }
 

@@ -13,6 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from regard.model.parameters import operations
 from regard.model.positions import sinusoids
 from regard.training.loss import cross_entropy
 from regard.training.machine import keep_freed_memory, peak, synchronise
+
+if TYPE_CHECKING:
+    from transformers import MarianConfig
 
 SMOOTHING = 0.1
 Step = Callable[[list[Tensor], list[Tensor]], Tensor]  # sources, targets -> loss
@@ -69,24 +73,31 @@ class PyTorch(nn.Module):
         return F.linear(x, self.embedding.weight)
 
 
+def marian_config(config: ModelConfig, end: int = 1, use_cache: bool = False) -> MarianConfig:
+    """Hugging Face's words for the sizes of a model of ours; `end`: the id of the end token."""
+    from transformers import MarianConfig
+
+    c = config
+    return MarianConfig(
+        vocab_size=c.vocabulary_size, d_model=c.d_model, max_position_embeddings=512,
+        encoder_layers=c.encoder_layers, decoder_layers=c.decoder_layers,
+        encoder_attention_heads=c.heads, decoder_attention_heads=c.heads,
+        encoder_ffn_dim=c.d_ff, decoder_ffn_dim=c.d_ff, activation_function="relu",
+        dropout=c.dropout, attention_dropout=0.0, activation_dropout=0.0,
+        scale_embedding=True, pad_token_id=0, eos_token_id=end, forced_eos_token_id=None,
+        decoder_start_token_id=0, use_cache=use_cache,
+    )  # fmt: skip
+
+
 class Marian(nn.Module):
     """Hugging Face's MarianMTModel with random weights."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        from transformers import MarianConfig, MarianMTModel
+        from transformers import MarianMTModel
 
-        c = config
-        sizes = MarianConfig(
-            vocab_size=c.vocabulary_size, d_model=c.d_model, max_position_embeddings=512,
-            encoder_layers=c.encoder_layers, decoder_layers=c.decoder_layers,
-            encoder_attention_heads=c.heads, decoder_attention_heads=c.heads,
-            encoder_ffn_dim=c.d_ff, decoder_ffn_dim=c.d_ff, activation_function="relu",
-            dropout=c.dropout, attention_dropout=0.0, activation_dropout=0.0,
-            scale_embedding=True, pad_token_id=0, eos_token_id=1, forced_eos_token_id=None,
-            decoder_start_token_id=0, use_cache=False,
-        )  # fmt: skip
-        self.model = MarianMTModel(sizes)  # its attention is PyTorch's fused kernel by default
+        # its attention is PyTorch's fused kernel by default
+        self.model = MarianMTModel(marian_config(config))
 
     def forward(self, source: Tensor, target: Tensor, holes: tuple[Tensor, Tensor]) -> Tensor:
         return self.model(

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.config import DecodingConfig
-from regard.decoding.beams import LOGPROB, PARENT, SCORE, TOKEN, Beams
+from regard.decoding.beams import LOGPROB, PARENT, SCORE, TOKEN, candidates_of
+from regard.text.tokenizer import Tokenizer
 
 Numbers = NDArray[Any]
 
@@ -74,20 +75,20 @@ def unchanged(
 class Records:
     """The records of a search on the host, with everything that follows from them."""
 
-    def __init__(self, beams: Beams, records: Numbers, limits: Sequence[int]) -> None:
-        self.width = width = beams.width
+    def __init__(self, options: DecodingConfig, records: Numbers, limits: Sequence[int]) -> None:
+        self.options, width = options, options.width
         self.token = records[..., TOKEN].astype(np.int64)  # [T, B, C]
         self.parent = records[..., PARENT].astype(np.int64)
         self.logprob, self.score = records[..., LOGPROB], records[..., SCORE]
         alive = self.score > -np.inf
-        end = self.token == beams.eos
-        rank = np.arange(beams.candidates)
+        end = self.token == Tokenizer.eos
+        rank = np.arange(candidates_of(options))
         self.ended = end & alive & (rank < width)
-        if beams.samples:
+        if options.temperature:
             self.live = np.broadcast_to(rank, self.token.shape)  # [T, B, W]: candidates that go on
             going = alive & ~end
         else:
-            self.live = (rank + beams.candidates * end).argsort(-1)[..., :width]
+            self.live = (rank + len(rank) * end).argsort(-1)[..., :width]
             going = np.take_along_axis(alive, self.live, -1)
         # A sentence's last step, by the rule of Beams.advance.
         step = np.arange(len(records))[:, None]
@@ -99,7 +100,7 @@ class Records:
         self.kept = np.zeros_like(end)
         np.put_along_axis(self.kept, self.live, going, -1)
 
-    def finals(self, options: DecodingConfig, given: Numbers, before: Numbers) -> Numbers:
+    def finals(self, given: Numbers, before: Numbers) -> Numbers:
         """Scores of the candidates that are answers, [T, B, C], minus infinity for the others.
 
         given[B], before[B]: tokens that were there before the search, and their log-probability.
@@ -112,7 +113,7 @@ class Records:
         final |= self.kept & stuck[:, None] & (step == self.last[:, None] - 1)
         length = step + 1 + given[:, None]
         with np.errstate(invalid="ignore"):
-            score = (self.score + before[:, None]) / penalty(length, options.length_penalty)
+            score = (self.score + before[:, None]) / penalty(length, self.options.length_penalty)
         return np.where(final, score, -np.inf)
 
     def trace(self, step: Numbers, candidate: Numbers) -> tuple[Numbers, Numbers]:
@@ -149,21 +150,21 @@ class Records:
 
 
 def read_answers(
-    beams: Beams,
+    options: DecodingConfig,
+    recorded: Numbers,
     limits: Sequence[int],
     given: Sequence[tuple[Sequence[int], Sequence[float]]],
     history: bool = False,
 ) -> list[Answer]:
     """The best answer of each sentence, with the others behind it.
 
+    recorded: what Beams wrote down, [T, B, C, 4]
     given: tokens of each answer that were there before the search, and their log-probabilities.
     """
-    options = beams.options
-    steps = int(beams.time)
-    records = Records(beams, beams.records[:steps].cpu().numpy(), limits)
+    records = Records(options, recorded, limits)
     tokens_before = np.array([len(tokens) for tokens, _ in given])
     score_before = np.array([sum(logprobs) for _, logprobs in given])
-    finals = records.finals(options, tokens_before, score_before)
+    finals = records.finals(tokens_before, score_before)
     sentences, candidates = finals.shape[1:]
     flat = finals.transpose(1, 0, 2).reshape(sentences, -1)  # [B, T*C]
     order = np.argsort(-flat, axis=1, kind="stable")[:, : options.n_best]  # [B, n]
@@ -197,11 +198,9 @@ def read_answers(
     return found
 
 
-def open_paths(beams: Beams, limits: Sequence[int], sentence: int) -> list[list[int]]:
-    """The tokens of every hypothesis of a sentence that may still be its answer."""
-    steps = int(beams.time)
-    own = beams.records[:steps, sentence : sentence + 1].cpu().numpy()
-    records = Records(beams, own, limits[sentence : sentence + 1])
+def open_paths(options: DecodingConfig, recorded: Numbers, limit: int) -> list[list[int]]:
+    """The tokens of every hypothesis of one sentence that may still be its answer."""
+    records, steps = Records(options, recorded, [limit]), len(recorded)
     step = np.arange(steps)[:, None]
     possible = records.ended[:, 0] | (records.kept[:, 0] & (step == steps - 1))  # [T, C]
     ends = [(int(t), int(c)) for t, c in zip(*possible.nonzero(), strict=True)]

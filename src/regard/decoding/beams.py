@@ -28,48 +28,79 @@ TOKEN, PARENT, LOGPROB, SCORE = range(4)  # of a candidate in the records
 
 
 class Beams:
-    """State of the search. `limits[b]`: steps that sentence b may take; `given[b]`: the tokens of
-    its answer that were there before the search; `names[b]`: what its random numbers hang on."""
+    """The state of a search of at most `steps` steps, where at most `before` tokens of an answer
+    were there before it; `load` says what is searched for, `restart` begins."""
 
     def __init__(
         self,
         options: DecodingConfig,
-        limits: Sequence[int],
-        given: Sequence[Sequence[int]],
-        names: Sequence[bytes],
+        sentences: int,
+        steps: int,
+        before: int,
         eos: int,
         device: torch.device,
     ) -> None:
-        self.options, self.eos, self.width = options, eos, options.width
+        self.options, self.eos, self.width, self.before = options, eos, options.width, before
         self.samples = options.temperature > 0
-        sentences, steps, width = len(limits), max(limits), options.width
-        self.candidates = width if self.samples else 2 * width  # C
-        self.limits = torch.tensor(limits, device=device)  # [B]
-        self.least = options.min_length - torch.tensor([len(g) for g in given], device=device)
+        self.candidates = candidates_of(options)  # C
+        width = self.width
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.limits = zeros(sentences)  # steps that each may take
+        self.least = zeros(sentences)  # steps before each may end
         self.rank = torch.arange(self.candidates, device=device)
-        self.time = torch.zeros(1, dtype=torch.long, device=device)
+        self.time = zeros(1)
         self.rows = torch.arange(sentences, device=device)  # [B]: their rows in the records
-        self.tokens = torch.zeros(sentences, width, dtype=torch.long, device=device)
-        self.parents = torch.zeros_like(self.tokens)
+        self.tokens, self.parents = zeros(sentences, width), zeros(sentences, width)
         # Of each hypothesis; minus infinity: there is none. A beam begins with one.
-        self.scores = torch.zeros(sentences, width, dtype=torch.float64, device=device)
+        self.scores = zeros(sentences, width, dtype=torch.float64)
+        self.begin = zeros(width, dtype=torch.float64)
         if not self.samples:
-            self.scores[:, 1:] = -math.inf
-        self.answers = torch.zeros(sentences, dtype=torch.long, device=device)
-        self.done = torch.zeros(sentences, dtype=torch.bool, device=device)
-        shape = (steps, sentences, self.candidates, 4)
-        self.records = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.noise: Tensor | None = None  # [B, W, steps], uniform in [0, 1)
+            self.begin[1:] = -math.inf
+        self.answers, self.done = zeros(sentences), zeros(sentences, dtype=torch.bool)
+        self.records = zeros(steps, sentences, self.candidates, 4, dtype=torch.float64)
+        self.noise: Tensor | None = None  # uniform in [0, 1)
         if self.samples:
-            draws = [uniform(options.seed, name, width, steps) for name in names]
-            self.noise = torch.from_numpy(np.stack(draws)).to(device)
-        self.said: Tensor | None = None  # [B, W, tokens]: all of each answer so far, -1 around it
+            self.noise = zeros(sentences, width, steps, dtype=torch.float64)
+        self.said: Tensor | None = None  # all of each answer so far, -1 around it
         if options.no_repeat:
-            before = max(len(g) for g in given)
-            padded = [[-1] * (before - len(g)) + list(g) + [-1] * steps for g in given]
-            said = torch.tensor(padded, dtype=torch.long, device=device)
-            self.said = said[:, None].repeat(1, width, 1)
-            self.before = before
+            self.said = zeros(sentences, width, before + steps)
+
+    def load(
+        self,
+        newest: Sequence[int],
+        limits: Sequence[int],
+        given: Sequence[Sequence[int]],
+        names: Sequence[bytes],
+    ) -> None:
+        """For each sentence the newest token that is known of it, the steps it may take, the
+        tokens of its answer that are there already, and what its random numbers hang on. There may
+        be fewer sentences than room for them: the others are done before they begin."""
+        here = len(limits)
+        self.tokens[:here] = torch.tensor(newest, device=self.tokens.device)[:, None]
+        self.limits.zero_()
+        self.limits[:here] = torch.tensor(limits)
+        self.least[:here] = self.options.min_length - torch.tensor([len(g) for g in given])
+        if self.noise is not None:
+            steps = self.noise.shape[-1]
+            draws = [uniform(self.options.seed, name, self.width, steps) for name in names]
+            self.noise[:here] = torch.from_numpy(np.stack(draws)).to(self.noise)
+        if self.said is not None:
+            self.said.fill_(-1)
+            for b, tokens in enumerate(given):
+                if tokens:
+                    ids = torch.tensor(tokens, device=self.said.device)
+                    self.said[b, :, self.before - len(tokens) : self.before] = ids
+
+    def restart(self) -> None:
+        """Back to the first step."""
+        self.time.zero_()
+        self.scores.copy_(self.begin.expand_as(self.scores))
+        self.parents.zero_()
+        self.answers.zero_()
+        self.done.copy_(self.limits == 0)
 
     def advance(self, logits: Tensor) -> None:
         """logits[B, W, V] of the next token: choose, write down, go on."""
@@ -97,14 +128,16 @@ class Beams:
         nothing_left = (self.scores == -math.inf).all(-1)
         self.done |= (self.answers >= self.width) | (self.time >= self.limits) | nothing_left
 
+    def per_sentence(self) -> dict[str, Tensor]:
+        """What belongs to a sentence and goes where it goes."""
+        names = ["rows", "limits", "least", "tokens", "parents", "scores", "answers", "done"]
+        names += [name for name in ("noise", "said") if getattr(self, name) is not None]
+        return {name: getattr(self, name) for name in names}
+
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only; the records of the others stay."""
-        for name in ("rows", "limits", "least", "tokens", "parents", "scores", "answers", "done"):
-            setattr(self, name, getattr(self, name)[rows])
-        if self.noise is not None:
-            self.noise = self.noise[rows]
-        if self.said is not None:
-            self.said = self.said[rows]
+        for name, tensor in self.per_sentence().items():
+            setattr(self, name, tensor[rows])
 
     def _best(self, logprobs: Tensor) -> tuple[Tensor, ...]:
         """The 2W best continuations of each sentence."""
@@ -143,6 +176,11 @@ class Beams:
         if not self.samples:
             said.copy_(said.gather(1, self.parents[..., None].expand_as(said)))
         said.index_copy_(2, self.time + self.before, self.tokens[..., None])
+
+
+def candidates_of(options: DecodingConfig) -> int:
+    """Candidates that are looked at, and written down, for each sentence and step (C)."""
+    return options.width if options.temperature else 2 * options.width
 
 
 def sample(logprobs: Tensor, noise: Tensor, options: DecodingConfig) -> Tensor:

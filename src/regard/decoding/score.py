@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from regard.decoding.engine import padded
 from regard.decoding.requests import Request, by_size
 from regard.model.linear import product
 from regard.model.transformer import Capture, Transformer
@@ -64,7 +65,8 @@ def _score_batch(
         [[*begin, *answer[:-1]] for begin, answer in zip(begins, answers, strict=True)]
     )
     capture = Capture() if attention else None
-    hidden = model.hidden(source, rows.to(device), capture)
+    with padded(model):
+        hidden = model.hidden(source, rows.to(device), capture)
     # The rows from whose output an answer's tokens are told: all but those of the beginning.
     parts = [
         part[len(begin) - 1 :]

@@ -1,7 +1,7 @@
 """One search for all: requests in, answers out, over one step function.
 
 The step function is `Transformer.step`: the newest token of every hypothesis and the cache in,
-logits out. On a GPU the same step is captured once and replayed (captured.py).
+logits out. Who calls it is an engine: `Eager` anywhere, `Captured` on a GPU.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import torch
 
 from regard.config import DecodingConfig
 from regard.decoding.answers import Answer, open_paths, read_answers, unchanged
-from regard.decoding.beams import Beams
+from regard.decoding.captured import Captured
+from regard.decoding.engine import Eager, Job
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size
 from regard.decoding.score import Scored, score
 from regard.model.transformer import Transformer
-from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
-
-LEAVE = 1 / 8  # of a batch: so many sentences must be done before it is worth moving the others
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Search:
         prefixed = [requests[i] for i, tokens in enumerate(self.given) if tokens]
         scored = iter(score(model, prefixed, [tokens for tokens in self.given if tokens]))
         self.scored = [next(scored) if tokens else Scored() for tokens in self.given]
-        self.beams: Beams | None = None
+        self.engine: Eager | Captured | None = None
 
     def _prefix(self, request: Request) -> list[int]:
         """The given beginning, up to its end if it has one."""
@@ -105,44 +103,32 @@ class Search:
         end = Tokenizer.eos
         return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
-    def __iter__(self) -> Iterator[Beams]:
+    def __iter__(self) -> Iterator[None]:
+        """Search: one turn for each step."""
         if not self.open:
             return
-        model, device = self.model, self.model.output_matrix().device
         requests = [self.requests[i] for i in self.open]
-        given = [self.given[i] for i in self.open]
-        names = [request.name for request in requests] if self.options.temperature else []
-        beams = Beams(self.options, self.limits, given, names, Tokenizer.eos, device)
-        self.beams = beams
-        both = model.encoder is not None
-        source = Packed.of([request.source for request in requests]).to(device) if both else None
-        # The first step reads the last token of what is known; everything before is read at once.
+        both = self.model.encoder is not None
         known = [request.known(both) for request in requests]
-        before = [tokens[:-1] for tokens in known]
-        read = Packed.of(before).to(device) if before[0] else None
-        beams.tokens.copy_(torch.tensor([tokens[-1:] for tokens in known], device=device))
-        cache = model.start(
-            source, read, sentences=len(requests), width=beams.width, steps=max(self.limits)
-        )
-        while True:
-            parents = beams.parents if beams.width > 1 and not beams.samples else None
-            beams.advance(model.step(beams.tokens, parents, cache))
-            yield beams
-            going = int((~beams.done).sum())
-            if not going:
-                return
-            if going <= (1 - LEAVE) * len(beams.done):
-                rows = (~beams.done).nonzero()[:, 0]
-                beams.keep(rows)
-                cache.keep(rows)
+        job = Job(
+            self.options, self.limits, [self.given[i] for i in self.open],
+            [request.name for request in requests] if self.options.temperature else [],
+            [request.source for request in requests] if both else None,
+            # The first step reads the newest token; everything before it is read at once.
+            [tokens[:-1] for tokens in known], [tokens[-1] for tokens in known],
+        )  # fmt: skip
+        engine = Captured if self.model.output_matrix().is_cuda else Eager
+        self.engine = engine(self.model, job)
+        yield from self.engine
 
     def settled(self) -> list[int]:
         """The tokens of the first sentence's answer that nothing can change any more: what all
         its hypotheses have in common, those that have ended included."""
-        if self.beams is None:
-            return list(self.given[0])
         settled = list(self.given[0])
-        for tokens in zip(*open_paths(self.beams, self.limits, 0), strict=False):
+        if self.engine is None:
+            return settled
+        paths = open_paths(self.options, self.engine.records()[:, :1], self.limits[0])
+        for tokens in zip(*paths, strict=False):
             if len(set(tokens)) > 1:
                 break
             settled.append(tokens[0])
@@ -154,8 +140,10 @@ class Search:
             (tokens, seen.logprobs) for tokens, seen in zip(self.given, self.scored, strict=True)
         ]
         found = [unchanged(*old, self.options.length_penalty, "prefix") for old in given]
-        if self.beams is not None:
-            read = read_answers(self.beams, self.limits, [given[i] for i in self.open], history)
+        if self.engine is not None:
+            given = [given[i] for i in self.open]
+            records = self.engine.records()
+            read = read_answers(self.options, records, self.limits, given, history)
             for i, answer in zip(self.open, read, strict=True):
                 found[i] = answer
         return found

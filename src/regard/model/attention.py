@@ -225,7 +225,7 @@ class MultiHeadAttention(nn.Module):
             query, key = rotation(query), rotation(key)
         assert plan is not None
         if captured is not None:  # beside the fast path, so that looking changes nothing
-            assert isinstance(plan, Plan)  # steps are not watched, only the full pass
+            assert not isinstance(plan, CachedSelf | Reading)  # only the full pass is watched
             captured.append(plan.weights(query.detach(), key.detach()))
         return self.output(plan.attend(query, key, value).flatten(1))  # [N, H*K] -> [N, D]
 

@@ -51,6 +51,7 @@ class Cache:
         self.keys, self.values = empty(), empty()  # [B, H, slots, K] of each layer
         self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]
         self.memory_mask: Tensor | None = None  # [B, 1, 1, M], to be added; None: all is visible
+        self.memory_lengths: Tensor | None = None  # the same as numbers [B], for kernels
         self.visible = torch.zeros(sentences, width, slots, dtype=torch.bool, device=device)
         self.positions = torch.zeros(sentences, dtype=torch.long, device=device)  # of what is next
         self.slot_positions = torch.zeros(sentences, slots, dtype=torch.long, device=device)
@@ -59,6 +60,26 @@ class Cache:
         self.used = 0  # slots; the host's copy of next[0]
         self.uneven = width > 1 or config.window is not None  # does `visible` hide any used slot?
         self.position_rows: Tensor | None = None  # [slots, D]: what a position adds to a token
+
+    def restart(self) -> None:
+        """Forget everything but the memory."""
+        self.visible.zero_()
+        self.positions.zero_()
+        self.slot_positions.zero_()
+        torch.arange(self.width, out=self.next)
+        self.used = 0
+
+    def per_sentence(self) -> dict[str, Tensor]:
+        """What belongs to a sentence and goes where it goes."""
+        tensors = {"visible": self.visible, "positions": self.positions}
+        tensors["slot_positions"] = self.slot_positions
+        for name, layers in (("keys", self.keys), ("values", self.values)):
+            tensors |= {f"{name}{i}": layer for i, layer in enumerate(layers)}
+        for i, (key, value) in enumerate(self.memory):
+            tensors |= {f"memory_keys{i}": key, f"memory_values{i}": value}
+        if self.memory_mask is not None:
+            tensors["memory_mask"] = self.memory_mask
+        return tensors
 
     def remember(self, source_lengths: Sequence[int], memory: list[tuple[Tensor, ...]]) -> None:
         """Keep each layer's keys and values of the memory, packed [M, H, K], as rectangles."""

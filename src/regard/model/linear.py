@@ -17,15 +17,18 @@ FEW_ROWS = 256  # from about here on both ways cost the same
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x[N, D], weight[V, D], bias[V] -> [N, V]."""
-    rows = len(x)
-    few = rows <= FEW_ROWS and x.dtype == torch.float32 and x.device.type == "cpu" and x.dim() == 2
-    if not few or torch.is_grad_enabled():
+    rows, (size, width) = len(x), weight.shape
+    few = rows <= FEW_ROWS and x.dtype == torch.float32 and x.device.type == "cpu"
+    if not few or x.dim() != 2 or torch.is_grad_enabled():
         return F.linear(x, weight, bias)
-    # One row counts as two: for a single column the library would go back to one core.
-    columns = x.expand(2, -1).t() if rows == 1 else x.t()  # [D, N]
+    if rows == 1 and size % 2 == 0:  # one row: the halves of W as a batch, one for each core
+        halves, column = weight.view(2, size // 2, width), x.t().expand(2, width, 1)
+        if bias is None:
+            return torch.bmm(halves, column).view(1, size)
+        return torch.baddbmm(bias.view(2, -1, 1), halves, column).view(1, size)
     if bias is None:
-        return torch.mm(weight, columns).t()[:rows]
-    return torch.addmm(bias[:, None], weight, columns).t()[:rows]
+        return torch.mm(weight, x.t()).t().contiguous()
+    return torch.addmm(bias[:, None], weight, x.t()).t().contiguous()
 
 
 class Linear(nn.Linear):

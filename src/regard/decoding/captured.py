@@ -1,0 +1,308 @@
+"""The engine for a GPU: a step of the model and of the search is captured once, then replayed.
+
+A decoding step is about a hundred small kernels, and launching them from Python takes much longer
+than running them. A captured graph launches all of them at once, but it is a recording: the same
+memory, the same shapes. So everything lives in buffers of fixed size (`Program`), a batch is
+filled up with sentences that are done before they begin, and the host only says which graph comes
+next. It never waits for a result: it reads the flags of the step before the last while the GPU
+works on the next one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.config import DecodingConfig
+from regard.decoding.beams import Beams, candidates_of
+from regard.decoding.engine import Job, padded
+from regard.model.cache import Cache, to_add
+from regard.model.padded import attend_rectangles
+from regard.model.transformer import Stack, Transformer
+from regard.text.batching import Packed
+from regard.text.tokenizer import Tokenizer
+
+STEPS = 32  # the unit in which lengths are rounded up; a graph looks at multiples of so many slots
+PROGRAMS = 24  # kept for a model: each is memory and a moment of capturing
+AHEAD = 2  # steps that the host may be ahead of the GPU
+LEAVE = 3 / 4  # of a batch: so many sentences must be done before the others move to a smaller one
+
+_programs: WeakKeyDictionary[Transformer, OrderedDict[Any, Program]] = WeakKeyDictionary()
+
+
+class Captured:
+    """Iterating over it searches, one turn a step (or a few, when the host is ahead)."""
+
+    def __init__(self, model: Transformer, job: Job) -> None:
+        self.model, self.job, self.time = model, job, 0
+        sentences = len(job.limits)
+        self.rows = np.arange(sentences)  # of the job, one for each sentence in the program
+        shape = (max(job.limits), sentences, candidates_of(job.options), 4)
+        self.written = np.zeros(shape)  # what programs left behind have recorded
+        self.since = 0  # the first step that the present program has recorded
+        self.program = self._open(sentences)
+        self.program.begin(model, job)
+
+    def _open(self, sentences: int) -> Program:
+        job = self.job
+        source = max(map(len, job.sources)) if job.sources else 0
+        read, before = max(map(len, job.read)), job.before
+        sizes = [-(-size // STEPS) * STEPS for size in (source, read, before, max(job.limits))]
+        return find_program(self.model, job.options, rounded(sentences), *sizes)
+
+    def __iter__(self) -> Iterator[None]:
+        last = max(self.job.limits)
+        while self.time < last:
+            self.program.step()
+            self.time += 1
+            done = self.program.flags()[: len(self.rows)]
+            yield
+            going = int((~done).sum())
+            if not going:
+                return
+            if going <= (1 - LEAVE) * self.program.sentences:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Go on in a smaller program with the sentences that are not done."""
+        old = self.program
+        torch.cuda.current_stream().synchronize()
+        going = (~old.beams.done[: len(self.rows)]).cpu().numpy().nonzero()[0]
+        if not len(going):
+            return
+        self.records()
+        self.program, self.since = self._open(len(going)), self.time
+        if self.program is not old:
+            self.program.take(old, torch.from_numpy(going).to(old.beams.rows))
+            self.rows = self.rows[going]
+
+    def records(self) -> NDArray[Any]:
+        """What has happened so far: [steps, B, C, 4]."""
+        new = self.program.beams.records[self.since : self.time, : len(self.rows)].cpu().numpy()
+        self.written[self.since : self.time, self.rows] = new
+        return self.written[: self.time]
+
+
+def rounded(size: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, ...: few programs, and at most a third of one is idle."""
+    power = 1 << (size - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
+
+
+def find_program(
+    model: Transformer, options: DecodingConfig, sentences: int, *sizes: int
+) -> Program:
+    """The program of this shape; the least recently used one goes if there are too many."""
+    # Weights that moved to other memory are not those that were captured. Seeds, penalties and
+    # limits are data.
+    where = tuple(p.data_ptr() for p in model.parameters())
+    plain = replace(options, seed=0, length_penalty=0.0, max_length=1)
+    key = (where, plain, sentences, *sizes)
+    programs = _programs.setdefault(model, OrderedDict())
+    if key not in programs:
+        programs[key] = Program(model, plain, sentences, *sizes)
+        if len(programs) > PROGRAMS:
+            programs.popitem(last=False)
+    programs.move_to_end(key)
+    programs[key].beams.options = options
+    return programs[key]
+
+
+class Program:
+    """Buffers for so many sentences of so many tokens, and the graphs that work on them."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        options: DecodingConfig,
+        sentences: int,
+        source: int,
+        read: int,
+        before: int,
+        steps: int,
+    ) -> None:
+        # The model is not kept: programs live as long as it does, and must not be the reason.
+        self.sentences, self.reads = sentences, read
+        weight = model.output_matrix()
+        self.device, width = weight.device, options.width
+        self.beams = Beams(options, sentences, steps, before, Tokenizer.eos, self.device)
+        slots = read + steps * width
+        self.cache = Cache(model.config, sentences, width, slots, weight.dtype, self.device)
+        self.cache.uneven = True
+        assert model.decoder is not None
+        places = read + steps
+        if model.config.positions == "learned":
+            places = min(places, model.config.max_length)
+        positions = torch.arange(places, device=self.device)
+        self.cache.position_rows = model.decoder.position_rows(positions)
+        if source:
+            self.source = torch.zeros(sentences, source, dtype=torch.long, device=self.device)
+            self.length = torch.ones(sentences, dtype=torch.long, device=self.device)
+            self.cache.memory_lengths = self.length
+        self.done = torch.zeros(sentences, dtype=torch.bool, pin_memory=True)
+        self.events: list[torch.cuda.Event] = []
+        self.used = 0
+        pool = torch.cuda.graph_pool_handle()
+        self.start = capture(lambda: self._start(model), pool)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.fused = fused_step(model, self.beams, self.cache)
+        unit = slots if self.fused is not None else STEPS * width  # its kernels see for themselves
+        for seen in range(slots, read, -unit):
+
+            def one_step(seen: int = seen) -> None:
+                self._step(model, seen)
+
+            self._restart()
+            self.graphs[seen] = capture(one_step, pool)
+
+    # ---- what is captured ---------------------------------------------------------------
+
+    def _restart(self) -> None:
+        self.beams.restart()
+        self.cache.restart()
+
+    def _start(self, model: Transformer) -> None:
+        self._restart()
+        if model.encoder is not None:
+            self._encode(model, model.encoder)
+
+    def _encode(self, model: Transformer, encoder: Stack) -> None:
+        """The encoder on a rectangle; its padding is seen by no one."""
+        size = self.source.shape[1]
+        place = torch.arange(size, device=self.device)
+        real = (place < self.length[:, None])[:, None, None]  # [B, 1, 1, M]
+        visible = real
+        if model.config.window is not None:
+            visible = real & ((place[:, None] - place).abs() <= model.config.window)
+        dtype = model.output_matrix().dtype
+        plan = Rectangle(to_add(visible, dtype))
+        positions = place.expand_as(self.source).flatten()
+        x = encoder.embed(model.table("source"), self.source.flatten(), positions)
+        memory = encoder(x, positions, [plan] * len(encoder.layers))
+        self.cache.memory_mask = to_add(real, dtype)
+        self.cache.memory = [
+            (split(key, size).contiguous(), split(value, size).contiguous())
+            for key, value in model.project(memory)
+        ]
+
+    def _step(self, model: Transformer, seen: int) -> None:
+        beams = self.beams
+        if self.fused is not None:
+            self.fused(model)
+        else:
+            moves = beams.width > 1 and not beams.samples
+            parents = beams.parents if moves else None
+            beams.advance(model.step(beams.tokens, parents, self.cache, seen))
+        self.done.copy_(beams.done, non_blocking=True)
+
+    # ---- what the host does -------------------------------------------------------------
+
+    def begin(self, model: Transformer, job: Job) -> None:
+        torch.cuda.current_stream().synchronize()  # nothing old writes into what follows
+        self.done.fill_(False)
+        sources = job.sources
+        if sources is not None:
+            rows = np.zeros(self.source.shape, np.int64)
+            for b, tokens in enumerate(sources):
+                rows[b, : len(tokens)] = tokens
+            lengths = [len(tokens) for tokens in sources]
+            self.length[: len(lengths)] = torch.tensor(lengths)
+            self.source.copy_(torch.from_numpy(rows))
+        self.beams.load(job.newest, job.limits, job.given, job.names)
+        self.start.replay()
+        self.used = 0
+        self.events.clear()
+        if self.reads:
+            self._read(model, job)
+
+    def _read(self, model: Transformer, job: Job) -> None:
+        """What the decoder reads before the first step; it is read once, so nothing is captured."""
+        fill = [[Tokenizer.bos]] * (self.sentences - len(job.read))
+        read = Packed.of([*job.read, *fill]).to(self.device)
+        source, memory = None, None
+        with padded(model):
+            if job.sources is not None:
+                source = Packed.of([*job.sources, *fill]).to(self.device)
+                memory = model.encode(source)
+            model.decode(read, memory, source, cache=self.cache)
+        self.cache.began(read.lengths)
+        self.used = max(read.lengths)
+
+    def step(self) -> None:
+        self.used += self.beams.width
+        seen = min(size for size in self.graphs if size >= self.used)
+        self.graphs[seen].replay()
+        event = torch.cuda.Event()
+        event.record()
+        self.events.append(event)
+
+    def flags(self) -> Tensor:
+        """Which sentences were done when the host last knew; waits if it is too far ahead."""
+        if len(self.events) > AHEAD:
+            self.events.pop(0).synchronize()
+        return self.done
+
+    def take(self, other: Program, rows: Tensor) -> None:
+        """Go on with these sentences of another program."""
+        here = len(rows)
+        for mine, theirs in ((self.beams, other.beams), (self.cache, other.cache)):
+            old = theirs.per_sentence()
+            for name, tensor in mine.per_sentence().items():
+                if name != "rows":
+                    tensor[:here] = old[name][rows]
+        self.beams.done[here:] = True
+        self.beams.limits[here:] = 0
+        self.beams.time.copy_(other.beams.time)
+        self.cache.next.copy_(other.cache.next)
+        self.done.fill_(False)
+        self.used = other.used
+        self.events.clear()
+
+
+class Rectangle:
+    """Attention among the rows of each sentence, all sentences being of one size."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        size = len(query) // len(self.mask)
+        query, key, value = (split(x, size) for x in (query, key, value))
+        output = attend_rectangles(query, key, value, self.mask)
+        return output.transpose(1, 2).flatten(0, 1)
+
+
+def fused_step(model: Transformer, beams: Beams, cache: Cache) -> Any:
+    """The step out of our own kernels, where there is one for this search."""
+    if find_spec("triton") is None:
+        return None
+    from regard.decoding.fused import FusedStep
+
+    return FusedStep(model, beams, cache) if FusedStep.can(model, beams) else None
+
+
+def split(x: Tensor, size: int) -> Tensor:
+    """[B*size, H, K] -> [B, H, size, K]."""
+    return x.unflatten(0, (-1, size)).transpose(1, 2)
+
+
+def capture(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """Record what the body does; it runs once before, so that libraries can set up their memory."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.no_grad():
+        body()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph, pool=pool):
+        body()
+    return graph

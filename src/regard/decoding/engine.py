@@ -1,0 +1,87 @@
+"""The engine that runs anywhere: one call of the model and one of the search for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.config import DecodingConfig
+from regard.decoding.beams import Beams
+from regard.model.transformer import Transformer
+from regard.text.batching import Packed
+from regard.text.tokenizer import Tokenizer
+
+LEAVE = 1 / 8  # of a batch: so many sentences must be done before it is worth moving the others
+
+
+@dataclass(frozen=True)
+class Job:
+    """A batch of sentences to search answers for; every list has an entry for each."""
+
+    options: DecodingConfig
+    limits: Sequence[int]  # steps each may take
+    given: Sequence[Sequence[int]]  # tokens of its answer that are there already
+    names: Sequence[bytes]  # what its random numbers hang on, where some are needed
+    sources: Sequence[Sequence[int]] | None  # what is encoded
+    read: Sequence[Sequence[int]]  # what the decoder reads before the first step: all or none
+    newest: Sequence[int]  # what the first step reads
+
+    @property
+    def before(self) -> int:
+        """Tokens of the longest answer that is there already."""
+        return max(len(tokens) for tokens in self.given)
+
+
+@contextmanager
+def padded(model: Transformer) -> Iterator[None]:
+    """Attention by the engine that need not be compiled: batches here are of every size, and what
+    is compiled for training would be compiled again for each."""
+    chosen = model.engine
+    model.engine = "padded" if chosen == "auto" else chosen
+    try:
+        yield
+    finally:
+        model.engine = chosen
+
+
+class Eager:
+    """Iterating over it searches, one turn a step."""
+
+    def __init__(self, model: Transformer, job: Job) -> None:
+        self.model = model
+        device = model.output_matrix().device
+        sentences, steps = len(job.limits), max(job.limits)
+        self.beams = Beams(job.options, sentences, steps, job.before, Tokenizer.eos, device)
+        self.beams.load(job.newest, job.limits, job.given, job.names)
+        self.beams.restart()
+        with padded(model):
+            self.cache = model.start(
+                None if job.sources is None else Packed.of(job.sources).to(device),
+                Packed.of(job.read).to(device) if job.read[0] else None,
+                sentences=sentences, width=self.beams.width, steps=steps,
+            )  # fmt: skip
+
+    def __iter__(self) -> Iterator[None]:
+        beams, cache = self.beams, self.cache
+        moves = beams.width > 1 and not beams.samples
+        while True:
+            logits = self.model.step(beams.tokens, beams.parents if moves else None, cache)
+            beams.advance(logits)
+            yield
+            going = int((~beams.done).sum())
+            if not going:
+                return
+            if going <= (1 - LEAVE) * len(beams.done):
+                rows = (~beams.done).nonzero()[:, 0]
+                beams.keep(rows)
+                cache.keep(rows)
+
+    def records(self) -> NDArray[Any]:
+        """What has happened so far: [steps, B, C, 4]."""
+        records: NDArray[np.float64] = self.beams.records[: int(self.beams.time)].cpu().numpy()
+        return records

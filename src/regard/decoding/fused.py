@@ -1,0 +1,212 @@
+"""A decoding step on a GPU out of few kernels: the same function as Transformer.step followed by
+Beams.advance, for what is asked most: beam search (greedy included) with up to 16 hypotheses.
+
+Rows wait with their norm: a product computes it on the way in, and where it is only needed for
+the sum after a product, on the way out. From 17 rows on the products are PyTorch's, which are
+faster then, and norms and sums are kernels of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.decoding import kernels
+from regard.decoding.beams import Beams
+from regard.model.block import EPSILON
+from regard.model.cache import Cache
+from regard.model.transformer import Transformer
+
+FEW = 16  # rows of a product, and hypotheses of a sentence
+SCAN = 4096  # logits that one program looks through
+
+
+class Rows:
+    """x[N, D] and the norm that those who read it want before."""
+
+    def __init__(self, raw: Tensor, norm: nn.Module | None = None) -> None:
+        self.raw, self.norm = raw, norm
+        self.kept: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        if self.kept is None:
+            self.kept = self.raw if self.norm is None else self.norm(self.raw)
+        return self.kept
+
+
+def product(
+    x: Rows, weight: Tensor, bias: Tensor | None, activation: int = 0, residual: Rows | None = None
+) -> Tensor:
+    """f(x weightᵀ + bias) + residual."""
+    rows, width = x.raw.shape
+    size = len(weight)
+    if rows > FEW:
+        out = F.linear(x.value, weight, bias)
+        if activation:
+            out = F.relu(out) if activation == kernels.RELU else F.gelu(out)
+        return out if residual is None else out + residual.value
+    out = x.raw.new_empty(rows, size)
+    block = 16 if size <= 8192 else 64
+    beside = residual if residual is not None else Rows(x.raw)
+    kernels.product_kernel[(-(-size // block),)](
+        out, x.raw, weight, weight if bias is None else bias, *norm_of(x), beside.raw,
+        *norm_of(beside), rows, width, size, EPSILON,
+        BIAS=bias is not None, SHIFT=has_shift(x) or has_shift(beside),
+        NORM=norm_kind(x), ACTIVATION=activation,
+        RESIDUAL=residual is not None, RESIDUAL_NORM=norm_kind(beside),
+        ROWS=FEW, BLOCK_V=block, BLOCK_D=128 if block == 64 else 256, PRECISION="ieee",
+    )  # fmt: skip
+    return out
+
+
+def read(stream: Rows, sublayer: Any, norm_first: bool) -> Rows:
+    """What a sub-layer reads: pre-norm has its norm here."""
+    return Rows(stream.raw, sublayer.norm) if norm_first else stream
+
+
+def add(x: Tensor, layer: Any, stream: Rows, sublayer: Any, norm_first: bool) -> Rows:
+    """A sub-layer's last product, added to the stream: post-norm has its norm here."""
+    out = product(Rows(x), layer.weight, layer.bias, residual=stream)
+    return Rows(out) if norm_first else Rows(out, sublayer.norm)
+
+
+def norm_kind(rows: Rows) -> int:
+    if rows.norm is None:
+        return 0
+    return kernels.LAYER_NORM if isinstance(rows.norm, nn.LayerNorm) else kernels.RMS_NORM
+
+
+def norm_of(rows: Rows) -> tuple[Any, Any]:
+    """Gain and shift; anything where there are none."""
+    gain = getattr(rows.norm, "weight", rows.raw)
+    shift = getattr(rows.norm, "bias", None)
+    return gain, gain if shift is None else shift
+
+
+def has_shift(rows: Rows) -> bool:
+    return getattr(rows.norm, "bias", None) is not None
+
+
+class FusedStep:
+    """A step of the model and of the search on the same buffers, without the host."""
+
+    def __init__(self, model: Transformer, beams: Beams, cache: Cache) -> None:
+        self.beams, self.cache = beams, cache
+        # Kernels take bytes for booleans.
+        self.visible, self.done = cache.visible.view(torch.uint8), beams.done.view(torch.uint8)
+        sentences, width = beams.tokens.shape
+        rows, vocabulary = sentences * width, len(model.output_matrix())
+        self.blocks = -(-vocabulary // SCAN)
+        device = beams.tokens.device
+        self.part = torch.empty(rows, self.blocks, 2, device=device)
+        shape = (rows, self.blocks, beams.candidates)
+        self.best = torch.empty(shape, device=device)
+        self.best_tokens = torch.empty(shape, dtype=torch.int32, device=device)
+
+    @staticmethod
+    def can(model: Transformer, beams: Beams) -> bool:
+        """Is this one of the searches that it knows?"""
+        config = model.config
+        size = config.head_size
+        return (
+            not beams.samples
+            and beams.said is None
+            and beams.width <= FEW
+            and size in (16, 32, 64, 128)
+            and config.window is None
+            and config.activation != "swiglu"
+            and config.positions != "rotary"
+            and not config.embedding_norm
+        )
+
+    def __call__(self, model: Transformer) -> None:
+        self._advance(self._logits(model))
+
+    def _logits(self, model: Transformer) -> Tensor:
+        config, cache, beams, decoder = model.config, self.cache, self.beams, model.decoder
+        assert decoder is not None
+        sentences, width = beams.tokens.shape
+        rows, d_model = sentences * width, config.d_model
+        table = model.table("target").weight
+        x = table.new_empty(rows, d_model)
+        places = cache.position_rows
+        scale = d_model**0.5 if config.scale_embeddings else 1.0
+        kernels.embed_kernel[(rows,)](
+            x, beams.tokens, cache.positions, table, table if places is None else places, scale,
+            d_model, WIDTH=width, ADD=places is not None, BLOCK=power(d_model),
+        )  # fmt: skip
+        kernels.move_kernel[(sentences,)](
+            self.visible, beams.parents, cache.next, cache.slots,
+            WIDTH=width, ROWS=power(width), BLOCK=64,
+        )  # fmt: skip
+        relu = kernels.RELU if config.activation == "relu" else kernels.GELU
+        stream = Rows(x)
+        first = config.norm_first
+        for i, block in enumerate(decoder.layers):
+            own: Any = block.self_attention
+            before = read(stream, block.self_attention_norm, first)
+            qkv = product(before, own.query_key_value.weight, own.query_key_value.bias)
+            looked = self._attend(qkv, cache.keys[i], cache.values[i], new=True)
+            stream = add(looked, own.output, stream, block.self_attention_norm, first)
+            cross: Any = block.cross_attention
+            if cross is not None:
+                before = read(stream, block.cross_attention_norm, first)
+                bias = cross.query_key_value.bias
+                size = own.width
+                query = product(
+                    before, cross.query_key_value.weight[:size],
+                    None if bias is None else bias[:size],
+                )  # fmt: skip
+                looked = self._attend(query, *cache.memory[i], new=False)
+                stream = add(looked, cross.output, stream, block.cross_attention_norm, first)
+            feed: Any = block.feed_forward
+            before = read(stream, block.feed_forward_norm, first)
+            hidden = product(before, feed.inner.weight, feed.inner.bias, relu)
+            stream = add(hidden, feed.outer, stream, block.feed_forward_norm, first)
+        if decoder.final_norm is not None:
+            stream = Rows(stream.raw, decoder.final_norm)
+        return product(stream, model.output_matrix(), None)
+
+    def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, new: bool) -> Tensor:
+        """rows: queries [N, H*K], or queries, keys and values of the new tokens [N, 3*H*K]."""
+        sentences, heads, slots, size = keys.shape
+        width = len(rows) // sentences
+        out = rows.new_empty(len(rows), heads * size)
+        inner = heads * size
+        kernels.attend_kernel[(sentences * heads,)](
+            out, rows, rows[:, inner:] if new else rows, rows[:, 2 * inner :] if new else rows,
+            keys, values, self.visible, self.cache.next if new else self.cache.memory_lengths,
+            size**-0.5, heads, slots, rows.stride(0),
+            NEW=new, WIDTH=width, ROWS=FEW, SIZE=size, BLOCK=32, PRECISION="ieee",
+        )  # fmt: skip
+        return out
+
+    def _advance(self, logits: Tensor) -> None:
+        """Beams.advance, and the clocks."""
+        beams, cache = self.beams, self.cache
+        sentences, width = beams.tokens.shape
+        kernels.scan_kernel[(len(logits), self.blocks)](
+            logits, self.part, self.best, self.best_tokens, beams.time, beams.least,
+            logits.shape[1], self.blocks, beams.eos,
+            WIDTH=width, CANDIDATES=beams.candidates, LEAST=beams.options.min_length > 0,
+            BLOCK=SCAN, num_warps=8,
+        )  # fmt: skip
+        kernels.choose_kernel[(sentences,)](
+            self.part, self.best, self.best_tokens, beams.scores, beams.tokens, beams.parents,
+            beams.answers, self.done, beams.limits, beams.records, beams.time, beams.rows,
+            self.blocks, beams.records.shape[1], beams.eos,
+            WIDTH=width, CANDIDATES=beams.candidates, ROWS=power(width),
+            BLOCKS=max(2, power(self.blocks)), ALL=power(width * self.blocks * beams.candidates),
+        )  # fmt: skip
+        kernels.tick_kernel[(-(-sentences // 1024),)](
+            beams.time, cache.next, cache.positions, sentences, WIDTH=width, BLOCK=1024
+        )
+
+
+def power(size: int) -> int:
+    """The next power of two."""
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,97 @@
+"""The captured search on a CUDA device finds what the plain one finds."""
+
+import pytest
+import torch
+
+from regard.config import DecodingConfig
+from regard.decoding import captured, search
+from regard.decoding.engine import Eager
+from regard.decoding.requests import Request
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+MODES = [
+    DecodingConfig(beam=1),
+    DecodingConfig(beam=4, n_best=3),
+    DecodingConfig(beam=30, max_length=8, n_best=5),
+    DecodingConfig(beam=3, no_repeat=2, min_length=9),
+    DecodingConfig(beam=1, temperature=1.0, n_best=3),
+    DecodingConfig(beam=1, temperature=0.8, top_k=6, top_p=0.9, no_repeat=3),
+]
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(monkeypatch):
+    """float32 products in float32, not in the tensor cores' shorter format."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+def requests(count, prefixes):
+    made = []
+    for i in range(count):
+        source = torch.randint(3, 20, (1 + 7 * i % 41,)).tolist()
+        made.append(Request(source, [5, 9, 11][: i % 4] if prefixes else []))
+    return made
+
+
+def same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        for one, other in zip((a, *a.others), (b, *b.others), strict=True):
+            assert one.tokens == other.tokens
+            assert one.stopped == other.stopped
+            assert one.score == pytest.approx(other.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("prefixes", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"window": 4, "positions": "rotary"}], ids=str)
+def test_captured_equals_eager_and_the_cpu(style, options, prefixes, changes, model, monkeypatch):
+    net = model(style=style, dtype=torch.float32, d_model=32, **changes)
+    asked = requests(11, prefixes)
+    on_cpu = search.decode(net, asked, options)
+    net.cuda()
+    found = search.decode(net, asked, options)
+    again = search.decode(net, asked[::-1], options, batch_tokens=40)[::-1]
+    monkeypatch.setattr(search, "Captured", Eager)
+    same(found, search.decode(net, asked, options))
+    same(found, on_cpu)
+    same(found, again)
+
+
+def test_sentences_that_are_done_leave_for_a_smaller_program(model, monkeypatch):
+    net = model(dtype=torch.float32, d_model=32).cuda()
+    asked = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 60) for i in range(64)]
+    options = DecodingConfig(beam=2, min_length=60)
+    taken = []
+    take = captured.Program.take
+    monkeypatch.setattr(
+        captured.Program, "take", lambda *args: (taken.append(len(args[2])), take(*args))
+    )
+    found = search.decode(net, asked, options)
+    assert taken == [4]
+    monkeypatch.setattr(search, "Captured", Eager)
+    same(found, search.decode(net, asked, options))
+
+
+def test_weights_that_change_are_the_ones_that_are_used(model):
+    net = model(dtype=torch.float32, d_model=32).cuda()
+    other = model(dtype=torch.float32, d_model=32)
+    torch.nn.init.normal_(other.table("target").weight)
+    asked, options = requests(5, False), DecodingConfig(beam=2)
+    before = search.decode(net, asked, options)
+    net.load_state_dict(other.state_dict())
+    after = search.decode(net, asked, options)
+    assert [a.tokens for a in after] != [a.tokens for a in before]
+    same(after, search.decode(other, asked, options))
+    same(search.decode(net.double().float(), asked, options), after)
+
+
+def test_many_shapes_do_not_pile_up(model):
+    net = model(dtype=torch.float32, d_model=32).cuda()
+    for count in range(1, 2 * captured.PROGRAMS, 2):
+        search.decode(net, requests(count, False)[-3:], DecodingConfig(beam=1 + count % 7))
+    assert len(captured._programs[net]) <= captured.PROGRAMS
