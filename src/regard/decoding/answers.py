@@ -77,28 +77,25 @@ class Records:
 
     def __init__(self, options: DecodingConfig, records: Numbers, limits: Sequence[int]) -> None:
         self.options, width = options, options.width
-        self.token = records[..., TOKEN].astype(np.int64)  # [T, B, C]
-        self.parent = records[..., PARENT].astype(np.int64)
-        self.logprob, self.score = records[..., LOGPROB], records[..., SCORE]
+        columns = np.ascontiguousarray(np.moveaxis(records, -1, 0))  # [4, T, B, C]
+        self.logprob, self.score = columns[LOGPROB], columns[SCORE]
+        self.token, self.parent = (columns[i].astype(np.int64) for i in (TOKEN, PARENT))
         alive = self.score > -np.inf
-        end = self.token == Tokenizer.eos
+        goes_on = self.token != Tokenizer.eos
         rank = np.arange(candidates_of(options))
-        self.ended = end & alive & (rank < width)
-        if options.temperature:
-            self.live = np.broadcast_to(rank, self.token.shape)  # [T, B, W]: candidates that go on
-            going = alive & ~end
-        else:
-            self.live = (rank + len(rank) * end).argsort(-1)[..., :width]
-            going = np.take_along_axis(alive, self.live, -1)
+        self.ended = ~goes_on & alive & (rank < width)
+        # The hypothesis that a candidate becomes, where it goes on.
+        self.becomes = np.broadcast_to(rank, self.token.shape)
+        if not options.temperature:
+            self.becomes = goes_on.cumsum(-1) - 1
+        self.kept = goes_on & alive & (self.becomes < width)
+        self.becomes = np.where(goes_on, self.becomes, -1)
         # A sentence's last step, by the rule of Beams.advance.
         step = np.arange(len(records))[:, None]
         self.limit = np.asarray(limits)
         answers = self.ended.sum(-1).cumsum(0)
-        done = (answers >= width) | (step + 1 >= self.limit) | ~going.any(-1)
+        done = (answers >= width) | (step + 1 >= self.limit) | ~self.kept.any(-1)
         self.last = done.argmax(0)  # [B]
-        # Where they are kept, as flags of the candidates.
-        self.kept = np.zeros_like(end)
-        np.put_along_axis(self.kept, self.live, going, -1)
 
     def finals(self, given: Numbers, before: Numbers) -> Numbers:
         """Scores of the candidates that are answers, [T, B, C], minus infinity for the others.
@@ -110,10 +107,10 @@ class Records:
         final = (self.ended & (step <= self.last[:, None])) | self.cut
         # Every token forbidden: the hypotheses of the step before stay as they are.
         stuck = ~final.any((0, 2))
-        final |= self.kept & stuck[:, None] & (step == self.last[:, None] - 1)
+        if stuck.any():
+            final |= self.kept & stuck[:, None] & (step == self.last[:, None] - 1)
         length = step + 1 + given[:, None]
-        with np.errstate(invalid="ignore"):
-            score = (self.score + before[:, None]) / penalty(length, self.options.length_penalty)
+        score = (self.score + before[:, None]) / penalty(length, self.options.length_penalty)
         return np.where(final, score, -np.inf)
 
     def trace(self, step: Numbers, candidate: Numbers) -> tuple[Numbers, Numbers]:
@@ -121,14 +118,13 @@ class Records:
         shape = (*step.shape, len(self.token))
         tokens, logprobs = np.zeros(shape, np.int64), np.zeros(shape)
         row = np.arange(len(step))[:, None]
-        at = candidate.copy()
+        at = candidate
         for t in range(int(step.max()), -1, -1):
-            on = step >= t
-            tokens[..., t] = np.where(on, self.token[t, row, at], 0)
-            logprobs[..., t] = np.where(on, self.logprob[t, row, at], 0.0)
+            tokens[..., t], logprobs[..., t] = self.token[t, row, at], self.logprob[t, row, at]
             if t:
                 parent = self.parent[t, row, at]
-                at = np.where(on, self.live[t - 1, row, parent], at)
+                older = (self.becomes[t - 1][:, None] == parent[..., None]).argmax(-1)
+                at = np.where(step >= t, older, candidate)
         return tokens, logprobs
 
     def history(self, row: int) -> list[list[Candidate]]:
@@ -167,7 +163,10 @@ def read_answers(
     finals = records.finals(tokens_before, score_before)
     sentences, candidates = finals.shape[1:]
     flat = finals.transpose(1, 0, 2).reshape(sentences, -1)  # [B, T*C]
-    order = np.argsort(-flat, axis=1, kind="stable")[:, : options.n_best]  # [B, n]
+    if options.n_best == 1:
+        order = flat.argmax(1)[:, None]  # [B, n]
+    else:
+        order = np.argsort(-flat, axis=1, kind="stable")[:, : options.n_best]
     step, candidate = np.divmod(order, candidates)
     tokens, logprobs = records.trace(step, candidate)
     score = np.take_along_axis(flat, order, 1)

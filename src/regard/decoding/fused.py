@@ -21,7 +21,8 @@ from regard.model.cache import Cache
 from regard.model.transformer import Transformer
 
 FEW = 16  # rows of a product, and hypotheses of a sentence
-SCAN = 4096  # logits that one program looks through
+WIDEST = 1024  # rows that are normalised inside a product
+PIECE, PIECES = 512, 8  # logits, and pieces of so many that one program looks through
 
 
 class Rows:
@@ -44,21 +45,23 @@ def product(
     """f(x weightᵀ + bias) + residual."""
     rows, width = x.raw.shape
     size = len(weight)
-    if rows > FEW:
+    if rows > FEW or max(width if x.norm else 0, size if residual else 0) > WIDEST:
         out = F.linear(x.value, weight, bias)
         if activation:
             out = F.relu(out) if activation == kernels.RELU else F.gelu(out)
         return out if residual is None else out + residual.value
     out = x.raw.new_empty(rows, size)
-    block = 16 if size <= 8192 else 64
+    dot = rows > 4  # the least that tensor cores take is 16 rows: too many for so few
+    block = (16 if size <= 8192 else 64) if dot else (4 if size <= 8192 else 8)
     beside = residual if residual is not None else Rows(x.raw)
     kernels.product_kernel[(-(-size // block),)](
         out, x.raw, weight, weight if bias is None else bias, *norm_of(x), beside.raw,
         *norm_of(beside), rows, width, size, EPSILON,
-        BIAS=bias is not None, SHIFT=has_shift(x) or has_shift(beside),
-        NORM=norm_kind(x), ACTIVATION=activation,
+        BIAS=bias is not None, NORM=norm_kind(x), SHIFT=has_shift(x), ACTIVATION=activation,
         RESIDUAL=residual is not None, RESIDUAL_NORM=norm_kind(beside),
-        ROWS=FEW, BLOCK_V=block, BLOCK_D=128 if block == 64 else 256, PRECISION="ieee",
+        RESIDUAL_SHIFT=has_shift(beside), ROWS=FEW if dot else power(rows), BLOCK_V=block,
+        BLOCK_D=power(width) if x.norm else min(512, power(width)),
+        WHOLE_V=power(size) if residual else 1, DOT=dot,
     )  # fmt: skip
     return out
 
@@ -100,12 +103,12 @@ class FusedStep:
         self.visible, self.done = cache.visible.view(torch.uint8), beams.done.view(torch.uint8)
         sentences, width = beams.tokens.shape
         rows, vocabulary = sentences * width, len(model.output_matrix())
-        self.blocks = -(-vocabulary // SCAN)
+        self.blocks = -(-vocabulary // (PIECE * PIECES))
         device = beams.tokens.device
         self.part = torch.empty(rows, self.blocks, 2, device=device)
-        shape = (rows, self.blocks, beams.candidates)
-        self.best = torch.empty(shape, device=device)
-        self.best_tokens = torch.empty(shape, dtype=torch.int32, device=device)
+        self.highest = torch.empty(rows, self.blocks * PIECES, device=device)
+        self.best = torch.empty(rows, beams.candidates, device=device)
+        self.best_tokens = torch.empty_like(self.best, dtype=torch.int32)
 
     @staticmethod
     def can(model: Transformer, beams: Beams) -> bool:
@@ -117,6 +120,7 @@ class FusedStep:
             and beams.said is None
             and beams.width <= FEW
             and size in (16, 32, 64, 128)
+            and model.output_matrix().dtype != torch.float64
             and config.window is None
             and config.activation != "swiglu"
             and config.positions != "rotary"
@@ -181,7 +185,7 @@ class FusedStep:
             out, rows, rows[:, inner:] if new else rows, rows[:, 2 * inner :] if new else rows,
             keys, values, self.visible, self.cache.next if new else self.cache.memory_lengths,
             size**-0.5, heads, slots, rows.stride(0),
-            NEW=new, WIDTH=width, ROWS=FEW, SIZE=size, BLOCK=32, PRECISION="ieee",
+            NEW=new, WIDTH=width, ROWS=FEW, SIZE=size, BLOCK=32,
         )  # fmt: skip
         return out
 
@@ -189,18 +193,21 @@ class FusedStep:
         """Beams.advance, and the clocks."""
         beams, cache = self.beams, self.cache
         sentences, width = beams.tokens.shape
-        kernels.scan_kernel[(len(logits), self.blocks)](
-            logits, self.part, self.best, self.best_tokens, beams.time, beams.least,
-            logits.shape[1], self.blocks, beams.eos,
-            WIDTH=width, CANDIDATES=beams.candidates, LEAST=beams.options.min_length > 0,
-            BLOCK=SCAN, num_warps=8,
+        rows, vocabulary = logits.shape
+        shape: dict[str, Any] = {"LEAST": beams.options.min_length > 0, "WIDTH": width}
+        shape |= {"PIECE": PIECE, "PIECES": PIECES}
+        numbers = beams.time, beams.least, vocabulary, self.blocks, beams.eos
+        kernels.scan_kernel[(rows, self.blocks)](logits, self.part, self.highest, *numbers, **shape)
+        kernels.narrow_kernel[(rows,)](
+            logits, self.part, self.highest, self.best, self.best_tokens, *numbers, **shape,
+            CANDIDATES=beams.candidates, MOST=power(beams.candidates),
+            BLOCKS=power(self.blocks), ALL=power(self.blocks * PIECES),
         )  # fmt: skip
         kernels.choose_kernel[(sentences,)](
-            self.part, self.best, self.best_tokens, beams.scores, beams.tokens, beams.parents,
-            beams.answers, self.done, beams.limits, beams.records, beams.time, beams.rows,
-            self.blocks, beams.records.shape[1], beams.eos,
-            WIDTH=width, CANDIDATES=beams.candidates, ROWS=power(width),
-            BLOCKS=max(2, power(self.blocks)), ALL=power(width * self.blocks * beams.candidates),
+            self.best, self.best_tokens, beams.scores, beams.tokens, beams.parents, beams.answers,
+            self.done, beams.limits, beams.records, beams.time, beams.rows,
+            beams.records.shape[1], beams.eos,
+            WIDTH=width, CANDIDATES=beams.candidates, ALL=power(width * beams.candidates),
         )  # fmt: skip
         kernels.tick_kernel[(-(-sentences // 1024),)](
             beams.time, cache.next, cache.positions, sentences, WIDTH=width, BLOCK=1024

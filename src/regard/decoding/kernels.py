@@ -19,52 +19,51 @@ RELU, GELU = 1, 2  # 0: neither
 
 
 @triton.jit
-def moments(x, row_stride, rows, real, D, epsilon, NORM: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean and 1 / standard deviation of the rows of x[*, D]; of RMSNorm the mean is 0."""
-    mean = tl.zeros([rows.shape[0]], tl.float32)
+def normalised(x, inside, gain, shift, D, epsilon, NORM: tl.constexpr, SHIFT: tl.constexpr):
+    """The rows of x, normalised, times a gain, and a shift added: all float32, [ROWS, D]."""
+    mean = tl.zeros([x.shape[0]], tl.float32)
     if NORM == 1:
-        for start in range(0, D, BLOCK):
-            d = start + tl.arange(0, BLOCK)
-            inside = real[:, None] & (d < D)[None, :]
-            part = tl.load(x + rows[:, None] * row_stride + d[None, :], inside, 0.0)
-            mean += tl.sum(part.to(tl.float32), 1)
-        mean = mean / D
-    square = tl.zeros([rows.shape[0]], tl.float32)
-    for start in range(0, D, BLOCK):
-        d = start + tl.arange(0, BLOCK)
-        inside = real[:, None] & (d < D)[None, :]
-        part = tl.load(x + rows[:, None] * row_stride + d[None, :], inside, 0.0).to(tl.float32)
-        part = tl.where(inside, part - mean[:, None], 0.0)
-        square += tl.sum(part * part, 1)
-    return mean, 1.0 / tl.sqrt(square / D + epsilon)
+        mean = tl.sum(x, 1) / D
+    x = tl.where(inside, x - mean[:, None], 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + epsilon)
+    x = x * inverse[:, None] * gain.to(tl.float32)[None, :]
+    if SHIFT:
+        x += shift.to(tl.float32)[None, :]
+    return x
 
 
 @triton.jit
 def product_kernel(
     out, x, weight, bias, gain, shift, residual, residual_gain, residual_shift,
     R, D, V, epsilon,
-    BIAS: tl.constexpr, SHIFT: tl.constexpr, NORM: tl.constexpr, ACTIVATION: tl.constexpr,
-    RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr, ACTIVATION: tl.constexpr,
+    RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr, RESIDUAL_SHIFT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_V: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
-    """out[R, V] = f(norm(x)[R, D] weight[V, D]ᵀ + bias) + norm(residual)[R, V], for R <= ROWS."""
+    """out[R, V] = f(norm(x)[R, D] weight[V, D]ᵀ + bias) + norm(residual)[R, V], for R <= ROWS.
+
+    With a norm, BLOCK_D holds a whole row of x; with one on the residual, WHOLE_V one of that.
+    """
     rows = tl.arange(0, ROWS)
     real = rows < R
     v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    if NORM > 0:
-        mean, inverse = moments(x, D, rows, real, D, epsilon, NORM, BLOCK_D)
     total = tl.zeros([ROWS, BLOCK_V], tl.float32)
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
-        inside = (v < V)[:, None] & (d < D)[None, :]
-        w = tl.load(weight + v[:, None].to(tl.int64) * D + d[None, :], inside, 0.0)
-        a = tl.load(x + rows[:, None] * D + d[None, :], real[:, None] & (d < D)[None, :], 0.0)
+        w = tl.load(
+            weight + v[:, None].to(tl.int64) * D + d[None, :],
+            (v < V)[:, None] & (d < D)[None, :], 0.0,
+        )  # fmt: skip
+        inside = real[:, None] & (d < D)[None, :]
+        a = tl.load(x + rows[:, None] * D + d[None, :], inside, 0.0)
         if NORM > 0:
-            a = (a.to(tl.float32) - mean[:, None]) * inverse[:, None]
-            a = a * tl.load(gain + d, d < D, 0.0).to(tl.float32)[None, :]
-            if SHIFT:
-                a += tl.load(shift + d, d < D, 0.0).to(tl.float32)[None, :]
-        total += tl.dot(a.to(w.dtype), tl.trans(w), input_precision=PRECISION)
+            g, s = tl.load(gain + d, d < D, 0.0), tl.load(shift + d, d < D, 0.0)
+            a = normalised(a.to(tl.float32), inside, g, s, D, epsilon, NORM, SHIFT).to(w.dtype)
+        if DOT:
+            total += tl.dot(a, tl.trans(w), input_precision="ieee")
+        else:
+            total += tl.sum(a.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :], 2)
     if BIAS:
         total += tl.load(bias + v, v < V, 0.0).to(tl.float32)[None, :]
     if ACTIVATION == 1:
@@ -72,24 +71,33 @@ def product_kernel(
     if ACTIVATION == 2:
         total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
     place = rows[:, None] * V + v[None, :]
-    inside = real[:, None] & (v < V)[None, :]
+    inside_v = real[:, None] & (v < V)[None, :]
     if RESIDUAL:
-        add = tl.load(residual + place, inside, 0.0).to(tl.float32)
+        add = tl.load(residual + place, inside_v, 0.0).to(tl.float32)
         if RESIDUAL_NORM > 0:
-            mean, inverse = moments(residual, V, rows, real, V, epsilon, RESIDUAL_NORM, BLOCK_D)
+            # The norm needs whole rows, of which this program keeps its own columns.
+            u = tl.arange(0, WHOLE_V)
+            inside_u = real[:, None] & (u < V)[None, :]
+            whole = tl.load(residual + rows[:, None] * V + u[None, :], inside_u, 0.0)
+            whole = whole.to(tl.float32)
+            mean = tl.zeros([ROWS], tl.float32)
+            if RESIDUAL_NORM == 1:
+                mean = tl.sum(whole, 1) / V
+            whole = tl.where(inside_u, whole - mean[:, None], 0.0)
+            inverse = 1.0 / tl.sqrt(tl.sum(whole * whole, 1) / V + epsilon)
             add = (add - mean[:, None]) * inverse[:, None]
             add = add * tl.load(residual_gain + v, v < V, 0.0).to(tl.float32)[None, :]
-            if SHIFT:
+            if RESIDUAL_SHIFT:
                 add += tl.load(residual_shift + v, v < V, 0.0).to(tl.float32)[None, :]
         total += add
-    tl.store(out + place, total.to(out.dtype.element_ty), inside)
+    tl.store(out + place, total.to(out.dtype.element_ty), inside_v)
 
 
 @triton.jit
 def attend_kernel(
     out, query, new_key, new_value, keys, values, visible, limit, scale, heads, slots, stride,
     NEW: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One head of one sentence.
 
@@ -106,14 +114,14 @@ def attend_kernel(
     base = tl.program_id(0).to(tl.int64) * slots * SIZE
     if NEW:
         end = tl.load(limit)
-        key = tl.load(new_key + row[:, None] * stride + place, real, 0.0)
-        value = tl.load(new_value + row[:, None] * stride + place, real, 0.0)
+        own_key = tl.load(new_key + row[:, None] * stride + place, real, 0.0)
+        own_value = tl.load(new_value + row[:, None] * stride + place, real, 0.0)
         slot = base + (end + hypothesis[:, None]) * SIZE + c[None, :]
-        tl.store(keys + slot, key, real)
-        tl.store(values + slot, value, real)
-        most = tl.sum(q.to(tl.float32) * key.to(tl.float32), 1) * scale
+        tl.store(keys + slot, own_key, real)
+        tl.store(values + slot, own_value, real)
+        most = tl.sum(q.to(tl.float32) * own_key.to(tl.float32), 1) * scale
         mass = tl.full([ROWS], 1.0, tl.float32)
-        total = value.to(tl.float32)
+        total = own_value.to(tl.float32)
     else:
         end = tl.load(limit + sentence)
         most = tl.full([ROWS], -1e30, tl.float32)
@@ -124,7 +132,7 @@ def attend_kernel(
         there = (t < end)[:, None]
         key = tl.load(keys + base + t[:, None] * SIZE + c[None, :], there, 0.0)
         value = tl.load(values + base + t[:, None] * SIZE + c[None, :], there, 0.0)
-        scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale  # [ROWS, BLOCK]
+        scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale  # [ROWS, BLOCK]
         seen = real & (t < end)[None, :]
         if NEW:
             seen = tl.load(visible + row[:, None] * slots + t[None, :], seen, 0) != 0
@@ -134,7 +142,7 @@ def attend_kernel(
         old = tl.exp(most - higher)
         mass = mass * old + tl.sum(weight, 1)
         total = total * old[:, None]
-        total += tl.dot(weight.to(value.dtype), value, input_precision=PRECISION)
+        total += tl.dot(weight.to(value.dtype), value, input_precision="ieee")
         most = higher
     total = total / tl.where(mass > 0, mass, 1.0)[:, None]  # 0: rows that do not exist
     place = row[:, None] * heads * SIZE + place
@@ -183,70 +191,86 @@ def move_kernel(
 
 @triton.jit
 def scan_kernel(
-    logits, part, values, tokens, time, least, V, blocks, eos,
-    WIDTH: tl.constexpr, CANDIDATES: tl.constexpr, LEAST: tl.constexpr, BLOCK: tl.constexpr,
+    logits, part, highest, time, least, V, blocks, eos,
+    WIDTH: tl.constexpr, LEAST: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Of one block of one row of logits: its maximum and sum of exponentials, and its best."""
+    """Of one block of one row of logits: its maximum and sum of exponentials, and the maximum of
+    each of its pieces."""
     row, block = tl.program_id(0), tl.program_id(1)
-    v = block * BLOCK + tl.arange(0, BLOCK)
+    piece = block * PIECES + tl.arange(0, PIECES)
+    v = piece[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
     x = tl.load(logits + row.to(tl.int64) * V + v, v < V, -float("inf")).to(tl.float32)
-    most = tl.max(x, 0)
-    mass = tl.sum(tl.exp(x - most), 0)
-    place = row * blocks + block
-    tl.store(part + place * 2, most)
-    tl.store(part + place * 2 + 1, mass)
+    most = tl.max(tl.max(x, 1), 0)
+    mass = tl.sum(tl.sum(tl.exp(x - most), 1), 0)
+    tl.store(part + (row * blocks + block) * 2, most)
+    tl.store(part + (row * blocks + block) * 2 + 1, mass)
     if LEAST:
         early = tl.load(time) < tl.load(least + row // WIDTH)
         x = tl.where((v == eos) & early, -float("inf"), x)
-    for i in tl.static_range(CANDIDATES):
-        best = tl.max(x, 0)
-        at = tl.argmax(x, 0)
-        tl.store(values + place * CANDIDATES + i, best)
-        tl.store(tokens + place * CANDIDATES + i, block * BLOCK + at)
-        x = tl.where(v == block * BLOCK + at, -float("inf"), x)
+    tl.store(highest + row * blocks * PIECES + piece, tl.max(x, 1))
+
+
+@triton.jit
+def narrow_kernel(
+    logits, part, highest, values, tokens, time, least, V, blocks, eos,
+    WIDTH: tl.constexpr, CANDIDATES: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    BLOCKS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """The best of one row, as log-probabilities. The C best logits lie in the C pieces whose
+    maxima are highest: only these are looked through."""
+    row = tl.program_id(0)
+    block = tl.arange(0, BLOCKS)
+    most = tl.load(part + (row * blocks + block) * 2, block < blocks, -float("inf"))
+    mass = tl.load(part + (row * blocks + block) * 2 + 1, block < blocks, 0.0)
+    top = tl.max(most, 0)
+    normal = top + tl.log(tl.sum(mass * tl.exp(most - top), 0))
+    i = tl.arange(0, ALL)
+    maxima = tl.load(highest + row * blocks * PIECES + i, i < blocks * PIECES, -float("inf"))
+    rank = tl.arange(0, MOST)
+    chosen = tl.full([MOST], -1, tl.int32)
+    for c in tl.static_range(CANDIDATES):
+        best, at = tl.max(maxima, 0, return_indices=True)
+        at_or_none = tl.where(best > -float("inf"), at, -1)
+        chosen = tl.where(rank == c, at_or_none, chosen)
+        maxima = tl.where(i == at, -float("inf"), maxima)
+    v = chosen[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
+    inside = (chosen >= 0)[:, None] & (v < V)
+    x = tl.load(logits + row.to(tl.int64) * V + v, inside, -float("inf")).to(tl.float32)
+    if LEAST:
+        early = tl.load(time) < tl.load(least + row // WIDTH)
+        x = tl.where((v == eos) & early, -float("inf"), x)
+    x = tl.reshape(x, [MOST * PIECE])
+    v = tl.reshape(v, [MOST * PIECE])
+    j = tl.arange(0, MOST * PIECE)
+    for c in tl.static_range(CANDIDATES):
+        best, at = tl.max(x, 0, return_indices=True)
+        tl.store(values + row * CANDIDATES + c, best - normal)
+        tl.store(tokens + row * CANDIDATES + c, tl.sum(tl.where(j == at, v, 0), 0))
+        x = tl.where(j == at, -float("inf"), x)
 
 
 @triton.jit
 def choose_kernel(
-    part, values, tokens, scores, newest, parents, answers, done, limits, records, time, rows,
-    blocks, sentences, eos,
-    WIDTH: tl.constexpr, CANDIDATES: tl.constexpr, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
-    ALL: tl.constexpr,
+    values, tokens, scores, newest, parents, answers, done, limits, records, time, rows,
+    sentences, eos,
+    WIDTH: tl.constexpr, CANDIDATES: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Beam search of one sentence, as Beams.advance describes it."""
     sentence = tl.program_id(0)
-    hypothesis, block = tl.arange(0, ROWS), tl.arange(0, BLOCKS)
-    inside = (hypothesis < WIDTH)[:, None] & (block < blocks)[None, :]
-    place = ((sentence * WIDTH + hypothesis[:, None]) * blocks + block[None, :]) * 2
-    most = tl.load(part + place, inside, -float("inf"))
-    mass = tl.load(part + place + 1, inside, 0.0)
-    top = tl.max(most, 1)  # [ROWS]
-    total = tl.sum(tl.where(inside, mass * tl.exp(most - top[:, None]), 0.0), 1)
-    normal = tl.where(hypothesis < WIDTH, top + tl.log(total), 0.0)
-    # All candidates of all blocks in one row; which hypothesis each belongs to follows from where
-    # it stands.
-    each = blocks * CANDIDATES
     i = tl.arange(0, ALL)
-    parent = i // each
-    there = i < WIDTH * each
-    value = tl.load(values + sentence * WIDTH * each + i, there, -float("inf"))
-    token = tl.load(tokens + sentence * WIDTH * each + i, there, 0)
-    logprob = value
-    score = tl.full([ALL], -float("inf"), tl.float64)
-    for w in tl.static_range(WIDTH):
-        mine = there & (parent == w)
-        before = tl.load(scores + sentence * WIDTH + w)
-        lse = tl.sum(tl.where(hypothesis == w, normal, 0.0), 0)
-        logprob = tl.where(mine, value - lse, logprob)
-        score = tl.where(mine, before + (value - lse).to(tl.float64), score)
+    there = i < WIDTH * CANDIDATES
+    parent = i // CANDIDATES
+    place = sentence * WIDTH * CANDIDATES + i
+    logprob = tl.load(values + place, there, -float("inf"))
+    token = tl.load(tokens + place, there, 0)
+    before = tl.load(scores + sentence * WIDTH + parent, there, -float("inf"))
+    score = before + logprob.to(tl.float64)
     now = tl.load(time)
-    row = tl.load(rows + sentence)
-    record = ((now * sentences + row) * CANDIDATES) * 4
+    record = (now * sentences + tl.load(rows + sentence)) * CANDIDATES * 4
     live, ended, alive = sentence * 0, sentence * 0, sentence * 0
     tl.debug_barrier()  # the scores are read before they are written
     for rank in tl.static_range(CANDIDATES):
-        best = tl.max(score, 0)
-        at = tl.argmax(score, 0)
+        best, at = tl.max(score, 0, return_indices=True)
         chosen = i == at
         its_token = tl.sum(tl.where(chosen, token, 0), 0)
         its_parent = tl.sum(tl.where(chosen, parent, 0), 0)

@@ -139,11 +139,14 @@ class Search:
         given = [
             (tokens, seen.logprobs) for tokens, seen in zip(self.given, self.scored, strict=True)
         ]
-        found = [unchanged(*old, self.options.length_penalty, "prefix") for old in given]
+        searched: dict[int, Answer] = {}
         if self.engine is not None:
-            given = [given[i] for i in self.open]
+            old = [given[i] for i in self.open]
             records = self.engine.records()
-            read = read_answers(self.options, records, self.limits, given, history)
-            for i, answer in zip(self.open, read, strict=True):
-                found[i] = answer
-        return found
+            answers = read_answers(self.options, records, self.limits, old, history)
+            searched = dict(zip(self.open, answers, strict=True))
+        return [
+            searched[i] if i in searched
+            else unchanged(*given[i], self.options.length_penalty, "prefix")
+            for i in range(len(given))
+        ]  # fmt: skip

@@ -77,8 +77,9 @@ class Cache:
             tensors |= {f"{name}{i}": layer for i, layer in enumerate(layers)}
         for i, (key, value) in enumerate(self.memory):
             tensors |= {f"memory_keys{i}": key, f"memory_values{i}": value}
-        if self.memory_mask is not None:
-            tensors["memory_mask"] = self.memory_mask
+        for name in ("memory_mask", "memory_lengths"):
+            if getattr(self, name) is not None:
+                tensors[name] = getattr(self, name)
         return tensors
 
     def remember(self, source_lengths: Sequence[int], memory: list[tuple[Tensor, ...]]) -> None:
