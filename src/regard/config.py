@@ -16,7 +16,7 @@ from regard.errors import InputError, unknown
 from regard.model.config import DERIVED, ModelConfig, check_types
 
 TASKS = ("translate",)
-MOST_HYPOTHESES = 1_000  # of one sentence: memory grows with it
+MOST_HYPOTHESES, MOST_TOKENS = 1_000, 100_000  # of one sentence: memory grows with both
 Section = TypeVar("Section")
 
 
@@ -117,6 +117,9 @@ class DecodingConfig:
             at_least(f"decoding.{name}", getattr(self, name), 0)
         if max(self.beam, self.n_best) > MOST_HYPOTHESES:
             raise InputError(f"decoding.beam and decoding.n_best go up to {MOST_HYPOTHESES}")
+        for name in ("max_length", "min_length"):
+            if getattr(self, name) > MOST_TOKENS:
+                raise InputError(f"decoding.{name} must be at most {MOST_TOKENS:,}")
         for name in ("temperature", "length_penalty"):
             if not getattr(self, name) <= 1000:  # infinity and NaN as well
                 raise InputError(f"decoding.{name} must be at most 1000, not {getattr(self, name)}")

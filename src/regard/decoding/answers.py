@@ -23,7 +23,7 @@ class Candidate:
     token: int
     parent: int  # which of the hypotheses kept in the step before it continues
     logprob: float  # of the token
-    score: float  # sum of all log-probabilities up to here
+    score: float  # sum of the log-probabilities since the search began
     fate: str  # kept, ended, pruned
 
 
@@ -95,7 +95,14 @@ class Records:
         self.limit = np.asarray(limits)
         answers = self.ended.sum(-1).cumsum(0)
         done = (answers >= width) | (step + 1 >= self.limit) | ~self.kept.any(-1)
-        self.last = done.argmax(0)  # [B]
+        self.last = np.where(done.any(0), done.argmax(0), len(records) - 1)  # [B]
+        # Where every next token is forbidden, hypotheses stay as they are: a sample by itself, a
+        # beam when none of it can go on and it has no answer.
+        dead = np.zeros_like(alive)
+        dead[:-1] = ~alive[1:] if options.temperature else ~alive[1:].any(-1, keepdims=True)
+        if not options.temperature:
+            dead &= ~self.ended.any((0, 2))[:, None]
+        self.blocked = self.kept & dead & (step < self.last)[..., None]
 
     def finals(self, given: Numbers, before: Numbers) -> Numbers:
         """Scores of the candidates that are answers, [T, B, C], minus infinity for the others.
@@ -104,11 +111,7 @@ class Records:
         """
         step = np.arange(len(self.token))[:, None, None]
         self.cut = self.kept & (step == self.last[:, None]) & (step + 1 == self.limit[:, None])
-        final = (self.ended & (step <= self.last[:, None])) | self.cut
-        # Every token forbidden: the hypotheses of the step before stay as they are.
-        stuck = ~final.any((0, 2))
-        if stuck.any():
-            final |= self.kept & stuck[:, None] & (step == self.last[:, None] - 1)
+        final = (self.ended & (step <= self.last[:, None])) | self.cut | self.blocked
         length = step + 1 + given[:, None]
         score = (self.score + before[:, None]) / penalty(length, self.options.length_penalty)
         return np.where(final, score, -np.inf)
@@ -136,8 +139,11 @@ class Records:
                 if self.score[t, row, c] == -np.inf:
                     continue
                 kept, ended = self.kept[t, row, c], self.ended[t, row, c]
+                parent = int(self.parent[t, row, c])
+                if self.options.temperature and t:  # samples keep their number when others end
+                    parent = int(self.kept[t - 1, row, :parent].sum())
                 candidates.append(Candidate(
-                    int(self.token[t, row, c]), int(self.parent[t, row, c]),
+                    int(self.token[t, row, c]), parent,
                     float(self.logprob[t, row, c]), float(self.score[t, row, c]),
                     "ended" if ended else "kept" if kept else "pruned",
                 ))  # fmt: skip
@@ -181,9 +187,8 @@ def read_answers(
             if score[b, i] == -np.inf:  # before the first token
                 answers.append(unchanged(*given[b], options.length_penalty, "blocked"))
                 break
-            stopped = "end" if records.ended[t, b, c] else "length"
-            if stopped == "length" and not records.cut[t, b, c]:
-                stopped = "blocked"
+            flags = {"end": records.ended, "length": records.cut, "blocked": records.blocked}
+            stopped = next(name for name, flag in flags.items() if flag[t, b, c])
             answers.append(Answer(
                 old_tokens + tokens[b, i, :length].tolist(),
                 old_logprobs + logprobs[b, i, :length].tolist(),
@@ -199,9 +204,10 @@ def read_answers(
 
 def open_paths(options: DecodingConfig, recorded: Numbers, limit: int) -> list[list[int]]:
     """The tokens of every hypothesis of one sentence that may still be its answer."""
-    records, steps = Records(options, recorded, [limit]), len(recorded)
-    step = np.arange(steps)[:, None]
-    possible = records.ended[:, 0] | (records.kept[:, 0] & (step == steps - 1))  # [T, C]
+    records = Records(options, recorded, [limit])
+    last = int(records.last[0])
+    now = np.arange(len(recorded))[:, None] == last
+    possible = (records.ended | records.blocked | (records.kept & now[..., None]))[: last + 1, 0]
     ends = [(int(t), int(c)) for t, c in zip(*possible.nonzero(), strict=True)]
     if not ends:
         return [[]]

@@ -186,7 +186,8 @@ def candidates_of(options: DecodingConfig) -> int:
 def sample(logprobs: Tensor, noise: Tensor, options: DecodingConfig) -> Tensor:
     """logprobs[..., V], noise[..., 1] uniform in [0, 1) -> tokens[..., 1]: the one in which the
     cumulated probability passes the noise."""
-    scores = logprobs.double() / options.temperature
+    highest = logprobs.amax(-1, keepdim=True)  # first taken off: no temperature is too low then
+    scores = (logprobs - highest).double() / options.temperature
     size = logprobs.shape[-1]
     most = min(options.top_k or size, size)
     sort = options.top_k or options.top_p < 1

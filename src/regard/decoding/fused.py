@@ -21,35 +21,53 @@ from regard.model.cache import Cache
 from regard.model.transformer import Transformer
 
 FEW = 16  # rows of a product, and hypotheses of a sentence
-WIDEST = 1024  # rows that are normalised inside a product
+WIDEST = 4096  # sizes of a layer that our products are made for
 PIECE, PIECES = 512, 8  # logits, and pieces of so many that one program looks through
+
+# Kernels that start while the one before still runs: about half of what a step costs is starting.
+TOGETHER: dict[str, Any] = {"EARLY": kernels.EARLY}
+if kernels.EARLY:
+    TOGETHER["launch_pdl"] = True
 
 
 class Rows:
-    """x[N, D] and the norm that those who read it want before."""
+    """x[N, D] (plus something that is not added yet), and the norm that its readers want."""
 
-    def __init__(self, raw: Tensor, norm: nn.Module | None = None) -> None:
-        self.raw, self.norm = raw, norm
+    def __init__(
+        self, raw: Tensor, norm: nn.Module | None = None, plus: Tensor | None = None
+    ) -> None:
+        self.raw, self.norm, self.plus = raw, norm, plus
         self.kept: Tensor | None = None
 
     @property
     def value(self) -> Tensor:
         if self.kept is None:
-            self.kept = self.raw if self.norm is None else self.norm(self.raw)
+            self.kept = self.normed(self.norm)
         return self.kept
+
+    def normed(self, norm: nn.Module | None) -> Tensor:
+        """The sum as this norm makes it; from now on `raw` is the sum."""
+        if self.plus is None:
+            return self.raw if norm is None else norm(self.raw)
+        x, plus, self.plus = self.raw, self.plus, None
+        if norm is None:
+            self.raw = x + plus
+            return self.raw
+        self.raw, result = torch.empty_like(x), torch.empty_like(x)
+        like = Rows(x, norm)
+        kernels.sum_norm_kernel[(len(x),)](
+            self.raw, result, x, plus, *norm_of(like), x.shape[1], EPSILON,
+            NORM=norm_kind(like), SHIFT=has_shift(like), BLOCK=power(x.shape[1]),
+        )  # fmt: skip
+        return result
 
 
 def product(
     x: Rows, weight: Tensor, bias: Tensor | None, activation: int = 0, residual: Rows | None = None
 ) -> Tensor:
-    """f(x weightᵀ + bias) + residual."""
+    """f(x weightᵀ + bias) + residual, for few rows."""
     rows, width = x.raw.shape
     size = len(weight)
-    if rows > FEW or max(width if x.norm else 0, size if residual else 0) > WIDEST:
-        out = F.linear(x.value, weight, bias)
-        if activation:
-            out = F.relu(out) if activation == kernels.RELU else F.gelu(out)
-        return out if residual is None else out + residual.value
     out = x.raw.new_empty(rows, size)
     dot = rows > 4  # the least that tensor cores take is 16 rows: too many for so few
     block = (16 if size <= 8192 else 64) if dot else (4 if size <= 8192 else 8)
@@ -60,21 +78,48 @@ def product(
         BIAS=bias is not None, NORM=norm_kind(x), SHIFT=has_shift(x), ACTIVATION=activation,
         RESIDUAL=residual is not None, RESIDUAL_NORM=norm_kind(beside),
         RESIDUAL_SHIFT=has_shift(beside), ROWS=FEW if dot else power(rows), BLOCK_V=block,
-        BLOCK_D=power(width) if x.norm else min(512, power(width)),
-        WHOLE_V=power(size) if residual else 1, DOT=dot,
+        BLOCK_D=power(width) if x.norm or not dot else min(256, power(width)),
+        WHOLE_V=power(size) if residual else 1, DOT=dot, num_warps=4 if width <= 512 else 8,
+        **TOGETHER,
     )  # fmt: skip
+    return out
+
+
+def product_of(x: Rows, layer: Any, activation: int = 0, part: slice = slice(None)) -> Tensor:
+    """f of a linear layer (or some of its rows)."""
+    bias = None if layer.bias is None else layer.bias[part]
+    weight = layer.weight[part]
+    if fits(x.raw, max(weight.shape)):
+        return product(x, weight, bias, activation)
+    out = F.linear(x.value, weight, bias)
+    if activation:
+        out = F.relu(out) if activation == kernels.RELU else F.gelu(out)
     return out
 
 
 def read(stream: Rows, sublayer: Any, norm_first: bool) -> Rows:
     """What a sub-layer reads: pre-norm has its norm here."""
-    return Rows(stream.raw, sublayer.norm) if norm_first else stream
+    if not norm_first:
+        return stream
+    if stream.plus is None:
+        return Rows(stream.raw, sublayer.norm)
+    normed = stream.normed(sublayer.norm)
+    rows = Rows(stream.raw, sublayer.norm)
+    rows.kept = normed
+    return rows
 
 
 def add(x: Tensor, layer: Any, stream: Rows, sublayer: Any, norm_first: bool) -> Rows:
     """A sub-layer's last product, added to the stream: post-norm has its norm here."""
-    out = product(Rows(x), layer.weight, layer.bias, residual=stream)
-    return Rows(out) if norm_first else Rows(out, sublayer.norm)
+    norm = None if norm_first else sublayer.norm
+    if fits(x, max(layer.weight.shape)):
+        return Rows(product(Rows(x), layer.weight, layer.bias, residual=stream), norm)
+    return Rows(F.linear(x, layer.weight, layer.bias), norm, plus=stream.value)
+
+
+def fits(x: Tensor, widest: int) -> bool:
+    """Is this a product for our own kernel?"""
+    return len(x) <= FEW and widest <= WIDEST
 
 
 def norm_kind(rows: Rows) -> int:
@@ -141,11 +186,12 @@ class FusedStep:
         scale = d_model**0.5 if config.scale_embeddings else 1.0
         kernels.embed_kernel[(rows,)](
             x, beams.tokens, cache.positions, table, table if places is None else places, scale,
-            d_model, WIDTH=width, ADD=places is not None, BLOCK=power(d_model),
+            d_model, 0 if places is None else len(places),
+            WIDTH=width, ADD=places is not None, BLOCK=power(d_model), **TOGETHER,
         )  # fmt: skip
         kernels.move_kernel[(sentences,)](
             self.visible, beams.parents, cache.next, cache.slots,
-            WIDTH=width, ROWS=power(width), BLOCK=64,
+            WIDTH=width, ROWS=power(width), BLOCK=64, **TOGETHER,
         )  # fmt: skip
         relu = kernels.RELU if config.activation == "relu" else kernels.GELU
         stream = Rows(x)
@@ -153,27 +199,24 @@ class FusedStep:
         for i, block in enumerate(decoder.layers):
             own: Any = block.self_attention
             before = read(stream, block.self_attention_norm, first)
-            qkv = product(before, own.query_key_value.weight, own.query_key_value.bias)
+            qkv = product_of(before, own.query_key_value)
             looked = self._attend(qkv, cache.keys[i], cache.values[i], new=True)
             stream = add(looked, own.output, stream, block.self_attention_norm, first)
             cross: Any = block.cross_attention
             if cross is not None:
                 before = read(stream, block.cross_attention_norm, first)
-                bias = cross.query_key_value.bias
-                size = own.width
-                query = product(
-                    before, cross.query_key_value.weight[:size],
-                    None if bias is None else bias[:size],
-                )  # fmt: skip
+                query = product_of(before, cross.query_key_value, part=slice(own.width))
                 looked = self._attend(query, *cache.memory[i], new=False)
                 stream = add(looked, cross.output, stream, block.cross_attention_norm, first)
             feed: Any = block.feed_forward
             before = read(stream, block.feed_forward_norm, first)
-            hidden = product(before, feed.inner.weight, feed.inner.bias, relu)
+            hidden = product_of(before, feed.inner, relu)
             stream = add(hidden, feed.outer, stream, block.feed_forward_norm, first)
         if decoder.final_norm is not None:
-            stream = Rows(stream.raw, decoder.final_norm)
-        return product(stream, model.output_matrix(), None)
+            stream = Rows(stream.value, decoder.final_norm)
+        matrix = model.output_matrix()
+        few = fits(x, d_model)
+        return product(stream, matrix, None) if few else F.linear(stream.value, matrix)
 
     def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, new: bool) -> Tensor:
         """rows: queries [N, H*K], or queries, keys and values of the new tokens [N, 3*H*K]."""
@@ -185,7 +228,7 @@ class FusedStep:
             out, rows, rows[:, inner:] if new else rows, rows[:, 2 * inner :] if new else rows,
             keys, values, self.visible, self.cache.next if new else self.cache.memory_lengths,
             size**-0.5, heads, slots, rows.stride(0),
-            NEW=new, WIDTH=width, ROWS=FEW, SIZE=size, BLOCK=32,
+            NEW=new, WIDTH=width, ROWS=FEW, SIZE=size, BLOCK=32, **TOGETHER,
         )  # fmt: skip
         return out
 
@@ -197,20 +240,22 @@ class FusedStep:
         shape: dict[str, Any] = {"LEAST": beams.options.min_length > 0, "WIDTH": width}
         shape |= {"PIECE": PIECE, "PIECES": PIECES}
         numbers = beams.time, beams.least, vocabulary, self.blocks, beams.eos
-        kernels.scan_kernel[(rows, self.blocks)](logits, self.part, self.highest, *numbers, **shape)
+        kernels.scan_kernel[(rows, self.blocks)](
+            logits, self.part, self.highest, *numbers, **shape, **TOGETHER
+        )
         kernels.narrow_kernel[(rows,)](
             logits, self.part, self.highest, self.best, self.best_tokens, *numbers, **shape,
             CANDIDATES=beams.candidates, MOST=power(beams.candidates),
-            BLOCKS=power(self.blocks), ALL=power(self.blocks * PIECES),
+            BLOCKS=power(self.blocks), ALL=power(self.blocks * PIECES), **TOGETHER,
         )  # fmt: skip
         kernels.choose_kernel[(sentences,)](
             self.best, self.best_tokens, beams.scores, beams.tokens, beams.parents, beams.answers,
             self.done, beams.limits, beams.records, beams.time, beams.rows,
             beams.records.shape[1], beams.eos,
-            WIDTH=width, CANDIDATES=beams.candidates, ALL=power(width * beams.candidates),
+            WIDTH=width, CANDIDATES=beams.candidates, ALL=power(width * beams.candidates), **TOGETHER,
         )  # fmt: skip
         kernels.tick_kernel[(-(-sentences // 1024),)](
-            beams.time, cache.next, cache.positions, sentences, WIDTH=width, BLOCK=1024
+            beams.time, cache.next, cache.positions, sentences, WIDTH=width, BLOCK=1024, **TOGETHER
         )
 
 

@@ -11,9 +11,17 @@ Imported only where there is a GPU; fused.py calls them, tests/gpu holds them to
 # Triton reads the annotations of its kernels: they must not be strings.
 # mypy: ignore-errors
 
+import os
+
 import triton
 import triton.language as tl
 
+try:  # A kernel may start while the one before still runs, and wait when it needs its results.
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:
+    gdc_launch_dependents = gdc_wait = None
+
+EARLY = gdc_wait is not None and not os.environ.get("TRITON_INTERPRET")
 LAYER_NORM, RMS_NORM = 1, 2  # 0: no norm
 RELU, GELU = 1, 2  # 0: neither
 
@@ -39,39 +47,45 @@ def product_kernel(
     BIAS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr, ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr, RESIDUAL_SHIFT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_V: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[R, V] = f(norm(x)[R, D] weight[V, D]ᵀ + bias) + norm(residual)[R, V], for R <= ROWS.
 
     With a norm, BLOCK_D holds a whole row of x; with one on the residual, WHOLE_V one of that.
+    Weights are loaded before there is anything to multiply them with.
     """
+    if EARLY:
+        gdc_launch_dependents()
     rows = tl.arange(0, ROWS)
     real = rows < R
     v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    place = rows[:, None] * V + v[None, :]
+    inside_v = real[:, None] & (v < V)[None, :]
     total = tl.zeros([ROWS, BLOCK_V], tl.float32)
+    if BIAS:
+        total += tl.load(bias + v, v < V, 0.0).to(tl.float32)[None, :]
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
         w = tl.load(
             weight + v[:, None].to(tl.int64) * D + d[None, :],
             (v < V)[:, None] & (d < D)[None, :], 0.0,
         )  # fmt: skip
+        if NORM > 0:
+            g, s = tl.load(gain + d, d < D, 0.0), tl.load(shift + d, d < D, 0.0)
+        if EARLY:
+            gdc_wait()
         inside = real[:, None] & (d < D)[None, :]
         a = tl.load(x + rows[:, None] * D + d[None, :], inside, 0.0)
         if NORM > 0:
-            g, s = tl.load(gain + d, d < D, 0.0), tl.load(shift + d, d < D, 0.0)
             a = normalised(a.to(tl.float32), inside, g, s, D, epsilon, NORM, SHIFT).to(w.dtype)
         if DOT:
             total += tl.dot(a, tl.trans(w), input_precision="ieee")
         else:
             total += tl.sum(a.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :], 2)
-    if BIAS:
-        total += tl.load(bias + v, v < V, 0.0).to(tl.float32)[None, :]
     if ACTIVATION == 1:
         total = tl.maximum(total, 0.0)
     if ACTIVATION == 2:
         total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
-    place = rows[:, None] * V + v[None, :]
-    inside_v = real[:, None] & (v < V)[None, :]
     if RESIDUAL:
         add = tl.load(residual + place, inside_v, 0.0).to(tl.float32)
         if RESIDUAL_NORM > 0:
@@ -94,10 +108,30 @@ def product_kernel(
 
 
 @triton.jit
+def sum_norm_kernel(
+    total, normed, x, add, gain, shift, D, epsilon,
+    NORM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """total = x + add, and its norm, one row a program."""
+    row = tl.program_id(0).to(tl.int64) * D
+    d = tl.arange(0, BLOCK)
+    inside = d < D
+    a, b = tl.load(x + row + d, inside, 0.0), tl.load(add + row + d, inside, 0.0)
+    both = (a.to(tl.float32) + b.to(tl.float32)).to(total.dtype.element_ty)
+    tl.store(total + row + d, both, inside)
+    g, s = tl.load(gain + d, inside, 0.0), tl.load(shift + d, inside, 0.0)
+    whole = tl.reshape(both.to(tl.float32), [1, BLOCK])
+    seen = tl.reshape(inside, [1, BLOCK])
+    result = normalised(whole, seen, g, s, D, epsilon, NORM, SHIFT)
+    tl.store(normed + row + d, tl.reshape(result, [BLOCK]).to(normed.dtype.element_ty), inside)
+
+
+@triton.jit
 def attend_kernel(
     out, query, new_key, new_value, keys, values, visible, limit, scale, heads, slots, stride,
     NEW: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One head of one sentence.
 
@@ -105,6 +139,9 @@ def attend_kernel(
     it, and at its own new key and value, which are written to the slots from `limit` on.
     Otherwise: cross-attention, to the first `limit[sentence]` slots.
     """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     sentence, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     hypothesis, c = tl.arange(0, ROWS), tl.arange(0, SIZE)
     real = (hypothesis < WIDTH)[:, None]
@@ -151,17 +188,22 @@ def attend_kernel(
 
 @triton.jit
 def embed_kernel(
-    out, tokens, positions, table, rows, scale, D,
+    out, tokens, positions, table, rows, scale, D, places,
     WIDTH: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[n] = table[tokens[n]] * scale + rows[the position of its sentence]."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     n = tl.program_id(0)
     d = tl.arange(0, BLOCK)
     token = tl.load(tokens + n)
     x = tl.load(table + token * D + d, d < D, 0.0).to(tl.float32) * scale
     x = x.to(out.dtype.element_ty).to(tl.float32)
     if ADD:
-        position = tl.load(positions + n // WIDTH)
+        # A sentence that is done may have gone on past the last position.
+        position = tl.minimum(tl.load(positions + n // WIDTH), places - 1)
         add = tl.load(rows + position * D + d, d < D, 0.0)
         x += add.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + n * D + d, x.to(out.dtype.element_ty), d < D)
@@ -171,8 +213,12 @@ def embed_kernel(
 def move_kernel(
     visible, parents, next, slots,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Every hypothesis sees what its parent saw, and from now on its own new slot."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     sentence = tl.program_id(0)
     hypothesis = tl.arange(0, ROWS)
     real = hypothesis < WIDTH
@@ -193,9 +239,13 @@ def move_kernel(
 def scan_kernel(
     logits, part, highest, time, least, V, blocks, eos,
     WIDTH: tl.constexpr, LEAST: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Of one block of one row of logits: its maximum and sum of exponentials, and the maximum of
     each of its pieces."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row, block = tl.program_id(0), tl.program_id(1)
     piece = block * PIECES + tl.arange(0, PIECES)
     v = piece[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
@@ -215,9 +265,13 @@ def narrow_kernel(
     logits, part, highest, values, tokens, time, least, V, blocks, eos,
     WIDTH: tl.constexpr, CANDIDATES: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
     BLOCKS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr, ALL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The best of one row, as log-probabilities. The C best logits lie in the C pieces whose
     maxima are highest: only these are looked through."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     most = tl.load(part + (row * blocks + block) * 2, block < blocks, -float("inf"))
@@ -254,8 +308,12 @@ def choose_kernel(
     values, tokens, scores, newest, parents, answers, done, limits, records, time, rows,
     sentences, eos,
     WIDTH: tl.constexpr, CANDIDATES: tl.constexpr, ALL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Beam search of one sentence, as Beams.advance describes it."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     sentence = tl.program_id(0)
     i = tl.arange(0, ALL)
     there = i < WIDTH * CANDIDATES
@@ -298,8 +356,13 @@ def choose_kernel(
 
 
 @triton.jit
-def tick_kernel(time, next, positions, sentences, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def tick_kernel(
+    time, next, positions, sentences, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """One step later: time, the next slots, and every sentence's position."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
     if tl.program_id(0) == 0:
         tl.store(time, tl.load(time) + 1)
         for w in tl.static_range(WIDTH):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from regard.config import DecodingConfig
+from regard.errors import InputError
 from regard.model.config import ModelConfig
 from regard.text.tokenizer import Tokenizer
 
@@ -24,6 +25,22 @@ class Request:
     source: Sequence[int]
     prefix: Sequence[int] = ()
     limit: int | None = None
+
+    def check(self, model: ModelConfig) -> None:
+        """Refuse what no search can answer."""
+        if not self.source:
+            raise InputError("a request with an empty source: it needs at least one token")
+        known, size = self.known(model.has_encoder), model.vocabulary_size
+        for token in known:
+            if not 0 <= token < size:
+                raise InputError(
+                    f"token id {token} is outside the vocabulary of {size} (0 to {size - 1})"
+                )
+        if model.positions == "learned" and len(known) > model.max_length:
+            raise InputError(
+                f"{len(known)} tokens before the answer are more than the learned position table "
+                f"has rows ({model.max_length}): shorten them or raise model.max_length"
+            )
 
     def begin(self, encoder: bool) -> list[int]:
         """What the decoder reads before the answer."""

@@ -17,6 +17,7 @@ from regard.decoding.captured import Captured
 from regard.decoding.engine import Eager, Job
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size
 from regard.decoding.score import Scored, score
+from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.text.tokenizer import Tokenizer
 
@@ -28,6 +29,10 @@ class Wanted:
     history: bool = False
     alternatives: int = 0
     attention: bool = False
+
+    def __post_init__(self) -> None:
+        if self.alternatives < 0:
+            raise InputError(f"alternatives must be at least 0, not {self.alternatives}")
 
 
 NOTHING = Wanted()
@@ -83,6 +88,10 @@ class Search:
     def __init__(
         self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
     ) -> None:
+        if model.training:
+            raise InputError("a model in training drops things at random: call model.eval() first")
+        for request in requests:
+            request.check(model.config)
         self.model, self.requests, self.options = model, requests, options
         self.given = [self._prefix(request) for request in requests]
         # Those whose prefix leaves nothing to write are answered by it, without a search.
@@ -117,6 +126,11 @@ class Search:
             # The first step reads the newest token; everything before it is read at once.
             [tokens[:-1] for tokens in known], [tokens[-1] for tokens in known],
         )  # fmt: skip
+        if len({bool(tokens) for tokens in job.read}) > 1:
+            raise InputError(
+                "a search reads something before its first step for all its sentences or for none: "
+                "use decode, which keeps them apart"
+            )
         engine = Captured if self.model.output_matrix().is_cuda else Eager
         self.engine = engine(self.model, job)
         yield from self.engine
@@ -125,7 +139,7 @@ class Search:
         """The tokens of the first sentence's answer that nothing can change any more: what all
         its hypotheses have in common, those that have ended included."""
         settled = list(self.given[0])
-        if self.engine is None:
+        if self.engine is None or self.open[0] != 0:
             return settled
         paths = open_paths(self.options, self.engine.records()[:, :1], self.limits[0])
         for tokens in zip(*paths, strict=False):

@@ -259,6 +259,8 @@ class Transformer(nn.Module):
         step = Step(cache, parents, cache.used + cache.width if seen is None else seen)
         layers = range(len(self.decoder.layers))
         positions = cache.positions[:, None].expand_as(tokens).flatten()  # [N]
+        if self.config.positions == "learned":  # a sentence that is done may be past the table
+            positions = positions.clamp(max=self.config.max_length - 1)
         x = self.decoder.embed(
             self.table("target"), tokens.flatten(), positions, cache.position_rows
         )

@@ -192,6 +192,7 @@ def split(
         if held:
             pieces.append(held)
         held, tokens = "", 0
+        size = count(part)  # another one, now that no blank is before it
         if size > most:
             pieces += split(part, count, most, ends[1:])
         else:

@@ -1,0 +1,147 @@
+"""What the tests of decoding share: lively random models, requests, and slow, plain references."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from regard import Packed, Transformer
+from regard.config import DecodingConfig
+from regard.decoding.answers import Answer
+from regard.decoding.requests import Request
+
+BOS, EOS = 1, 2
+
+
+@pytest.fixture(scope="session")
+def net(model) -> Callable[..., Transformer]:
+    """net(seed=3, style="decoder", ...): as `model`, but with weights that the seed decides. The
+    output has a matrix of its own and embeddings are large, or else a random model would say one
+    word again and again, whatever it reads."""
+
+    @cache
+    def make(seed: int = 2, **changes) -> Transformer:
+        torch.manual_seed(seed)
+        both = changes.get("style", "encoder-decoder") == "encoder-decoder"
+        own = {"tie_embeddings": "source-target" if both else "none", "vocabulary_size": 12}
+        made = model(**{**own, **changes})
+        for table in made.embeddings.values():
+            table.weight.data *= 2
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def ask() -> Callable[..., list[Request]]:
+    """ask(5): five requests with sources of uneven length, closed by <eos>."""
+
+    def make(count: int, seed: int = 0, vocabulary: int = 12, **more) -> list[Request]:
+        random = np.random.default_rng(seed)
+        lengths = random.permutation(np.arange(count) % 9)
+        return [
+            Request([*random.integers(3, vocabulary, n).tolist(), EOS], **more) for n in lengths
+        ]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def following() -> Callable[..., np.ndarray]:
+    """following(net, request, answers): log-probabilities [n, V] of the token that comes after each
+    of the answers, by full passes: no cache, no search, nothing of regard.decoding."""
+
+    @torch.no_grad()
+    def full_pass(net: Transformer, request: Request, answers: Sequence[Sequence[int]]):
+        both = net.config.has_encoder
+        begin = [BOS] if both else list(request.source)
+        target = Packed.of([[*begin, *answer] for answer in answers])
+        source = Packed.of([request.source] * len(answers)) if both else None
+        logits = net(source, target)[target.offsets[1:] - 1]
+        return logits.double().log_softmax(-1).numpy()
+
+    return full_pass
+
+
+@pytest.fixture(scope="session")
+def beam_search(following) -> Callable[..., list[tuple[list[int], float]]]:
+    """The answers of beam search with their scores, the best first: a few lines of plain Python."""
+
+    def search(net: Transformer, request: Request, options: DecodingConfig, limit: int):
+        width, prefix = options.beam, list(request.prefix)
+        live, ended = [(0.0, [])], []
+        rows = [prefix[:i] for i in range(len(prefix))]
+        given = following(net, request, rows) if rows else []
+        before = sum(float(row[token]) for row, token in zip(given, prefix, strict=True))
+        for step in range(limit - len(prefix)):
+            odds = following(net, request, [prefix + tokens for _, tokens in live])
+            candidates = []
+            for (score, tokens), row in zip(live, odds, strict=True):
+                for token, logprob in enumerate(row.tolist()):
+                    if token == EOS and len(prefix) + step < options.min_length:
+                        continue
+                    if completes([*prefix, *tokens, token], options.no_repeat):
+                        continue
+                    candidates.append((score + logprob, [*tokens, token]))
+            candidates.sort(key=lambda candidate: -candidate[0])
+            candidates = candidates[: 2 * width]
+            ended += [c for rank, c in enumerate(candidates) if c[1][-1] == EOS and rank < width]
+            live = [c for c in candidates if c[1][-1] != EOS][:width]
+            if len(ended) >= width or not live:
+                break
+        if step + 1 == limit - len(prefix):
+            ended += live
+        complete = [
+            (prefix + tokens, (before + score) / divisor(len(prefix + tokens), options))
+            for score, tokens in ended
+        ]
+        return sorted(complete, key=lambda answer: -answer[1])[: options.n_best]
+
+    return search
+
+
+def divisor(tokens: int, options: DecodingConfig) -> float:
+    return math.pow((5 + tokens) / 6, options.length_penalty)
+
+
+def completes(tokens: Sequence[int], size: int) -> bool:
+    """Do the last `size` of these tokens stand there before?"""
+    last = list(tokens[-size:])
+    return size > 0 and any(list(tokens[i : i + size]) == last for i in range(len(tokens) - size))
+
+
+def repeats(tokens: Sequence[int], size: int) -> bool:
+    """Does any sequence of `size` tokens stand twice in these?"""
+    parts = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+    return size > 0 and len(set(parts)) < len(parts)
+
+
+@pytest.fixture(scope="session")
+def repeated() -> Callable[[Sequence[int], int], bool]:
+    return repeats
+
+
+@pytest.fixture(scope="session")
+def all_of() -> Callable[[Answer], list[Answer]]:
+    """The n-best list: the answer and those behind it."""
+    return lambda answer: [answer, *answer.others]
+
+
+@pytest.fixture(scope="session")
+def same(all_of) -> Callable[..., None]:
+    """same(got, expected): the same tokens and reasons; numbers within a tolerance (0: equal)."""
+
+    def check(got: Sequence[Answer], expected: Sequence[Answer], atol: float = 1e-5) -> None:
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            mine, theirs = all_of(one), all_of(other)
+            assert [a.tokens for a in mine] == [a.tokens for a in theirs]
+            assert [a.stopped for a in mine] == [a.stopped for a in theirs]
+            for a, b in zip(mine, theirs, strict=True):
+                np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=atol)
+                np.testing.assert_allclose(a.score, b.score, rtol=0, atol=atol)
+
+    return check

@@ -1,0 +1,272 @@
+"""What is told of an answer beside itself: its history, alternatives and attention."""
+
+import numpy as np
+import pytest
+
+from regard import Packed
+from regard.config import DecodingConfig
+from regard.decoding.requests import Request
+from regard.decoding.search import Search, Wanted, decode
+from regard.model.transformer import Capture
+
+BOS, EOS = 1, 2
+STYLES = ["encoder-decoder", "decoder"]
+SEARCHES = [
+    {"beam": 1},
+    {"beam": 4, "n_best": 4},
+    {"beam": 3, "n_best": 3, "min_length": 3, "no_repeat": 2},
+]
+SAMPLINGS = [
+    {"beam": 1, "temperature": 1.0},
+    {"beam": 1, "temperature": 1.0, "n_best": 4},
+    {"beam": 1, "temperature": 0.8, "top_k": 5, "no_repeat": 1, "n_best": 3},
+]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted(history=True),
+        Wanted(alternatives=3),
+        Wanted(attention=True),
+        Wanted(history=True, alternatives=100, attention=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
+def test_asking_for_more_changes_no_answer(mode, wanted, net, ask, same):
+    requests = ask(4, limit=7) + ask(2, limit=7, prefix=(4, 6)) + [Request([3, EOS], [EOS])]
+    plain = decode(net(), requests, DecodingConfig(**mode))
+    asked = decode(net(), requests, DecodingConfig(**mode), wanted)
+    same(asked, plain, atol=0)
+    assert all(not a.history and not a.alternatives and not a.attention for a in plain)
+    for answer in asked[:-1]:
+        assert bool(answer.history) == wanted.history
+        assert bool(answer.alternatives) == bool(wanted.alternatives)
+        assert bool(answer.attention) == wanted.attention
+
+
+# ---- alternatives -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [*SEARCHES, SAMPLINGS[0]], ids=str)
+@pytest.mark.parametrize("style", STYLES)
+def test_alternatives_are_the_most_probable_tokens_at_each_place(style, mode, net, ask, following):
+    one = net(style=style)
+    requests = ask(3, limit=7) + ask(2, limit=7, prefix=(4, 6, 8))
+    answers = decode(one, requests, DecodingConfig(**mode), Wanted(alternatives=5))
+    for request, answer in zip(requests, answers, strict=True):
+        assert len(answer.alternatives) == len(answer.tokens)
+        rows = following(one, request, [answer.tokens[:i] for i in range(len(answer.tokens))])
+        for i, (alternatives, row) in enumerate(zip(answer.alternatives, rows, strict=True)):
+            tokens, logprobs = zip(*alternatives, strict=True)
+            assert list(tokens) == np.argsort(-row)[:5].tolist()
+            assert list(logprobs) == sorted(logprobs, reverse=True)
+            np.testing.assert_allclose(logprobs, row[list(tokens)], rtol=0, atol=1e-5)
+            if answer.tokens[i] in tokens:
+                chosen = dict(alternatives)[answer.tokens[i]]
+                assert chosen == pytest.approx(answer.logprobs[i], abs=1e-5)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_first_alternatives_of_greedy_search_are_its_answer(style, net, ask):
+    one, options = net(style=style), DecodingConfig(beam=1)
+    for answer in decode(one, ask(6, limit=8), options, Wanted(alternatives=1)):
+        assert [tops[0][0] for tops in answer.alternatives] == answer.tokens
+        firsts = [tops[0][1] for tops in answer.alternatives]
+        np.testing.assert_allclose(firsts, answer.logprobs, rtol=0, atol=1e-5)
+
+
+def test_there_are_no_more_alternatives_than_tokens(net, ask):
+    answer = decode(net(), ask(1, limit=5), DecodingConfig(), Wanted(alternatives=1000))[0]
+    for tops in answer.alternatives:
+        assert sorted(token for token, _ in tops) == list(range(12))
+        assert sum(np.exp(logprob) for _, logprob in tops) == pytest.approx(1, abs=1e-5)
+
+
+# ---- attention ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [SEARCHES[0], SEARCHES[1], SAMPLINGS[1]], ids=str)
+@pytest.mark.parametrize("options", [{}, {"window": 2}, {"heads": 4, "decoder_layers": 3}], ids=str)
+@pytest.mark.parametrize("style", STYLES)
+def test_attention_of_every_layer_and_head_is_that_of_the_full_pass(style, options, mode, net, ask):
+    one, both = net(style=style, **options), style == "encoder-decoder"
+    requests = ask(3, limit=6) + ask(2, limit=6, prefix=(4, 6, 8))
+    answers = decode(one, requests, DecodingConfig(**mode), Wanted(attention=True))
+    for request, answer in zip(requests, answers, strict=True):
+        begin, m = [BOS] if both else list(request.source), len(request.source)
+        n = len(begin) + len(answer.tokens) - 1
+        shapes = {"encoder": (m, m), "cross": (n, m), "decoder": (n, n)}
+        assert set(answer.attention) == (set(shapes) if both else {"decoder"})
+        capture = Capture()
+        target = Packed.of([[*begin, *answer.tokens[:-1]]])
+        one(Packed.of([request.source]) if both else None, target, capture)
+        for part, layers in answer.attention.items():
+            assert len(layers) == getattr(
+                one.config, "encoder_layers" if part == "encoder" else "decoder_layers"
+            )
+            for layer, expected in zip(layers, getattr(capture, part), strict=True):
+                weights = np.asarray(layer)
+                assert weights.shape == (one.config.heads, *shapes[part])
+                np.testing.assert_allclose(weights.sum(-1), 1, rtol=0, atol=1e-9)
+                np.testing.assert_allclose(weights, expected[0].detach(), rtol=0, atol=1e-9)
+                if part == "decoder":
+                    assert (np.triu(weights, 1) == 0).all()
+
+
+# ---- history ------------------------------------------------------------------------------
+
+
+def paths_of(history, limit):
+    """Follow the parents through a history: every complete answer with its log-probability."""
+    kept, complete = [([], 0.0)], []
+    for step, candidates in enumerate(history):
+        going = []
+        for one in candidates:
+            assert step == 0 or 0 <= one.parent < len(kept)
+            tokens, total = kept[one.parent if step else 0]
+            assert one.score == pytest.approx(total + one.logprob, abs=1e-9)
+            path = [*tokens, one.token], one.score
+            assert one.fate in ("kept", "ended", "pruned")
+            if one.fate == "ended":
+                complete.append(path)
+            elif one.fate == "kept":
+                going.append(path)
+        kept = going
+    return complete + (kept if len(history) == limit else [])
+
+
+def ranked(complete, options, count):
+    scored = [(s / ((5 + len(t)) / 6) ** options.length_penalty, t) for t, s in complete]
+    return sorted(scored, key=lambda one: -one[0])[:count]
+
+
+@pytest.mark.parametrize("search", [*SEARCHES, {"beam": 20, "n_best": 20}], ids=str)
+@pytest.mark.parametrize("style", STYLES)
+def test_the_history_of_a_beam_tells_how_its_answers_came_about(style, search, net, ask, all_of):
+    one, options, limit = net(seed=1, style=style, vocabulary_size=7), DecodingConfig(**search), 6
+    fates = set()
+    for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Wanted(history=True)):
+        assert max(len(a.tokens) for a in all_of(answer)) <= len(answer.history) <= limit
+        for candidates in answer.history:
+            assert 0 < len(candidates) <= 2 * options.beam
+            scores = [candidate.score for candidate in candidates]
+            assert scores == sorted(scores, reverse=True)
+            going = 0
+            for rank, candidate in enumerate(candidates):
+                end = candidate.token == EOS
+                going += not end
+                kept = not end and going <= options.beam
+                ended = end and rank < options.beam
+                assert candidate.fate == ("ended" if ended else "kept" if kept else "pruned")
+            fates |= {candidate.fate for candidate in candidates}
+        expected = ranked(paths_of(answer.history, limit), options, options.n_best)
+        assert [a.tokens for a in all_of(answer)] == [tokens for _, tokens in expected]
+        got = [a.score for a in all_of(answer)]
+        np.testing.assert_allclose(got, [s for s, _ in expected], rtol=0, atol=1e-9)
+        assert all(not other.history for other in answer.others)
+    assert fates == {"kept", "ended", "pruned"}
+
+
+@pytest.mark.parametrize("mode", SAMPLINGS, ids=str)
+def test_the_history_of_samples_follows_each_of_them(mode, net, ask, all_of):
+    one, options, limit = net(seed=1, vocabulary_size=7), DecodingConfig(**mode), 6
+    lengths = set()
+    for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Wanted(history=True)):
+        assert len(answer.history) == max(len(a.tokens) for a in all_of(answer))
+        assert {c.fate for candidates in answer.history for c in candidates} <= {"kept", "ended"}
+        expected = ranked(paths_of(answer.history, limit), options, options.n_best)
+        assert sorted(a.tokens for a in all_of(answer)) == sorted(tokens for _, tokens in expected)
+        lengths |= {len(a.tokens) for a in all_of(answer)}
+    assert len(lengths) > 2
+
+
+@pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
+def test_a_history_does_not_depend_on_the_batch(mode, net, ask):
+    requests, options = ask(9, limit=6), DecodingConfig(**mode)
+    together = decode(net(), requests, options, Wanted(history=True))
+    for request, answer in zip(requests, together, strict=True):
+        alone = decode(net(), [request], options, Wanted(history=True))[0].history
+        assert [[(c.token, c.parent, c.fate) for c in step] for step in answer.history] == [
+            [(c.token, c.parent, c.fate) for c in step] for step in alone
+        ]
+
+
+@pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
+def test_a_search_takes_no_step_after_its_last(mode, net, ask):
+    one, options, steps = net(seed=1, vocabulary_size=7), DecodingConfig(**mode), set()
+    for request in ask(9, vocabulary=7, limit=12):
+        search = Search(one, [request], options)
+        steps.add(taken := sum(1 for _ in search))
+        assert len(search.answers(history=True)[0].history) == taken
+    assert min(steps) < 12
+
+
+# ---- what is settled while the search is on its way ---------------------------------------
+
+
+def follow(search):
+    """What was settled after each step."""
+    return [search.settled() for _ in search]
+
+
+@pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
+@pytest.mark.parametrize("prefix", [(), (5, 8)], ids=str)
+@pytest.mark.parametrize("style", STYLES)
+def test_what_is_settled_only_grows_into_the_answer(style, prefix, mode, net, ask):
+    for request in ask(9, limit=9, vocabulary=7, prefix=prefix):
+        one = net(seed=1, style=style, vocabulary_size=9)
+        search = Search(one, [request], DecodingConfig(**mode))
+        assert search.settled() == list(prefix)
+        seen = [list(prefix), *follow(search)]
+        tokens = search.answers()[0].tokens
+        for before, after in zip(seen, [*seen[1:], tokens], strict=True):
+            assert after[: len(before)] == before
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_beam_settles_tokens_before_its_end(style, net, ask):
+    one, options = net(seed=1, style=style), DecodingConfig(beam=2, min_length=30)
+    settled = [len(follow(Search(one, [r], options))[-2]) for r in ask(6, limit=15)]
+    assert max(settled) > 5
+
+
+@pytest.mark.parametrize("mode", [SEARCHES[0], SAMPLINGS[0]], ids=str)
+def test_a_single_hypothesis_settles_a_token_with_every_step(mode, net, ask):
+    for request in ask(5, limit=9):
+        search = Search(net(), [request], DecodingConfig(**mode))
+        seen = follow(search)
+        tokens = search.answers()[0].tokens
+        assert seen == [tokens[: i + 1] for i in range(len(tokens))]
+
+
+@pytest.mark.parametrize("mode", [SEARCHES[0], SEARCHES[1], SAMPLINGS[0]], ids=str)
+def test_what_is_settled_stays_when_the_search_runs_into_a_dead_end(mode, net):
+    options = DecodingConfig(**{**mode, "no_repeat": 1, "min_length": 30})
+    search = Search(net(vocabulary_size=5), [Request([3, 4, EOS])], options)
+    seen = follow(search)
+    answer = search.answers()[0]
+    assert answer.stopped == "blocked"
+    for before, after in zip(seen, [*seen[1:], answer.tokens], strict=True):
+        assert after[: len(before)] == before
+
+
+@pytest.mark.parametrize("mode", [SEARCHES[0], SEARCHES[1], SAMPLINGS[0]], ids=str)
+def test_what_is_settled_stays_while_the_neighbours_go_on(mode, net):
+    options = DecodingConfig(**{**mode, "min_length": 9})
+    requests = [Request([3, EOS], limit=2), *(Request([4 + i, 5, EOS], limit=7) for i in range(3))]
+    search = Search(net(), requests, options)
+    seen = follow(search)
+    tokens = search.answers()[0].tokens
+    assert len(tokens) == 2
+    assert len(seen) == 7
+    for before, after in zip(seen, [*seen[1:], tokens], strict=True):
+        assert after[: len(before)] == before
+
+
+def test_a_prefix_that_leaves_nothing_to_do_is_settled_at_once(net):
+    search = Search(net(), [Request([4, EOS], prefix=[5, EOS, 7])], DecodingConfig())
+    assert search.settled() == [5, EOS]
+    assert follow(search) == []
+    assert search.answers()[0].tokens == [5, EOS]

@@ -1,0 +1,110 @@
+"""A text that is too long is cut between sentences, else between words, else anywhere."""
+
+from functools import cache
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from regard.tasks.translate import Translate, split
+from regard.text.tokenizer import Tokenizer
+
+LINES = ["Das alte Haus steht am Fluss. Ein Hund läuft über die Straße!", "Haus Hund Fluss Straße"]
+
+
+@cache
+def tokenizer(kind):
+    return Tokenizer.learn(LINES * 20, kind, 330, quiet=True)
+
+
+def counter(kind):
+    return lambda text: len(tokenizer(kind).encode(text))
+
+
+WORDS = st.sampled_from(
+    ["Haus", "Hund.", "Straße", "läuft!", "日本語。", "a", "😀😀", "…", "x" * 40, "Ein?"]
+)
+SPACES = st.sampled_from([" ", " ", "  ", "\n", "\t "])
+TEXTS = st.lists(st.tuples(WORDS, SPACES), min_size=1, max_size=30).map(
+    lambda pairs: "".join(word + space for word, space in pairs)
+)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte", "character"])
+@given(text=st.one_of(TEXTS, st.text(min_size=1, max_size=60)), most=st.integers(4, 40))
+@example(text="Haus Hund Haus Hund", most=4)
+@example(text="x" * 41, most=4)
+def test_pieces_fit_and_hold_everything_in_order(kind, text, most):
+    count = counter(kind)
+    pieces = split(text, count, most)
+    assert all(count(piece) <= most for piece in pieces)
+    assert "".join("".join(pieces).split()) == "".join(text.split())
+    words = text.split()
+    if all(count(" " + word) <= most and count(word) <= most for word in words):
+        assert " ".join(pieces).split() == words
+
+
+def test_a_text_that_fits_stays_as_it_is():
+    text = "  Ein Hund.  Und \n noch  einer! "
+    assert split(text, len, len(text)) == [text]
+
+
+def test_a_text_is_cut_between_sentences_where_that_is_enough():
+    text = "Eins zwei. Drei vier! Fünf sechs? Sieben acht… 九十。 Elf."
+    assert split(text, len, 12) == [
+        "Eins zwei.",
+        "Drei vier!",
+        "Fünf sechs?",
+        "Sieben acht…",
+        "九十。 Elf.",
+    ]
+    assert split(text, len, 25) == [
+        "Eins zwei. Drei vier!",
+        "Fünf sechs? Sieben acht…",
+        "九十。 Elf.",
+    ]
+
+
+def test_a_long_sentence_is_cut_between_words_and_the_short_ones_are_not():
+    text = "Kurz hier. Das ist ein langer Satz mit Wörtern. Kurz da."
+    pieces = split(text, len, 20)
+    assert pieces[0] == "Kurz hier."
+    assert pieces[-1] == "Kurz da."
+    assert len(pieces) > 3
+    assert " ".join(pieces) == text
+
+
+def test_a_point_inside_a_word_is_no_end():
+    assert split("Version 3.11 ist da. Gut so.", len, 21) == ["Version 3.11 ist da.", "Gut so."]
+
+
+@pytest.mark.parametrize("letter", ["x", "ß", "語", "😀"])
+@pytest.mark.parametrize("kind", ["bpe", "byte", "character"])
+def test_a_word_of_ten_thousand_characters_is_cut_anywhere(kind, letter):
+    count, word = counter(kind), letter * 10_000
+    for text in (word, f"Ein {word} Hund."):
+        pieces = split(text, count, 100)
+        assert all(0 < count(piece) <= 100 for piece in pieces)
+        assert "".join("".join(pieces).split()) == "".join(text.split())
+
+
+def test_only_white_space_has_no_pieces():
+    assert "".join(split(" \n" * 500, len, 10)).strip() == ""
+    assert Translate(tokenizer("byte"), tokenizer("byte")).requests([" \n" * 500], 20) == [[]]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "byte", "character"])
+def test_requests_are_closed_and_never_longer_than_asked(kind):
+    task = Translate(tokenizer(kind), tokenizer(kind))
+    texts = ["", "  \n", "Haus", "Das Haus. " * 30, "Haus Hund " * 40, "x" * 500, "Das Haus steht"]
+    for longest in (8, 20, 64):
+        groups = task.requests(texts, longest, prefix="Ein")
+        assert [len(group) for group in groups[:3]] == [0, 0, 1]
+        assert min(len(group) for group in groups[3:6]) > 1
+        for group in groups[2:]:
+            assert [bool(request.prefix) for request in group] == [True] + [False] * (
+                len(group) - 1
+            )
+            for request in group:
+                assert 1 < len(request.source) <= longest
+                assert list(request.source).index(Tokenizer.eos) == len(request.source) - 1
