@@ -11,15 +11,15 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from regard.decoding.answers import Answer
 from regard.errors import InputError
-from regard.models import Model
+from regard.models import Model, Warn
 from regard.text.corpus import progress
 from regard.text.lines import read_blocks
-from regard.text.tokenizer import SPECIALS, Tokenizer
+from regard.text.tokenizer import Tokenizer
 
 STDIN = "standard input"
 Block = tuple[int, list[str], int]  # number of the first line, lines, bytes read so far
@@ -27,10 +27,13 @@ Block = tuple[int, list[str], int]  # number of the first line, lines, bytes rea
 
 def answer_lines(model: Model, options: argparse.Namespace, decoding: dict[str, Any]) -> None:
     """Print an answer for each text of the command line, or for each line of standard input."""
-    model.decoding(decoding)  # complain before anything is read
+    chosen = model.decoding(decoding)  # complain before anything is read
     total: float | None = None
     blocks: Iterator[Block]
     if options.texts:
+        for i, text in enumerate(options.texts, 1):
+            if not text.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in text):
+                raise InputError(f"text:{i}: not UTF-8")
         blocks, name = iter([(1, options.texts, 0)]), "text"
     else:
         file = sys.stdin.fileno()
@@ -39,14 +42,24 @@ def answer_lines(model: Model, options: argparse.Namespace, decoding: dict[str, 
         blocks, name = read_blocks(file, STDIN), STDIN
     # Where answers appear on the screen they are their own progress.
     quiet = options.quiet or sys.stdout.isatty() or bool(options.texts)
+    work = stream_block if options.stream else score_block if options.score else answer_block
     with progress("translating", total, quiet) as show:
         for first, texts, read in blocks:
-            _answer_block(model, options, decoding, texts, name, first)
+            work(model, options, decoding | {"n_best": chosen.n_best}, texts, name, first)
             sys.stdout.flush()
             show(read)
 
 
-def _answer_block(
+def warner(name: str, first: int) -> Warn:
+    """Says on standard error what is to be said of a line."""
+
+    def warn(i: int, said: str) -> None:
+        print(f"regard: {name}:{first + i}: {said}", file=sys.stderr)
+
+    return warn
+
+
+def stream_block(
     model: Model,
     options: argparse.Namespace,
     decoding: dict[str, Any],
@@ -54,44 +67,54 @@ def _answer_block(
     name: str,
     first: int,
 ) -> None:
-    if options.stream:
-        for text in texts:
-            for part in model.stream(text, prefix=options.prefix, **decoding):
-                print(one_line(part), end="", flush=True)
-            print(flush=True)
-        return
-    if options.score:
-        pairs = [_pair(text, f"{name}:{first + i}") for i, text in enumerate(texts)]
-        for (source, target), answer in zip(pairs, model.score(pairs), strict=True):
-            about = {"text": source, "translation": target}
-            told = about | details(answer, model.task.target)
-            print(json.dumps(told, ensure_ascii=False) if options.json else f"{answer.score:.6f}")
-        return
+    for i, text in enumerate(texts):
+        warn = warner(name, first + i)
+        for part in model.stream(text, prefix=options.prefix, warn=warn, **decoding):
+            print(one_line(part), end="", flush=True)
+        print(flush=True)
 
-    def warn(i: int, said: str) -> None:
-        print(f"regard: {name}:{first + i}: {said}", file=sys.stderr)
 
+def score_block(
+    model: Model,
+    options: argparse.Namespace,
+    decoding: dict[str, Any],
+    texts: list[str],
+    name: str,
+    first: int,
+) -> None:
+    pairs = [text.partition("\t")[::2] for text in texts]
+    bad = next((i for i, text in enumerate(texts) if "\t" not in text), None)
+    pairs = pairs[:bad]
+    for (source, target), answer in zip(pairs, model.score(pairs), strict=True):
+        about = {"text": source, "translation": target}
+        told = about | details(answer, model)
+        print(json.dumps(told, ensure_ascii=False) if options.json else f"{answer.score:.6f}")
+    if bad is not None:
+        raise InputError(
+            f"{name}:{first + bad}: --score needs SOURCE<tab>TRANSLATION, but there is no tab"
+        )
+
+
+def answer_block(
+    model: Model,
+    options: argparse.Namespace,
+    decoding: dict[str, Any],
+    texts: list[str],
+    name: str,
+    first: int,
+) -> None:
+    wanted = {key: getattr(options, key) for key in ("alternatives", "history", "attention")}
     answers = model.answers(
-        texts, prefix=options.prefix, alternatives=options.alternatives, history=options.history,
-        attention=options.attention, warn=warn, **decoding,
-    )  # fmt: skip
+        texts, prefix=options.prefix, warn=warner(name, first), **wanted, **decoding
+    )
+    asked = {key for key, value in wanted.items() if value}
+    asked |= {"n_best"} if decoding["n_best"] > 1 else set()
     for text, answer in zip(texts, answers, strict=True):
         if options.json:
-            told = {"text": text, "translation": answer.text} | details(answer, model.task.target)
-            if options.attention:
-                tokenizer = model.task.source
-                ids = [*tokenizer.encode(text), tokenizer.eos]
-                told["source_tokens"] = tokenizer.tokens(ids)
+            told = {"text": text, "translation": answer.text} | details(answer, model, asked)
             print(json.dumps(told, ensure_ascii=False))
         else:
             print("\t".join(one_line(one.text) for one in (answer, *answer.others)))
-
-
-def _pair(text: str, where: str) -> tuple[str, str]:
-    source, tab, target = text.partition("\t")
-    if not tab:
-        raise InputError(f"{where}: --score needs SOURCE<tab>TRANSLATION, but there is no tab")
-    return source, target
 
 
 def one_line(text: str) -> str:
@@ -99,39 +122,46 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")
 
 
-def details(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
-    """An answer for programs; only what was asked for is there."""
+def details(answer: Answer, model: Model, asked: Collection[str] = ()) -> dict[str, Any]:
+    """An answer for programs; `asked`: what to tell beside the usual."""
+    spell = model.task.target.tokens
 
     def brief(one: Answer) -> dict[str, Any]:
         return {
             "score": one.score, "logprob": one.logprob, "stopped": one.stopped,
-            "tokens": tokenizer.tokens(one.tokens), "logprobs": one.logprobs,
+            "tokens": spell(one.tokens), "logprobs": one.logprobs,
         }  # fmt: skip
 
     told = brief(answer)
-    if answer.others:
+    if answer.pieces:
+        told["pieces"] = [
+            {"text": model.task.source.decode(piece.source), "translation": piece.text}
+            | details(piece, model, asked)
+            for piece in answer.pieces
+        ]
+        return told
+    if "n_best" in asked:
         every = (answer, *answer.others)
         told["n_best"] = [{"translation": one.text} | brief(one) for one in every]
-    if answer.alternatives:
+    if "alternatives" in asked:
         told["alternatives"] = [
-            [{"token": tokenizer.tokens([token])[0], "logprob": value} for token, value in place]
+            [{"token": spell([token])[0], "logprob": value} for token, value in place]
             for place in answer.alternatives
         ]
-    if answer.history:
+    if "history" in asked:
         told["history"] = [
-            [vars(one) | {"token": tokenizer.tokens([one.token])[0]} for one in step]
+            [vars(one) | {"token": spell([one.token])[0]} for one in step]
             for step in answer.history
         ]
-    if answer.attention:
+    if "attention" in asked:
         # Row i of a head is where it looked when token i was chosen: the decoder had read <bos>
         # and the tokens before it.
-        told["read_tokens"] = [SPECIALS[tokenizer.bos], *told["tokens"][:-1]]
+        told["source_tokens"] = model.task.source.tokens(answer.source)
+        told["read_tokens"] = spell([Tokenizer.bos, *answer.tokens])[:-1]
         told["attention"] = {
             part: [[rounded(head) for head in layer.float().tolist()] for layer in layers]
             for part, layers in answer.attention.items()
         }
-    if answer.pieces:
-        told["pieces"] = [{"translation": p.text} | details(p, tokenizer) for p in answer.pieces]
     return told
 
 

@@ -8,6 +8,7 @@ interrupted. torch is imported inside the verbs, so that every `--help` answers 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -200,6 +201,9 @@ def translate(options: argparse.Namespace) -> int:
     for name in ("json", "score"):
         if getattr(options, name) and options.stream:
             raise InputError(f"--stream and --{name} exclude each other")
+    for name in ("prefix", "n_best", "alternatives", "history", "attention"):
+        if getattr(options, name) and options.score:
+            raise InputError(f"--score and --{name.replace('_', '-')} exclude each other")
     from regard.answering import answer_lines
     from regard.models import load
 
@@ -215,6 +219,7 @@ def evaluate_options(verb: argparse.ArgumentParser) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     """The task's metrics on given data: sacreBLEU and chrF with their signatures."""
+    from regard.answering import warner
     from regard.models import load
     from regard.tasks.translate import bleu
     from regard.text.corpus import read_pairs
@@ -227,7 +232,9 @@ def evaluate(options: argparse.Namespace) -> int:
         raise InputError(f"{source} is empty: there is nothing to evaluate")
     decoding = chosen_decoding(options)
     model = load(options.model, options.device, options.dtype)
-    scores = bleu(model.translate([s for s, _ in pairs], **decoding), [t for _, t in pairs])
+    warn = warner(str(source), 1)
+    answers = model.translate([s for s, _ in pairs], warn=warn, **decoding)
+    scores = bleu(answers, [t for _, t in pairs])
     scores["sentences"] = len(pairs)
     if options.json:
         print(json.dumps(scores))
@@ -345,6 +352,11 @@ def main() -> None:
     # How long a thread spins before it sleeps, read when torch is loaded. The default spins for
     # milliseconds: on a machine that also does something else, training ran at half the speed.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale is: so are our files
     try:
         options = build_parser().parse_args(sys.argv[1:] or ["--help"])
         code = options.run(options)
@@ -355,9 +367,14 @@ def main() -> None:
             traceback.print_exc()
         print(f"regard: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
-    except BrokenPipeError:  # `regard ... | head`: the reader has enough, which is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is written
+        if isinstance(error, BrokenPipeError):  # `regard ... | head`: the reader has enough
+            sys.exit(0)
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        print(f"regard: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt as stopped:
         if str(stopped):
             print(f"regard: {stopped}", file=sys.stderr)

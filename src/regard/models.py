@@ -25,6 +25,17 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Checkpoints, read_tensors
 from regard.training.processes import choose_device
 
+Warn = Callable[[int, str], None]  # the number of a text, from 0, and what is to be said of it
+
+
+def python_warning(level: int) -> Warn:
+    """The usual way to warn in Python, so many calls above."""
+
+    def warn(i: int, said: str) -> None:
+        warnings.warn(f"text {i + 1} is {said}", stacklevel=level)
+
+    return warn
+
 
 class Model:
     """A trained model and its vocabularies.
@@ -38,6 +49,7 @@ class Model:
 
     def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
         """One translation for each text."""
+        options.setdefault("warn", python_warning(4))
         return [answer.text for answer in self.answers(texts, **options)]
 
     def answers(
@@ -48,7 +60,7 @@ class Model:
         alternatives: int = 0,
         history: bool = False,
         attention: bool = False,
-        warn: Callable[[int, str], None] | None = None,
+        warn: Warn | None = None,
         **options: Any,
     ) -> list[Answer]:
         """The same with tokens, log-probabilities, score and n-best list; on request with the best
@@ -61,19 +73,26 @@ class Model:
         wanted = Wanted(history=history, alternatives=alternatives, attention=attention)
         decoding = self.decoding(options)
         answers = self.task.answer(self.transformer, texts, decoding, self.longest, prefix, wanted)
+        warn = warn or python_warning(3)
         for i, answer in enumerate(answers):
             if answer.pieces:
-                said = (
-                    f"longer than the {self.longest} tokens that the model was trained on: "
-                    f"translated in {len(answer.pieces)} pieces"
-                )
-                warn(i, said) if warn else warnings.warn(f"text {i + 1} is {said}", stacklevel=2)
+                warn(i, self._in_pieces(len(answer.pieces)))
         return answers
 
-    def stream(self, text: str, *, prefix: str = "", **options: Any) -> Iterator[str]:
+    def stream(
+        self, text: str, *, prefix: str = "", warn: Warn | None = None, **options: Any
+    ) -> Iterator[str]:
         """The translation bit by bit, as it comes."""
-        decoding = self.decoding(options)
-        return self.task.stream(self.transformer, text, decoding, self.longest, prefix)
+        requests = self.task.requests([text], self.longest, prefix)[0]
+        if len(requests) > 1:
+            (warn or python_warning(3))(0, self._in_pieces(len(requests)))
+        return self.task.stream(self.transformer, requests, self.decoding(options))
+
+    def _in_pieces(self, count: int) -> str:
+        return (
+            f"longer than the {self.longest} tokens that the model was trained on: "
+            f"translated in {count} pieces"
+        )
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
         """How probable given translations are: (source, translation) pairs."""

@@ -47,6 +47,7 @@ class Answer:
     score: float  # sum of logprobs / ((5 + tokens) / 6) ** length_penalty
     stopped: str  # why, one of STOPS
     text: str = ""
+    source: Sequence[int] = ()  # what it answers
     others: list[Answer] = field(default_factory=list)  # n-best without the first
     history: list[list[Candidate]] = field(default_factory=list)  # candidates of each step
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)  # of each token

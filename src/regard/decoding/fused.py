@@ -69,7 +69,7 @@ def product(
     rows, width = x.raw.shape
     size = len(weight)
     out = x.raw.new_empty(rows, size)
-    dot = rows > 4  # the least that tensor cores take is 16 rows: too many for so few
+    dot = rows > 1  # the least that tensor cores take is 16 rows: too many for one
     block = (16 if size <= 8192 else 64) if dot else (4 if size <= 8192 else 8)
     beside = residual if residual is not None else Rows(x.raw)
     kernels.product_kernel[(-(-size // block),)](
@@ -78,7 +78,7 @@ def product(
         BIAS=bias is not None, NORM=norm_kind(x), SHIFT=has_shift(x), ACTIVATION=activation,
         RESIDUAL=residual is not None, RESIDUAL_NORM=norm_kind(beside),
         RESIDUAL_SHIFT=has_shift(beside), ROWS=FEW if dot else power(rows), BLOCK_V=block,
-        BLOCK_D=power(width) if x.norm or not dot else min(256, power(width)),
+        BLOCK_D=power(width) if x.norm or not dot else min(512, power(width)),
         WHOLE_V=power(size) if residual else 1, DOT=dot, num_warps=4 if width <= 512 else 8,
         **TOGETHER,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def product_of(x: Rows, layer: Any, activation: int = 0, part: slice = slice(Non
     """f of a linear layer (or some of its rows)."""
     bias = None if layer.bias is None else layer.bias[part]
     weight = layer.weight[part]
-    if fits(x.raw, max(weight.shape)):
+    if len(x.raw) <= FEW:
         return product(x, weight, bias, activation)
     out = F.linear(x.value, weight, bias)
     if activation:
@@ -112,14 +112,9 @@ def read(stream: Rows, sublayer: Any, norm_first: bool) -> Rows:
 def add(x: Tensor, layer: Any, stream: Rows, sublayer: Any, norm_first: bool) -> Rows:
     """A sub-layer's last product, added to the stream: post-norm has its norm here."""
     norm = None if norm_first else sublayer.norm
-    if fits(x, max(layer.weight.shape)):
+    if len(x) <= FEW:
         return Rows(product(Rows(x), layer.weight, layer.bias, residual=stream), norm)
     return Rows(F.linear(x, layer.weight, layer.bias), norm, plus=stream.value)
-
-
-def fits(x: Tensor, widest: int) -> bool:
-    """Is this a product for our own kernel?"""
-    return len(x) <= FEW and widest <= WIDEST
 
 
 def norm_kind(rows: Rows) -> int:
@@ -166,6 +161,7 @@ class FusedStep:
             and beams.width <= FEW
             and size in (16, 32, 64, 128)
             and model.output_matrix().dtype != torch.float64
+            and max(3 * config.heads * size, config.d_model, config.d_ff) <= WIDEST
             and config.window is None
             and config.activation != "swiglu"
             and config.positions != "rotary"
@@ -215,8 +211,9 @@ class FusedStep:
         if decoder.final_norm is not None:
             stream = Rows(stream.value, decoder.final_norm)
         matrix = model.output_matrix()
-        few = fits(x, d_model)
-        return product(stream, matrix, None) if few else F.linear(stream.value, matrix)
+        if rows <= FEW:
+            return product(stream, matrix, None)
+        return F.linear(stream.value, matrix)
 
     def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, new: bool) -> Tensor:
         """rows: queries [N, H*K], or queries, keys and values of the new tokens [N, 3*H*K]."""
@@ -252,7 +249,8 @@ class FusedStep:
             self.best, self.best_tokens, beams.scores, beams.tokens, beams.parents, beams.answers,
             self.done, beams.limits, beams.records, beams.time, beams.rows,
             beams.records.shape[1], beams.eos,
-            WIDTH=width, CANDIDATES=beams.candidates, ALL=power(width * beams.candidates), **TOGETHER,
+            WIDTH=width, CANDIDATES=beams.candidates, ALL=power(width * beams.candidates),
+            **TOGETHER,
         )  # fmt: skip
         kernels.tick_kernel[(-(-sentences // 1024),)](
             beams.time, cache.next, cache.positions, sentences, WIDTH=width, BLOCK=1024, **TOGETHER

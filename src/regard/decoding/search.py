@@ -54,6 +54,8 @@ def decode(
             pass
         found.update(zip(batch, search.answers(wanted.history), strict=True))
     answers = [found[i] for i in range(len(requests))]
+    for answer, request in zip(answers, requests, strict=True):
+        answer.source = request.source
     if wanted.alternatives or wanted.attention:
         look(model, requests, answers, wanted)
     return answers

@@ -133,10 +133,11 @@ class Translate:
         return [join([next(found) for _ in group]) for group in groups]
 
     def stream(
-        self, model: Transformer, text: str, options: DecodingConfig, longest: int, prefix: str = ""
+        self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
     ) -> Iterator[str]:
-        """The translation bit by bit, each as soon as nothing can change it any more."""
-        for i, request in enumerate(self.requests([text], longest, prefix)[0]):
+        """The translation of a text (or of its pieces) bit by bit, each as soon as nothing can
+        change it any more."""
+        for i, request in enumerate(requests):
             if i:
                 yield " "
             search = Search(model, [request], options)

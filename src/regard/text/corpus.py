@@ -343,7 +343,8 @@ def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[
     """
     console = Console(stderr=True)
     shown = not quiet and console.is_terminal
-    bar = Progress(console=console, transient=True, disable=not shown)
+    # Standard output is not the bar's: it may be a file that answers go to.
+    bar = Progress(console=console, transient=True, disable=not shown, redirect_stdout=False)
     task = bar.add_task(what, total=total)
     timer = threading.Timer(PATIENCE, bar.start)
     timer.daemon = True

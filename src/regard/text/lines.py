@@ -29,10 +29,11 @@ def read_blocks(file: int, name: str) -> Iterator[tuple[int, list[str], int]]:
             where = f"{name}:{number + len(lines)}"
             if number == 1 and not lines:
                 line = line.removeprefix(BOM)
+            line = line.removesuffix(b"\r")
             try:
                 if len(line) > LONGEST_LINE:
                     raise InputError(f"{where}: line longer than {LONGEST_LINE:,} bytes")
-                lines.append(decode_line(line.removesuffix(b"\r"), where))
+                lines.append(decode_line(line, where))
             except InputError as error:
                 bad = error
                 break
@@ -48,7 +49,7 @@ def _blocks(file: int, name: str) -> Iterator[tuple[list[bytes], int]]:
     lines: list[bytes] = []
     rest = b""  # a line whose end has not come yet
     read = size = 0
-    while len(rest) <= LONGEST_LINE:
+    while len(rest) <= LONGEST_LINE + len(BOM) + 1:  # 1: a carriage return
         if lines and (len(lines) >= MOST_LINES or size >= MOST_BYTES or not _ready(file)):
             block, lines = lines[:MOST_LINES], lines[MOST_LINES:]
             size = sum(map(len, lines))
@@ -56,6 +57,9 @@ def _blocks(file: int, name: str) -> Iterator[tuple[list[bytes], int]]:
             continue
         try:
             more = os.read(file, READ)
+        except BlockingIOError:  # someone made it so; we would rather wait
+            select.select([file], [], [])
+            continue
         except OSError as error:
             raise InputError(f"{name}: cannot be read ({error.strerror or error})") from None
         if not more:
