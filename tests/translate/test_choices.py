@@ -131,7 +131,7 @@ def test_a_stream_is_the_same_text_bit_by_bit(which, mode, texts, long_text, ver
         answers = translator.translate(given, **mode)
     for text, answer in zip(given, answers, strict=True):
         quiet = {"warn": lambda number, said: None}
-    assert "".join(translator.stream(text, **quiet, **mode)) == answer
+        assert "".join(translator.stream(text, **quiet, **mode)) == answer
     code, out, _ = verb("translate", folder, "--stream", given=given, **mode)
     assert (code, out) == (0, printed(answers))
 
