@@ -53,7 +53,8 @@ def test_the_bits_of_a_stream_make_up_the_answer(kind, mode, translator):
     for longest, prefix in ((1000, ""), (12, "ß😀")):
         answers = task.answer(one, TEXTS, options, longest, prefix)
         for text, answer in zip(TEXTS, answers, strict=True):
-            bits = list(task.stream(one, text, options, longest, prefix))
+            requests = task.requests([text], longest, prefix)[0]
+            bits = list(task.stream(one, requests, options))
             assert "".join(bits) == answer.text
             assert all(bits)
 
@@ -64,7 +65,7 @@ def test_characters_of_several_bytes_come_whole_and_one_by_one(kind, translator)
     found = set()
     for seed in range(8):
         options = DecodingConfig(beam=1, temperature=1.0, seed=seed, max_length=40, min_length=30)
-        bits = list(task.stream(one, "Ein Hund", options, 1000))
+        bits = list(task.stream(one, task.requests(["Ein Hund"])[0], options))
         assert len(bits) > 5
         found |= set("".join(bits))
     assert {len(sign.encode()) for sign in found - {"\ufffd"}} == {1, 2, 3, 4}
@@ -73,7 +74,7 @@ def test_characters_of_several_bytes_come_whole_and_one_by_one(kind, translator)
 
 def test_a_stream_of_nothing_is_nothing(translator):
     task, one = translator("byte")
-    assert list(task.stream(one, " \n", DecodingConfig(), 100, "Süß")) == []
+    assert list(task.stream(one, task.requests([" \n"], 100, "Süß")[0], DecodingConfig())) == []
     answers = task.answer(one, ["", " \n"], DecodingConfig(), 100, "Süß")
     assert [(a.tokens, a.text, a.stopped, a.score) for a in answers] == [([], "", "empty", 0)] * 2
     assert task.answer(one, [], DecodingConfig(), 100) == []

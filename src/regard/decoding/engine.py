@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from regard.config import DecodingConfig
 from regard.decoding.beams import Beams
+from regard.decoding.lean import LeanStep
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
@@ -69,8 +70,13 @@ class Eager:
     def __iter__(self) -> Iterator[None]:
         beams, cache = self.beams, self.cache
         moves = beams.width > 1 and not beams.samples
+        lean = LeanStep(self.model, cache) if LeanStep.can(self.model) else None
         while True:
-            logits = self.model.step(beams.tokens, beams.parents if moves else None, cache)
+            parents = beams.parents if moves else None
+            if lean is not None:
+                logits = lean(beams.tokens, parents)
+            else:
+                logits = self.model.step(beams.tokens, parents, cache)
             beams.advance(logits)
             yield
             going = int((~beams.done).sum())

@@ -43,12 +43,11 @@ class Cache:
         self.config, self.width, self.slots = config, width, slots
         shape = (sentences, config.heads, slots, config.head_size)
 
-        def empty() -> list[Tensor]:
-            return [
-                torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)
-            ]
-
-        self.keys, self.values = empty(), empty()  # [B, H, slots, K] of each layer
+        self.slots_of = [  # keys and values of each layer
+            torch.zeros(2, *shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)
+        ]
+        self.keys = [both[0] for both in self.slots_of]  # [B, H, slots, K]
+        self.values = [both[1] for both in self.slots_of]
         self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]
         self.memory_mask: Tensor | None = None  # [B, 1, 1, M], to be added; None: all is visible
         self.memory_lengths: Tensor | None = None  # the same as numbers [B], for kernels
@@ -105,10 +104,10 @@ class Cache:
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these sentences only (rising numbers); the others are forgotten."""
-        for layer in (self.keys, self.values):
-            for i, whole in enumerate(layer):
-                whole[: len(rows), :, : self.used] = whole[rows, :, : self.used]
-                layer[i] = whole[: len(rows)]
+        for i, both in enumerate(self.slots_of):
+            both[:, : len(rows), :, : self.used] = both[:, rows, :, : self.used]
+            self.slots_of[i] = both[:, : len(rows)]
+            self.keys[i], self.values[i] = self.slots_of[i].unbind()
         self.memory = [(key[rows], value[rows]) for key, value in self.memory]
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[rows]
