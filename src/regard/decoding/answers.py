@@ -97,25 +97,38 @@ class Records:
         answers = self.ended.sum(-1).cumsum(0)
         done = (answers >= width) | (step + 1 >= self.limit) | ~self.kept.any(-1)
         self.last = np.where(done.any(0), done.argmax(0), len(records) - 1)  # [B]
+        now = step == self.last
+        self.cut = self.kept & (now & (step + 1 == self.limit))[..., None]
         # Where every next token is forbidden, hypotheses stay as they are: a sample by itself, a
         # beam when none of it can go on and it has no answer.
-        dead = np.zeros_like(alive)
-        dead[:-1] = ~alive[1:] if options.temperature else ~alive[1:].any(-1, keepdims=True)
-        if not options.temperature:
-            dead &= ~self.ended.any((0, 2))[:, None]
-        self.blocked = self.kept & dead & (step < self.last)[..., None]
+        self.blocked = np.zeros_like(alive)
+        if not alive.all():
+            dead = ~alive[1:] if options.temperature else ~alive[1:].any(-1, keepdims=True)
+            self.blocked[:-1] = self.kept[:-1] & dead & (step < self.last)[:-1, :, None]
+            if not options.temperature:
+                self.blocked &= ~self.ended.any((0, 2))[:, None]
 
-    def finals(self, given: Numbers, before: Numbers) -> Numbers:
-        """Scores of the candidates that are answers, [T, B, C], minus infinity for the others.
+    def best(self, given: Numbers, before: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """The best answers of each sentence: step, candidate and score, [B, n] each; where there
+        are fewer, the score is minus infinity.
 
         given[B], before[B]: tokens that were there before the search, and their log-probability.
         """
-        step = np.arange(len(self.token))[:, None, None]
-        self.cut = self.kept & (step == self.last[:, None]) & (step + 1 == self.limit[:, None])
-        final = (self.ended & (step <= self.last[:, None])) | self.cut | self.blocked
-        length = step + 1 + given[:, None]
-        score = (self.score + before[:, None]) / penalty(length, self.options.length_penalty)
-        return np.where(final, score, -np.inf)
+        step = np.arange(len(self.token))[:, None]
+        final = (self.ended & (step <= self.last)[..., None]) | self.cut | self.blocked
+        t, b, c = final.nonzero()
+        score = self.score[t, b, c] + before[b]
+        score /= penalty(t + 1 + given[b], self.options.length_penalty)
+        order = np.lexsort((c, t, -score, b))
+        t, b, c, score = t[order], b[order], c[order], score[order]
+        place = np.arange(len(b)) - np.searchsorted(b, b)  # among the answers of its sentence
+        shape = len(given), self.options.n_best
+        steps, candidates = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        scores = np.full(shape, -np.inf)
+        chosen = place < self.options.n_best
+        where = b[chosen], place[chosen]
+        steps[where], candidates[where], scores[where] = t[chosen], c[chosen], score[chosen]
+        return steps, candidates, scores
 
     def trace(self, step: Numbers, candidate: Numbers) -> tuple[Numbers, Numbers]:
         """Walk back from [B, n] candidates: tokens and log-probabilities [B, n, T], up to step."""
@@ -167,34 +180,23 @@ def read_answers(
     records = Records(options, recorded, limits)
     tokens_before = np.array([len(tokens) for tokens, _ in given])
     score_before = np.array([sum(logprobs) for _, logprobs in given])
-    finals = records.finals(tokens_before, score_before)
-    sentences, candidates = finals.shape[1:]
-    flat = finals.transpose(1, 0, 2).reshape(sentences, -1)  # [B, T*C]
-    if options.n_best == 1:
-        order = flat.argmax(1)[:, None]  # [B, n]
-    else:
-        order = np.argsort(-flat, axis=1, kind="stable")[:, : options.n_best]
-    step, candidate = np.divmod(order, candidates)
+    step, candidate, score = records.best(tokens_before, score_before)
     tokens, logprobs = records.trace(step, candidate)
-    score = np.take_along_axis(flat, order, 1)
+    row = np.arange(len(step))[:, None]
+    ended, cut = records.ended[step, row, candidate], records.cut[step, row, candidate]
+    stopped = np.where(ended, "end", np.where(cut, "length", "blocked"))
+    # Lists all at once: an array gives up its numbers one by one slowly.
+    columns = [x.tolist() for x in (step + 1, tokens, logprobs, score, stopped)]
     found = []
-    for b in range(sentences):
-        answers: list[Answer] = []
+    for b, answers_of in enumerate(zip(*columns, strict=True)):
         old_tokens, old_logprobs = list(given[b][0]), list(given[b][1])
-        for i in range(order.shape[1]):
-            if score[b, i] == -np.inf and answers:  # fewer answers than were asked for
-                break
-            t, c, length = step[b, i], candidate[b, i], step[b, i] + 1
-            if score[b, i] == -np.inf:  # before the first token
-                answers.append(unchanged(*given[b], options.length_penalty, "blocked"))
-                break
-            flags = {"end": records.ended, "length": records.cut, "blocked": records.blocked}
-            stopped = next(name for name, flag in flags.items() if flag[t, b, c])
-            answers.append(Answer(
-                old_tokens + tokens[b, i, :length].tolist(),
-                old_logprobs + logprobs[b, i, :length].tolist(),
-                float(score[b, i]), stopped,
-            ))  # fmt: skip
+        answers = [
+            Answer(old_tokens + its_tokens[:length], old_logprobs + its[:length], total, why)
+            for length, its_tokens, its, total, why in zip(*answers_of, strict=True)
+            if total > -np.inf
+        ]
+        if not answers:  # not even a first token was allowed
+            answers = [unchanged(*given[b], options.length_penalty, "blocked")]
         best = answers[0]
         best.others = answers[1:]
         if history:

@@ -76,7 +76,7 @@ class Captured:
         """Go on in a smaller program with the sentences that are not done."""
         old = self.program
         torch.cuda.current_stream().synchronize()
-        going = (~old.beams.done[: len(self.rows)]).cpu().numpy().nonzero()[0]
+        going = (~old.done[: len(self.rows)]).numpy().nonzero()[0]
         if not len(going):
             return
         self.records()
@@ -87,8 +87,8 @@ class Captured:
 
     def records(self) -> NDArray[Any]:
         """What has happened so far: [steps, B, C, 4]."""
-        new = self.program.beams.records[self.since : self.time, : len(self.rows)].cpu().numpy()
-        self.written[self.since : self.time, self.rows] = new
+        steps = slice(self.since, self.time)
+        self.written[steps, self.rows] = self.program.fetch(steps)[:, : len(self.rows)]
         return self.written[: self.time]
 
 
@@ -149,6 +149,7 @@ class Program:
             self.length = torch.ones(sentences, dtype=torch.long, device=self.device)
             self.cache.memory_lengths = self.length
         self.done = torch.zeros(sentences, dtype=torch.bool, pin_memory=True)
+        self.kept_records = torch.empty_like(self.beams.records, device="cpu", pin_memory=True)
         self.events: list[torch.cuda.Event] = []
         self.used = 0
         pool = torch.cuda.graph_pool_handle()
@@ -244,6 +245,13 @@ class Program:
         event = torch.cuda.Event()
         event.record()
         self.events.append(event)
+
+    def fetch(self, steps: slice) -> NDArray[Any]:
+        """The records of these steps, through memory that the GPU can write to."""
+        self.kept_records[steps].copy_(self.beams.records[steps], non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        records: NDArray[Any] = self.kept_records[steps].numpy()
+        return records
 
     def flags(self) -> Tensor:
         """Which sentences were done when the host last knew; waits if it is too far ahead."""

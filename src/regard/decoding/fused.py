@@ -69,8 +69,13 @@ def product(
     rows, width = x.raw.shape
     size = len(weight)
     out = x.raw.new_empty(rows, size)
-    dot = rows > 1  # the least that tensor cores take is 16 rows: too many for one
-    block = (16 if size <= 8192 else 64) if dot else (4 if size <= 8192 else 8)
+    # The least that tensor cores take is 16 rows: too many for up to 4. Small blocks are what
+    # keeps enough of the chip busy with a small matrix.
+    dot = rows > 4
+    block = 16 if dot else 4 if rows == 1 else 2
+    if size > 8192:
+        block = 64 if dot else 8 if rows == 1 else 4
+    warps = 2 if 1 < rows <= 4 else 4
     beside = residual if residual is not None else Rows(x.raw)
     kernels.product_kernel[(-(-size // block),)](
         out, x.raw, weight, weight if bias is None else bias, *norm_of(x), beside.raw,
@@ -79,8 +84,8 @@ def product(
         RESIDUAL=residual is not None, RESIDUAL_NORM=norm_kind(beside),
         RESIDUAL_SHIFT=has_shift(beside), ROWS=FEW if dot else power(rows), BLOCK_V=block,
         BLOCK_D=power(width) if x.norm or not dot else min(512, power(width)),
-        WHOLE_V=power(size) if residual else 1, DOT=dot, num_warps=4 if width <= 512 else 8,
-        **TOGETHER,
+        WHOLE_V=power(size) if residual else 1, DOT=dot,
+        num_warps=warps if width <= 512 else 2 * warps, **TOGETHER,
     )  # fmt: skip
     return out
 

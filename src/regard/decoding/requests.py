@@ -10,7 +10,8 @@ from regard.errors import InputError
 from regard.model.config import ModelConfig
 from regard.text.tokenizer import Tokenizer
 
-BATCH_TOKENS = 4096  # of one batch, the longest sentence counted for each
+# Of one batch, the longest sentence counted for each.
+BATCH_TOKENS = {"cpu": 4_096, "cuda": 16_384}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Request:
         return repr((list(self.source), list(self.prefix))).encode()
 
 
-def by_size(sizes: Sequence[int], budget: int = BATCH_TOKENS) -> Iterator[list[int]]:
+def by_size(sizes: Sequence[int], budget: int = BATCH_TOKENS["cpu"]) -> Iterator[list[int]]:
     """Batches of indices, the longest first, of about `budget` tokens each."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     while order:

@@ -44,9 +44,11 @@ def decode(
     requests: Sequence[Request],
     options: DecodingConfig,
     wanted: Wanted = NOTHING,
-    batch_tokens: int = BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> list[Answer]:
     """The answer to each request, in order."""
+    if batch_tokens is None:
+        batch_tokens = BATCH_TOKENS["cuda" if model.output_matrix().is_cuda else "cpu"]
     found: dict[int, Answer] = {}
     for batch in batches(model, requests, batch_tokens):
         search = Search(model, [requests[i] for i in batch], options)
@@ -68,7 +70,8 @@ def batches(
     its first step are kept apart from those for which it has nothing."""
     both = model.encoder is not None
     for reads in (False, True):
-        chosen = [i for i, r in enumerate(requests) if (len(r.known(both)) > 1) == reads]
+        size = [len(r.prefix) + (1 if both else len(r.source)) for r in requests]
+        chosen = [i for i in range(len(requests)) if (size[i] > 1) == reads]
         sizes = [len(requests[i].source) + len(requests[i].prefix) for i in chosen]
         for batch in by_size(sizes, batch_tokens):
             yield [chosen[i] for i in batch]
