@@ -26,7 +26,8 @@ def compare(config, beam, sentences, steps=5, min_length=0):
     torch.manual_seed(0)
     net = Transformer(ModelConfig(**config)).eval()
     options = DecodingConfig(beam=beam, min_length=min_length)
-    sources = [torch.randint(3, 50, (2 + 3 * i,)).tolist() for i in range(sentences)]
+    most = min(50, config["vocabulary_size"])
+    sources = [torch.randint(3, most, (2 + 3 * i,)).tolist() for i in range(sentences)]
     both = net.encoder is not None
 
     def begin():
