@@ -9,6 +9,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 SCRIPT = """
 import torch
@@ -74,6 +75,7 @@ print("all equal")
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu tests them compiled")
 def test_kernels_equal_the_plain_step():
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=os.environ | {"TRITON_INTERPRET": "1"},

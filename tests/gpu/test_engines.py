@@ -83,15 +83,10 @@ def test_training_on_a_gpu_takes_flex_and_everything_else_padded():
 
 
 def test_stepping_with_the_cache_equals_the_full_pass(model, row):
-    from regard import Packed
-
     net = model("padded", torch.float32, d_model=64).to("cuda")
     source, target = row([30, 4]).to("cuda"), row([20, 20]).to("cuda")
-    cache = net.start(20, source)
-    sequences = target.split(target.tokens)
-    steps = [
-        net.step(Packed.of([s[i : i + 1].cpu() for s in sequences]).to("cuda"), cache)
-        for i in range(20)
-    ]
+    cache = net.start(source, steps=20)
+    tokens = target.tokens.view(2, 20, 1)
+    steps = [net.step(tokens[:, i], None, cache)[:, 0] for i in range(20)]
     stepped = torch.stack(steps, 1).flatten(0, 1)  # [2 * 20, V]
     torch.testing.assert_close(stepped, net(source, target), rtol=0, atol=1e-3)

@@ -76,6 +76,7 @@ def product(
     if size > 8192:
         block = 64 if dot else 8 if rows == 1 else 4
     warps = 2 if 1 < rows <= 4 else 4
+    inner = power(width) if x.norm or not dot else min(512, power(width))
     beside = residual if residual is not None else Rows(x.raw)
     kernels.product_kernel[(-(-size // block),)](
         out, x.raw, weight, weight if bias is None else bias, *norm_of(x), beside.raw,
@@ -83,7 +84,7 @@ def product(
         BIAS=bias is not None, NORM=norm_kind(x), SHIFT=has_shift(x), ACTIVATION=activation,
         RESIDUAL=residual is not None, RESIDUAL_NORM=norm_kind(beside),
         RESIDUAL_SHIFT=has_shift(beside), ROWS=FEW if dot else power(rows), BLOCK_V=block,
-        BLOCK_D=power(width) if x.norm or not dot else min(512, power(width)),
+        BLOCK_D=inner, WHOLE_D=inner >= width,
         WHOLE_V=power(size) if residual else 1, DOT=dot,
         num_warps=warps if width <= 512 else 2 * warps, **TOGETHER,
     )  # fmt: skip

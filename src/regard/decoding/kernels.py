@@ -27,6 +27,23 @@ RELU, GELU = 1, 2  # 0: neither
 
 
 @triton.jit
+def wait(EARLY: tl.constexpr):
+    """Until the kernel before has written all its results. The barrier keeps the compiler from
+    loading them earlier."""
+    if EARLY:
+        gdc_wait()
+        tl.debug_barrier()
+
+
+@triton.jit
+def multiplied(a, w, DOT: tl.constexpr):
+    """a[ROWS, D] w[V, D]ᵀ."""
+    if DOT:
+        return tl.dot(a, tl.trans(w), input_precision="ieee")
+    return tl.sum(a.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :], 2)
+
+
+@triton.jit
 def normalised(x, inside, gain, shift, D, epsilon, NORM: tl.constexpr, SHIFT: tl.constexpr):
     """The rows of x, normalised, times a gain, and a shift added: all float32, [ROWS, D]."""
     mean = tl.zeros([x.shape[0]], tl.float32)
@@ -47,11 +64,11 @@ def product_kernel(
     BIAS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr, ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr, RESIDUAL_NORM: tl.constexpr, RESIDUAL_SHIFT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_V: tl.constexpr,
-    DOT: tl.constexpr, EARLY: tl.constexpr,
+    WHOLE_D: tl.constexpr, DOT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """out[R, V] = f(norm(x)[R, D] weight[V, D]ᵀ + bias) + norm(residual)[R, V], for R <= ROWS.
 
-    With a norm, BLOCK_D holds a whole row of x; with one on the residual, WHOLE_V one of that.
+    WHOLE_D: BLOCK_D holds a whole row of x, which a norm needs; WHOLE_V: the same of the residual.
     Weights are loaded before there is anything to multiply them with.
     """
     if EARLY:
@@ -64,24 +81,30 @@ def product_kernel(
     total = tl.zeros([ROWS, BLOCK_V], tl.float32)
     if BIAS:
         total += tl.load(bias + v, v < V, 0.0).to(tl.float32)[None, :]
-    for start in range(0, D, BLOCK_D):
-        d = start + tl.arange(0, BLOCK_D)
+    if WHOLE_D:
+        d = tl.arange(0, BLOCK_D)
         w = tl.load(
             weight + v[:, None].to(tl.int64) * D + d[None, :],
             (v < V)[:, None] & (d < D)[None, :], 0.0,
         )  # fmt: skip
         if NORM > 0:
             g, s = tl.load(gain + d, d < D, 0.0), tl.load(shift + d, d < D, 0.0)
-        if EARLY:
-            gdc_wait()
+        wait(EARLY)
         inside = real[:, None] & (d < D)[None, :]
         a = tl.load(x + rows[:, None] * D + d[None, :], inside, 0.0)
         if NORM > 0:
             a = normalised(a.to(tl.float32), inside, g, s, D, epsilon, NORM, SHIFT).to(w.dtype)
-        if DOT:
-            total += tl.dot(a, tl.trans(w), input_precision="ieee")
-        else:
-            total += tl.sum(a.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :], 2)
+        total += multiplied(a, w, DOT)
+    else:
+        wait(EARLY)
+        for start in range(0, D, BLOCK_D):
+            e = start + tl.arange(0, BLOCK_D)
+            part = tl.load(
+                weight + v[:, None].to(tl.int64) * D + e[None, :],
+                (v < V)[:, None] & (e < D)[None, :], 0.0,
+            )  # fmt: skip
+            some = real[:, None] & (e < D)[None, :]
+            total += multiplied(tl.load(x + rows[:, None] * D + e[None, :], some, 0.0), part, DOT)
     if ACTIVATION == 1:
         total = tl.maximum(total, 0.0)
     if ACTIVATION == 2:
@@ -141,7 +164,7 @@ def attend_kernel(
     """
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+    wait(EARLY)
     sentence, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     hypothesis, c = tl.arange(0, ROWS), tl.arange(0, SIZE)
     real = (hypothesis < WIDTH)[:, None]
@@ -195,7 +218,7 @@ def embed_kernel(
     """out[n] = table[tokens[n]] * scale + rows[the position of its sentence]."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+    wait(EARLY)
     n = tl.program_id(0)
     d = tl.arange(0, BLOCK)
     token = tl.load(tokens + n)
@@ -218,7 +241,7 @@ def move_kernel(
     """Every hypothesis sees what its parent saw, and from now on its own new slot."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+    wait(EARLY)
     sentence = tl.program_id(0)
     hypothesis = tl.arange(0, ROWS)
     real = hypothesis < WIDTH
@@ -245,7 +268,7 @@ def scan_kernel(
     each of its pieces."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+    wait(EARLY)
     row, block = tl.program_id(0), tl.program_id(1)
     piece = block * PIECES + tl.arange(0, PIECES)
     v = piece[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
@@ -271,7 +294,7 @@ def narrow_kernel(
     maxima are highest: only these are looked through."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+    wait(EARLY)
     row = tl.program_id(0)
     block = tl.arange(0, BLOCKS)
     most = tl.load(part + (row * blocks + block) * 2, block < blocks, -float("inf"))
@@ -313,7 +336,7 @@ def choose_kernel(
     """Beam search of one sentence, as Beams.advance describes it."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+    wait(EARLY)
     sentence = tl.program_id(0)
     i = tl.arange(0, ALL)
     there = i < WIDTH * CANDIDATES
@@ -362,7 +385,7 @@ def tick_kernel(
     """One step later: time, the next slots, and every sentence's position."""
     if EARLY:
         gdc_launch_dependents()
-        gdc_wait()
+    wait(EARLY)
     if tl.program_id(0) == 0:
         tl.store(time, tl.load(time) + 1)
         for w in tl.static_range(WIDTH):
