@@ -6,6 +6,7 @@ from importlib import import_module
 NAMES = {
     "step": "one training step beside torch.nn.Transformer and Hugging Face Marian",
     "decode": "decoding beside Hugging Face generate and CTranslate2",
+    "product": "few rows times a matrix, which is what a decoding step is made of",
     "memory": "the most memory that `regard translate` holds, short and long inputs",
     "results": "write docs/results.md from finished runs",
 }

@@ -28,7 +28,7 @@ from regard import ModelConfig, Transformer
 from regard.config import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.search import decode
-from regard.training.machine import peak, synchronise
+from regard.training.machine import keep_freed_memory, peak, synchronise
 
 LENGTH = 28  # tokens of a source and of a target
 LENGTH_PENALTY = 0.6
@@ -295,6 +295,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--threads", type=int, help="of all programs (default: PyTorch's)")
     options = parser.parse_args(arguments)
+    keep_freed_memory()  # as `regard translate` does; it helps the peers, too
     if options.threads:
         torch.set_num_threads(options.threads)
     peers = available(options.peers, options.device)

@@ -206,7 +206,9 @@ def translate(options: argparse.Namespace) -> int:
             raise InputError(f"--score and --{name.replace('_', '-')} exclude each other")
     from regard.answering import answer_lines
     from regard.models import load
+    from regard.training.machine import keep_freed_memory
 
+    keep_freed_memory()
     answer_lines(load(options.model, options.device, options.dtype), options, decoding)
     return 0
 

@@ -1,0 +1,50 @@
+"""Few rows times a matrix, as a decoding step has it: F.linear beside regard's own way.
+
+Matrices rotate, so that each comes from memory as in a real step, where all layers take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.model.linear import product
+
+BYTES = 1e8  # of all matrices of one shape together: more than any cache
+
+
+def seconds(call: Callable[[Tensor], Tensor], matrices: list[Tensor], repeats: int) -> float:
+    times = []
+    for i in range(repeats + 3):
+        start = time.perf_counter()
+        call(matrices[i % len(matrices)])
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[3:])
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks product", description=__doc__)
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 4, 32, 128])
+    parser.add_argument("--repeats", type=int, default=30)
+    options = parser.parse_args(arguments)
+    print("matrix            rows   F.linear     regard   faster    read at")
+    for size, width in ((37_000, 512), (2048, 512), (512, 2048), (10_000, 128), (128, 512)):
+        count = max(2, int(BYTES / (4 * size * width)))
+        matrices = [torch.randn(size, width) for _ in range(count)]
+        for rows in options.rows:
+            x = torch.randn(rows, width)
+            with torch.no_grad():
+                theirs = seconds(lambda w, x=x: F.linear(x, w), matrices, options.repeats)
+                ours = seconds(lambda w, x=x: product(x, w), matrices, options.repeats)
+                error = (product(x, matrices[0]) - F.linear(x, matrices[0])).abs().max()
+            assert error < 1e-2, error
+            print(
+                f"{size:6,} x {width:5,} {rows:6} {theirs * 1e6:8,.0f} us {ours * 1e6:7,.0f} us "
+                f"{theirs / ours:7.2f}x {4 * size * width / ours / 1e9:5.0f} GB/s"
+            )
