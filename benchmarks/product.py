@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ BYTES = 1e8  # of all matrices of one shape together: more than any cache
 
 def seconds(call: Callable[[Tensor], Tensor], matrices: list[Tensor], repeats: int) -> float:
     times = []
-    for i in range(repeats + 3):
+    for i in range(repeats + 3):  # three to warm up
         start = time.perf_counter()
         call(matrices[i % len(matrices)])
         times.append(time.perf_counter() - start)
@@ -40,8 +41,8 @@ def main(arguments: list[str]) -> None:
         for rows in options.rows:
             x = torch.randn(rows, width)
             with torch.no_grad():
-                theirs = seconds(lambda w, x=x: F.linear(x, w), matrices, options.repeats)
-                ours = seconds(lambda w, x=x: product(x, w), matrices, options.repeats)
+                theirs = seconds(partial(F.linear, x), matrices, options.repeats)
+                ours = seconds(partial(product, x), matrices, options.repeats)
                 error = (product(x, matrices[0]) - F.linear(x, matrices[0])).abs().max()
             assert error < 1e-2, error
             print(

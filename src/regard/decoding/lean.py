@@ -22,6 +22,8 @@ from regard.model.config import ModelConfig
 from regard.model.linear import FEW_ROWS
 from regard.model.transformer import Transformer
 
+MOST_COLUMNS = 256  # from about here on both ways of a product cost the same
+
 Product = Callable[[Tensor], Tensor]  # columns [D, N] -> [V, N]
 Norm = Callable[[Tensor], Tensor]  # rows [N, D] -> [N, D]
 
@@ -77,7 +79,12 @@ class LeanStep:
             ))  # fmt: skip
         final = decoder.final_norm
         self.final_norm = None if final is None else norm_of(final, self.config)
-        self.logits = product(model.output_matrix(), None, rows)
+        # Logits must be turned over in the end, which from some number of rows on does not pay.
+        matrix = model.output_matrix().detach()
+        columns = product(matrix, None, rows)
+        self.logits: Norm = lambda x: F.linear(x, matrix)
+        if rows <= 2 * FEW_ROWS:
+            self.logits = lambda x: columns(x.t()).t().contiguous()
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor, parents: Tensor | None) -> Tensor:
@@ -109,7 +116,7 @@ class LeanStep:
         cache.positions += 1
         cache.next += cache.width
         cache.used += cache.width
-        return self.logits(x.t()).t().contiguous().view(*tokens.shape, -1)
+        return self.logits(x).view(*tokens.shape, -1)
 
     def _self(self, new: Tensor, i: int, step: Step) -> Tensor:
         """Queries, keys and values of the new tokens, [3*H*K, N]: keep the keys and values."""
@@ -147,7 +154,7 @@ def product_of(layer: Any, rows: int, first: int | None = None) -> Product:
 def product(weight: Tensor, bias: Tensor | None, rows: int) -> Product:
     """columns [D, N] -> weight columns + bias, [V, N]: as model/linear.py does it for N rows."""
     size, width = weight.shape
-    if weight.dtype != torch.float32 or rows > FEW_ROWS:
+    if weight.dtype != torch.float32 or rows > MOST_COLUMNS:
         return lambda x: F.linear(x.t(), weight, bias).t()
     if bias is None:
         bias = weight.new_zeros(size)
