@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from regard.config import SECTIONS, Config, DecodingConfig
+from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
 from regard.files import new_folder, write_file
 from regard.model.transformer import Transformer
@@ -239,6 +240,7 @@ class Validation:
         greedy = DecodingConfig(beam=1, max_length=self.config.decoding.max_length)
         sources = [source for source, _ in self.pairs]
         found = self.task.answer(model, sources, greedy, self.config.data.max_length)
+        forget(model)
         answers = [answer.text for answer in found]
         scores = bleu(answers, [target for _, target in self.pairs])
         samples = [

@@ -117,6 +117,11 @@ def find_program(
     return programs[key]
 
 
+def forget(model: Transformer) -> None:
+    """Free the memory of all its programs: training needs it."""
+    _programs.pop(model, None)
+
+
 class Program:
     """Buffers for so many sentences of so many tokens, and the graphs that work on them."""
 
@@ -153,7 +158,8 @@ class Program:
         self.events: list[torch.cuda.Event] = []
         self.used = 0
         pool = torch.cuda.graph_pool_handle()
-        self.start = capture(lambda: self._start(model), pool)
+        with padded(model):
+            self.start = capture(lambda: self._start(model), pool)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.fused = fused_step(model, self.beams, self.cache)
         unit = slots if self.fused is not None else STEPS * width  # its kernels see for themselves
@@ -163,7 +169,8 @@ class Program:
                 self._step(model, seen)
 
             self._restart()
-            self.graphs[seen] = capture(one_step, pool)
+            with padded(model):
+                self.graphs[seen] = capture(one_step, pool)
 
     # ---- what is captured ---------------------------------------------------------------
 

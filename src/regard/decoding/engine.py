@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from regard.config import DecodingConfig
@@ -40,12 +41,13 @@ class Job:
 
 @contextmanager
 def padded(model: Transformer) -> Iterator[None]:
-    """Attention by the engine that need not be compiled: batches here are of every size, and what
-    is compiled for training would be compiled again for each."""
+    """Attention by the engine that need not be compiled, and nothing else compiled either: batches
+    here are of every size, and what is compiled for training would be compiled again for each."""
     chosen = model.engine
     model.engine = "padded" if chosen == "auto" else chosen
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         model.engine = chosen
 

@@ -10,8 +10,10 @@ from regard.errors import InputError
 from regard.model.config import ModelConfig
 from regard.text.tokenizer import Tokenizer
 
-# Of one batch, the longest sentence counted for each.
-BATCH_TOKENS = {"cpu": 4_096, "cuda": 16_384}
+# Of one batch, the longest sentence counted for each: what is read, and what all hypotheses may
+# write. It bounds the memory of the cache.
+BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
+SCORED_TOKENS = 4_096  # of one batch that is only scored
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Request:
         return repr((list(self.source), list(self.prefix))).encode()
 
 
-def by_size(sizes: Sequence[int], budget: int = BATCH_TOKENS["cpu"]) -> Iterator[list[int]]:
+def by_size(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Batches of indices, the longest first, of about `budget` tokens each."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     while order:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from regard.decoding.engine import padded
-from regard.decoding.requests import Request, by_size
+from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.model.linear import product
 from regard.model.transformer import Capture, Transformer
 from regard.text.batching import Packed
@@ -31,7 +31,7 @@ def score(
     scored = [Scored() for _ in requests]
     asked = [i for i, answer in enumerate(answers) if len(answer)]
     sizes = [len(requests[i].source) + len(answers[i]) for i in asked]
-    for batch in by_size(sizes):
+    for batch in by_size(sizes, SCORED_TOKENS):
         chosen = [asked[i] for i in batch]
         _score_batch(
             model, [requests[i] for i in chosen], [answers[i] for i in chosen],

@@ -50,7 +50,7 @@ def decode(
     if batch_tokens is None:
         batch_tokens = BATCH_TOKENS["cuda" if model.output_matrix().is_cuda else "cpu"]
     found: dict[int, Answer] = {}
-    for batch in batches(model, requests, batch_tokens):
+    for batch in batches(model, requests, options, batch_tokens):
         search = Search(model, [requests[i] for i in batch], options)
         for _ in search:
             pass
@@ -64,15 +64,18 @@ def decode(
 
 
 def batches(
-    model: Transformer, requests: Sequence[Request], batch_tokens: int
+    model: Transformer, requests: Sequence[Request], options: DecodingConfig, batch_tokens: int
 ) -> Iterator[list[int]]:
     """Requests of similar size together. Those for which the decoder has something to read before
     its first step are kept apart from those for which it has nothing."""
     both = model.encoder is not None
+    known = [len(r.prefix) + (1 if both else len(r.source)) for r in requests]
     for reads in (False, True):
-        size = [len(r.prefix) + (1 if both else len(r.source)) for r in requests]
-        chosen = [i for i in range(len(requests)) if (size[i] > 1) == reads]
-        sizes = [len(requests[i].source) + len(requests[i].prefix) for i in chosen]
+        chosen = [i for i in range(len(requests)) if (known[i] > 1) == reads]
+        sizes = [
+            len(requests[i].source) + options.width * requests[i].most(model.config, options)
+            for i in chosen
+        ]
         for batch in by_size(sizes, batch_tokens):
             yield [chosen[i] for i in batch]
 
