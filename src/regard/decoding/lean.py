@@ -135,8 +135,9 @@ class LeanStep:
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """query[B, H, W, K] -> columns [H*K, B*W]."""
-        output = F.scaled_dot_product_attention(query.contiguous(), key, value, mask)
-        return output.transpose(1, 2).reshape(self.rows, -1).t()
+        looking = query.to(key.dtype).contiguous()  # the cache may be float32 where the rest is not
+        output = F.scaled_dot_product_attention(looking, key, value, mask)
+        return output.transpose(1, 2).reshape(self.rows, -1).to(query.dtype).t()
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.config.activation == "swiglu":

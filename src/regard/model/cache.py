@@ -86,7 +86,11 @@ class Cache:
         count = torch.tensor(source_lengths)
         rows, real = rectangle(starts(count), count)  # [B, longest source]
         rows = rows.to(self.visible.device)
-        self.memory = [(k[rows].transpose(1, 2), v[rows].transpose(1, 2)) for k, v in memory]
+        dtype = self.keys[0].dtype
+        self.memory = [
+            (k[rows].transpose(1, 2).to(dtype), v[rows].transpose(1, 2).to(dtype))
+            for k, v in memory
+        ]
         self.memory_mask = None
         if not bool(real.all()):
             self.memory_mask = to_add(real[:, None, None].to(rows.device), self.keys[0].dtype)
@@ -141,8 +145,9 @@ class Step:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """query[B*W, H, K], key and value[B, H, T, K] -> [B*W, H, K]."""
-        query = query.unflatten(0, (-1, self.cache.width)).transpose(1, 2)  # [B, H, W, K]
-        return attend_rectangles(query, key, value, mask).transpose(1, 2).flatten(0, 1)
+        rows = query.unflatten(0, (-1, self.cache.width)).transpose(1, 2)  # [B, H, W, K]
+        output = attend_rectangles(rows.to(key.dtype), key, value, mask)
+        return output.transpose(1, 2).flatten(0, 1).to(query.dtype)
 
 
 class CachedSelf:
@@ -155,7 +160,8 @@ class CachedSelf:
         step, cache = self.step, self.step.cache
         keys, values = cache.keys[self.layer], cache.values[self.layer]
         for slots, new in ((keys, key), (values, value)):
-            slots.index_copy_(2, cache.next, new.unflatten(0, (-1, cache.width)).transpose(1, 2))
+            new = new.unflatten(0, (-1, cache.width)).transpose(1, 2).to(slots.dtype)
+            slots.index_copy_(2, cache.next, new)
         seen = slice(0, step.seen)
         return step.attend(query, keys[:, :, seen], values[:, :, seen], step.mask)
 
@@ -184,8 +190,9 @@ class Reading:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         sentence, position = self.place
-        self.cache.keys[self.layer][sentence, :, position] = key
-        self.cache.values[self.layer][sentence, :, position] = value
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
+        keys[sentence, :, position] = key.to(keys.dtype)
+        values[sentence, :, position] = value.to(values.dtype)
         return self.plan.attend(query, key, value)
 
 

@@ -222,7 +222,10 @@ class Transformer(nn.Module):
         before = 0 if read is None else max(read.lengths)
         weight = self.table("target").weight
         slots = before + steps * width
-        cache = Cache(self.config, sentences, width, slots, weight.dtype, weight.device)
+        # A CPU is slow at attention in bfloat16: several times slower than in float32.
+        slow = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+        dtype = torch.float32 if slow else weight.dtype
+        cache = Cache(self.config, sentences, width, slots, dtype, weight.device)
         places = before + steps
         if self.config.positions == "learned":
             places = min(places, self.config.max_length)
