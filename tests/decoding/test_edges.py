@@ -180,4 +180,4 @@ def test_batches_hold_everything_once_the_longest_first():
             assert len(batch) == 1 or len(batch) * max(sizes[i] for i in batch) <= budget
         lengths = [sizes[i] for batch in batches for i in batch]
         assert lengths == sorted(sizes, reverse=True)
-    assert list(by_size([])) == []
+    assert list(by_size([], 5)) == []

@@ -57,7 +57,7 @@ def test_captured_equals_eager_and_the_cpu(style, options, prefixes, changes, mo
     on_cpu = search.decode(net, asked, options)
     net.cuda()
     found = search.decode(net, asked, options)
-    again = search.decode(net, asked[::-1], options, batch_tokens=40)[::-1]
+    again = search.decode(net, asked[::-1], options, batch_tokens=400)[::-1]
     monkeypatch.setattr(search, "Captured", Eager)
     same(found, search.decode(net, asked, options))
     same(found, on_cpu)
