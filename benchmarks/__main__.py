@@ -8,6 +8,7 @@ NAMES = {
     "decode": "decoding beside Hugging Face generate and CTranslate2",
     "product": "few rows times a matrix, which is what a decoding step is made of",
     "memory": "the most memory that `regard translate` holds, short and long inputs",
+    "independence": "one model on the same lines in other batches: what differs?",
     "results": "write docs/results.md from finished runs",
 }
 
@@ -16,7 +17,7 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
         print("python -m benchmarks NAME [--help]")
         for name, purpose in NAMES.items():
-            print(f"  {name:8} {purpose}")
+            print(f"  {name:13} {purpose}")
         return 0 if len(sys.argv) < 2 else 2
     import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
     return 0
