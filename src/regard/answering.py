@@ -12,6 +12,7 @@ import os
 import stat
 import sys
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from regard.decoding.answers import Answer
@@ -32,7 +33,7 @@ def answer_lines(model: Model, options: argparse.Namespace, decoding: dict[str, 
     blocks: Iterator[Block]
     if options.texts:
         for i, text in enumerate(options.texts, 1):
-            if not text.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in text):
+            if any("\ud800" <= sign <= "\udfff" for sign in text):
                 raise InputError(f"text:{i}: not UTF-8")
         blocks, name = iter([(1, options.texts, 0)]), "text"
     else:
@@ -40,12 +41,13 @@ def answer_lines(model: Model, options: argparse.Namespace, decoding: dict[str, 
         status = os.fstat(file)
         total = status.st_size if stat.S_ISREG(status.st_mode) else None
         blocks, name = read_blocks(file, STDIN), STDIN
+    printer = Printer(model, options, decoding | {"n_best": chosen.n_best}, name)
+    work = printer.stream if options.stream else printer.score if options.score else printer.answer
     # Where answers appear on the screen they are their own progress.
     quiet = options.quiet or sys.stdout.isatty() or bool(options.texts)
-    work = stream_block if options.stream else score_block if options.score else answer_block
     with progress("translating", total, quiet) as show:
         for first, texts, read in blocks:
-            work(model, options, decoding | {"n_best": chosen.n_best}, texts, name, first)
+            work(texts, first)
             sys.stdout.flush()
             show(read)
 
@@ -59,62 +61,53 @@ def warner(name: str, first: int) -> Warn:
     return warn
 
 
-def stream_block(
-    model: Model,
-    options: argparse.Namespace,
-    decoding: dict[str, Any],
-    texts: list[str],
-    name: str,
-    first: int,
-) -> None:
-    for i, text in enumerate(texts):
-        warn = warner(name, first + i)
-        for part in model.stream(text, prefix=options.prefix, warn=warn, **decoding):
-            print(one_line(part), end="", flush=True)
-        print(flush=True)
+@dataclass(frozen=True)
+class Printer:
+    """Prints what was asked for of a block of lines, of which the first has the number `first`."""
 
+    model: Model
+    options: argparse.Namespace
+    decoding: dict[str, Any]
+    name: str  # of where the lines come from
 
-def score_block(
-    model: Model,
-    options: argparse.Namespace,
-    decoding: dict[str, Any],
-    texts: list[str],
-    name: str,
-    first: int,
-) -> None:
-    pairs = [text.partition("\t")[::2] for text in texts]
-    bad = next((i for i, text in enumerate(texts) if "\t" not in text), None)
-    pairs = pairs[:bad]
-    for (source, target), answer in zip(pairs, model.score(pairs), strict=True):
-        about = {"text": source, "translation": target}
-        told = about | details(answer, model)
-        print(json.dumps(told, ensure_ascii=False) if options.json else f"{answer.score:.6f}")
-    if bad is not None:
-        raise InputError(
-            f"{name}:{first + bad}: --score needs SOURCE<tab>TRANSLATION, but there is no tab"
-        )
+    def stream(self, texts: list[str], first: int) -> None:
+        for i, text in enumerate(texts):
+            warn = warner(self.name, first + i)
+            for part in self.model.stream(
+                text, prefix=self.options.prefix, warn=warn, **self.decoding
+            ):
+                print(one_line(part), end="", flush=True)
+            print(flush=True)
 
+    def score(self, texts: list[str], first: int) -> None:
+        bad = next((i for i, text in enumerate(texts) if "\t" not in text), None)
+        pairs = [text.partition("\t")[::2] for text in texts[:bad]]
+        for (source, target), answer in zip(pairs, self.model.score(pairs), strict=True):
+            told = {"text": source, "translation": target} | details(answer, self.model)
+            print(self._json(told) if self.options.json else f"{answer.score:.6f}")
+        if bad is not None:
+            where = f"{self.name}:{first + bad}"
+            raise InputError(f"{where}: --score needs SOURCE<tab>TRANSLATION, but there is no tab")
 
-def answer_block(
-    model: Model,
-    options: argparse.Namespace,
-    decoding: dict[str, Any],
-    texts: list[str],
-    name: str,
-    first: int,
-) -> None:
-    wanted = {key: getattr(options, key) for key in ("alternatives", "history", "attention")}
-    answers = model.answers(
-        texts, prefix=options.prefix, warn=warner(name, first), **wanted, **decoding
-    )
-    asked = {key for key, value in wanted.items() if value}
-    asked |= {"n_best"} if decoding["n_best"] > 1 else set()
-    for text, answer in zip(texts, answers, strict=True):
-        if options.json:
-            told = {"text": text, "translation": answer.text} | details(answer, model, asked)
-            print(json.dumps(told, ensure_ascii=False))
-        else:
-            print("\t".join(one_line(one.text) for one in (answer, *answer.others)))
+    def answer(self, texts: list[str], first: int) -> None:
+        names = ("alternatives", "history", "attention")
+        wanted = {name: getattr(self.options, name) for name in names}
+        answers = self.model.answers(
+            texts, prefix=self.options.prefix, warn=warner(self.name, first), **wanted,
+            **self.decoding,
+        )  # fmt: skip
+        asked = {name for name, value in wanted.items() if value}
+        asked |= {"n_best"} if self.decoding["n_best"] > 1 else set()
+        for text, answer in zip(texts, answers, strict=True):
+            if self.options.json:
+                told = {"text": text, "translation": answer.text}
+                print(self._json(told | details(answer, self.model, asked)))
+            else:
+                print("\t".join(one_line(one.text) for one in (answer, *answer.others)))
+
+    @staticmethod
+    def _json(told: dict[str, Any]) -> str:
+        return json.dumps(told, ensure_ascii=False)
 
 
 def one_line(text: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,10 @@ def padded(model: Transformer) -> Iterator[None]:
     here are of every size, and what is compiled for training would be compiled again for each."""
     chosen = model.engine
     model.engine = "padded" if chosen == "auto" else chosen
+    # Where the compiler has not even been imported (a second's work), nothing is compiled.
+    compiler = "torch._dynamo" in sys.modules
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
             yield
     finally:
         model.engine = chosen
