@@ -172,7 +172,10 @@ def test_a_trained_model_translates_lines_one_for_one_and_is_evaluated(configure
     assert done.stdout.count(b"\n") == 3
     assert done.stdout.split(b"\n")[1] == b""
     done = verb("translate", "-m", tmp_path / "run", given=b"fine\ncaf\xe9\n")
-    assert (done.returncode, done.stderr) == (2, b"regard: standard input:2: not UTF-8\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        b"regard: standard input:2: not UTF-8 (byte 0xe9 at column 4)\n",
+    )
     done = verb("translate", "-m", tmp_path, "text")
     assert done.returncode == 2
     assert b"is not a model: it has no config.yaml" in done.stderr
