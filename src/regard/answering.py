@@ -23,6 +23,7 @@ from regard.text.lines import read_blocks
 from regard.text.tokenizer import Tokenizer
 
 STDIN = "standard input"
+DETAILED = 64  # lines that are worked on together when everything about them is told
 Block = tuple[int, list[str], int]  # number of the first line, lines, bytes read so far
 
 
@@ -46,9 +47,13 @@ def answer_lines(model: Model, options: argparse.Namespace, decoding: dict[str, 
     # Where answers appear on the screen they are their own progress.
     quiet = options.quiet or sys.stdout.isatty() or bool(options.texts)
     with progress("translating", total, quiet) as show:
+        # Details of a line are many numbers: fewer lines at a time.
+        detailed = options.attention or options.history or options.alternatives
+        size = DETAILED if detailed else sys.maxsize
         for first, texts, read in blocks:
-            work(texts, first)
-            sys.stdout.flush()
+            for start in range(0, len(texts), size):
+                work(texts[start : start + size], first + start)
+                sys.stdout.flush()
             show(read)
 
 
@@ -80,11 +85,20 @@ class Printer:
             print(flush=True)
 
     def score(self, texts: list[str], first: int) -> None:
-        bad = next((i for i, text in enumerate(texts) if "\t" not in text), None)
-        pairs = [text.partition("\t")[::2] for text in texts[:bad]]
-        for (source, target), answer in zip(pairs, self.model.score(pairs), strict=True):
+        bad = next((i for i, t in enumerate(texts) if t.strip() and "\t" not in t), None)
+        numbers = [i for i, text in enumerate(texts[:bad]) if text.strip()]
+        pairs = [texts[i].partition("\t")[::2] for i in numbers]
+
+        def warn(i: int, said: str) -> None:
+            warner(self.name, first)(numbers[i], said)
+
+        scored = dict(zip(numbers, self.model.score(pairs, warn=warn), strict=True))
+        for i, text in enumerate(texts[:bad]):
+            source, _, target = text.partition("\t")
+            answer = scored.get(i, Answer([], [], 0.0, "empty"))
             told = {"text": source, "translation": target} | details(answer, self.model)
-            print(self._json(told) if self.options.json else f"{answer.score:.6f}")
+            plain = f"{answer.logprob:.6f}" if i in scored else ""
+            print(self._json(told) if self.options.json else plain)
         if bad is not None:
             where = f"{self.name}:{first + bad}"
             raise InputError(f"{where}: --score needs SOURCE<tab>TRANSLATION, but there is no tab")

@@ -201,8 +201,8 @@ def translate(options: argparse.Namespace) -> int:
     for name in ("json", "score"):
         if getattr(options, name) and options.stream:
             raise InputError(f"--stream and --{name} exclude each other")
-    for name in ("prefix", "n_best", "alternatives", "history", "attention"):
-        if getattr(options, name) and options.score:
+    for name in ("prefix", "alternatives", "history", "attention", *decoding):
+        if options.score and (name in decoding or getattr(options, name)):
             raise InputError(f"--score and --{name.replace('_', '-')} exclude each other")
     from regard.answering import answer_lines
     from regard.models import load

@@ -16,7 +16,8 @@ from regard.errors import InputError, unknown
 from regard.model.config import DERIVED, ModelConfig, check_types
 
 TASKS = ("translate",)
-MOST_HYPOTHESES, MOST_TOKENS = 1_000, 100_000  # of one sentence: memory grows with both
+# Of one sentence: memory grows with the product of both.
+MOST_HYPOTHESES, MOST_TOKENS, MOST_WRITTEN = 1_000, 100_000, 1_000_000
 Section = TypeVar("Section")
 
 
@@ -120,6 +121,11 @@ class DecodingConfig:
         for name in ("max_length", "min_length"):
             if getattr(self, name) > MOST_TOKENS:
                 raise InputError(f"decoding.{name} must be at most {MOST_TOKENS:,}")
+        if self.width * self.max_length > MOST_WRITTEN:
+            raise InputError(
+                f"decoding.beam (or decoding.n_best) times decoding.max_length is "
+                f"{self.width * self.max_length:,}: at most {MOST_WRITTEN:,} for one sentence"
+            )
         for name in ("temperature", "length_penalty"):
             if not getattr(self, name) <= 1000:  # infinity and NaN as well
                 raise InputError(f"decoding.{name} must be at most 1000, not {getattr(self, name)}")

@@ -37,6 +37,12 @@ def python_warning(level: int) -> Warn:
     return warn
 
 
+def check_text(*texts: object) -> None:
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"a text is a string, not {text!r:.60}")
+
+
 class Model:
     """A trained model and its vocabularies.
 
@@ -70,6 +76,7 @@ class Model:
         otherwise that is a Python warning.
         """
         texts = [texts] if isinstance(texts, str) else texts
+        check_text(prefix, *texts)
         wanted = Wanted(history=history, alternatives=alternatives, attention=attention)
         decoding = self.decoding(options)
         answers = self.task.answer(self.transformer, texts, decoding, self.longest, prefix, wanted)
@@ -83,6 +90,7 @@ class Model:
         self, text: str, *, prefix: str = "", warn: Warn | None = None, **options: Any
     ) -> Iterator[str]:
         """The translation bit by bit, as it comes."""
+        check_text(text, prefix)
         requests = self.task.requests([text], self.longest, prefix)[0]
         if len(requests) > 1:
             (warn or python_warning(3))(0, self._in_pieces(len(requests)))
@@ -94,9 +102,20 @@ class Model:
             f"translated in {count} pieces"
         )
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
-        """How probable given translations are: (source, translation) pairs."""
-        return self.task.score(self.transformer, pairs)
+    def score(self, pairs: Sequence[tuple[str, str]], *, warn: Warn | None = None) -> list[Answer]:
+        """How probable given translations are: (source, translation) pairs. What is longer than
+        the model was trained on is scored whole, with a warning."""
+        for pair in pairs:
+            if len(pair) != 2 or isinstance(pair, str):
+                raise InputError(f"a pair is (source, translation), not {pair!r:.60}")
+            check_text(*pair)
+        limit = self.config.model.max_length if self.config.model.positions == "learned" else None
+        found = self.task.score(self.transformer, pairs, self.config.decoding.length_penalty, limit)
+        warn = warn or python_warning(3)
+        for i, answer in enumerate(found):
+            if max(len(answer.source), len(answer.tokens)) > self.longest:
+                warn(i, f"longer than the {self.longest} tokens that the model was trained on")
+        return found
 
     def decoding(self, options: dict[str, Any]) -> DecodingConfig:
         """The model's own options of decoding with these changes."""

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from regard import Packed
+from regard import InputError, Packed
 from regard.tasks.translate import bleu
 from regard.text import lines
 from regard.text.builtin import builtin_corpus
@@ -30,7 +30,8 @@ def test_scores_of_given_translations_are_those_of_a_full_pass(folder, translato
         )
         expected = logits.double().log_softmax(-1)[range(len(tokens)), tokens].tolist()
         assert one["logprobs"] == pytest.approx(expected, abs=1e-4)
-        assert one["score"] == one["logprob"] == pytest.approx(sum(expected), abs=1e-3)
+        assert one["logprob"] == pytest.approx(sum(expected), abs=1e-3)
+        assert one["score"] == pytest.approx(one["logprob"] / ((5 + len(tokens)) / 6) ** 0.6)
         assert (one["text"], one["translation"], one["stopped"]) == (source, target, "given")
         assert one["tokens"] == tokenizer.tokens(tokens)
         assert (scored.tokens, scored.text, scored.stopped) == (tokens, target, "given")
@@ -38,13 +39,13 @@ def test_scores_of_given_translations_are_those_of_a_full_pass(folder, translato
     code, out, err = verb("translate", folder, "--score", *GIVEN)
     assert (code, err) == (0, "")
     scores = [float(line) for line in out.split("\n")[:-1]]
-    assert scores == pytest.approx([one["score"] for one in told], abs=1e-4)
+    assert scores == pytest.approx([one["logprob"] for one in told], abs=1e-4)
     assert len(set(scores)) == len(PAIRS)
 
 
 def test_a_translation_is_as_probable_given_back_as_it_was_found(byte_folder, texts, verb):
     """Bytes, because they make the same tokens of an answer that it was made of."""
-    options = {"temperature": 1, "n_best": 200, "max_length": 4, "length_penalty": 0}
+    options = {"temperature": 1, "n_best": 200, "max_length": 4}
     _, out, _ = verb("translate", byte_folder, "--json", texts[4], **options)
     back = [
         one
@@ -122,3 +123,19 @@ def test_evaluate_says_in_one_line_which_text_is_too_long(folder, long_text, ver
     code, _, err = verb("evaluate", folder, "--data", *files)
     assert (code, err.count("\n")) == (0, 1)
     assert f"{files[0]}:2: longer than the 40 tokens" in err
+
+
+def test_a_blank_line_has_no_score_and_a_long_one_is_warned_of(folder, translator, verb):
+    long = "word " * 300
+    given = ["a dog\tein Hund", "", f"{long}\tein Hund"]
+    code, out, err = verb("translate", folder, "--score", given=given)
+    lines = out.split("\n")[:-1]
+    assert (code, lines[1], len(lines)) == (0, "", 3)
+    assert float(lines[0]) == pytest.approx(translator.score([("a dog", "ein Hund")])[0].logprob)
+    assert err.startswith("regard: standard input:3: longer than the ")
+
+
+@pytest.mark.parametrize("pairs", ["ab", [("a",)], [("a", None)], ["ab"]], ids=str)
+def test_what_is_no_pair_of_texts_is_refused(pairs, translator):
+    with pytest.raises(InputError, match="a pair is|a text is"):
+        translator.score(pairs)

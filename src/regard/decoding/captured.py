@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -61,16 +62,20 @@ class Captured:
 
     def __iter__(self) -> Iterator[None]:
         last = max(self.job.limits)
-        while self.time < last:
-            self.program.step()
-            self.time += 1
-            done = self.program.flags()[: len(self.rows)]
-            yield
-            going = int((~done).sum())
-            if not going:
-                return
-            if going <= (1 - LEAVE) * self.program.sentences:
-                self._leave()
+        try:
+            while self.time < last:
+                self.program.step()
+                self.time += 1
+                done = self.program.flags()[: len(self.rows)]
+                yield
+                going = int((~done).sum())
+                if not going:
+                    return
+                if going <= (1 - LEAVE) * self.program.sentences:
+                    self._leave()
+        finally:  # also when nobody wants the rest: the next search may have the program
+            self.records()
+            self.program.busy, self.since = False, self.time
 
     def _leave(self) -> None:
         """Go on in a smaller program with the sentences that are not done."""
@@ -81,14 +86,15 @@ class Captured:
             return
         self.records()
         self.program, self.since = self._open(len(going)), self.time
-        if self.program is not old:
-            self.program.take(old, torch.from_numpy(going).to(old.beams.rows))
-            self.rows = self.rows[going]
+        self.program.take(old, torch.from_numpy(going).to(old.beams.rows))
+        self.rows = self.rows[going]
+        old.busy = False
 
     def records(self) -> NDArray[Any]:
         """What has happened so far: [steps, B, C, 4]."""
         steps = slice(self.since, self.time)
-        self.written[steps, self.rows] = self.program.fetch(steps)[:, : len(self.rows)]
+        if self.since < self.time:
+            self.written[steps, self.rows] = self.program.fetch(steps)[:, : len(self.rows)]
         return self.written[: self.time]
 
 
@@ -101,20 +107,25 @@ def rounded(size: int) -> int:
 def find_program(
     model: Transformer, options: DecodingConfig, sentences: int, *sizes: int
 ) -> Program:
-    """The program of this shape; the least recently used one goes if there are too many."""
+    """A program of this shape that no other search works with; the least recently used one goes if
+    there are too many."""
     # Weights that moved to other memory are not those that were captured. Seeds, penalties and
     # limits are data.
     where = tuple(p.data_ptr() for p in model.parameters())
     plain = replace(options, seed=0, length_penalty=0.0, max_length=1)
-    key = (where, plain, sentences, *sizes)
     programs = _programs.setdefault(model, OrderedDict())
-    if key not in programs:
-        programs[key] = Program(model, plain, sentences, *sizes)
-        if len(programs) > PROGRAMS:
-            programs.popitem(last=False)
+    for copy in count():
+        key = (where, plain, sentences, *sizes, copy)
+        if key not in programs:
+            programs[key] = Program(model, plain, sentences, *sizes)
+            if len(programs) > PROGRAMS:
+                programs.popitem(last=False)
+        if not programs[key].busy:
+            break
     programs.move_to_end(key)
-    programs[key].beams.options = options
-    return programs[key]
+    program = programs[key]
+    program.beams.options, program.busy = options, True
+    return program
 
 
 def forget(model: Transformer) -> None:
@@ -137,6 +148,7 @@ class Program:
     ) -> None:
         # The model is not kept: programs live as long as it does, and must not be the reason.
         self.sentences, self.reads = sentences, read
+        self.busy = False  # a search is under way in these buffers
         weight = model.output_matrix()
         self.device, width = weight.device, options.width
         self.beams = Beams(options, sentences, steps, before, Tokenizer.eos, self.device)
@@ -153,8 +165,9 @@ class Program:
             self.source = torch.zeros(sentences, source, dtype=torch.long, device=self.device)
             self.length = torch.ones(sentences, dtype=torch.long, device=self.device)
             self.cache.memory_lengths = self.length
-        self.done = torch.zeros(sentences, dtype=torch.bool, pin_memory=True)
-        self.kept_records = torch.empty_like(self.beams.records, device="cpu", pin_memory=True)
+        pinned = weight.is_cuda  # memory that a GPU can write to without the host's help
+        self.done = torch.zeros(sentences, dtype=torch.bool, pin_memory=pinned)
+        self.kept_records = torch.empty_like(self.beams.records, device="cpu", pin_memory=pinned)
         self.events: list[torch.cuda.Event] = []
         self.used = 0
         pool = torch.cuda.graph_pool_handle()

@@ -31,7 +31,7 @@ class Wanted:
     attention: bool = False
 
     def __post_init__(self) -> None:
-        if self.alternatives < 0:
+        if not isinstance(self.alternatives, int) or self.alternatives < 0:
             raise InputError(f"alternatives must be at least 0, not {self.alternatives}")
 
 

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config import DecodingConfig
-from regard.decoding.answers import STOPS, Answer
+from regard.decoding.answers import STOPS, Answer, unchanged
 from regard.decoding.requests import Request
 from regard.decoding.score import score
 from regard.decoding.search import NOTHING, Search, Wanted, decode
+from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.text.store import Store
@@ -152,15 +153,32 @@ class Translate:
             if len(whole) > len(said):
                 yield whole[len(said) :]
 
-    def score(self, model: Transformer, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
-        """How probable the model finds given translations."""
+    def score(
+        self,
+        model: Transformer,
+        pairs: Sequence[tuple[str, str]],
+        penalty: float = 0.0,
+        limit: int | None = None,
+    ) -> list[Answer]:
+        """How probable the model finds given translations; scores with this length penalty. No
+        side may have more than `limit` tokens."""
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
         requests = [Request([*i, self.source.eos]) for i in self.source.encode_batch(sources)]
         answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
+        for i, (request, tokens) in enumerate(zip(requests, answers, strict=True)):
+            longest = max(len(request.source), len(tokens))
+            if limit is not None and longest > limit:
+                raise InputError(
+                    f"pair {i + 1} has {longest} tokens, but the learned position table has "
+                    f"{limit} rows"
+                )
         found = []
-        for tokens, seen in zip(answers, score(model, requests, answers), strict=True):
-            total = sum(seen.logprobs)
-            found.append(self.spell(Answer(tokens, seen.logprobs, total, "given")))
+        for request, tokens, seen in zip(
+            requests, answers, score(model, requests, answers), strict=True
+        ):
+            answer = unchanged(tokens, seen.logprobs, penalty, "given")
+            answer.source = request.source
+            found.append(self.spell(answer))
         return found
 
     def spell(self, answer: Answer) -> Answer:
@@ -205,13 +223,22 @@ def join(answers: list[Answer]) -> Answer:
     """One answer made of the answers to the pieces of a text."""
     if len(answers) == 1:
         return answers[0]
+    whole = together(answers)
+    ranks = max((len(answer.others) for answer in answers), default=0)
+    for i in range(ranks):  # the next best of each piece, or its last where it has fewer
+        every = [(answer, *answer.others) for answer in answers]
+        whole.others.append(together([one[min(i + 1, len(one) - 1)] for one in every]))
+    whole.pieces = answers
+    return whole
+
+
+def together(answers: list[Answer]) -> Answer:
     return Answer(
         [token for answer in answers for token in answer.tokens],
         [logprob for answer in answers for logprob in answer.logprobs],
         sum(answer.score for answer in answers),
         max((answer.stopped for answer in answers), key=STOPS.index, default="empty"),
         " ".join(answer.text for answer in answers),
-        pieces=answers,
     )
 
 
