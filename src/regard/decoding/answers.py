@@ -52,7 +52,6 @@ class Answer:
     history: list[list[Candidate]] = field(default_factory=list)  # candidates of each step
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)  # of each token
     attention: dict[str, list[Any]] = field(default_factory=dict)  # part -> layer -> [H, n, m]
-
     pieces: list[Answer] = field(default_factory=list)  # of a text that was answered in pieces
 
     @property
