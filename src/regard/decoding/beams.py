@@ -102,6 +102,11 @@ class Beams:
         self.answers.zero_()
         self.done.copy_(self.limits == 0)
 
+    @property
+    def moved(self) -> Tensor | None:
+        """The parents, where a hypothesis can have another than itself."""
+        return None if self.samples or self.width == 1 else self.parents
+
     def advance(self, logits: Tensor) -> None:
         """logits[B, W, V] of the next token: choose, write down, go on."""
         logprobs = logits.log_softmax(-1, dtype=torch.float32)

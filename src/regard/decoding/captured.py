@@ -152,15 +152,9 @@ class Program:
         weight = model.output_matrix()
         self.device, width = weight.device, options.width
         self.beams = Beams(options, sentences, steps, before, Tokenizer.eos, self.device)
-        slots = read + steps * width
-        self.cache = Cache(model.config, sentences, width, slots, weight.dtype, self.device)
+        self.cache = model.empty_cache(sentences, width, read, steps)
         self.cache.uneven = True
-        assert model.decoder is not None
-        places = read + steps
-        if model.config.positions == "learned":
-            places = min(places, model.config.max_length)
-        positions = torch.arange(places, device=self.device)
-        self.cache.position_rows = model.decoder.position_rows(positions)
+        slots = self.cache.slots
         if source:
             self.source = torch.zeros(sentences, source, dtype=torch.long, device=self.device)
             self.length = torch.ones(sentences, dtype=torch.long, device=self.device)
@@ -220,9 +214,7 @@ class Program:
         if self.fused is not None:
             self.fused(model)
         else:
-            moves = beams.width > 1 and not beams.samples
-            parents = beams.parents if moves else None
-            beams.advance(model.step(beams.tokens, parents, self.cache, seen))
+            beams.advance(model.step(beams.tokens, beams.moved, self.cache, seen))
         self.done.copy_(beams.done, non_blocking=True)
 
     # ---- what the host does -------------------------------------------------------------

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,15 +75,10 @@ class Eager:
 
     def __iter__(self) -> Iterator[None]:
         beams, cache = self.beams, self.cache
-        moves = beams.width > 1 and not beams.samples
-        lean = LeanStep(self.model, cache) if LeanStep.can(self.model) else None
+        lean = LeanStep.can(self.model)
+        step = LeanStep(self.model, cache) if lean else partial(self.model.step, cache=cache)
         while True:
-            parents = beams.parents if moves else None
-            if lean is not None:
-                logits = lean(beams.tokens, parents)
-            else:
-                logits = self.model.step(beams.tokens, parents, cache)
-            beams.advance(logits)
+            beams.advance(step(beams.tokens, beams.moved))
             yield
             going = int((~beams.done).sum())
             if not going:

@@ -19,12 +19,9 @@ from torch.nn import functional as F
 from regard.model.block import EPSILON
 from regard.model.cache import Cache, Step
 from regard.model.config import ModelConfig
-from regard.model.linear import FEW_ROWS
+from regard.model.linear import FEW_ROWS, ColumnProduct, column_product
 from regard.model.transformer import Transformer
 
-MOST_COLUMNS = 256  # from about here on both ways of a product cost the same
-
-Product = Callable[[Tensor], Tensor]  # columns [D, N] -> [V, N]
 Norm = Callable[[Tensor], Tensor]  # rows [N, D] -> [N, D]
 
 
@@ -33,14 +30,14 @@ class Layer:
     """What a decoder layer does, as functions."""
 
     self_norm: Norm
-    query_key_value: Product
-    self_output: Product
+    query_key_value: ColumnProduct
+    self_output: ColumnProduct
     cross_norm: Norm | None
-    query: Product | None
-    cross_output: Product | None
+    query: ColumnProduct | None
+    cross_output: ColumnProduct | None
     feed_norm: Norm
-    inner: Product
-    outer: Product
+    inner: ColumnProduct
+    outer: ColumnProduct
 
 
 class LeanStep:
@@ -81,7 +78,7 @@ class LeanStep:
         self.final_norm = None if final is None else norm_of(final, self.config)
         # Logits must be turned over in the end, which from some number of rows on does not pay.
         matrix = model.output_matrix().detach()
-        columns = product(matrix, None, rows)
+        columns = column_product(matrix, None, rows)
         self.logits: Norm = lambda x: F.linear(x, matrix)
         if rows <= 2 * FEW_ROWS:
             self.logits = lambda x: columns(x.t()).t().contiguous()
@@ -146,29 +143,10 @@ class LeanStep:
         return x.relu_() if self.config.activation == "relu" else F.gelu(x)
 
 
-def product_of(layer: Any, rows: int, first: int | None = None) -> Product:
+def product_of(layer: Any, rows: int, first: int | None = None) -> ColumnProduct:
     """A linear layer, or the first rows of its matrix."""
     bias = None if layer.bias is None else layer.bias.detach()[:first]
-    return product(layer.weight.detach()[:first], bias, rows)
-
-
-def product(weight: Tensor, bias: Tensor | None, rows: int) -> Product:
-    """columns [D, N] -> weight columns + bias, [V, N]: as model/linear.py does it for N rows."""
-    size, width = weight.shape
-    if weight.dtype != torch.float32 or rows > MOST_COLUMNS:
-        return lambda x: F.linear(x.t(), weight, bias).t()
-    if bias is None:
-        bias = weight.new_zeros(size)
-    column = bias[:, None]
-    if rows >= 32:
-        return lambda x: torch.addmm(column, weight, x)
-    # For few columns the library is two to three times as fast if each lies in one piece.
-    if rows > 1 or size % 2:
-        return lambda x: torch.addmm(column, weight, x.t().contiguous().t())
-    halves, halved = weight.view(2, size // 2, width), column.view(2, -1, 1)
-    return lambda x: torch.baddbmm(halved, halves, x.reshape(1, width).t().expand(2, -1, -1)).view(
-        size, 1
-    )
+    return column_product(layer.weight.detach()[:first], bias, rows)
 
 
 def norm_of(norm: Any, config: ModelConfig) -> Norm:

@@ -220,16 +220,7 @@ class Transformer(nn.Module):
                 self._check_row(row, side)
                 sentences = len(row)
         before = 0 if read is None else max(read.lengths)
-        weight = self.table("target").weight
-        slots = before + steps * width
-        # A CPU is slow at attention in bfloat16: several times slower than in float32.
-        slow = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-        dtype = torch.float32 if slow else weight.dtype
-        cache = Cache(self.config, sentences, width, slots, dtype, weight.device)
-        places = before + steps
-        if self.config.positions == "learned":
-            places = min(places, self.config.max_length)
-        cache.position_rows = self.decoder.position_rows(torch.arange(places, device=weight.device))
+        cache = self.empty_cache(sentences, width, before, steps)
         memory = None
         if source is not None:
             memory = self.encode(source)
@@ -237,6 +228,20 @@ class Transformer(nn.Module):
         if read is not None:
             self.decode(read, memory, source, cache=cache)
             cache.began(read.lengths)
+        return cache
+
+    def empty_cache(self, sentences: int, width: int, before: int, steps: int) -> Cache:
+        """Room for `before` tokens that are read and `steps` steps."""
+        assert self.decoder is not None
+        weight = self.table("target").weight
+        # A CPU is slow at attention in bfloat16: several times slower than in float32.
+        slow = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+        dtype = torch.float32 if slow else weight.dtype
+        slots, places = before + steps * width, before + steps
+        cache = Cache(self.config, sentences, width, slots, dtype, weight.device)
+        if self.config.positions == "learned":
+            places = min(places, self.config.max_length)
+        cache.position_rows = self.decoder.position_rows(torch.arange(places, device=weight.device))
         return cache
 
     def project(self, memory: Tensor) -> list[tuple[Tensor, ...]]:
