@@ -123,7 +123,9 @@ def process(folder):
     command = [sys.executable, "-m", "regard", "translate", "-m", folder, "--device", "cpu"]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with subprocess.Popen(command, **pipes, bufsize=0, env=buffered) as process:
+    # Tests that run in the background inherit that Ctrl-C is ignored; a user's shell does not.
+    own = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, **pipes, **own, bufsize=0, env=buffered) as process:
         yield process
         process.kill()
 
