@@ -1,4 +1,4 @@
-"""From texts to printed answers: what `regard translate` does with arguments and with lines.
+"""From texts to printed answers: what the verbs do with arguments and with lines.
 
 One line out for one line in, in order; lines come in blocks, so memory does not grow with their
 number. Whatever is wrong is said with the number of the line it is wrong in.
@@ -12,24 +12,53 @@ import os
 import stat
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from regard.decoding.answers import Answer
 from regard.errors import InputError
-from regard.models import Model, Warn
+from regard.models import Model
+from regard.tasks.translate import Translate
 from regard.text.corpus import progress
 from regard.text.lines import read_blocks
 from regard.text.tokenizer import Tokenizer
+from regard.text.vectors import VectorFile
 
 STDIN = "standard input"
-DETAILED = 64  # lines that are worked on together when everything about them is told
 Block = tuple[int, list[str], int]  # number of the first line, lines, bytes read so far
 
 
-def answer_lines(model: Model, options: argparse.Namespace, decoding: dict[str, Any]) -> None:
-    """Print an answer for each text of the command line, or for each line of standard input."""
-    chosen = model.decoding(decoding)  # complain before anything is read
+class Place(NamedTuple):
+    """Where texts come from: what their lines are called, and the number of the first."""
+
+    name: str
+    first: int
+
+    def line(self, i: int) -> str:
+        return f"{self.name}:{self.first + i}"
+
+    def warn(self, i: int, said: str) -> None:
+        print(f"regard: {self.line(i)}: {said}", file=sys.stderr)
+
+
+class Printer:
+    """Prints the answers to a block of lines."""
+
+    def __init__(
+        self, model: Model, options: argparse.Namespace, decoding: dict[str, Any] | None = None
+    ) -> None:
+        self.model, self.options = model, options
+        self.decoding = decoding or {}
+        model.decoding(self.decoding)  # complain before anything is read
+
+    def print(self, texts: list[str], place: Place) -> None:
+        raise NotImplementedError
+
+
+def answer_lines(
+    printer: Printer, options: argparse.Namespace, doing: str, size: int | None = None
+) -> None:
+    """Print an answer for each text of the command line, or for each line of standard input;
+    `size`: so many lines at a time at most."""
     total: float | None = None
     blocks: Iterator[Block]
     if options.texts:
@@ -42,55 +71,46 @@ def answer_lines(model: Model, options: argparse.Namespace, decoding: dict[str, 
         status = os.fstat(file)
         total = status.st_size if stat.S_ISREG(status.st_mode) else None
         blocks, name = read_blocks(file, STDIN), STDIN
-    printer = Printer(model, options, decoding | {"n_best": chosen.n_best}, name)
-    work = printer.stream if options.stream else printer.score if options.score else printer.answer
     # Where answers appear on the screen they are their own progress.
     quiet = options.quiet or sys.stdout.isatty() or bool(options.texts)
-    with progress("translating", total, quiet) as show:
-        # Details of a line are many numbers: fewer lines at a time.
-        detailed = options.attention or options.history or options.alternatives
-        size = DETAILED if detailed else sys.maxsize
+    with progress(doing, total, quiet) as show:
         for first, texts, read in blocks:
-            for start in range(0, len(texts), size):
-                work(texts[start : start + size], first + start)
+            for start in range(0, len(texts), size or len(texts)):
+                some = texts[start : start + (size or len(texts))]
+                printer.print(some, Place(name, first + start))
                 sys.stdout.flush()
             show(read)
 
 
-def warner(name: str, first: int) -> Warn:
-    """Says on standard error what is to be said of a line."""
+class Translations(Printer):
+    def __init__(self, model: Model, options: argparse.Namespace, decoding: dict[str, Any]) -> None:
+        super().__init__(model, options, decoding)
+        self.decoding = decoding | {"n_best": model.decoding(decoding).n_best}
 
-    def warn(i: int, said: str) -> None:
-        print(f"regard: {name}:{first + i}: {said}", file=sys.stderr)
+    def print(self, texts: list[str], place: Place) -> None:
+        if self.options.stream:
+            self.stream(texts, place)
+        elif self.options.score:
+            self.score(texts, place)
+        else:
+            self.answer(texts, place)
 
-    return warn
-
-
-@dataclass(frozen=True)
-class Printer:
-    """Prints what was asked for of a block of lines, of which the first has the number `first`."""
-
-    model: Model
-    options: argparse.Namespace
-    decoding: dict[str, Any]
-    name: str  # of where the lines come from
-
-    def stream(self, texts: list[str], first: int) -> None:
+    def stream(self, texts: list[str], place: Place) -> None:
         for i, text in enumerate(texts):
-            warn = warner(self.name, first + i)
+            warn = Place(place.name, place.first + i).warn
             for part in self.model.stream(
                 text, prefix=self.options.prefix, warn=warn, **self.decoding
             ):
                 print(one_line(part), end="", flush=True)
             print(flush=True)
 
-    def score(self, texts: list[str], first: int) -> None:
+    def score(self, texts: list[str], place: Place) -> None:
         bad = next((i for i, t in enumerate(texts) if t.strip() and "\t" not in t), None)
         numbers = [i for i, text in enumerate(texts[:bad]) if text.strip()]
         pairs = [texts[i].partition("\t")[::2] for i in numbers]
 
         def warn(i: int, said: str) -> None:
-            warner(self.name, first)(numbers[i], said)
+            place.warn(numbers[i], said)
 
         scored = dict(zip(numbers, self.model.score(pairs, warn=warn), strict=True))
         for i, text in enumerate(texts[:bad]):
@@ -98,30 +118,206 @@ class Printer:
             answer = scored.get(i, Answer([], [], 0.0, "empty"))
             told = {"text": source, "translation": target} | details(answer, self.model)
             plain = f"{answer.logprob:.6f}" if i in scored else ""
-            print(self._json(told) if self.options.json else plain)
+            print(as_json(told) if self.options.json else plain)
         if bad is not None:
-            where = f"{self.name}:{first + bad}"
-            raise InputError(f"{where}: --score needs SOURCE<tab>TRANSLATION, but there is no tab")
+            raise InputError(
+                f"{place.line(bad)}: --score needs SOURCE<tab>TRANSLATION, but there is no tab"
+            )
 
-    def answer(self, texts: list[str], first: int) -> None:
+    def answer(self, texts: list[str], place: Place) -> None:
         names = ("alternatives", "history", "attention")
         wanted = {name: getattr(self.options, name) for name in names}
         answers = self.model.answers(
-            texts, prefix=self.options.prefix, warn=warner(self.name, first), **wanted,
-            **self.decoding,
-        )  # fmt: skip
+            texts, prefix=self.options.prefix, warn=place.warn, **wanted, **self.decoding
+        )
         asked = {name for name, value in wanted.items() if value}
         asked |= {"n_best"} if self.decoding["n_best"] > 1 else set()
         for text, answer in zip(texts, answers, strict=True):
             if self.options.json:
                 told = {"text": text, "translation": answer.text}
-                print(self._json(told | details(answer, self.model, asked)))
+                print(as_json(told | details(answer, self.model, asked)))
             else:
                 print("\t".join(one_line(one.text) for one in (answer, *answer.others)))
 
-    @staticmethod
-    def _json(told: dict[str, Any]) -> str:
-        return json.dumps(told, ensure_ascii=False)
+
+class Replies(Printer):
+    """Answers to questions: an empty line for an empty one."""
+
+    def print(self, texts: list[str], place: Place) -> None:
+        asked = [self.parse(text, place.line(i)) for i, text in enumerate(texts) if text.strip()]
+        numbers = [i for i, text in enumerate(texts) if text.strip()]
+
+        def warn(i: int, said: str) -> None:
+            place.warn(numbers[i], said)
+
+        contexts, questions = ([one[side] for one in asked] for side in (0, 1))
+        found = self.model.answer(questions, contexts, warn=warn, **self.decoding) if asked else []
+        answers = dict(zip(numbers, zip(questions, found, strict=True), strict=True))
+        for i in range(len(texts)):
+            question, answer = answers.get(i, ("", Answer([], [], 0.0, "empty")))
+            if self.options.json:
+                told = {"question": question, "answer": answer.text}
+                print(as_json(told | brief(answer, self.model.task.tokenizer)))
+            else:
+                print("\t".join(one_line(one.text) for one in (answer, *answer.others)))
+
+    def parse(self, text: str, where: str) -> tuple[str, str]:
+        """context and question"""
+        if self.options.context is not None:
+            return self.options.context, text
+        context, tab, question = text.partition("\t")
+        if text.lstrip().startswith("{"):
+            try:
+                whole = json.loads(text)
+                context, question = whole["context"], whole["question"]
+                tab = "\t" if isinstance(context, str) and isinstance(question, str) else ""
+            except (ValueError, KeyError, TypeError, RecursionError):
+                tab = ""
+        if not tab or not question.strip():
+            raise InputError(
+                f'{where}: needs CONTEXT<tab>QUESTION or {{"context", "question"}}, or --context'
+            )
+        return context, question
+
+
+class Continuations(Printer):
+    """What follows each prompt: as it is for texts of the command line, in one line for lines."""
+
+    def print(self, texts: list[str], place: Place) -> None:
+        given = place.name != STDIN
+        if self.options.stream:
+            for i, text in enumerate(texts):
+                print(text, end="", flush=True)
+                warn = Place(place.name, place.first + i).warn
+                for part in self.model.stream(text, warn=warn, **self.decoding):
+                    print(part if given else one_line(part), end="", flush=True)
+                print(flush=True)
+            return
+        answers = self.model.generate(
+            texts, until=self.options.until, warn=place.warn, **self.decoding
+        )
+        for text, answer in zip(texts, answers, strict=True):
+            every = (answer, *answer.others)
+            if self.options.json:
+                told = {"prompt": text, "text": [one.text for one in every]}
+                print(as_json(told | brief(answer, self.model.task.tokenizer)))
+            elif given:
+                print("\n\n".join(text + one.text for one in every))
+            else:
+                print("\t".join(one_line(text + one.text) for one in every))
+
+
+class Labels(Printer):
+    """A label for each text, an empty line for an empty one."""
+
+    def print(self, texts: list[str], place: Place) -> None:
+        numbers = [i for i, text in enumerate(texts) if text.strip()]
+
+        def warn(i: int, said: str) -> None:
+            place.warn(numbers[i], said)
+
+        found = self.model.classify([texts[i] for i in numbers], warn=warn)
+        labels = dict(zip(numbers, found, strict=True))
+        for i, text in enumerate(texts):
+            label = labels.get(i)
+            if self.options.json:
+                empty: dict[str, Any] = {"label": None, "probability": None, "probabilities": {}}
+                print(as_json({"text": text} | (vars(label) if label else empty)))
+            else:
+                print(f"{one_line(label.label)}\t{label.probability:.4f}" if label else "")
+
+
+class Gaps(Printer):
+    def print(self, texts: list[str], place: Place) -> None:
+        bad = next((i for i, text in enumerate(texts) if "<mask>" not in text), None)
+        try:
+            found = self.model.fill(texts[:bad], self.options.top)
+        except InputError as error:  # it counts the texts of this block
+            raise InputError(str(error).replace("text ", f"{place.name}: text ", 1)) from None
+        for text, filled in zip(texts, found, strict=False):
+            if self.options.json:
+                gaps = [
+                    [{"word": word, "probability": p} for word, p in gap.candidates]
+                    for gap in filled.gaps
+                ]
+                print(as_json({"text": text, "filled": filled.text, "gaps": gaps}))
+            else:
+                words = [
+                    ", ".join(f"{word.strip() or repr(word)} {p:.3f}" for word, p in gap.candidates)
+                    for gap in filled.gaps
+                ]
+                print("\t".join(map(one_line, [filled.text, *words])))
+        if bad is not None:
+            raise InputError(f"{place.line(bad)}: there is no <mask> to fill")
+
+
+class Vectors(Printer):
+    """Vectors as numbers, or into a numpy file."""
+
+    def __init__(self, model: Model, options: argparse.Namespace) -> None:
+        super().__init__(model, options)
+        model.embedder()
+        self.file = None
+        if options.out is not None:
+            self.file = VectorFile(options.out, model.config.model.d_model)
+
+    def __enter__(self) -> Vectors:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.file is not None:
+            self.file.close(whole=kind is None)
+
+    def print(self, texts: list[str], place: Place) -> None:
+        if self.options.tokens:
+            for text, (tokens, vectors) in zip(texts, self.model.embed_tokens(texts), strict=True):
+                if self.options.json:
+                    told = {"text": text, "tokens": tokens, "vectors": rounded(vectors.tolist())}
+                    print(as_json(told))
+                else:
+                    for token, vector in zip(tokens, vectors.tolist(), strict=True):
+                        print(f"{token}\t{numbers_of(vector)}")
+                    print()
+            return
+        vectors = self.model.embed(texts, pooling=self.options.pooling, warn=place.warn)
+        if self.file is not None:
+            self.file.write(vectors)
+            return
+        for text, vector in zip(texts, vectors.tolist(), strict=True):
+            if self.options.json:
+                print(as_json({"text": text, "vector": rounded([vector])[0]}))
+            else:
+                print(numbers_of(vector))
+
+
+class Hits(Printer):
+    """The best lines of a file for each query."""
+
+    def __init__(self, model: Model, options: argparse.Namespace) -> None:
+        super().__init__(model, options)
+        self.index = model.index(
+            options.documents, options.index, quiet=options.quiet, rebuild=options.rebuild
+        )
+
+    def print(self, texts: list[str], place: Place) -> None:
+        vectors = self.model.embed(texts, warn=place.warn)
+        for query, hits in zip(texts, self.index.search(vectors, self.options.top), strict=True):
+            if self.options.json:
+                told = [hit._asdict() for hit in hits]
+                print(as_json({"query": query, "hits": told}))
+                continue
+            for score, line, text in hits:
+                print(f"{score:.4f}\t{line}\t{one_line(text)}")
+            if len(texts) > 1:
+                print()
+
+
+def as_json(told: dict[str, Any]) -> str:
+    return json.dumps(told, ensure_ascii=False)
+
+
+def numbers_of(vector: list[float]) -> str:
+    return " ".join(f"{number:.6f}" for number in vector)
 
 
 def one_line(text: str) -> str:
@@ -129,27 +325,28 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")
 
 
+def brief(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "score": answer.score, "logprob": answer.logprob, "stopped": answer.stopped,
+        "tokens": tokenizer.tokens(answer.tokens), "logprobs": answer.logprobs,
+    }  # fmt: skip
+
+
 def details(answer: Answer, model: Model, asked: Collection[str] = ()) -> dict[str, Any]:
     """An answer for programs; `asked`: what to tell beside the usual."""
-    spell = model.task.target.tokens
-
-    def brief(one: Answer) -> dict[str, Any]:
-        return {
-            "score": one.score, "logprob": one.logprob, "stopped": one.stopped,
-            "tokens": spell(one.tokens), "logprobs": one.logprobs,
-        }  # fmt: skip
-
-    told = brief(answer)
+    task = model.of(Translate)
+    spell = task.target.tokens
+    told = brief(answer, task.target)
     if answer.pieces:
         told["pieces"] = [
-            {"text": model.task.source.decode(piece.source), "translation": piece.text}
+            {"text": task.source.decode(piece.source), "translation": piece.text}
             | details(piece, model, asked)
             for piece in answer.pieces
         ]
         return told
     if "n_best" in asked:
         every = (answer, *answer.others)
-        told["n_best"] = [{"translation": one.text} | brief(one) for one in every]
+        told["n_best"] = [{"translation": one.text} | brief(one, task.target) for one in every]
     if "alternatives" in asked:
         told["alternatives"] = [
             [{"token": spell([token])[0], "logprob": value} for token, value in place]
@@ -163,7 +360,7 @@ def details(answer: Answer, model: Model, asked: Collection[str] = ()) -> dict[s
     if "attention" in asked:
         # Row i of a head is where it looked when token i was chosen: the decoder had read <bos>
         # and the tokens before it.
-        told["source_tokens"] = model.task.source.tokens(answer.source)
+        told["source_tokens"] = task.source.tokens(answer.source)
         told["read_tokens"] = spell([Tokenizer.bos, *answer.tokens])[:-1]
         told["attention"] = {
             part: [[rounded(head) for head in layer.float().tolist()] for layer in layers]

@@ -14,14 +14,14 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from regard import __version__
-from regard.config import SECTIONS, TASKS, DecodingConfig
+from regard.config import SECTIONS, TASKS
 from regard.errors import InputError, TrainingFailed, unknown
 from regard.model.config import PRESETS, STYLES, ModelConfig
+from regard.verbs import VERBS, chosen_decoding, decoding_options, machine_options, model_to_use
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,7 +39,8 @@ def build_parser() -> Parser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add_verb(verbs, "demo", demo, demo_options)
     add_verb(verbs, "train", train, train_options)
-    add_verb(verbs, "translate", translate, translate_options)
+    for name, run, options in VERBS:
+        add_verb(verbs, name, run, options)
     add_verb(verbs, "evaluate", evaluate, evaluate_options)
     add_verb(verbs, "info", info, info_options)
     view = verbs.add_parser("view", help="pictures and tables to look at")
@@ -103,11 +104,6 @@ def train_options(verb: argparse.ArgumentParser) -> None:
     machine_options(verb)
 
 
-def machine_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
-
-
 def train(options: argparse.Namespace) -> int:
     """Learn from text files and leave a model folder."""
     from regard.config import Config, read_yaml
@@ -126,7 +122,10 @@ def train(options: argparse.Namespace) -> int:
             values[section] = {**values.get(section, {}), **keys}
     config = None
     if task and values["data"].get("train"):
-        config = Config.build(task, options.preset or "base", values)
+        start = None
+        if options.start_from is not None:
+            start = Config.load(options.start_from / "config.yaml").model
+        config = Config.build(task, options.preset, values, start)
     elif not options.resume or any(values.values()) or options.preset or options.start_from:
         raise InputError("--task and --train are needed (see: regard train --help)")
     from regard.run import train as run_training
@@ -138,111 +137,25 @@ def train(options: argparse.Namespace) -> int:
     return 0
 
 
-def model_to_use(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("-m", "--model", required=True, type=Path, metavar="MODEL")
-    verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    machine_options(verb)
-
-
-def decoding_options(verb: argparse.ArgumentParser) -> None:
-    """Every option of the section `decoding`; what is not given is as the model has it."""
-    for name, kind, said in (
-        ("beam", int, "hypotheses followed at once; 1 is greedy"),
-        ("n-best", int, "answers for each text, best first (one line, with tabs between)"),
-        ("length-penalty", float, "0: short answers win; the paper's is 0.6"),
-        ("max-length", int, "tokens of an answer more than its source has"),
-        ("min-length", int, "tokens before an answer may end"),
-        ("no-repeat", int, "no sequence of so many tokens twice in an answer"),
-        ("temperature", float, "above 0: sample instead of searching"),
-        ("top-k", int, "sample from so many best tokens only"),
-        ("top-p", float, "sample from the best tokens with this probability together"),
-        ("seed", int, "of sampling"),
-    ):
-        verb.add_argument(f"--{name}", type=kind, metavar="N" if kind is int else "X", help=said)
-    verb.add_argument(
-        "--set", action="append", default=[], metavar="decoding.key=value", dest="assignments",
-        help="the same as in a configuration file; repeatable",
-    )  # fmt: skip
-
-
-def chosen_decoding(options: argparse.Namespace) -> dict[str, Any]:
-    given = {f.name: getattr(options, f.name) for f in fields(DecodingConfig)}
-    changes = section_settings(options.assignments, "decoding")
-    return changes | {k: v for k, v in given.items() if v is not None}
-
-
-def translate_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("texts", nargs="*", metavar="TEXT", help="none: lines of standard input")
-    verb.add_argument("--prefix", default="", metavar="TEXT", help="how every answer begins")
-    verb.add_argument("--stream", action="store_true", help="show the words as they come")
-    verb.add_argument(
-        "--score", action="store_true",
-        help="texts are SOURCE<tab>TRANSLATION: print how probable each translation is",
-    )  # fmt: skip
-    verb.add_argument(
-        "--alternatives", type=int, default=0, metavar="N",
-        help="with --json: the N best tokens at each place",
-    )  # fmt: skip
-    for name, said in (
-        ("history", "all that the search kept and pruned"),
-        ("attention", "where every head of every layer looks"),
-    ):
-        verb.add_argument(f"--{name}", action="store_true", help=f"with --json: {said}")
-    decoding_options(verb)
-    model_to_use(verb)
-
-
-def translate(options: argparse.Namespace) -> int:
-    """Translate texts, or the lines of standard input, one for one."""
-    decoding = chosen_decoding(options)
-    for name in ("alternatives", "history", "attention"):
-        if getattr(options, name) and not options.json:
-            raise InputError(f"--{name} needs --json")
-    for name in ("json", "score"):
-        if getattr(options, name) and options.stream:
-            raise InputError(f"--stream and --{name} exclude each other")
-    for name in ("prefix", "alternatives", "history", "attention", *decoding):
-        if options.score and (name in decoding or getattr(options, name)):
-            raise InputError(f"--score and --{name.replace('_', '-')} exclude each other")
-    from regard.answering import answer_lines
-    from regard.models import load
-    from regard.training.machine import keep_freed_memory
-
-    keep_freed_memory()
-    answer_lines(load(options.model, options.device, options.dtype), options, decoding)
-    return 0
-
-
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--data", nargs="+", required=True, metavar="FILE", help="SOURCE TARGET")
+    verb.add_argument(
+        "--data", nargs="+", required=True, metavar="FILE", help="translate: SOURCE TARGET"
+    )
+    verb.add_argument("--against", type=Path, metavar="MODEL", help="is the difference real?")
+    verb.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap")
     decoding_options(verb)
     model_to_use(verb)
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """The task's metrics on given data: sacreBLEU and chrF with their signatures."""
-    from regard.answering import warner
-    from regard.models import load
-    from regard.tasks.translate import bleu
-    from regard.text.corpus import read_pairs
-
-    if len(options.data) != 2:
-        raise InputError("--data takes two files for translate: source, then target")
-    source, target = map(Path, options.data)
-    pairs = [(s, t) for _, s, t in read_pairs(source, target)]
-    if not pairs:
-        raise InputError(f"{source} is empty: there is nothing to evaluate")
+    """The task's metrics on given data, with confidence intervals; --against: compare two."""
+    if options.samples < 1:
+        raise InputError(f"--samples must be at least 1, not {options.samples}")
     decoding = chosen_decoding(options)
-    model = load(options.model, options.device, options.dtype)
-    warn = warner(str(source), 1)
-    answers = model.translate([s for s, _ in pairs], warn=warn, **decoding)
-    scores = bleu(answers, [t for _, t in pairs])
-    scores["sentences"] = len(pairs)
-    if options.json:
-        print(json.dumps(scores))
-    else:
-        for name, value in scores.items():
-            print(f"{name:16} {value}")
+    from regard.evaluating import Report, evaluate_model
+
+    report: Report = evaluate_model(options, decoding)
+    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
     return 0
 
 

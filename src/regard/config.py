@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from regard.errors import InputError, unknown
 from regard.model.config import DERIVED, ModelConfig, check_types
 
-TASKS = ("translate",)
+TASKS = ("translate", "answer", "generate", "classify", "fill", "embed")
 # Of one sentence: memory grows with the product of both.
 MOST_HYPOTHESES, MOST_TOKENS, MOST_WRITTEN = 1_000, 100_000, 1_000_000
 Section = TypeVar("Section")
@@ -31,6 +31,11 @@ class DataConfig:
     max_length: int = 256  # tokens; longer examples are skipped
     max_ratio: float = 4.0  # of the lengths of the two sides; more uneven pairs are skipped
     bpe_dropout: float = 0.0  # leave out merges at random, anew each time a sentence is seen
+    documents: str = "blank-line"  # where a document ends: at a blank-line, or with its file
+    duplicates: str = "keep"  # rows that stand there twice: keep (and say so), drop, refuse
+    labels: list[str] = field(default_factory=list)  # classify: the classes; none: those of train
+    mask: float = 0.15  # fill: the fraction of the tokens that are to be guessed
+    whole_words: bool = False  # fill: all tokens of a word are masked, or none
 
     def __post_init__(self) -> None:
         check_types(self, "data")
@@ -38,6 +43,14 @@ class DataConfig:
         at_least("data.max_length", self.max_length, 1)
         at_least("data.max_ratio", self.max_ratio, 1)
         fraction("data.bpe_dropout", self.bpe_dropout)
+        choice("data.documents", self.documents, ("blank-line", "file"))
+        choice("data.duplicates", self.duplicates, ("keep", "drop", "refuse"))
+        fraction("data.mask", self.mask)
+        if not self.mask:
+            raise InputError("data.mask=0 leaves nothing to guess: 0.15 is usual")
+        for label in self.labels:
+            if not isinstance(label, str) or self.labels.count(label) > 1:
+                raise InputError(f"data.labels: {label!r} is not a text, or stands there twice")
         if self.bpe_dropout and self.vocabulary != "bpe":
             raise InputError(
                 f"data.bpe_dropout={self.bpe_dropout} and data.vocabulary={self.vocabulary} "
@@ -59,6 +72,8 @@ class TrainingConfig:
     schedule: str = "inverse-sqrt"  # inverse-sqrt (the paper's), cosine, constant
     label_smoothing: float = 0.1
     r_drop: float = 0.0  # weight of the divergence between two dropouts of a sentence
+    balance: bool = False  # classify: rare classes weigh more, so that all weigh the same together
+    similarity_scale: float = 20.0  # embed: what cosines are multiplied by before the softmax
     clip: float = 1.0  # longest gradient; 0: do not clip
     validate_every: int = 500  # steps
     checkpoint_every: int = 250  # steps
@@ -79,7 +94,7 @@ class TrainingConfig:
                      "keep", "average"):  # fmt: skip
             at_least(f"training.{name}", getattr(self, name), 1)
         at_least("training.warmup", self.warmup, 1)
-        for name in ("weight_decay", "r_drop", "clip", "patience", "seed"):
+        for name in ("weight_decay", "r_drop", "clip", "patience", "seed", "similarity_scale"):
             at_least(f"training.{name}", getattr(self, name), 0)
         for name in ("label_smoothing", "beta1", "beta2"):
             fraction(f"training.{name}", getattr(self, name))
@@ -165,36 +180,35 @@ class Config:
     decoding: DecodingConfig
 
     @classmethod
-    def build(cls, task: str, preset: str, values: dict[str, dict[str, Any]]) -> Config:
-        """From a preset and what the user changed, section by section."""
+    def build(
+        cls,
+        task: str,
+        preset: str | None,
+        values: dict[str, dict[str, Any]],
+        start: ModelConfig | None = None,
+    ) -> Config:
+        """From a preset (or the model to start from) and what the user changed."""
         if task not in TASKS:
             raise unknown("task", task, TASKS)
         for name in values:
             if name not in SECTIONS:
                 raise unknown("section", name, SECTIONS)
-        data = section(DataConfig, "data", values.get("data", {}))
-        # Pre-norm takes a higher rate: on Multi30k, 1,800 steps, one seed each, it had 35.6 BLEU at
-        # 5e-3 and post-norm 30.7 at 3e-3. model.norm_first=false is the paper's.
-        defaults: dict[str, Any] = {"vocabulary_size": data.vocabulary_size, "norm_first": True}
-        if not data.shared_vocabulary:
-            defaults["tie_embeddings"] = "target-output"
-        model = ModelConfig.preset(preset, **{**defaults, **values.get("model", {})})
-        if not data.shared_vocabulary and model.tie_embeddings in ("all", "source-target"):
-            raise InputError(
-                f"data.shared_vocabulary=false and model.tie_embeddings={model.tie_embeddings} "
-                "exclude each other: one matrix has one vocabulary"
-            )
-        decoding = section(DecodingConfig, "decoding", values.get("decoding", {}))
-        if (
-            model.positions == "learned"
-            and model.max_length < data.max_length + decoding.max_length
-        ):
+
+        def chosen(name: str) -> dict[str, Any]:
+            return {**DEFAULTS[task].get(name, {}), **values.get(name, {})}
+
+        data = section(DataConfig, "data", chosen("data"))
+        model = build_model(task, preset, data, values.get("model", {}), start)
+        decoding = section(DecodingConfig, "decoding", chosen("decoding"))
+        check_task(task, model, data)
+        writes = decoding.max_length if model.has_decoder else 0
+        if model.positions == "learned" and model.max_length < data.max_length + writes:
             raise InputError(
                 f"model.max_length={model.max_length} with model.positions=learned is less than "
-                f"data.max_length={data.max_length} and decoding.max_length={decoding.max_length}"
+                f"data.max_length={data.max_length} and decoding.max_length={writes}"
                 " together need"
             )
-        training = section(TrainingConfig, "training", values.get("training", {}))
+        training = section(TrainingConfig, "training", chosen("training"))
         if training.learning_rate is DERIVED:
             rate = (model.d_model * training.warmup) ** -0.5
             training = replace(training, learning_rate=rate)
@@ -228,6 +242,71 @@ class Config:
 
 
 SECTIONS = ("model", "data", "training", "decoding")
+# What is usual for a task where it is not what is usual for translation.
+PLAIN = {"label_smoothing": 0.0}
+DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "translate": {},
+    "answer": {"data": {"max_length": 512}, "decoding": {"max_length": 30}, "training": PLAIN},
+    "generate": {
+        "model": {"style": "decoder"},
+        "training": PLAIN,
+        "decoding": {"beam": 1, "temperature": 0.8, "max_length": 200},
+    },
+    "classify": {"model": {"style": "encoder"}, "training": PLAIN},
+    "fill": {"model": {"style": "encoder"}, "training": PLAIN},
+    "embed": {"model": {"style": "encoder"}, "training": PLAIN},
+}
+STYLES_OF_TASK = {
+    "generate": ("decoder",),
+    "fill": ("encoder",),
+    "embed": ("encoder", "decoder"),
+}  # the others work in every style
+
+
+def build_model(
+    task: str,
+    preset: str | None,
+    data: DataConfig,
+    values: dict[str, Any],
+    start: ModelConfig | None,
+) -> ModelConfig:
+    """The preset, or the model to start from, with the changes that were asked for."""
+    # Pre-norm takes a higher rate: on Multi30k, 1,800 steps, one seed each, it had 35.6 BLEU at
+    # 5e-3 and post-norm 30.7 at 3e-3. model.norm_first=false is the paper's.
+    defaults: dict[str, Any] = {"vocabulary_size": data.vocabulary_size, "norm_first": True}
+    if not data.shared_vocabulary:
+        defaults["tie_embeddings"] = "target-output"
+    if start is not None and preset is None:
+        defaults = {**start.to_dict(), "head": DERIVED, "classes": None}
+    else:
+        defaults |= DEFAULTS[task].get("model", {})
+    if task == "embed":
+        defaults["head"] = "pooling"
+    elif task == "classify" and {**defaults, **values}.get("style") == "encoder":
+        # How many classes there are is known for certain once the files have been read.
+        defaults |= {"head": "classifier", "classes": max(2, len(data.labels))}
+    values = {**defaults, **values}
+    if start is not None and preset is None:
+        model = ModelConfig.from_dict(values)
+    else:
+        model = ModelConfig.preset(preset or "base", **values)
+    if not data.shared_vocabulary and model.tie_embeddings in ("all", "source-target"):
+        raise InputError(
+            f"data.shared_vocabulary=false and model.tie_embeddings={model.tie_embeddings} "
+            "exclude each other: one matrix has one vocabulary"
+        )
+    return model
+
+
+def check_task(task: str, model: ModelConfig, data: DataConfig) -> None:
+    styles = STYLES_OF_TASK.get(task)
+    if styles and model.style not in styles:
+        raise InputError(
+            f"--task {task} and model.style={model.style} exclude each other: "
+            f"it needs {' or '.join(styles)}"
+        )
+    if task != "translate" and not data.shared_vocabulary:
+        raise InputError(f"--task {task} and data.shared_vocabulary=false exclude each other")
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

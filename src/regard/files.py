@@ -68,6 +68,14 @@ def alive(process: int) -> bool:
     return process > 0
 
 
+def cache_folder() -> Path:
+    """Where tokenised corpora and search indexes lie between runs."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("REGARD_CACHE") or Path(home) / "regard")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

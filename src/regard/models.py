@@ -1,7 +1,6 @@
-"""A model is a folder: `regard.load(path)` opens it.
+"""A trained model, ready to use: `regard.load(folder)`.
 
-config.yaml (complete), tokenizer.json (and source-tokenizer.json where the source has its own
-vocabulary), model.safetensors, metrics.jsonl, README.md, and checkpoints/ while it trains.
+What a model can do is its task's; the same names are verbs of the command line.
 """
 
 from __future__ import annotations
@@ -10,22 +9,34 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config import Config, DecodingConfig, choice, section
 from regard.decoding.answers import Answer
 from regard.decoding.search import Wanted
 from regard.errors import InputError
+from regard.files import cache_folder, checksum
 from regard.model.transformer import Transformer
+from regard.tasks.answer import Asked, Questions
+from regard.tasks.classify import Classify, Label
+from regard.tasks.embed import Embed
+from regard.tasks.fill import Fill, Filled
+from regard.tasks.generate import Generate
+from regard.tasks.index import Hit, Index, find_or_build
+from regard.tasks.make import load_task
+from regard.tasks.task import Task
 from regard.tasks.translate import Translate
-from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Checkpoints, read_tensors
 from regard.training.processes import choose_device
 
 Warn = Callable[[int, str], None]  # the number of a text, from 0, and what is to be said of it
+Kind = TypeVar("Kind", bound=Task)
+Texts = str | Sequence[str]
 
 
 def python_warning(level: int) -> Warn:
@@ -43,6 +54,12 @@ def check_text(*texts: object) -> None:
             raise InputError(f"a text is a string, not {text!r:.60}")
 
 
+def listed(texts: Texts) -> list[str]:
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    check_text(*texts)
+    return texts
+
+
 class Model:
     """A trained model and its vocabularies.
 
@@ -50,17 +67,28 @@ class Model:
     example; what is not given is as the model's own configuration has it.
     """
 
-    def __init__(self, config: Config, transformer: Transformer, task: Translate) -> None:
+    def __init__(
+        self, config: Config, transformer: Transformer, task: Task, folder: Path | None = None
+    ) -> None:
         self.config, self.transformer, self.task = config, transformer.eval(), task
+        self.folder = folder
 
-    def translate(self, texts: str | Sequence[str], **options: Any) -> list[str]:
+    def of(self, kind: type[Kind]) -> Kind:
+        """The task, if it is of this kind."""
+        if not isinstance(self.task, kind):
+            raise InputError(f"this model was trained to {self.task.name}: it cannot {kind.name}")
+        return self.task
+
+    # ---- translate ----------------------------------------------------------------------
+
+    def translate(self, texts: Texts, **options: Any) -> list[str]:
         """One translation for each text."""
         options.setdefault("warn", python_warning(4))
         return [answer.text for answer in self.answers(texts, **options)]
 
     def answers(
         self,
-        texts: str | Sequence[str],
+        texts: Texts,
         *,
         prefix: str = "",
         alternatives: int = 0,
@@ -75,11 +103,11 @@ class Model:
         warn: called with the number of a text (from 0) that had to be cut, and what was done;
         otherwise that is a Python warning.
         """
-        texts = [texts] if isinstance(texts, str) else texts
-        check_text(prefix, *texts)
-        wanted = Wanted(history=history, alternatives=alternatives, attention=attention)
+        texts = listed(texts)
+        check_text(prefix)
+        task, wanted = self.of(Translate), Wanted(history, alternatives, attention)
         decoding = self.decoding(options)
-        answers = self.task.answer(self.transformer, texts, decoding, self.longest, prefix, wanted)
+        answers = task.answer(self.transformer, texts, decoding, self.longest, prefix, wanted)
         warn = warn or python_warning(3)
         for i, answer in enumerate(answers):
             if answer.pieces:
@@ -89,12 +117,16 @@ class Model:
     def stream(
         self, text: str, *, prefix: str = "", warn: Warn | None = None, **options: Any
     ) -> Iterator[str]:
-        """The translation bit by bit, as it comes."""
+        """The translation, or what follows a prompt, bit by bit, as it comes."""
         check_text(text, prefix)
-        requests = self.task.requests([text], self.longest, prefix)[0]
+        if isinstance(self.task, Generate):
+            decoding = self.decoding(options)
+            return self.task.stream(self.transformer, text, decoding, self.longest)
+        task = self.of(Translate)
+        requests = task.requests([text], self.longest, prefix)[0]
         if len(requests) > 1:
             (warn or python_warning(3))(0, self._in_pieces(len(requests)))
-        return self.task.stream(self.transformer, requests, self.decoding(options))
+        return task.stream(self.transformer, requests, self.decoding(options))
 
     def _in_pieces(self, count: int) -> str:
         return (
@@ -110,23 +142,119 @@ class Model:
                 raise InputError(f"a pair is (source, translation), not {pair!r:.60}")
             check_text(*pair)
         limit = self.config.model.max_length if self.config.model.positions == "learned" else None
-        found = self.task.score(self.transformer, pairs, self.config.decoding.length_penalty, limit)
+        found = self.of(Translate).score(
+            self.transformer, pairs, self.config.decoding.length_penalty, limit
+        )
         warn = warn or python_warning(3)
         for i, answer in enumerate(found):
             if max(len(answer.source), len(answer.tokens)) > self.longest:
                 warn(i, f"longer than the {self.longest} tokens that the model was trained on")
         return found
 
+    # ---- the other tasks ----------------------------------------------------------------
+
+    def answer(
+        self, questions: Texts, context: Texts, *, warn: Warn | None = None, **options: Any
+    ) -> list[Answer]:
+        """The answer to each question from its context, or from one context for all."""
+        asked, contexts = listed(questions), listed(context)
+        if len(contexts) == 1:
+            contexts *= len(asked)
+        if len(contexts) != len(asked):
+            raise InputError(f"{len(asked)} questions but {len(contexts)} contexts")
+        pairs = [Asked(c, q) for c, q in zip(contexts, asked, strict=True)]
+        task, decoding = self.of(Questions), self.decoding(options)
+        answers = task.answer(self.transformer, pairs, decoding, self.longest)
+        for i, answer in enumerate(answers):
+            if answer.pieces:
+                said = f"longer than the model's {self.longest} tokens: the best answer of "
+                (warn or python_warning(3))(i, f"{said}{len(answer.pieces)} windows is given")
+        return answers
+
+    def generate(
+        self, prompts: Texts, *, until: str = "", warn: Warn | None = None, **options: Any
+    ) -> list[Answer]:
+        """What follows each prompt; it stops before the text `until`, if that is given."""
+        texts, task = listed(prompts), self.of(Generate)
+        decoding = self.decoding(options)
+        answers = task.answer(self.transformer, texts, decoding, self.longest, until)
+        for i, answer in enumerate(answers):
+            if len(answer.source) >= self.longest:
+                said = f"longer than the {self.longest} tokens that the model was trained on: "
+                (warn or python_warning(3))(i, said + "only its end was read")
+        return answers
+
+    def classify(self, texts: Texts, *, warn: Warn | None = None) -> list[Label]:
+        """The label of each text, with the calibrated probabilities of all."""
+        texts, task = listed(texts), self.of(Classify)
+        self._warn_cut(texts, warn or python_warning(3))
+        return task.classify(self.transformer, texts)
+
+    def fill(self, texts: Texts, top: int = 5) -> list[Filled]:
+        """The best words for each <mask> of each text."""
+        if top < 1:
+            raise InputError(f"top must be at least 1, not {top}")
+        return self.of(Fill).fill(self.transformer, listed(texts), top, self.longest)
+
+    def embed(
+        self, texts: Texts, *, pooling: str = "", warn: Warn | None = None
+    ) -> NDArray[np.float32]:
+        """A vector of unit length for each text: [texts, D]. pooling: mean, cls or last."""
+        texts = listed(texts)
+        self._warn_cut(texts, warn or python_warning(3))
+        return self.embedder().embed(self.transformer, texts, pooling)
+
+    def embed_tokens(self, texts: Texts) -> list[tuple[list[str], NDArray[np.float32]]]:
+        """For each text its tokens and the vector of each in this context: [n, D]."""
+        return self.embedder().embed_tokens(self.transformer, listed(texts))
+
+    def embedder(self) -> Embed:
+        """The task embed, which every model of one stack can do that reads a text as it does."""
+        if isinstance(self.task, Embed):
+            return self.task
+        style = self.config.model.style
+        if style == "encoder-decoder" or not isinstance(self.task, Fill | Classify | Generate):
+            raise InputError(f"this model was trained to {self.task.name}: it cannot embed")
+        return Embed(self.task.tokenizer, style, "mean", self.longest)
+
+    def index(
+        self, documents: Path, folder: Path | None = None, quiet: bool = True, rebuild: bool = False
+    ) -> Index:
+        """The vectors of a file's lines, made now or found: in `folder`, or in the cache."""
+        embedder, size = self.embedder(), self.config.model.d_model
+        weights = self.folder / "model.safetensors" if self.folder else None
+        identity = f"{checksum(weights) if weights else id(self)} {embedder.pooling}"
+
+        def embed(texts: list[str]) -> NDArray[np.float32]:
+            return embedder.embed(self.transformer, texts)
+
+        where = folder or cache_folder() / "search"
+        return find_or_build(where, documents, embed, identity, size, quiet, rebuild)
+
+    def search(self, queries: Texts, documents: str | Path, top: int = 5) -> list[list[Hit]]:
+        """The lines of a file that are nearest to each query, best first."""
+        return self.index(Path(documents)).search(self.embed(queries), top)
+
+    def _warn_cut(self, texts: list[str], warn: Warn) -> None:
+        for i, ids in enumerate(self.task.tokenizer.encode_batch(texts)):
+            if len(ids) >= self.longest:
+                said = f"longer than the {self.longest} tokens that the model was trained on: "
+                warn(i, said + "only its beginning was read")
+
+    # ---- options ------------------------------------------------------------------------
+
     def decoding(self, options: dict[str, Any]) -> DecodingConfig:
         """The model's own options of decoding with these changes."""
         values = asdict(self.config.decoding) | options
         if options.get("temperature") and "beam" not in options:
             values["beam"] = 1
+        if options.get("beam", 1) > 1 and "temperature" not in options:
+            values |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
         return section(DecodingConfig, "decoding", values)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text that is translated in one piece."""
+        """Tokens of the longest text that is read in one piece."""
         longest = self.config.data.max_length
         if self.config.model.positions == "learned":
             longest = min(longest, self.config.model.max_length)
@@ -150,7 +278,8 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
     where = choose_device(device)
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
-    return Model(config, transformer.to(where, getattr(torch, dtype)), load_task(folder))
+    moved = transformer.to(where, getattr(torch, dtype))
+    return Model(config, moved, load_task(folder, config), folder)
 
 
 def newest_weights(folder: Path) -> dict[str, Tensor]:
@@ -162,12 +291,6 @@ def newest_weights(folder: Path) -> dict[str, Tensor]:
     if state is None:
         raise InputError(f"{folder} has neither model.safetensors nor a whole checkpoint")
     return checkpoints.weights(state["step"])
-
-
-def load_task(folder: Path) -> Translate:
-    target = Tokenizer.load(folder / "tokenizer.json")
-    own = folder / "source-tokenizer.json"
-    return Translate(Tokenizer.load(own) if own.exists() else target, target)
 
 
 def load_weights(model: Transformer, tensors: dict[str, Tensor], where: Path) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,21 +20,19 @@ import torch.distributed as dist
 from regard.config import SECTIONS, Config, DecodingConfig
 from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
-from regard.files import new_folder, write_file
+from regard.files import cache_folder, new_folder, write_file
 from regard.model.transformer import Transformer
-from regard.models import load_task, load_weights, newest_weights
-from regard.tasks.translate import Translate, bleu
-from regard.text.corpus import Report, read_pairs
+from regard.models import load_weights, newest_weights
+from regard.tasks.make import KINDS, learn_task, load_task, load_tokenizers
+from regard.tasks.task import Task
 from regard.text.rows import Rows
-from regard.text.store import Store, build_pairs
-from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Checkpoints, contiguous, read_tensors, to_bytes
 from regard.training.loop import Interrupted, Trainer, is_out_of_memory
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import Processes
-from regard.training.progress import Progress, duration
+from regard.training.progress import Progress, duration, said
 
-SAMPLES = 3  # translations shown at each validation
+SAMPLES = 3  # answers shown at each validation
 UNFINISHED = "- training has not ended"
 
 
@@ -118,6 +114,7 @@ def same_run(old: Config, new: Config | None, out: Path) -> Config:
         ("training", "steps"),
         ("model", "vocabulary_size"),
         ("model", "source_vocabulary_size"),
+        ("model", "classes"),
     ]
     for section in SECTIONS:
         before, now = (vars(getattr(config, section)) for config in (old, new))
@@ -140,27 +137,26 @@ def prepare(
 ) -> tuple[Trainer, Validation | None]:
     """Read, learn, tokenise and build everything; the run folder is written when all of it fits."""
     data, first, quiet = config.data, processes.first, progress.console.quiet
-    if len(data.train) != 2 or len(data.valid) not in (0, 2):
-        raise InputError("--train and --valid take two files for translate: source, then target")
-    train_files, valid_files = (tuple(map(Path, files)) for files in (data.train, data.valid))
+    train_files, valid_files = (
+        [Path(file) for file in files] for files in (data.train, data.valid)
+    )
     if not first:  # the first process learns, and the others read what it wrote
         processes.wait()
         config = Config.load(out / "config.yaml")
     if exists or not first:
-        task = load_task(out)
+        KINDS[config.task].check_files(train_files)
+        task = load_task(out, config)
     else:
-        task = load_task(start_from) if start_from is not None else learn(config, quiet)
-    store, report = build(train_files, task, cache_folder(), config, quiet)
+        given = None if start_from is None else load_tokenizers(start_from)
+        task = learn_task(config, given, progress.say, quiet)
+    store, report = task.build(train_files, cache_folder(), config, quiet)
     report.show(progress.console)
-    source_size, target_size = task.source.size, task.target.size
-    model_config = replace(
-        config.model, vocabulary_size=target_size, source_vocabulary_size=source_size
-    )
-    config = replace(config, model=model_config)
+    config = replace(config, model=replace(config.model, **task.model_options()))
+    task.prepare(store, config)
     torch.manual_seed(config.training.seed)
     model = Transformer(config.model)
     if start_from is not None and not exists:
-        load_weights(model, newest_weights(start_from), start_from)
+        load_body(model, task, start_from)
     validation = Validation(config, task, valid_files) if valid_files else None
     trainer = Trainer(config, out, model, task, store, processes, progress, validation)
     if first:
@@ -170,85 +166,60 @@ def prepare(
             with new_folder(out) as folder:
                 (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
                 (folder / "README.md").write_text(card(config), encoding="utf-8")
-                task.target.save(folder / "tokenizer.json")
-                if task.source is not task.target:
-                    task.source.save(folder / "source-tokenizer.json")
+                task.save(folder)
         processes.wait()
     return trainer, validation
 
 
-def build(
-    files: tuple[Path, ...], task: Translate, folder: Path, config: Config, quiet: bool
-) -> tuple[Store, Report]:
-    limits = config.data.max_length, config.data.max_ratio
-    return build_pairs((files[0], files[1]), (task.source, task.target), folder, *limits, quiet)
-
-
-def learn(config: Config, quiet: bool) -> Translate:
-    """Learn the vocabularies from the training files, reading every line of every file once: what
-    is wrong with them is said here, before anything is written."""
-    data = config.data
-    if data.valid:
-        for _ in read_pairs(Path(data.valid[0]), Path(data.valid[1])):
-            pass
-
-    def lines(side: int | None) -> Iterator[str]:
-        for _, *pair in read_pairs(Path(data.train[0]), Path(data.train[1])):
-            yield from pair if side is None else [pair[side]]
-
-    if data.shared_vocabulary:
-        shared = Tokenizer.learn(lines(None), data.vocabulary, data.vocabulary_size, quiet)
-        return Translate(shared, shared)
-    source, target = (
-        Tokenizer.learn(lines(side), data.vocabulary, data.vocabulary_size, quiet)
-        for side in (0, 1)
-    )
-    return Translate(source, target)
-
-
-def cache_folder() -> Path:
-    """Where tokenised corpora lie between runs."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("REGARD_CACHE") or Path(home) / "regard")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def load_body(model: Transformer, task: Task, start_from: Path) -> None:
+    """Begin with the weights of another model: all of them, or all but the head where that one's
+    head says something else."""
+    tensors, before = newest_weights(start_from), Config.load(start_from / "config.yaml")
+    same = before.model.head == model.config.head and before.model.classes == model.config.classes
+    if task.name == "classify" and before.task == "classify":
+        then = load_task(start_from, before)
+        same = same and getattr(then, "labels", None) == getattr(task, "labels", None)
+    if not same:
+        own = {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
+        tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")} | own
+    load_weights(model, tensors, start_from)
 
 
 class Validation:
-    """Loss, BLEU and a few samples on held-out data."""
+    """Loss, the task's score and a few samples on held-out data."""
 
-    def __init__(self, config: Config, task: Translate, files: tuple[Path, ...]) -> None:
+    def __init__(self, config: Config, task: Task, files: list[Path]) -> None:
         self.config, self.task = config, task
-        self.store, _ = build(files, task, cache_folder(), config, True)
-        self.pairs = [(s, t) for _, s, t in read_pairs(files[0], files[1])]
-        lengths = self.store.lengths
-        total = int(lengths[-1].sum())
-        longest = max(int(side.max()) * total / int(side.sum()) for side in lengths)
+        self.store, _ = task.build(files, cache_folder(), config, True)
+        self.examples = list(task.read(files, config))
+        sizes = task.sizes(self.store)
+        total = int(sizes[-1].sum())
+        longest = max(int(side.max()) * total / int(side.sum()) for side in sizes)
         budget = max(config.training.batch_tokens, math.ceil(longest) + 1)
-        self.rows = Rows(lengths, budget, self.store.fingerprint, 0)
+        self.rows = Rows(sizes, budget, self.store.fingerprint, 0)
+        # Greedy, whatever decoding.beam is: fast, and enough to compare a run with itself.
+        self.greedy = DecodingConfig(beam=1, max_length=config.decoding.max_length)
 
     @torch.no_grad()
     def __call__(self, model: Transformer) -> dict[str, Any]:
         model.eval()
         device = model.output_matrix().device
-        total, row = 0.0, 0
+        total, tokens, row = 0.0, 0, 0
         while self.rows.epoch_of(row) == 0:
-            batch = self.task.batch(self.store, self.rows[row], device)
+            batch = self.task.batch(self.store, self.rows[row], device, 0.0, 0)
             total += float(self.task.loss(model, batch, 0.0)[1])
+            tokens += batch.tokens
             row += 1
-        # Greedy, whatever decoding.beam is: fast, and enough to compare a run with itself.
-        greedy = DecodingConfig(beam=1, max_length=self.config.decoding.max_length)
-        sources = [source for source, _ in self.pairs]
-        found = self.task.answer(model, sources, greedy, self.config.data.max_length)
-        forget(model)
-        answers = [answer.text for answer in found]
-        scores = bleu(answers, [target for _, target in self.pairs])
-        samples = [
-            f"{source} -> {answer}  (wanted: {target})"
-            for (source, target), answer in list(zip(self.pairs, answers, strict=True))[:SAMPLES]
-        ]
-        loss = total / int(self.store.lengths[-1].sum())
-        return {"loss": loss, **scores, "score": scores["bleu"], "samples": samples}
+        loss = total / tokens
+        scores, samples = self.task.from_loss(loss, self.store), list[str]()
+        if scores is None:
+            found = self.task.evaluate(model, self.examples, self.config, self.greedy)
+            scores, samples = found.scores, found.samples[:SAMPLES]
+            forget(model)
+        # A task without scores of the wanted kind (embed from plain pairs) has its first one.
+        better = scores.get(self.task.better, next(iter(scores.values())))
+        score = -loss if self.task.better == "loss" else better
+        return {"loss": loss, **scores, "score": score, "samples": samples}
 
 
 def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
@@ -271,9 +242,13 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
         for candidate, weights in choices.items():
             model.load_state_dict(weights)
             scores[candidate] = validation(model)
-            say(f"{candidate}: validation BLEU {scores[candidate]['bleu']:.2f}")
+            say(f"{candidate}: validation {said(scores[candidate])}")
         name = max(scores, key=lambda candidate: scores[candidate]["score"])
     write_file(run / "model.safetensors", to_bytes(choices[name]))
+    if validation is not None:
+        model.load_state_dict(choices[name])
+        validation.task.finish(model.eval(), validation.examples, trainer.config)
+        validation.task.save(run)
     result = {k: v for k, v in scores.get(name, {}).items() if k not in ("score", "samples")}
     state = trainer.state
     trainer.record(final=name, seconds=round(state.seconds, 1), dropped=state.dropped, **result)

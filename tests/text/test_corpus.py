@@ -203,10 +203,10 @@ def test_broken_json_is_said_with_its_line(line, message, file):
 
 def test_questions_are_read_with_all_their_right_answers(file):
     one = {"context": "c", "question": "q", "answer": "a"}
-    path = file([one, {**one, "answers": ["a", "b"], "task": 3}], "q.jsonl")
+    path = file([one, {**one, "answers": ["a", "b"], "task": "3"}], "q.jsonl")
     assert list(read_questions(path)) == [
         Question(1, "c", "q", "a", ("a",)),
-        Question(2, "c", "q", "a", ("a", "b")),
+        Question(2, "c", "q", "a", ("a", "b"), "3"),
     ]
     path = file([{**one, "answers": "a"}])
     assert fails(read_questions, path) == f'{path}:1: "answers" must be a list of strings'
@@ -220,8 +220,28 @@ def test_blank_lines_separate_documents(file):
 
 
 def test_documents_can_be_json_lines(file):
-    path = file([{"text": "one\n\ntwo"}, {"text": ""}])
-    assert list(read_documents(path)) == [Document(1, "one\n\ntwo"), Document(2, "")]
+    path = file([{"text": "one\n\ntwo"}, {"text": "three"}])
+    assert list(read_documents(path)) == [Document(1, "one\n\ntwo"), Document(2, "three")]
+
+
+def test_a_file_can_be_one_document_with_its_blank_lines(file):
+    path = file("one\n\n\ntwo\n")
+    assert list(read_documents(path, whole=True)) == [Document(1, "one\n\n\ntwo\n")]
+
+
+@pytest.mark.parametrize(("read", "row", "said"), [
+    (read_documents, {"text": " "}, "the document is empty: remove the row"),
+    (read_classified, {"text": "", "label": "x"}, "the text is empty: remove the row"),
+    (read_questions, {"context": "c", "question": " ", "answer": "a"}, "the question is empty: remove the row"),
+    (read_questions, {"context": "c", "question": "q", "answer": ""}, "the answer is empty: remove the row"),
+    (read_questions, {"context": "c", "question": "q", "answer": "a", "answers": []}, '"answers" is an empty list'),
+    (read_similar, {"a": "x", "b": ""}, '"b" is empty: remove the row'),
+])  # fmt: skip
+def test_an_empty_text_is_named_with_its_line(file, read, row, said):
+    whole = {key: value or "x" for key, value in row.items() if key != "answers"}
+    whole = {key: value if value.strip() else "x" for key, value in whole.items()}
+    path = file([whole, row], "rows.jsonl")
+    assert fails(read, path) == f"{path}:2: {said}"
 
 
 def test_a_document_without_end_is_cut_and_loses_nothing(file, monkeypatch):

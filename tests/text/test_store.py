@@ -109,7 +109,7 @@ def test_without_a_ratio_nothing_is_left_out_for_it(build):
 
 def test_files_without_a_usable_pair_are_refused(build, tmp_path):
     with pytest.raises(
-        InputError, match=r"x.en and .*x.de hold no pair to learn from \(0 kept, 1 empty\)"
+        InputError, match=r"x.en and .*x.de: no example to learn from \(0 kept, 1 empty\)"
     ):
         build([("a", "")])
     assert list((tmp_path / "stores").iterdir()) == []

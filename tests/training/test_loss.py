@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from regard import ModelConfig, Transformer
-from regard.run import build, cache_folder, learn
+from regard.files import cache_folder
+from regard.tasks.make import learn_task
 from regard.training import loss as loss_module
 from regard.training.loss import cross_entropy, divergence
 
@@ -69,9 +70,9 @@ def test_divergence_is_zero_for_equal_passes_and_symmetric():
 def test_splitting_a_batch_in_any_way_gives_the_same_gradient(configure):
     """The loss is divided by the tokens of the whole step, not by those of each part."""
     config = configure()
-    task = learn(config, quiet=True)
-    files = tuple(map(Path, config.data.train))
-    store, _ = build(files, task, cache_folder(), config, True)
+    task = learn_task(config, None, print, quiet=True)
+    files = [Path(file) for file in config.data.train]
+    store, _ = task.build(files, cache_folder(), config, True)
     values = {**config.model.to_dict(), "vocabulary_size": task.target.size,
               "source_vocabulary_size": task.source.size}  # fmt: skip
     model = Transformer(ModelConfig.from_dict(values)).double().eval()

@@ -17,6 +17,7 @@ from regard.decoding.captured import Captured
 from regard.decoding.engine import Eager, Job
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size
 from regard.decoding.score import Scored, score
+from regard.decoding.slots import fill_slots
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.text.tokenizer import Tokenizer
@@ -47,6 +48,10 @@ def decode(
     batch_tokens: int | None = None,
 ) -> list[Answer]:
     """The answer to each request, in order."""
+    if model.decoder is None:
+        if wanted != NOTHING:
+            raise InputError("model.style=encoder does not search: there is nothing to tell of it")
+        return fill_slots(model, requests, options)
     if batch_tokens is None:
         batch_tokens = BATCH_TOKENS["cuda" if model.output_matrix().is_cuda else "cpu"]
     found: dict[int, Answer] = {}

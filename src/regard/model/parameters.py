@@ -90,9 +90,14 @@ def part_of(name: str) -> str:
     return "embeddings"  # token tables and learned positions
 
 
-def operations(config: ModelConfig, sources: Sequence[int], targets: Sequence[int]) -> float:
+def operations(
+    config: ModelConfig, sources: Sequence[int], targets: Sequence[int], told: int | None = None
+) -> float:
     """Floating-point operations of a training step of sequences of these lengths, forward and
-    backward: 6 for each weight and token it meets, and 12 H K for each query and key that meet."""
+    backward: 6 for each weight and token it meets, and 12 H K for each query and key that meet.
+
+    told: of so many tokens the head says what they are; by itself all of the last stack.
+    """
     d, width = config.d_model, config.heads * config.head_size
     gates = 3 if config.activation == "swiglu" else 2
     attention, feed_forward = 4 * d * width, gates * d * config.d_ff
@@ -104,5 +109,6 @@ def operations(config: ModelConfig, sources: Sequence[int], targets: Sequence[in
     if encoder and decoder:
         weights += decoder * (n + m) * 2 * d * width
         pairs += decoder * sum(s * t for s, t in zip(sources, targets, strict=True))
-    weights += (n if decoder else m) * config.vocabulary_size * d
+    if config.head in ("language-model", "masked-language-model"):
+        weights += (told if told is not None else n if decoder else m) * config.vocabulary_size * d
     return 6.0 * weights + 12.0 * pairs * width

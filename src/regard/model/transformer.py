@@ -331,6 +331,7 @@ class Head(nn.Module):
         d_model, size = config.d_model, config.vocabulary_size
         tied = config.tie_embeddings in ("all", "target-output")
         words = config.head in ("language-model", "masked-language-model")
+        self.bias: nn.Parameter | None = None
         self.output = Linear(d_model, size, bias=False) if words and not tied else None
         if config.head == "masked-language-model":  # as in BERT: a layer more, and a bias
             self.transform = Linear(d_model, d_model)
@@ -347,9 +348,14 @@ class Head(nn.Module):
         if self.kind == "classifier":
             first = self.transform(pool(hidden, row, "cls")).tanh()  # [B, D]
             return self.classes(F.dropout(first, self.dropout, self.training))
-        if self.kind == "masked-language-model":
-            return product(self.norm(F.gelu(self.transform(hidden))), matrix, self.bias)
-        return product(hidden, matrix)  # [N, V]
+        return product(self.words(hidden), matrix, self.bias)  # [N, V]
+
+    def words(self, hidden: Tensor) -> Tensor:
+        """What is compared with the output matrix: [N, D]."""
+        if self.kind != "masked-language-model":
+            return hidden
+        transformed: Tensor = self.norm(F.gelu(self.transform(hidden)))
+        return transformed
 
 
 def pool(hidden: Tensor, row: Packed, how: str) -> Tensor:

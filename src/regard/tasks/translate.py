@@ -1,102 +1,52 @@
-"""translate: a sentence in, a sentence out (encoder-decoder).
+"""translate: a sentence in, a sentence out.
 
-An example is a pair of token sequences, both closed by <eos>. Teacher forcing: the decoder reads
-the target shifted right behind <bos> and has to say, at each place, the token that comes next.
+An example is a pair of token sequences, both closed by <eos>; how a model of each style reads it
+is in sequences.py.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from random import Random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from regard.config import DecodingConfig
-from regard.decoding.answers import STOPS, Answer, unchanged
+from regard.config import Config, DecodingConfig
+from regard.decoding.answers import STOPS, Answer
 from regard.decoding.requests import Request
-from regard.decoding.score import score
-from regard.decoding.search import NOTHING, Search, Wanted, decode
+from regard.decoding.search import NOTHING, Wanted
 from regard.errors import InputError
 from regard.model.transformer import Transformer
-from regard.text.batching import Packed
-from regard.text.store import Store
-from regard.text.tokenizer import Tokenizer
-from regard.training.loss import cross_entropy, divergence
+from regard.tasks.sequences import Sequences, asked
+from regard.tasks.task import Evaluation, Say
+from regard.text.corpus import Pair, Report, read_pairs
+from regard.text.store import Store, build_pairs
 
 
-@dataclass(frozen=True)
-class Batch:
-    source: Packed
-    target: Packed  # shifted right: <bos> and all but the last token
-    labels: Tensor  # [N]: the token that follows each
+class Translate(Sequences):
+    name = "translate"
+    files = "two files: source, then target"
+    better = "bleu"
 
-    @property
-    def tokens(self) -> int:
-        return len(self.labels)
+    @classmethod
+    def check_files(cls, files: Sequence[Path]) -> None:
+        if len(files) != 2:
+            raise InputError("translate takes two files: source, then target")
 
+    @classmethod
+    def read(cls, files: Sequence[Path], config: Config, say: Say | None = None) -> Iterator[Pair]:
+        return read_pairs(files[0], files[1])
 
-@dataclass(frozen=True)
-class Translate:
-    """The task with the vocabularies of source and target (which may be the same)."""
+    @classmethod
+    def texts(cls, example: Pair) -> Iterable[str]:
+        return example[1:]
 
-    source: Tokenizer
-    target: Tokenizer
-
-    def batch(
-        self,
-        store: Store,
-        examples: NDArray[np.int64],
-        device: torch.device,
-        bpe_dropout: float = 0.0,
-        seed: int = 0,
-    ) -> Batch:
-        """The examples of one row, packed."""
-        sides = []
-        for side, tokenizer in enumerate((self.source, self.target)):
-            rows = [store.tokens(side, int(i)) for i in examples]
-            if bpe_dropout:
-                rows = [
-                    self._drop(tokenizer, ids, bpe_dropout, f"{seed} {side} {i}")
-                    for i, ids in zip(examples, rows, strict=True)
-                ]
-            bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-            sides.append((np.concatenate(rows).astype(np.int64), bounds))
-        (source, source_bounds), (labels, bounds) = sides
-        shifted = np.concatenate([labels[:1], labels[:-1]])
-        shifted[bounds[:-1]] = self.target.bos
-
-        def packed(tokens: NDArray[np.int64], offsets: NDArray[np.int64]) -> Packed:
-            return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets)).to(device)
-
-        wanted = torch.from_numpy(labels).to(device, non_blocking=True)
-        return Batch(packed(source, source_bounds), packed(shifted, bounds), wanted)
-
-    def _drop(
-        self, tokenizer: Tokenizer, ids: NDArray[Any], dropout: float, seed: str
-    ) -> NDArray[np.int64]:
-        """The same text in other pieces; the same pieces whenever the seed is the same."""
-        text = tokenizer.decode(ids.tolist())
-        return np.array([*tokenizer.encode_dropout(text, dropout, Random(seed)), tokenizer.eos])
-
-    def loss(
-        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """Sums over the target tokens: what is minimised, and the negative log-likelihood."""
-        hidden = model.hidden(batch.source, batch.target)
-        matrix = model.output_matrix()
-        loss, likelihood = cross_entropy(hidden, matrix, batch.labels, smoothing)
-        if r_drop:
-            again = model.hidden(batch.source, batch.target)
-            second, _ = cross_entropy(again, matrix, batch.labels, smoothing)
-            loss = 0.5 * (loss + second) + r_drop * divergence(hidden, again, matrix)
-        return loss, likelihood
+    def build(
+        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
+    ) -> tuple[Store, Report]:
+        limits = config.data.max_length, config.data.max_ratio
+        return build_pairs((files[0], files[1]), (self.source, self.target), folder, *limits, quiet)
 
     # ---- use ----------------------------------------------------------------------------
 
@@ -105,7 +55,7 @@ class Translate:
     ) -> list[list[Request]]:
         """What is asked of the search for each text: one request, none for nothing, several for a
         text of more than `longest` tokens. The first translation begins with the prefix."""
-        given, end = self.target.encode(prefix), self.source.eos
+        given = self.target.encode(prefix)
         found = []
         for text, ids in zip(texts, self.source.encode_batch(list(texts)), strict=True):
             pieces = [ids] if text.strip() else []
@@ -113,7 +63,8 @@ class Translate:
                 parts = split(text, lambda part: len(self.source.encode(part)), longest - 1)
                 pieces = self.source.encode_batch(parts)
             found.append([
-                Request([*piece, end], () if i else given) for i, piece in enumerate(pieces)
+                Request(asked(self.style, piece), () if i else given)
+                for i, piece in enumerate(pieces)
             ])  # fmt: skip
         return found
 
@@ -130,62 +81,28 @@ class Translate:
         is translated in pieces (`Answer.pieces`)."""
         groups = self.requests(texts, longest, prefix)
         flat = [request for group in groups for request in group]
-        found = iter([self.spell(answer) for answer in decode(model, flat, options, wanted)])
+        found = iter(self.found(model, flat, options, wanted))
         return [join([next(found) for _ in group]) for group in groups]
 
-    def stream(
-        self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
-    ) -> Iterator[str]:
-        """The translation of a text (or of its pieces) bit by bit, each as soon as nothing can
-        change it any more."""
-        for i, request in enumerate(requests):
-            if i:
-                yield " "
-            search = Search(model, [request], options)
-            said = ""
-            for _ in search:
-                # Bytes of a character that has not come to its end show as U+FFFD.
-                now = self.target.decode(search.settled()).rstrip("\ufffd")
-                if len(now) > len(said):
-                    yield now[len(said) :]
-                    said = now
-            whole = self.target.decode(search.answers()[0].tokens)
-            if len(whole) > len(said):
-                yield whole[len(said) :]
-
-    def score(
+    def evaluate(
         self,
         model: Transformer,
-        pairs: Sequence[tuple[str, str]],
-        penalty: float = 0.0,
-        limit: int | None = None,
-    ) -> list[Answer]:
-        """How probable the model finds given translations; scores with this length penalty. No
-        side may have more than `limit` tokens."""
-        sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
-        requests = [Request([*i, self.source.eos]) for i in self.source.encode_batch(sources)]
-        answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
-        for i, (request, tokens) in enumerate(zip(requests, answers, strict=True)):
-            longest = max(len(request.source), len(tokens))
-            if limit is not None and longest > limit:
-                raise InputError(
-                    f"pair {i + 1} has {longest} tokens, but the learned position table has "
-                    f"{limit} rows"
-                )
-        found = []
-        for request, tokens, seen in zip(
-            requests, answers, score(model, requests, answers), strict=True
-        ):
-            answer = unchanged(tokens, seen.logprobs, penalty, "given")
-            answer.source = request.source
-            found.append(self.spell(answer))
-        return found
-
-    def spell(self, answer: Answer) -> Answer:
-        """Add the text to an answer and those behind it."""
-        for one in (answer, *answer.others):
-            one.text = self.target.decode(one.tokens)
-        return answer
+        examples: Sequence[Pair],
+        config: Config,
+        decoding: DecodingConfig,
+    ) -> Evaluation:
+        sources = [source for _, source, _ in examples]
+        wanted = [target for _, _, target in examples]
+        found = self.answer(model, sources, decoding, config.data.max_length)
+        answers = [answer.text for answer in found]
+        samples = [
+            f"{source} -> {answer}  (wanted: {target})"
+            for source, answer, target in zip(sources, answers, wanted, strict=True)
+        ]
+        return Evaluation(
+            bleu(answers, wanted), count=len(examples), samples=samples, answers=answers,
+            references=wanted,
+        )  # fmt: skip
 
 
 ENDS = (r"(?<=[.!?…。！？])\s+", r"\s+")  # where to cut: between sentences, between words

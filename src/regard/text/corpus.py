@@ -32,6 +32,7 @@ from regard.errors import InputError
 LONGEST_LINE = 10_000_000  # bytes; without a bound, a file without newlines fills the memory
 LONGEST_DOCUMENT = 10_000_000  # characters; plain text without blank lines is cut at this size
 BOM = b"\xef\xbb\xbf"
+Position = Callable[[int], None]  # called now and then with how many bytes have been read
 PATIENCE = 2.0  # seconds of work before a progress bar is worth showing
 
 
@@ -53,6 +54,7 @@ class Question(NamedTuple):
     question: str
     answer: str
     answers: tuple[str, ...]  # all that count as right; only `answer` where the file has no others
+    task: str = ""  # the kind of question, where the file says it
 
 
 class Document(NamedTuple):
@@ -67,9 +69,7 @@ class Similar(NamedTuple):
     score: float | None
 
 
-def open_text(
-    path: Path | str, position: Callable[[int], None] | None = None
-) -> Iterator[tuple[int, str]]:
+def open_text(path: Path | str, position: Position | None = None) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end) of a plain, .gz or .xz file.
 
     `position` is called now and then with how many bytes of the file have been read: beside
@@ -124,7 +124,7 @@ def _decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:
 def read_pairs(
     source_path: Path | str,
     target_path: Path | str,
-    position: Callable[[int], None] | None = None,
+    position: Position | None = None,
 ) -> Iterator[Pair]:
     """Yield the pairs of two aligned files; line n of one belongs to line n of the other."""
     sources, targets = open_text(source_path, position), open_text(target_path)
@@ -147,9 +147,9 @@ def _unaligned(long: Path | str, most: int, short: Path | str, fewest: int) -> I
     )
 
 
-def read_classified(path: Path | str) -> Iterator[Classified]:
+def read_classified(path: Path | str, position: Position | None = None) -> Iterator[Classified]:
     """Yield the examples of `label<TAB>text` or of JSON lines {"text", "label"}."""
-    as_json, lines = _format(path)
+    as_json, lines = _format(path, position)
     for number, line in lines:
         if as_json:
             where = _object(path, number, line, "text", "label")
@@ -163,12 +163,15 @@ def read_classified(path: Path | str) -> Iterator[Classified]:
                 raise InputError(f"{path}:{number}: no tab (expected label<TAB>text)")
         if not label.strip():
             raise InputError(f"{path}:{number}: the label is empty")
+        if not text.strip():
+            raise InputError(f"{path}:{number}: the text is empty: remove the row")
         yield Classified(number, text, label)
 
 
-def read_questions(path: Path | str) -> Iterator[Question]:
-    """Yield JSON lines {"context", "question", "answer"}; "answers" may list all that are right."""
-    _, lines = _format(path)
+def read_questions(path: Path | str, position: Position | None = None) -> Iterator[Question]:
+    """Yield JSON lines {"context", "question", "answer"}; "answers" may list all that are right,
+    "task" names the kind of question."""
+    _, lines = _format(path, position)
     for number, line in lines:
         where = _object(path, number, line, "context", "question", "answer")
         answer = where.text("answer")
@@ -177,19 +180,37 @@ def read_questions(path: Path | str) -> Iterator[Question]:
             raise where.error('"answers" must be a list of strings')
         for one in answers:
             where.check(one, "answers")
-        yield Question(
-            number, where.text("context"), where.text("question"), answer, tuple(answers)
-        )
+        if not answers:
+            raise where.error('"answers" is an empty list')
+        task = where.text("task") if "task" in where.data else ""
+        context, question = where.text("context"), where.text("question")
+        for name, text in (("question", question), ("answer", answer)):
+            if not text.strip():
+                raise where.error(f"the {name} is empty: remove the row")
+        yield Question(number, context, question, answer, tuple(answers), task)
 
 
-def read_documents(path: Path | str) -> Iterator[Document]:
-    """Yield documents: plain text with blank lines between them, or JSON lines {"text"}."""
-    as_json, lines = _format(path, blank=True)
+def read_documents(
+    path: Path | str, position: Position | None = None, whole: bool = False
+) -> Iterator[Document]:
+    """Yield documents: plain text with blank lines between them, or JSON lines {"text"}.
+
+    whole: the file is one document, blank lines and the newline at its end included.
+    """
+    as_json, lines = _format(path, position, blank=True)
     start, parts, size = 0, list[str](), 0
     for number, line in lines:
         if as_json:
             if line.strip():
-                yield Document(number, _object(path, number, line, "text").text("text"))
+                text = _object(path, number, line, "text").text("text")
+                if not text.strip():
+                    raise InputError(f"{path}:{number}: the document is empty: remove the row")
+                yield Document(number, text)
+            continue
+        if whole and (not parts or size + len(line) <= LONGEST_DOCUMENT):
+            start = start or number
+            parts.append(line)
+            size += len(line) + 1
             continue
         if parts and (not line.strip() or size + len(line) > LONGEST_DOCUMENT):
             yield Document(start, "\n".join(parts))
@@ -200,12 +221,12 @@ def read_documents(path: Path | str) -> Iterator[Document]:
             parts.append(line)
             size += len(line) + 1
     if parts:
-        yield Document(start, "\n".join(parts))
+        yield Document(start, "\n".join([*parts, ""] if whole else parts))
 
 
-def read_similar(path: Path | str) -> Iterator[Similar]:
+def read_similar(path: Path | str, position: Position | None = None) -> Iterator[Similar]:
     """Yield JSON lines {"a", "b"} of texts that belong together, with an optional "score"."""
-    _, lines = _format(path)
+    _, lines = _format(path, position)
     for number, line in lines:
         where = _object(path, number, line, "a", "b")
         score = where.data.get("score")
@@ -214,12 +235,18 @@ def read_similar(path: Path | str) -> Iterator[Similar]:
             if not number_like or not math.isfinite(score):
                 raise where.error(f'"score" must be a finite number, not {_kind(score)}')
             score = float(score)
-        yield Similar(number, where.text("a"), where.text("b"), score)
+        a, b = where.text("a"), where.text("b")
+        for name, text in (("a", a), ("b", b)):
+            if not text.strip():
+                raise where.error(f'"{name}" is empty: remove the row')
+        yield Similar(number, a, b, score)
 
 
-def _format(path: Path | str, blank: bool = False) -> tuple[bool, Iterator[tuple[int, str]]]:
+def _format(
+    path: Path | str, position: Position | None = None, blank: bool = False
+) -> tuple[bool, Iterator[tuple[int, str]]]:
     """Whether the lines are JSON (by the name, else by the first line), and all the lines."""
-    lines = open_text(path)
+    lines = open_text(path, position)
     if not blank:
         lines = ((number, line) for number, line in lines if line.strip())
     skipped: list[tuple[int, str]] = []
@@ -293,9 +320,13 @@ class Report:
 
     kept: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)  # what else was done, to those kept
 
     def skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def note(self, what: str) -> None:
+        self.notes[what] = self.notes.get(what, 0) + 1
 
     @property
     def total(self) -> int:
@@ -316,7 +347,8 @@ class Report:
         (console or Console(stderr=True)).print(table)
 
     def _rows(self) -> list[tuple[str, int]]:
-        return sorted(self.skipped.items(), key=lambda row: (-row[1], row[0]))
+        rows = [*self.skipped.items(), *((f"{what} (kept)", n) for what, n in self.notes.items())]
+        return sorted(rows, key=lambda row: (-row[1], row[0]))
 
 
 def fingerprint_files(paths: Iterable[Path | str]) -> str:

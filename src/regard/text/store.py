@@ -14,24 +14,28 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.errors import InputError
 from regard.files import PREFIX, remove_leftovers, sync_file, sync_folder
-from regard.text.corpus import Pair, Report, fingerprint_files, progress, read_pairs
+from regard.text.corpus import Position, Report, fingerprint_files, progress, read_pairs
 from regard.text.tokenizer import Tokenizer
 
 VERSION = 1
+SIDES = 3  # at most: two texts and what is to be said of them
 MANIFEST = "store.json"
 LARGEST_MANIFEST = 2**20  # bytes
-TOKENS: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+TOKENS: dict[str, np.dtype[Any]] = {
+    "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4"),
+    "float32": np.dtype("<f4"),  # not tokens, but one score for each example
+}  # fmt: skip
 FILES = ("tokens", "lengths", "offsets")  # of each side
 LENGTHS, OFFSETS = np.dtype("<i4"), np.dtype("<i8")
 # What is encoded at once: enough to keep all cores busy, little enough not to be felt in memory.
@@ -39,10 +43,14 @@ CHUNK_PAIRS, CHUNK_CHARACTERS = 4096, 1_000_000
 SHORT = 10  # tokens; below, one word more or less already makes an extreme ratio
 
 
+Chunk = Sequence[Sequence[Sequence[float]]]  # sides, examples, tokens
+Item = TypeVar("Item")
+
+
 class Store:
     """A finished store, read-only; `tokens(side, i)` is a view of the file, not a copy.
 
-    sides: 1, or 2 (source and target)
+    sides: 1, 2 (source and target) or 3
     lengths: for each side an array with the length of every example
     fingerprint: changes with anything that changes the content
     """
@@ -53,7 +61,8 @@ class Store:
         manifest = _manifest(folder)
         self.folder = folder
         self.fingerprint: str = manifest["fingerprint"]
-        self.report = Report(manifest["report"]["kept"], manifest["report"]["skipped"])
+        report = manifest["report"]
+        self.report = Report(report["kept"], report["skipped"], report.get("notes", {}))
         self.sides: int = len(manifest["types"])
         self.lengths: list[NDArray[np.int32]] = []
         self._tokens: list[NDArray[Any]] = []
@@ -94,7 +103,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         examples = report["kept"]
         valid = (
             isinstance(manifest["fingerprint"], str)
-            and sides in (1, 2)
+            and 1 <= sides <= SIDES
             and all(kind in TOKENS for kind in manifest["types"])
             and all(isinstance(count, int) for count in (examples, *report["skipped"].values()))
             and examples > 0
@@ -134,19 +143,22 @@ def build_pairs(
     side ("empty"), with more than `max_length` tokens on a side ("too long"), or with one side
     `max_ratio` times as long as the other and no longer just short ("bad ratio").
     """
-    identity = [
-        VERSION,
-        fingerprint_files(paths),
-        *(tokenizer.fingerprint for tokenizer in tokenizers),
-        max_length,
-        max_ratio,
-    ]
-    fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    # More characters than this make more than max_length tokens however they are cut, so a line of
+    # a hundred megabytes is left out without ever being encoded.
+    limits = [max_length * one.longest for one in tokenizers]
 
-    def encode(writer: _Writer, position: Callable[[int], None]) -> Report:
-        report = Report()
-        pairs = read_pairs(*paths, position)
-        for chunk in _chunks(pairs, report, [max_length * one.longest for one in tokenizers]):
+    def worthwhile(report: Report, position: Position) -> Iterator[tuple[str, str]]:
+        for _, source, target in read_pairs(*paths, position):
+            if not source.strip() or not target.strip():
+                report.skip("empty")
+            elif len(source) > limits[0] or len(target) > limits[1]:
+                report.skip("too long")
+            else:
+                yield source, target
+
+    def encode(report: Report, position: Position) -> Iterator[Chunk]:
+        pairs = worthwhile(report, position)
+        for chunk in in_chunks(pairs, lambda pair: len(pair[0]) + len(pair[1])):
             sides = [
                 [[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(list(texts))]
                 for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
@@ -160,40 +172,60 @@ def build_pairs(
                     report.skip("bad ratio")
                 else:
                     kept.append((source, target))
-            report.kept += len(kept)
-            for side in range(2):
-                writer.add(side, [pair[side] for pair in kept])
+            yield [[pair[side] for pair in kept] for side in range(2)]
+
+    identity = [*(tokenizer.fingerprint for tokenizer in tokenizers), max_length, max_ratio]
+    types = [token_type(tokenizer.size) for tokenizer in tokenizers]
+    return build(paths, identity, types, encode, folder, quiet)
+
+
+def build(
+    paths: Sequence[Path | str],
+    identity: Sequence[object],
+    types: list[str],
+    encode: Callable[[Report, Position], Iterator[Chunk]],
+    folder: Path | str,
+    quiet: bool = False,
+) -> tuple[Store, Report]:
+    """The store of any files: made by `encode` now, or found as it was made before.
+
+    identity: all that the content depends on beside the files
+    encode: yields the examples chunk by chunk, and counts in the report what it leaves out
+    """
+    named = json.dumps([VERSION, fingerprint_files(paths), *identity]).encode()
+    fingerprint = hashlib.sha256(named).hexdigest()
+
+    def write(writer: _Writer, position: Position) -> Report:
+        report = Report()
+        for chunk in encode(report, position):
+            report.kept += len(chunk[0])
+            for side, rows in enumerate(chunk):
+                writer.add(side, rows)
         if not report.kept:
-            raise InputError(f"{paths[0]} and {paths[1]} hold no pair to learn from ({report})")
+            names = " and ".join(str(path) for path in paths)
+            raise InputError(f"{names}: no example to learn from ({report})")
         return report
 
-    types = ["uint16" if tokenizer.size <= 2**16 else "uint32" for tokenizer in tokenizers]
     size = Path(paths[0]).stat().st_size
-    store = _build(Path(folder), fingerprint, types, encode, size, quiet)
+    store = _build(Path(folder), fingerprint, types, write, size, quiet)
     return store, store.report
 
 
-def _chunks(
-    pairs: Iterator[Pair], report: Report, limits: list[int]
-) -> Iterator[list[tuple[str, str]]]:
-    """Pairs worth encoding, some thousand at a time.
+def token_type(size: int) -> str:
+    """The smallest type that holds the ids of a vocabulary."""
+    return "uint16" if size <= 2**16 else "uint32"
 
-    `limits`: more characters than this make more than max_length tokens however they are cut,
-    so a line of a hundred megabytes is left out without ever being encoded.
-    """
-    chunk: list[tuple[str, str]] = []
-    characters = 0
-    for _, source, target in pairs:
-        if not source.strip() or not target.strip():
-            report.skip("empty")
-        elif len(source) > limits[0] or len(target) > limits[1]:
-            report.skip("too long")
-        else:
-            chunk.append((source, target))
-            characters += len(source) + len(target)
-        if len(chunk) == CHUNK_PAIRS or characters > CHUNK_CHARACTERS:
+
+def in_chunks(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Some thousand at a time, fewer where they are long."""
+    chunk: list[Item] = []
+    size = 0
+    for item in items:
+        chunk.append(item)
+        size += characters(item)
+        if len(chunk) == CHUNK_PAIRS or size > CHUNK_CHARACTERS:
             yield chunk
-            chunk, characters = [], 0
+            chunk, size = [], 0
     if chunk:
         yield chunk
 
@@ -212,7 +244,7 @@ class _Writer:
         for side in range(len(types)):
             self._write(side, 2, np.zeros(1, OFFSETS))
 
-    def add(self, side: int, rows: list[list[int]]) -> None:
+    def add(self, side: int, rows: Sequence[Sequence[float]]) -> None:
         lengths = np.fromiter(map(len, rows), LENGTHS, len(rows))
         total = int(lengths.sum())
         offsets = self._ends[side] + lengths.cumsum(dtype=OFFSETS)
@@ -259,7 +291,7 @@ def _build(
                 "fingerprint": fingerprint,
                 "types": types,
                 "files": {path.name: path.stat().st_size for path in sorted(temporary.iterdir())},
-                "report": {"kept": report.kept, "skipped": report.skipped},
+                "report": vars(report),
             }
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
             for path in temporary.iterdir():

@@ -18,7 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
@@ -226,6 +228,33 @@ class Tokenizer:
                 f"token id {id} is outside the vocabulary of {self.size} (0 to {self.size - 1})"
             )
         return self._pieces[id]
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """The bytes of text that each token stands for."""
+        return np.array([len(piece) for piece in self._pieces])
+
+    def word_starts(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """For each token of a row, where the word that it belongs to begins: a word is letters and
+        digits, with the blank before it; every other sign stands by itself."""
+        begins, ends = self._inside
+        joined = np.zeros(len(ids), dtype=bool)
+        joined[1:] = begins[ids[1:]] & ends[ids[:-1]]
+        places = np.arange(len(ids))
+        return np.maximum.accumulate(np.where(joined, 0, places))
+
+    @cached_property
+    def _inside(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Whether each token begins, and ends, with a letter or a digit (any byte of a character
+        that is not ASCII counts as one)."""
+
+        def letter(byte: bytes) -> bool:
+            return byte.isalnum() or byte >= b"\x80"
+
+        return (
+            np.array([letter(piece[:1]) for piece in self._pieces]),
+            np.array([letter(piece[-1:]) for piece in self._pieces]),
+        )
 
     # The file
 

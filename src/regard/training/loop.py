@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -39,13 +39,17 @@ from regard.training.optimiser import (
     optimiser_tensors,
 )
 from regard.training.processes import Processes, scale_gradients
-from regard.training.progress import Progress, perplexity
+from regard.training.progress import Progress, said
 
 HOPELESS = 5  # steps in a row without a finite loss before the run stops
 
 
 class Task(Protocol):
     """What the loop needs to know of a task."""
+
+    name: ClassVar[str]
+
+    def sizes(self, store: Store) -> list[NDArray[Any]]: ...
 
     def batch(
         self,
@@ -102,7 +106,8 @@ class Trainer:
             rows=self.training.accumulate * processes.world, corpus=store.fingerprint
         )
         budget, seed = self.training.batch_tokens, self.training.seed
-        self.rows = Rows(store.lengths, budget, store.fingerprint, seed)
+        self.sizes = task.sizes(store)
+        self.rows = Rows(self.sizes, budget, store.fingerprint, seed)
         self.dtype = choose_dtype(self.training.dtype, processes.device)
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.asked_to_stop = False
@@ -120,8 +125,8 @@ class Trainer:
         if self.processes.first:
             remove_leftovers(self.run)
         state, broken = self.checkpoints.newest()
-        for said in broken:
-            self.progress.say(f"{said}; going back to the one before")
+        for what in broken:
+            self.progress.say(f"{what}; going back to the one before")
         if state is None:  # it ended before its first checkpoint: from the beginning
             self._forget_metrics_after(0)
             return
@@ -215,10 +220,10 @@ class Trainer:
             self.unlucky = 0
         else:
             self._drop_step(number)
-        lengths = [[int(n) for row in rows for n in side[row]] for side in self.store.lengths]
-        work = operations(self.config.model, lengths[0], lengths[-1])
+        lengths = [[int(n) for row in rows for n in side[row]] for side in self.sizes]
+        work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
         figures = self.progress.step(
-            number, likelihood / tokens, rate, round(tokens), work, self.peak
+            number, likelihood / tokens, rate, sum(lengths[-1]), work, self.peak
         )
         if number % 50 == 0 or number == 1:
             self.record(
@@ -282,10 +287,7 @@ class Trainer:
                 write_file(self.run / "best.safetensors", to_bytes(dict(self.model.state_dict())))
             self.record(**{f"valid_{name}": value for name, value in found.items()
                            if name not in ("score", "samples")})  # fmt: skip
-            self.progress.say(
-                f"step {self.state.step:,}  validation: loss {found['loss']:.3f}  perplexity "
-                f"{perplexity(found['loss']):.2f}  BLEU {found['bleu']:.2f}"
-            )
+            self.progress.say(f"step {self.state.step:,}  validation: {said(found)}")
             for sample in found["samples"]:
                 self.progress.say(f"  {sample}")
         if self.processes.world > 1:  # all must agree on when patience ends

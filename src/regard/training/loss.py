@@ -17,12 +17,17 @@ PIECE = 1 << 22  # logits at a time
 
 
 class SmoothedCrossEntropy(torch.autograd.Function):
-    """hidden[N, D], matrix[V, D], labels[N] -> the sum over tokens of the smoothed loss, and of
-    the plain negative log-likelihood, which has no gradient."""
+    """hidden[N, D], matrix[V, D], labels[N], bias[V] -> the sum over tokens of the smoothed loss,
+    and of the plain negative log-likelihood, which has no gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, labels: Tensor, smoothing: float
+        ctx: Any,
+        hidden: Tensor,
+        matrix: Tensor,
+        labels: Tensor,
+        smoothing: float,
+        bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -31,13 +36,15 @@ class SmoothedCrossEntropy(torch.autograd.Function):
             vectors, rows = hidden.to(dtype), matrix.to(dtype)
             vector_gradient = torch.empty_like(vectors) if needed else None
             matrix_gradient = torch.zeros_like(matrix) if needed else None
+            bias_gradient = None if bias is None or not needed else torch.zeros_like(bias)
+            add = None if bias is None else bias.to(dtype)
             loss = hidden.new_zeros((), dtype=torch.float64)
             likelihood = torch.zeros_like(loss)
             vocabulary = len(matrix)
             for piece in torch.arange(len(hidden)).split(max(1, PIECE // vocabulary)):
                 n = slice(int(piece[0]), int(piece[-1]) + 1)
                 x = vectors[n]
-                logits = F.linear(x, rows)  # [n, V]
+                logits = F.linear(x, rows, add)  # [n, V]
                 if logits.dtype == torch.bfloat16:
                     logits = logits.float()
                 total = logits.logsumexp(-1)  # [n]
@@ -53,38 +60,41 @@ class SmoothedCrossEntropy(torch.autograd.Function):
                     if smoothing:
                         slope.sub_(smoothing / vocabulary)
                     slope.scatter_add_(1, wanted, torch.full_like(slope[:, :1], smoothing - 1))
+                    if bias_gradient is not None:
+                        bias_gradient += slope.sum(0)
                     slope = slope.to(dtype)
                     torch.mm(slope, rows, out=vector_gradient[n])
                     if dtype == matrix.dtype:
                         matrix_gradient.addmm_(slope.t(), x)
                     else:
                         matrix_gradient += slope.t() @ x
-        ctx.save_for_backward(vector_gradient, matrix_gradient)
+        ctx.save_for_backward(vector_gradient, matrix_gradient, bias_gradient)
         ctx.dtype = hidden.dtype
         ctx.mark_non_differentiable(likelihood)
         return loss, likelihood
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        vector_gradient, matrix_gradient = ctx.saved_tensors
+        vector_gradient, matrix_gradient, bias_gradient = ctx.saved_tensors
         return (
             (vector_gradient * slope).to(ctx.dtype),
             matrix_gradient * slope.to(matrix_gradient.dtype),
             None,
             None,
+            None if bias_gradient is None else bias_gradient * slope.to(bias_gradient.dtype),
         )
 
 
 def cross_entropy(
-    hidden: Tensor, matrix: Tensor, labels: Tensor, smoothing: float
+    hidden: Tensor, matrix: Tensor, labels: Tensor, smoothing: float, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Sums over the N tokens: (smoothed loss, negative log-likelihood), float64 scalars."""
-    loss, likelihood = SmoothedCrossEntropy.apply(hidden, matrix, labels, smoothing)
+    loss, likelihood = SmoothedCrossEntropy.apply(hidden, matrix, labels, smoothing, bias)
     return loss, likelihood
 
 
-def divergence(first: Tensor, second: Tensor, matrix: Tensor) -> Tensor:
+def divergence(first: Tensor, second: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """R-Drop (Liang et al. 2021): how much two passes with other dropouts disagree; the sum over
     tokens of the mean of both Kullback-Leibler divergences."""
-    p, q = (F.linear(hidden, matrix).float().log_softmax(-1) for hidden in (first, second))
+    p, q = (F.linear(hidden, matrix, bias).float().log_softmax(-1) for hidden in (first, second))
     return 0.5 * ((p.exp() - q.exp()) * (p - q)).sum(dtype=torch.float64)

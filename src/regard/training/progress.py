@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -69,6 +70,12 @@ class Progress:
     def pause(self) -> None:
         """What came since the last step (validation, say) does not count as training time."""
         self.rates = [(time.perf_counter(), 0, 0.0)]
+
+
+def said(found: dict[str, Any]) -> str:
+    """The figures of a validation in one line."""
+    figures = {k: v for k, v in found.items() if isinstance(v, float) and k != "score"}
+    return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
 
 
 def perplexity(loss: float) -> float:

@@ -1,0 +1,175 @@
+"""`regard evaluate`: how good a model is on given data, and how sure that figure is.
+
+Intervals are 95%, by bootstrap over the examples. Two models are compared on the same resampled
+examples (paired), so that easy and hard ones do not count as a difference. Translation is judged
+by sacreBLEU's own implementation of both, with its signatures.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from regard.errors import InputError
+from regard.models import Model, load
+from regard.tasks.bootstrap import Comparison, intervals, paired
+from regard.tasks.task import Evaluation
+from regard.tasks.translate import Translate
+from regard.text.corpus import progress
+from regard.training.machine import keep_freed_memory
+
+SURE = 0.05  # a p below is called a difference
+LARGEST_CONFUSION = 12  # classes; more fill no screen
+
+
+@dataclass
+class Report:
+    """What is printed."""
+
+    task: str
+    evaluation: Evaluation
+    ranges: dict[str, tuple[float, float]]
+    against: str = ""
+    theirs: dict[str, Any] = field(default_factory=dict)
+    differences: dict[str, Comparison] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        whole = {
+            "task": self.task, **self.evaluation.scores, "examples": self.evaluation.count,
+            "intervals": {name: list(ends) for name, ends in self.ranges.items()},
+            **self.evaluation.details,
+        }  # fmt: skip
+        if self.against:
+            compared = {name: vars(one) for name, one in self.differences.items()}
+            whole["against"] = {"model": self.against, **self.theirs, "difference": compared}
+        return whole
+
+    def show(self) -> None:
+        console = Console(highlight=False)
+        table = Table("metric", "score", "95% interval", box=None, pad_edge=False)
+        if self.against:
+            for name in (f"against {Path(self.against).name}", "difference", "p", ""):
+                table.add_column(name)
+        for name, value in self.evaluation.scores.items():
+            if name.endswith("_signature"):
+                continue
+            low, high = self.ranges.get(name, (None, None))
+            cells = [name, str(value), "" if low is None else f"{low:.4g} to {high:.4g}"]
+            if (one := self.differences.get(name)) is not None:
+                verdict = "a difference" if one.p < SURE else "may be chance"
+                between = f"{one.difference:+.4g}"
+                if one.low is not None:
+                    between += f" ({one.low:+.4g} to {one.high:+.4g})"
+                cells += [str(self.theirs[name]), between, f"{one.p:.4f}", verdict]
+            table.add_row(*cells)
+        table.add_row("examples", f"{self.evaluation.count:,}")
+        console.print(table)
+        for name, value in self.evaluation.scores.items():
+            if name.endswith("_signature"):
+                console.print(f"{name}: {value}", soft_wrap=True)
+        self._show_details(console)
+
+    def _show_details(self, console: Console) -> None:
+        details = self.evaluation.details
+        labels = details.get("labels", [])
+        if "confusion" in details and len(labels) <= LARGEST_CONFUSION:
+            table = Table("wanted \\ given", *labels, title="confusion", title_justify="left")
+            for label, row in zip(labels, details["confusion"], strict=True):
+                table.add_row(label, *map(str, row))
+            console.print(table)
+        if "exact_by_task" in details:
+            table = Table("kind of question", "exact match", box=None, pad_edge=False)
+            for kind, value in details["exact_by_task"].items():
+                table.add_row(kind, f"{value:.4f}")
+            console.print(table)
+
+
+def evaluate_model(options: argparse.Namespace, decoding: dict[str, Any]) -> Report:
+    """Evaluate -m on --data, and compare it with --against."""
+    keep_freed_memory()
+    files = [Path(file) for file in options.data]
+    model = load(options.model, options.device, options.dtype)
+    other = None
+    if options.against is not None:
+        other = load(options.against, options.device, options.dtype)
+        if other.task.name != model.task.name:
+            raise InputError(
+                f"{options.against} was trained to {other.task.name}, but {options.model} to "
+                f"{model.task.name}: only models of one task can be compared"
+            )
+    examples = read(model, files)
+    with progress("evaluating", None, options.quiet):
+        found = evaluated(model, examples, decoding)
+        if other is None:
+            return judged(model.task.name, found, None, options)
+        read(other, files)  # labels that it does not know, say
+        return judged(model.task.name, found, evaluated(other, examples, decoding), options)
+
+
+def read(model: Model, files: list[Path]) -> list[Any]:
+    """The examples, as the model's own configuration has them read."""
+    model.task.check_files(files)
+    examples = list(model.task.read(files, model.config))
+    if not examples:
+        raise InputError(f"{files[0]} is empty: there is nothing to evaluate")
+    for example in examples:
+        model.task.check(example)
+    return examples
+
+
+def evaluated(model: Model, examples: list[Any], decoding: dict[str, Any]) -> Evaluation:
+    chosen = model.decoding(decoding)
+    return model.task.evaluate(model.transformer, examples, model.config, chosen)
+
+
+def judged(
+    task: str, ours: Evaluation, theirs: Evaluation | None, options: argparse.Namespace
+) -> Report:
+    if task == Translate.name:
+        return judged_by_sacrebleu(ours, theirs, options)
+    report = Report(task, ours, intervals(ours.metrics, ours.count, options.samples))
+    if theirs is not None:
+        if theirs.count != ours.count:
+            raise InputError(
+                f"the two models cut the data into {ours.count:,} and {theirs.count:,} pieces, "
+                "which cannot be paired: compare bits_per_byte of two calls"
+            )
+        compared = paired(ours.metrics, theirs.metrics, ours.count, options.samples)
+        report.against, report.theirs = str(options.against), theirs.scores
+        report.differences = compared
+    return report
+
+
+def judged_by_sacrebleu(
+    ours: Evaluation, theirs: Evaluation | None, options: argparse.Namespace
+) -> Report:
+    """sacreBLEU's bootstrap, and its paired bootstrap against the other model."""
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from sacrebleu.significance import PairedTest, Result
+
+    systems: list[tuple[str, Sequence[str]]] = [("ours", ours.answers)]
+    if theirs is not None:
+        systems.insert(0, ("theirs", theirs.answers))
+    _, found = PairedTest(
+        systems, {"BLEU": BLEU(), "chrF2": CHRF()}, [ours.references], "bs", options.samples
+    )()
+    report = Report(Translate.name, ours, {})
+    for name, column in (("bleu", "BLEU"), ("chrf", "chrF2")):
+        own, base = found[column][-1], found[column][0]
+        assert isinstance(own, Result)
+        assert isinstance(base, Result)
+        if own.mean is not None and own.ci is not None:
+            report.ranges[name] = own.mean - own.ci, own.mean + own.ci
+        if theirs is not None and own.p_value is not None:
+            difference = own.score - base.score
+            report.differences[name] = Comparison(difference, None, None, float(own.p_value))
+    if theirs is not None:
+        report.against, report.theirs = str(options.against), theirs.scores
+    return report

@@ -1,0 +1,153 @@
+"""answer: a context and a question in, the answer out as text.
+
+The input is context <sep> question. A context that is too long for the model is read in windows
+that overlap by half, and the answer with the best score wins; in training such questions are left
+out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.config import Config, DecodingConfig
+from regard.decoding.answers import Answer
+from regard.decoding.requests import Request
+from regard.decoding.search import NOTHING, Wanted
+from regard.errors import InputError
+from regard.model.transformer import Transformer
+from regard.tasks.metrics import exact_match, token_f1
+from regard.tasks.sequences import SEP, Sequences, asked
+from regard.tasks.task import Evaluation, Ids, Say, read_rows
+from regard.text.corpus import Position, Question, Report, read_questions
+from regard.text.store import Chunk, Store, build, in_chunks, token_type
+
+Example = tuple[Path, Question]
+
+
+class Asked(NamedTuple):
+    context: str
+    question: str
+
+
+class Questions(Sequences):
+    name = "answer"
+    better = "f1"
+
+    @classmethod
+    def read(
+        cls, files: Sequence[Path], config: Config, say: Say | None = None
+    ) -> Iterator[Example]:
+        return read_rows(files, read_questions, config, say)
+
+    @classmethod
+    def texts(cls, example: Example) -> Iterable[str]:
+        return example[1][1:4]
+
+    def build(
+        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
+    ) -> tuple[Store, Report]:
+        tokenizer, most = self.target, config.data.max_length
+
+        def encode(report: Report, position: Position) -> Iterator[Chunk]:
+            rows = (row for _, row in self.read(files, config))
+            for chunk in in_chunks(rows, lambda row: len(row.context) + len(row.question)):
+                contexts, questions, answers = (
+                    tokenizer.encode_batch([getattr(row, side) for row in chunk])
+                    for side in ("context", "question", "answer")
+                )
+                sides: tuple[list[list[int]], list[list[int]]] = ([], [])
+                for context, question, answer in zip(contexts, questions, answers, strict=True):
+                    source, target = [*context, SEP, *question], answer
+                    if max(len(source), len(target)) >= most:
+                        report.skip("too long")
+                        continue
+                    for side, ids in zip(sides, (source, target), strict=True):
+                        side.append([*ids, tokenizer.eos])
+                yield sides
+
+        identity = ["answer", tokenizer.fingerprint, most, config.data.duplicates]
+        types = [token_type(tokenizer.size)] * 2
+        return build(files, identity, types, encode, folder, quiet)
+
+    # ---- use ----------------------------------------------------------------------------
+
+    def requests(self, asked_for: Sequence[Asked], longest: int) -> list[list[Request]]:
+        """One request for each question, or one for each window of its context."""
+        contexts = self.target.encode_batch([one.context for one in asked_for])
+        questions = self.target.encode_batch([one.question for one in asked_for])
+        found = []
+        for i, (context, question) in enumerate(zip(contexts, questions, strict=True)):
+            room = longest - len(question) - 2  # 2: <sep>, and what closes the input
+            if room < 1:
+                raise InputError(
+                    f"question {i + 1} has {len(question)} tokens: with its context the model "
+                    f"reads at most {longest}"
+                )
+            starts = range(0, max(1, len(context) - room // 2), max(1, room // 2))
+            if len(context) <= room:
+                starts = range(1)
+            found.append([
+                Request(asked(self.style, [*context[start : start + room], SEP, *question]))
+                for start in starts
+            ])  # fmt: skip
+        return found
+
+    def answer(
+        self,
+        model: Transformer,
+        asked_for: Sequence[Asked],
+        options: DecodingConfig,
+        longest: int,
+        wanted: Wanted = NOTHING,
+    ) -> list[Answer]:
+        """The answer to each question, the best of those to the windows of a long context."""
+        groups = self.requests(asked_for, longest)
+        flat = [request for group in groups for request in group]
+        found = iter(self.found(model, flat, options, wanted))
+        answers = []
+        for group in groups:
+            every = [next(found) for _ in group]
+            best = max(every, key=lambda answer: answer.score)
+            best.text = best.text.strip()
+            best.pieces = every if len(every) > 1 else []
+            answers.append(best)
+        return answers
+
+    def evaluate(
+        self,
+        model: Transformer,
+        examples: Sequence[Example],
+        config: Config,
+        decoding: DecodingConfig,
+    ) -> Evaluation:
+        """Exact match and F1 as SQuAD defines them, and for each kind of question where the data
+        names it."""
+        rows = [row for _, row in examples]
+        asked_for = [Asked(row.context, row.question) for row in rows]
+        found = self.answer(model, asked_for, decoding, config.data.max_length)
+        answers = [answer.text for answer in found]
+        pairs = list(zip(answers, rows, strict=True))
+        exact = np.array([exact_match(answer, row.answers) for answer, row in pairs])
+        f1 = np.array([token_f1(answer, row.answers) for answer, row in pairs])
+
+        def mean(values: Any) -> Any:
+            return lambda chosen: float(values[chosen].mean())
+
+        metrics = {"f1": mean(f1), "exact": mean(exact)}
+        whole: Ids = np.arange(len(rows))
+        scores: dict[str, Any] = {n: round(metric(whole), 4) for n, metric in metrics.items()}
+        kinds: dict[str, list[float]] = defaultdict(list)
+        for row, right in zip(rows, exact.tolist(), strict=True):
+            if row.task:
+                kinds[row.task].append(right)
+        details = {kind: round(sum(right) / len(right), 4) for kind, right in kinds.items()}
+        samples = [f"{row.question} -> {a}  (wanted: {row.answer})" for a, row in pairs[:3]]
+        return Evaluation(
+            scores, metrics, len(rows), samples, answers, [row.answer for row in rows],
+            {"exact_by_task": details} if details else {},
+        )  # fmt: skip

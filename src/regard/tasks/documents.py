@@ -1,0 +1,110 @@
+"""Documents as training examples: what `generate` and `fill` have in common.
+
+A document of more than data.max_length tokens is read in windows of that length. Where they begin
+is shifted at random each time, so that every token is seen at every place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.config import Config
+from regard.model.transformer import Transformer
+from regard.tasks.task import Batch, Ids, Say, Task, words_loss
+from regard.text.corpus import Document, Position, Report, read_documents
+from regard.text.store import Chunk, Store, build, in_chunks, token_type
+from regard.text.tokenizer import Tokenizer
+
+
+class Windows(NamedTuple):
+    """Cuts of documents: window i is `lengths[i]` tokens of document `documents[i]`."""
+
+    documents: Ids
+    starts: Ids
+    lengths: Ids
+
+    def shifted(self, chosen: Ids, sizes: NDArray[Any], seed: int) -> Windows:
+        """Some of them, moved at random by up to half their length, within their document."""
+        documents, starts, lengths = (column[chosen] for column in self)
+        random = np.random.default_rng(seed)
+        half = lengths // 2
+        moved = starts + random.integers(-half, half + 1)
+        return Windows(documents, np.clip(moved, 0, sizes[documents] - lengths), lengths)
+
+
+def windows(sizes: NDArray[Any], longest: int) -> Windows:
+    """Documents of these sizes, end to end in windows of at most `longest` tokens."""
+    sizes = sizes.astype(np.int64)
+    counts = -(-sizes // longest)
+    documents = np.repeat(np.arange(len(sizes)), counts)
+    place = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = place * longest
+    return Windows(documents, starts, np.minimum(longest, sizes[documents] - starts))
+
+
+class Documents(Task):
+    """A task that learns from text alone."""
+
+    ends: ClassVar[int]  # whether a document's <eos> is one of its tokens
+    before: ClassVar[int]  # tokens that stand before those of a window
+
+    def __init__(self, tokenizer: Tokenizer, style: str, longest: int) -> None:
+        super().__init__(tokenizer, style)
+        self.longest = longest  # tokens that are read at once
+        self._windows: dict[str, Windows] = {}
+
+    @classmethod
+    def read(
+        cls, files: Sequence[Path], config: Config, say: Say | None = None
+    ) -> Iterator[Document]:
+        for path in files:
+            yield from read_documents(path, whole=config.data.documents == "file")
+
+    @classmethod
+    def texts(cls, example: Document) -> Iterable[str]:
+        return [example.text]
+
+    def build(
+        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
+    ) -> tuple[Store, Report]:
+        whole, tokenizer = config.data.documents == "file", self.tokenizer
+
+        def encode(report: Report, position: Position) -> Iterator[Chunk]:
+            documents = (
+                text for path in files for _, text in read_documents(path, position, whole)
+            )
+            for chunk in in_chunks(documents, len):
+                yield [[[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(chunk)]]
+
+        identity = ["documents", tokenizer.fingerprint, whole]
+        return build(files, identity, [token_type(tokenizer.size)], encode, folder, quiet)
+
+    def windows(self, store: Store) -> Windows:
+        if store.fingerprint not in self._windows:
+            found = windows(self._lengths(store), self.longest - self.before)
+            self._windows[store.fingerprint] = found
+        return self._windows[store.fingerprint]
+
+    def _lengths(self, store: Store) -> NDArray[Any]:
+        return store.lengths[0] - (1 - self.ends)
+
+    def sizes(self, store: Store) -> list[NDArray[Any]]:
+        return [self.windows(store).lengths + self.before]
+
+    def chosen(self, store: Store, examples: Ids, seed: int) -> Windows:
+        """The windows of a batch; seed: where they are moved to, 0: nowhere."""
+        every = self.windows(store)
+        if seed:
+            return every.shifted(examples, self._lengths(store), seed)
+        return Windows(*(column[examples] for column in every))
+
+    def loss(
+        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        return words_loss(model, batch, smoothing, r_drop)

@@ -1,0 +1,122 @@
+"""generate: a decoder that says what comes next, of text or of dialogue (one turn a line).
+
+An example is a window of a document: at each place the token that follows. The first window begins
+behind <bos>, a later one behind the token before it, and <eos> ends the document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from regard.config import Config, DecodingConfig
+from regard.decoding.answers import Answer
+from regard.decoding.requests import Request
+from regard.decoding.score import score
+from regard.decoding.search import NOTHING, Wanted, decode
+from regard.model.transformer import Transformer
+from regard.tasks.documents import Documents
+from regard.tasks.sequences import stream
+from regard.tasks.task import Batch, Evaluation, Ids, packed
+from regard.text.corpus import Document
+from regard.text.store import Store
+from regard.text.tokenizer import Tokenizer
+
+
+class Generate(Documents):
+    name = "generate"
+    better = "loss"
+    ends, before = 1, 0
+
+    def batch(
+        self,
+        store: Store,
+        examples: Ids,
+        device: torch.device,
+        bpe_dropout: float = 0.0,
+        seed: int = 0,
+    ) -> Batch:
+        read, said = [], []
+        for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
+            ids = store.tokens(0, int(document))
+            before = ids[start - 1] if start else Tokenizer.bos
+            read.append(np.concatenate([[before], ids[start : start + length - 1]]))
+            said.append(ids[start : start + length])
+        labels = torch.from_numpy(np.concatenate(said).astype(np.int64))
+        return Batch(None, packed(read, device), labels.to(device, non_blocking=True))
+
+    # ---- use ----------------------------------------------------------------------------
+
+    def answer(
+        self,
+        model: Transformer,
+        prompts: Sequence[str],
+        options: DecodingConfig,
+        longest: int,
+        until: str = "",
+        wanted: Wanted = NOTHING,
+    ) -> list[Answer]:
+        """What follows each prompt. A prompt of more than `longest` tokens is read from its end;
+        the answer stops before `until`, where that is given."""
+        requests = [self.request(prompt, longest) for prompt in prompts]
+        answers = decode(model, requests, options, wanted)
+        for answer in answers:
+            for one in (answer, *answer.others):
+                one.text = self.tokenizer.decode(one.tokens)
+                if until:
+                    one.text = one.text.partition(until)[0]
+        return answers
+
+    def request(self, prompt: str, longest: int) -> Request:
+        ids = self.tokenizer.encode(prompt)
+        return Request([Tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
+
+    def stream(
+        self, model: Transformer, prompt: str, options: DecodingConfig, longest: int
+    ) -> Iterator[str]:
+        return stream(model, self.request(prompt, longest), options, self.tokenizer)
+
+    def evaluate(
+        self,
+        model: Transformer,
+        examples: Sequence[Document],
+        config: Config,
+        decoding: DecodingConfig,
+    ) -> Evaluation:
+        """Perplexity of the tokens, <eos> included, and bits for each byte of the text, which can
+        be compared between vocabularies. Every window is read by itself."""
+        requests, said = [], []
+        texts = self.tokenizer.encode_batch([text for _, text in examples])
+        for ids in ([*one, Tokenizer.eos] for one in texts):
+            for start in range(0, len(ids), self.longest):
+                requests.append(Request([ids[start - 1] if start else Tokenizer.bos]))
+                said.append(ids[start : start + self.longest])
+        likelihood = np.array([-sum(s.logprobs) for s in score(model, requests, said)])
+        tokens = np.array([len(ids) for ids in said])
+        size = np.array([self.tokenizer.sizes[ids].sum() for ids in said])
+
+        def loss(chosen: Ids) -> float:
+            return float(likelihood[chosen].sum() / tokens[chosen].sum())
+
+        metrics = {
+            "loss": loss,
+            "perplexity": lambda chosen: math.exp(min(loss(chosen), 50.0)),
+            "bits_per_byte": lambda chosen: float(
+                likelihood[chosen].sum() / math.log(2) / max(1, size[chosen].sum())
+            ),
+        }
+        whole = np.arange(len(said))
+        scores = {name: round(metric(whole), 4) for name, metric in metrics.items()}
+        scores |= {"tokens": int(tokens.sum()), "bytes": int(size.sum())}
+        return Evaluation(scores, metrics, len(said))
+
+    def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
+        """What a validation says, from the loss alone."""
+        tokens = int(store.lengths[0].sum())
+        size = sum(int(self.tokenizer.sizes[store.tokens(0, i)].sum()) for i in range(len(store)))
+        bits = loss * tokens / math.log(2) / max(1, size)
+        return {"perplexity": math.exp(min(loss, 50.0)), "bits_per_byte": round(bits, 4)}

@@ -1,0 +1,121 @@
+"""The six tasks by name: learned from files, or read from a model's folder."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from regard.config import Config
+from regard.errors import InputError, unknown
+from regard.tasks.answer import Questions
+from regard.tasks.classify import MOST_LABELS, Classify, find_labels
+from regard.tasks.embed import Embed
+from regard.tasks.fill import Fill
+from regard.tasks.generate import Generate
+from regard.tasks.task import Say, Task
+from regard.tasks.translate import Translate
+from regard.text.tokenizer import Tokenizer
+
+KINDS: dict[str, type[Task]] = {
+    kind.name: kind for kind in (Translate, Questions, Generate, Classify, Fill, Embed)
+}
+
+
+def learn_task(
+    config: Config, given: tuple[Tokenizer, Tokenizer] | None, say: Say, quiet: bool
+) -> Task:
+    """A task from its training files, reading every line of every file once: what is wrong with
+    them is said here, before anything is written. given: vocabularies that are known already."""
+    kind, data = KINDS[config.task], config.data
+    train, valid = ([Path(file) for file in files] for files in (data.train, data.valid))
+    kind.check_files(train)
+    if valid:
+        kind.check_files(valid)
+
+    def lines(side: int | None, say: Say | None) -> Iterator[str]:
+        for example in kind.read(train, config, say):
+            texts = list(kind.texts(example))
+            yield from texts if side is None else [texts[side]]
+
+    def learn(side: int | None) -> Tokenizer:
+        found = lines(side, None if side else say)
+        return Tokenizer.learn(found, data.vocabulary, data.vocabulary_size, quiet)
+
+    if given is not None:
+        for _ in lines(None, say):
+            pass
+    elif data.shared_vocabulary:
+        given = (learn(None),) * 2
+    else:
+        given = learn(0), learn(1)
+    labels = []
+    if kind is Classify:
+        counts = Counter(example.label for _, example in Classify.read(train, config))
+        labels = find_labels(counts, config, train)
+    task = make_task(config, given, labels)
+    for example in kind.read(valid, config) if valid else ():
+        task.check(example)
+    return task
+
+
+def make_task(
+    config: Config, tokenizers: tuple[Tokenizer, Tokenizer], labels: list[str],
+    temperature: float = 1.0,
+) -> Task:  # fmt: skip
+    style, data, (source, target) = config.model.style, config.data, tokenizers
+    if config.task == "translate":
+        return Translate(source, target, style)
+    if config.task == "answer":
+        return Questions(source, target, style)
+    if config.task == "generate":
+        return Generate(target, style, data.max_length)
+    if config.task == "fill":
+        return Fill(target, style, data.max_length, data.mask, data.whole_words)
+    if config.task == "embed":
+        scale = config.training.similarity_scale
+        return Embed(target, style, config.model.pooling, data.max_length, scale)
+    return Classify(target, style, labels, data.max_length, temperature)
+
+
+def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
+    target = Tokenizer.load(folder / "tokenizer.json")
+    own = folder / "source-tokenizer.json"
+    return (Tokenizer.load(own) if own.exists() else target), target
+
+
+def load_task(folder: Path, config: Config) -> Task:
+    labels, temperature = load_labels(folder) if config.task == "classify" else ([], 1.0)
+    return make_task(config, load_tokenizers(folder), labels, temperature)
+
+
+def load_labels(folder: Path) -> tuple[list[str], float]:
+    path = folder / "labels.json"
+    try:
+        with path.open("rb") as file:
+            whole = json.loads(file.read(64 * 2**20))
+        labels, temperature = whole["labels"], float(whole["temperature"])
+        valid = (
+            2 <= len(labels) <= MOST_LABELS
+            and all(isinstance(label, str) for label in labels)
+            and len(set(labels)) == len(labels)
+            and 0.01 <= temperature <= 100
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: not the labels of a model ({error})") from None
+    if not valid:
+        raise InputError(f"{path}: damaged (labels or temperature are not valid)")
+    return labels, temperature
+
+
+def need(task: Task, kind: type[Task]) -> None:
+    """Refuse a model of another task."""
+    if not isinstance(task, kind):
+        raise InputError(f"this is a model for {task.name}: `regard {kind.name}` needs another")
+
+
+def known_task(name: str) -> type[Task]:
+    if name not in KINDS:
+        raise unknown("task", name, KINDS)
+    return KINDS[name]

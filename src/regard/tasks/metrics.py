@@ -1,0 +1,171 @@
+"""The field's own metrics: for classes, for answers to questions, for grades, for probabilities.
+
+Pure functions of numpy arrays and texts. They are written here, and not imported, because each is
+a few lines and its corner cases (a class nobody saw, an empty answer, a constant) decide what is
+reported: they must be the same on every machine, and never nan. Fractions, not percent.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
+
+# ---- classes ----------------------------------------------------------------------------
+
+
+def confusion(wanted: Ints, given: Ints, classes: int) -> NDArray[np.int64]:
+    """[classes, classes]: how many examples of each class (row) were given each class (column)."""
+    # Both steps are strict: other lengths, or a class that does not exist, raise ValueError.
+    pair = tuple(np.stack([wanted, given]).astype(np.int64))
+    cells = np.ravel_multi_index(pair, (classes, classes))
+    return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def classification(wanted: Ints, given: Ints, classes: int) -> dict[str, float]:
+    """accuracy and macro_f1 in [0, 1], matthews in [-1, 1]; all 0 without examples.
+
+    macro_f1 is the mean over the classes that occur, in an example or in an answer: a class that
+    is never right counts 0, one that nobody mentions does not count. matthews is the correlation
+    of wanted and given (Gorodkin 2004): 0 for an answer that does not look at the example, however
+    unequal the classes; also where it is not defined, say if all answers are the same.
+    """
+    table = confusion(wanted, given, classes).astype(np.float64)
+    n, right = table.sum(), table.diagonal()
+    examples, answers = table.sum(1), table.sum(0)
+    if n == 0:
+        return {"accuracy": 0.0, "macro_f1": 0.0, "matthews": 0.0}
+    present = examples + answers > 0
+    f1 = 2 * right[present] / (examples + answers)[present]
+    both = right.sum() * n - examples @ answers
+    spread = np.sqrt((n * n - examples @ examples) * (n * n - answers @ answers))
+    return {
+        "accuracy": float(right.sum() / n),
+        "macro_f1": float(f1.mean()),
+        "matthews": float(np.clip(both / spread, -1, 1)) if spread else 0.0,
+    }
+
+
+# ---- probabilities ----------------------------------------------------------------------
+
+
+def calibration_error(probabilities: Floats, wanted: Ints, bins: int = 15) -> float:
+    """Expected calibration error (Guo et al. 2017): how far "90 % sure" is from right in 90 of 100
+    cases. The examples are sorted by their top probability into bins of equal width, (low, high];
+    the mean over examples of each bin's |accuracy - mean probability|. 0 without examples."""
+    if len(wanted) == 0:
+        return 0.0
+    top = probabilities.max(1).astype(np.float64)  # [n]
+    right = probabilities.argmax(1) == wanted
+    inner = np.linspace(0, 1, bins + 1)[1:-1]  # so that 1.0000001 falls into the last bin
+    place = np.searchsorted(inner, top, side="left")
+    gaps = np.bincount(place, weights=right - top, minlength=bins)  # per bin: the sum of both
+    return float(np.abs(gaps).sum() / len(wanted))
+
+
+COLDEST, HOTTEST = 0.05, 20.0  # the bounds of a temperature
+HALVINGS = 48  # of the bounds' distance on the scale of log T: 6 / 2^48
+
+
+def fit_temperature(logits: Floats, wanted: Ints) -> float:
+    """The temperature T in [0.05, 20] with which softmax(logits / T) makes the wanted classes most
+    probable (Guo et al. 2017): fitted on held-out examples, it makes probabilities honest and
+    changes no answer. 1 without examples, or where every temperature is as good.
+
+    The negative log-likelihood is convex in 1/T, so its slope changes sign once: halving the
+    bounds by that sign cannot miss it, and ends at a bound if it lies outside.
+    """
+    if len(wanted) == 0:
+        return 1.0
+    scores = logits.astype(np.float64)
+    scores -= scores.max(1, keepdims=True)
+    # A class may be ruled out with -inf; 0 * -inf would be nan, and exp(-1e6 / T) is 0 as well.
+    np.maximum(scores, -1e6, out=scores)
+    reached = np.take_along_axis(scores, wanted[:, None], 1).mean()
+    low, high = np.log(COLDEST), np.log(HOTTEST)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2  # 0 at first, that is T = 1
+        weights = np.exp(scores / np.exp(middle))  # [n, C]
+        expected = ((weights * scores).sum(1) / weights.sum(1)).mean()
+        if expected == reached:
+            return float(np.exp(middle))
+        if expected > reached:  # too sure: more than is reached is expected
+            low = middle
+        else:
+            high = middle
+    return float(np.exp((low + high) / 2))
+
+
+# ---- answers to questions ---------------------------------------------------------------
+
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+ARTICLES = re.compile(r"\b(?:an?|the)\b")
+
+
+def normalise_answer(text: str) -> str:
+    """What SQuAD v1.1 compares: lower-case, without ASCII punctuation and articles, single blanks.
+
+    In this order: "A.N. Other" loses its dots first, and then "an" as if it were an article.
+    """
+    return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
+
+
+def exact_match(given: str, answers: Sequence[str]) -> float:
+    """1 if the answer is one of the allowed ones after normalising, else 0. A question without an
+    answer allows [""]; with nothing allowed, nothing is right."""
+    said = normalise_answer(given)
+    return float(any(said == normalise_answer(answer) for answer in answers))
+
+
+def token_f1(given: str, answers: Sequence[str]) -> float:
+    """How much of the words agrees, whatever their order: the best F1 over the allowed answers."""
+    said = normalise_answer(given).split()
+
+    def f1(words: list[str]) -> float:
+        if not said or not words:
+            return float(said == words)
+        return 2 * (Counter(said) & Counter(words)).total() / (len(said) + len(words))
+
+    return max((f1(normalise_answer(answer).split()) for answer in answers), default=0.0)
+
+
+# ---- grades -----------------------------------------------------------------------------
+
+
+def pearson(a: ArrayLike, b: ArrayLike) -> float:
+    """The linear correlation, in [-1, 1]; 0 if a side is constant, where it is not defined."""
+    x, y = _directions(a), _directions(b)
+    return float(np.clip(x @ y, -1, 1))
+
+
+def spearman(a: ArrayLike, b: ArrayLike) -> float:
+    """The correlation of the ranks: 1 if one side only ever grows with the other. Equal values
+    share the mean of their ranks, or the order of the examples would matter."""
+    return pearson(_ranks(a), _ranks(b))
+
+
+def _directions(values: ArrayLike) -> NDArray[np.float64]:
+    """The distances from the mean, as a vector of length 1 (0 for a constant)."""
+    array = np.asarray(values, np.float64)
+    # Not by the distances: the mean of three times 0.1 is not 0.1.
+    if len(array) == 0 or array.min() == array.max():
+        return np.zeros_like(array)
+    array = array - array.mean()
+    array = array / np.abs(array).max()  # squares of tiny distances would vanish
+    return array / np.sqrt(array @ array)
+
+
+def _ranks(values: ArrayLike) -> NDArray[np.float64]:
+    """1 for the smallest value; the mean rank for equal ones."""
+    _, place, counts = np.unique(
+        np.asarray(values, np.float64), return_inverse=True, return_counts=True
+    )
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]

@@ -1,0 +1,445 @@
+"""The search index finds exactly what a full sort finds, and is there whole or not at all."""
+
+import errno
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.errors import InputError
+from regard.tasks import index as module
+from regard.tasks.index import Hit, build_index, find_or_build, open_index
+
+SIZE = 8
+
+
+def embed(texts, size=SIZE):
+    """The same text has the same vector, however it is asked for."""
+    seeds = [int.from_bytes(text.encode()[-6:].ljust(6, b"."), "little") for text in texts]
+    angles = np.array(seeds, np.float64)[:, None] * np.arange(1, size + 1) * 0.37
+    vectors = np.cos(angles) + 1e-3
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def never(texts):
+    raise AssertionError("embedded again")
+
+
+def full_sort(vectors, query, top):
+    """(score, row) of the best: every row scored by itself in float64, and all of them sorted."""
+    scores = [float((row.astype(np.float64) * query).sum()) for row in vectors]
+    order = sorted(range(len(scores)), key=lambda row: (-scores[row], row))
+    return [(scores[row], row) for row in order[:top]]
+
+
+@pytest.fixture
+def documents(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("one\n\nthree\n \t\nfive\nsix\n")
+    return path
+
+
+@pytest.fixture
+def build(documents, tmp_path):
+    """build(embed=..., identity=...): found in the folder `cache`, or made there."""
+
+    def make(embed=embed, identity="model", **options):
+        return find_or_build(tmp_path / "cache", documents, embed, identity, SIZE, True, **options)
+
+    return make
+
+
+def all_of(index, text="five"):
+    return index.search(embed([text]), len(index))[0]
+
+
+def index_of(vectors, folder):
+    """An index of given vectors; line n + 1 is the text `n`."""
+    documents = folder / "numbers.txt"
+    documents.write_text("".join(f"{n}\n" for n in range(len(vectors))))
+
+    def given(texts):
+        return vectors[[int(text) for text in texts]]
+
+    return build_index(folder / "index", documents, given, "given", vectors.shape[1], True)
+
+
+def unit(vectors):
+    return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).astype(np.float32)
+
+
+@given(
+    count=st.integers(1, 90),
+    size=st.sampled_from([1, 2, 3, 7, 16, 33, 128, 257]),
+    different=st.integers(1, 90),
+    apart=st.sampled_from([1.0, 1e-6, 1e-7]),
+    queries=st.sampled_from([1, 2, 8, 9, 70]),
+    top=st.integers(1, 100),
+    block=st.sampled_from([1, 2, 7, 16, 50, 1000]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_best_are_those_of_a_full_sort(
+    count, size, different, apart, queries, top, block, seed
+):
+    """`apart`: vectors so near each other that float32 rounds their scores past each other."""
+    random = np.random.default_rng(seed)
+    middle = random.standard_normal(size)
+    vectors = unit(middle + apart * random.standard_normal((different, size)))
+    vectors = vectors[random.integers(different, size=count)]  # so there are ties
+    asked = unit(random.standard_normal((queries, size)))
+    with tempfile.TemporaryDirectory() as folder:
+        found = index_of(vectors, Path(folder)).search(asked, top, block)
+    assert len(found) == queries
+    for query, hits in zip(asked[:9], found, strict=False):
+        expected = full_sort(vectors, query, top)
+        assert hits == [Hit(score, row + 1, str(row)) for score, row in expected]
+
+
+def test_neither_the_block_nor_the_company_shows_in_the_last_bit(tmp_path):
+    random = np.random.default_rng(0)
+    vectors = unit(1 + 1e-6 * random.standard_normal((5000, 100)))
+    queries = unit(random.standard_normal((40, 100)))
+    index = index_of(vectors, tmp_path)
+    expected = index.search(queries, 20)
+    assert expected == [index.search(query[None], 20)[0] for query in queries]
+    for block in (17, 333, 4999):
+        assert index.search(queries[:12], 20, block) == expected[:12]
+
+
+def test_of_lines_with_the_same_score_the_first_come_first(tmp_path):
+    vectors = np.zeros((10_000, 5), np.float32)
+    vectors[:, 2] = 1
+    index = index_of(vectors, tmp_path)
+    for block in (7, 1000, 65_536):
+        hits = index.search(vectors[:1], 4, block)[0]
+        assert hits == [Hit(1.0, n + 1, str(n)) for n in range(4)]
+
+
+def test_blank_lines_are_left_out_and_keep_their_numbers(build):
+    index = build()
+    assert (len(index), index.size, index.identity) == (4, SIZE, "model")
+    assert sorted((hit.line, hit.text) for hit in all_of(index)) == [
+        (1, "one"), (3, "three"), (5, "five"), (6, "six"),
+    ]  # fmt: skip
+    best = all_of(index)[0]
+    assert (best.line, best.text) == (5, "five")
+    assert best.score == pytest.approx(1, abs=1e-6)
+
+
+def test_a_compressed_file_gives_the_same(build, documents, tmp_path):
+    packed = tmp_path / "lines.txt.xz"
+    packed.write_bytes(lzma.compress(documents.read_bytes()))
+    index = build_index(tmp_path / "packed", packed, embed, "model", SIZE, True)
+    assert all_of(index) == all_of(build())
+
+
+def test_every_text_comes_back_as_it_was(documents, build):
+    texts = ["schläft", "\u2028", "a\u2028b\x0bc\x85d", "\U0001f600 \x00", " x ", "日本語"]
+    documents.write_text("".join(f"{text}\n" for text in texts), "utf-8", newline="")
+    for n, text in enumerate(texts, start=1):
+        hits = {hit.line: hit.text for hit in all_of(build(), text)}
+        assert hits.get(n) == (text if text.strip() else None)
+
+
+def test_blocks_do_not_show_in_the_result(build, documents, monkeypatch):
+    documents.write_text("".join(f"{'x' * (n % 9)} {n}\n" for n in range(100)))
+    expected = all_of(build())
+    for name, value in (("BLOCK_LINES", 7), ("BLOCK_CHARACTERS", 20)):
+        monkeypatch.setattr(module, name, value)
+        assert all_of(build(rebuild=True)) == expected
+
+
+def test_long_lines_are_not_collected(documents, build):
+    documents.write_text(("x" * 600_000 + "\n") * 5)
+    blocks = []
+
+    def counted(texts):
+        blocks.append(len(texts))
+        return embed(texts)
+
+    build(counted)
+    assert blocks == [2, 2, 1]
+
+
+def test_an_index_is_found_again_without_embedding(build):
+    expected = all_of(build())
+    assert all_of(build(never)) == expected
+    calls = []
+    assert all_of(build(lambda texts: calls.append(0) or embed(texts), rebuild=True)) == expected
+    assert calls == [0]
+
+
+def test_changed_documents_or_another_model_make_another_index(build, documents):
+    old = build()
+    assert build(identity="other").folder != old.folder
+    documents.write_text(documents.read_text() + "seven\n")
+    new = build()
+    assert (len(new), len(old)) == (5, 4)
+    with pytest.raises(AssertionError, match="embedded again"):
+        build(never, identity="third")
+
+
+def test_a_stale_index_is_refused_where_it_was_named(documents, tmp_path):
+    folder = tmp_path / "mine"
+    build_index(folder, documents, embed, "model", SIZE, True)
+    assert len(open_index(folder, documents, "model")) == len(open_index(folder)) == 4
+    with pytest.raises(
+        InputError, match=r"mine: another model made it: remove it or give --rebuild$"
+    ):
+        open_index(folder, None, "other")
+    documents.write_text("changed\n")
+    with pytest.raises(InputError, match=r"mine: the documents have changed since it was made: "):
+        open_index(folder, documents, "model")
+    index = build_index(folder, documents, embed, "other", SIZE, True)
+    assert [hit.text for hit in all_of(index)] == ["changed"]
+    assert len(open_index(folder, documents, "other")) == 1
+
+
+def change(folder, **values):
+    manifest = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps({**manifest, **values}))
+
+
+def shorten(path, by=1):
+    with path.open("rb+") as file:
+        file.truncate(path.stat().st_size - by)
+
+
+DAMAGES = {
+    "vectors": lambda folder: shorten(folder / "vectors.f32"),
+    "lines": lambda folder: shorten(folder / "lines"),
+    "texts": lambda folder: shorten(folder / "texts"),
+    "offsets": lambda folder: shorten(folder / "offsets"),
+    "longer": lambda folder: (folder / "texts").open("ab").write(b"x"),
+    "gone": lambda folder: (folder / "offsets").unlink(),
+    "no manifest": lambda folder: (folder / "index.json").unlink(),
+    "half a manifest": lambda folder: shorten(folder / "index.json", 20),
+    "no object": lambda folder: (folder / "index.json").write_text("[1]"),
+    "deep": lambda folder: (folder / "index.json").write_text("[" * 100_000),
+    "count": lambda folder: change(folder, count=5),
+    "no count": lambda folder: change(folder, count=0),
+    "size": lambda folder: change(folder, size=SIZE / 2),
+    "identity": lambda folder: change(folder, identity=None),
+    "files": lambda folder: change(folder, files={"../../lines.txt": 1}),
+    "version": lambda folder: change(folder, version=0),
+    "format": lambda folder: change(folder, format="regard store"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_index_is_refused_and_made_again(damage, build, documents):
+    index = build()
+    expected = all_of(index)
+    DAMAGES[damage](index.folder)
+    with pytest.raises(
+        InputError,
+        match=f"^{index.folder}: (damaged|not a|not a whole) search index.*: remove it or give --rebuild$",
+    ):
+        open_index(index.folder, documents, "model")
+    assert all_of(build()) == expected
+    assert all_of(build(never)) == expected
+    assert [path.name for path in index.folder.parent.iterdir()] == [index.folder.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "how"),
+    [
+        ("vectors.f32", b"\xff\xff\xff\xff" * 4 * SIZE, "a vector is not of length 1"),
+        ("vectors.f32", b"\x00\x00\x80\x7f" * 4 * SIZE, "a vector is not of length 1"),
+        ("offsets", np.array([0, 15, 15, 15, 99]).tobytes(), "offsets point outside of texts"),
+        ("offsets", np.arange(-15, -4, 2)[:5].tobytes(), "offsets point outside of texts"),
+        ("texts", b"\xff" * 15, "texts is not UTF-8"),
+    ],
+)
+def test_damage_that_sizes_do_not_show_is_said_when_it_is_met(name, content, how, build):
+    index = build()
+    (index.folder / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"damaged search index \\({how}\\): remove it or give"):
+        all_of(open_index(index.folder))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("crash"), KeyboardInterrupt()])
+def test_a_build_that_fails_leaves_nothing_and_keeps_the_old(
+    error, build, documents, monkeypatch, tmp_path
+):
+    def crash(texts):
+        if "six" in texts:  # not in the first block
+            raise error
+        return embed(texts)
+
+    monkeypatch.setattr(module, "BLOCK_LINES", 2)
+    with pytest.raises(type(error)):
+        build(crash)
+    assert list((tmp_path / "cache").iterdir()) == []
+    index = build()
+    with pytest.raises(type(error)):
+        build(crash, rebuild=True)
+    assert all_of(build(never)) == all_of(index)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [index.folder.name]
+
+
+def test_what_a_killed_build_left_is_never_read_and_goes_with_the_next(build, documents, tmp_path):
+    program = (
+        "import sys, time, numpy as np; from pathlib import Path; from regard.tasks import index\n"
+        "index.BLOCK_LINES = 2\n"
+        "def embed(texts):\n"
+        "    if 'six' in texts: print(flush=True); time.sleep(60)\n"
+        f"    return np.eye({SIZE}, dtype=np.float32)[: len(texts)]\n"
+        f"index.find_or_build(*map(Path, sys.argv[1:]), embed, 'model', {SIZE}, True)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "cache"), str(documents)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    (left,) = (tmp_path / "cache").iterdir()
+    assert left.name.startswith(".tmp-")
+    index = build()
+    assert len(index) == 4
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [index.folder.name]
+
+
+def test_torch_is_not_imported():
+    check = "import sys, regard.tasks.index; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+@pytest.mark.parametrize("when", ["while embedding", "while taking the name"])
+def test_of_two_that_build_the_same_both_have_it(when, build, monkeypatch, tmp_path):
+    replace = os.replace
+
+    def other(*_):
+        """Another process, from start to end."""
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", os.getppid)
+            patch.setattr(os, "replace", replace)
+            build()
+
+    if when == "while embedding":
+        index = build(lambda texts: other() or embed(texts))
+    else:
+        monkeypatch.setattr(os, "replace", lambda *names: other() or replace(*names))
+        index = build()
+    assert index.folder.parent == tmp_path / "cache"
+    assert all_of(index) == all_of(build(never))
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [index.folder.name]
+
+
+def test_a_replaced_index_can_still_be_searched(build):
+    old = build()
+    expected = all_of(old)
+    build(rebuild=True)
+    assert all_of(old) == expected
+
+
+def test_a_folder_with_other_files_is_never_replaced(documents, tmp_path):
+    precious = tmp_path / "mine" / "thesis.tex"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    with pytest.raises(InputError, match="mine: holds other files, it is no search index"):
+        build_index(precious.parent, documents, never, "model", SIZE, True)
+    assert precious.read_text() == "years of work"
+
+
+def test_documents_that_change_while_they_are_read_are_refused(build, documents, tmp_path):
+    def append(texts):
+        documents.write_text(documents.read_text() + "more\n")
+        return embed(texts)
+
+    with pytest.raises(InputError, match="lines.txt: changed while it was read: try again"):
+        build(append)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_many_lines_take_no_more_memory_than_few(tmp_path):
+    vectors = unit(np.random.default_rng(0).standard_normal((4096, 16)))
+    peaks = []
+    for count in (10_000, 100_000):
+        documents = tmp_path / f"{count}.txt"
+        documents.write_text("a line\n" * count)
+        tracemalloc.start()
+        try:
+            folder = tmp_path / f"index {count}"
+            index = build_index(folder, documents, lambda t: vectors[: len(t)], "m", 16, True)
+            built = tracemalloc.get_traced_memory()[1]
+            tracemalloc.reset_peak()
+            index.search(vectors[:64], 5, block=4096)
+            peaks.append((built, tracemalloc.get_traced_memory()[1]))
+        finally:
+            tracemalloc.stop()
+    for few, many in zip(*peaks, strict=True):
+        assert many < 1.1 * few < 4e6
+
+
+def test_more_hits_than_lines_are_all_lines(build):
+    index = build()
+    assert [len(index.search(embed(["five"]), top)[0]) for top in (1, 4, 5, 10**9)] == [1, 4, 4, 4]
+    assert index.search(np.empty((0, SIZE), np.float32), 3) == []
+    for top in (0, -1):
+        with pytest.raises(InputError, match=f"top is {top}: must be at least 1"):
+            index.search(embed(["five"]), top)
+
+
+def test_a_query_that_does_not_fit_is_refused(build):
+    index = build()
+    with pytest.raises(InputError, match="has vectors of 8 numbers, not 9 as the query has"):
+        index.search(np.ones((1, 9), np.float32), 1)
+    with pytest.raises(InputError, match="a query's vector has numbers that are not finite"):
+        index.search(np.full((1, SIZE), np.nan, np.float32), 1)
+
+
+@pytest.mark.parametrize("content", ["", "\n \n\t\n"])
+def test_a_file_without_a_line_is_refused(content, build, documents, tmp_path):
+    documents.write_text(content)
+    with pytest.raises(InputError, match=r"lines.txt: no line to search"):
+        build(never)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_is_wrong_with_a_line_is_said_where_it_stands(build, documents, tmp_path):
+    documents.write_bytes(b"good\n\nbad \xff\n")
+    with pytest.raises(InputError, match=r"lines.txt:3: not UTF-8 \(byte 0xff at column 5\)"):
+        build()
+    documents.write_text("good\n\nbad\n")
+    for value in (np.nan, np.inf, 0):
+
+        def broken(texts, value=value):
+            vectors = embed(texts)
+            vectors[texts.index("bad")] = value
+            return vectors
+
+        with pytest.raises(InputError, match=r"lines.txt:3: the model gives no usable vector"):
+            build(broken)
+    with pytest.raises(ValueError, match=r"vectors \(2, 4\) for 2 texts of size 8"):
+        build(lambda texts: embed(texts, 4))
+    documents.unlink()
+    with pytest.raises(InputError, match="lines.txt: cannot be read"):
+        build()
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(documents, tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    for place in (tmp_path / "taken", tmp_path / "taken" / "sub"):
+        with pytest.raises(
+            InputError, match=f"^{place}: cannot be written \\(.*(directory|exists)\\)$"
+        ):
+            build_index(place, documents, embed, "model", SIZE, True)
+
+    def full(texts):  # as writing would say it
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(
+        InputError, match=r"mine: cannot be written \(No space left on device\): make room or"
+    ):
+        build_index(tmp_path / "mine", documents, full, "model", SIZE, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lines.txt", "taken"]
