@@ -8,6 +8,7 @@ NAMES = {
     "decode": "decoding beside Hugging Face generate and CTranslate2",
     "product": "few rows times a matrix, which is what a decoding step is made of",
     "memory": "the most memory that `regard translate` holds, short and long inputs",
+    "search": "the search index: making it, and one query beside what the memory could give",
     "independence": "one model on the same lines in other batches: what differs?",
     "results": "write docs/results.md from finished runs",
 }

@@ -144,15 +144,21 @@ class Replies(Printer):
     """Answers to questions: an empty line for an empty one."""
 
     def print(self, texts: list[str], place: Place) -> None:
-        asked = [self.parse(text, place.line(i)) for i, text in enumerate(texts) if text.strip()]
-        numbers = [i for i, text in enumerate(texts) if text.strip()]
+        asked: dict[int, tuple[str, str]] = {}
+        bad: InputError | None = None
+        for i, text in enumerate(texts):
+            try:
+                asked |= {i: self.parse(text, place.line(i))} if text.strip() else {}
+            except InputError as error:  # those before it are answered first
+                texts, bad = texts[:i], error
+                break
 
         def warn(i: int, said: str) -> None:
-            place.warn(numbers[i], said)
+            place.warn(list(asked)[i], said)
 
-        contexts, questions = ([one[side] for one in asked] for side in (0, 1))
+        contexts, questions = ([pair[side] for pair in asked.values()] for side in (0, 1))
         found = self.model.answer(questions, contexts, warn=warn, **self.decoding) if asked else []
-        answers = dict(zip(numbers, zip(questions, found, strict=True), strict=True))
+        answers = dict(zip(asked, zip(questions, found, strict=True), strict=True))
         for i in range(len(texts)):
             question, answer = answers.get(i, ("", Answer([], [], 0.0, "empty")))
             if self.options.json:
@@ -160,6 +166,8 @@ class Replies(Printer):
                 print(as_json(told | brief(answer, self.model.task.tokenizer)))
             else:
                 print("\t".join(one_line(one.text) for one in (answer, *answer.others)))
+        if bad is not None:
+            raise bad
 
     def parse(self, text: str, where: str) -> tuple[str, str]:
         """context and question"""
@@ -230,10 +238,7 @@ class Labels(Printer):
 class Gaps(Printer):
     def print(self, texts: list[str], place: Place) -> None:
         bad = next((i for i, text in enumerate(texts) if "<mask>" not in text), None)
-        try:
-            found = self.model.fill(texts[:bad], self.options.top)
-        except InputError as error:  # it counts the texts of this block
-            raise InputError(str(error).replace("text ", f"{place.name}: text ", 1)) from None
+        found = self.model.fill(texts[:bad], self.options.top, place.line)
         for text, filled in zip(texts, found, strict=False):
             if self.options.json:
                 gaps = [

@@ -31,6 +31,7 @@ class DataConfig:
     max_length: int = 256  # tokens; longer examples are skipped
     max_ratio: float = 4.0  # of the lengths of the two sides; more uneven pairs are skipped
     bpe_dropout: float = 0.0  # leave out merges at random, anew each time a sentence is seen
+    share: float = 1.0  # of the training examples that is used, chosen at random
     documents: str = "blank-line"  # where a document ends: at a blank-line, or with its file
     duplicates: str = "keep"  # rows that stand there twice: keep (and say so), drop, refuse
     labels: list[str] = field(default_factory=list)  # classify: the classes; none: those of train
@@ -46,6 +47,8 @@ class DataConfig:
         choice("data.documents", self.documents, ("blank-line", "file"))
         choice("data.duplicates", self.duplicates, ("keep", "drop", "refuse"))
         fraction("data.mask", self.mask)
+        if not 0 < self.share <= 1:
+            raise InputError(f"data.share must be in (0, 1], not {self.share}")
         if not self.mask:
             raise InputError("data.mask=0 leaves nothing to guess: 0.15 is usual")
         for label in self.labels:
@@ -211,6 +214,7 @@ class Config:
         training = section(TrainingConfig, "training", chosen("training"))
         if training.learning_rate is DERIVED:
             rate = (model.d_model * training.warmup) ** -0.5
+            rate *= 1.0 if start is None else FINE  # what was learned is not to be forgotten
             training = replace(training, learning_rate=rate)
         return cls(
             task=task,
@@ -242,6 +246,7 @@ class Config:
 
 
 SECTIONS = ("model", "data", "training", "decoding")
+FINE = 0.1  # the learning rate of fine-tuning beside that of training
 # What is usual for a task where it is not what is usual for translation.
 PLAIN = {"label_smoothing": 0.0}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {

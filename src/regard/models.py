@@ -190,11 +190,13 @@ class Model:
         self._warn_cut(texts, warn or python_warning(3))
         return task.classify(self.transformer, texts)
 
-    def fill(self, texts: Texts, top: int = 5) -> list[Filled]:
-        """The best words for each <mask> of each text."""
+    def fill(
+        self, texts: Texts, top: int = 5, where: Callable[[int], str] = "text {}".format
+    ) -> list[Filled]:
+        """The best words for each <mask> of each text; `where` names a text that has none."""
         if top < 1:
             raise InputError(f"top must be at least 1, not {top}")
-        return self.of(Fill).fill(self.transformer, listed(texts), top, self.longest)
+        return self.of(Fill).fill(self.transformer, listed(texts), top, self.longest, where)
 
     def embed(
         self, texts: Texts, *, pooling: str = "", warn: Warn | None = None

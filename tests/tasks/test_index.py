@@ -260,6 +260,7 @@ def test_a_damaged_index_is_refused_and_made_again(damage, build, documents):
         ("offsets", np.arange(-15, -4, 2)[:5].tobytes(), "offsets point outside of texts"),
         ("texts", b"\xff" * 15, "texts is not UTF-8"),
     ],
+    ids=["no numbers", "infinite", "past the end", "before the start", "texts"],
 )
 def test_damage_that_sizes_do_not_show_is_said_when_it_is_met(name, content, how, build):
     index = build()

@@ -76,8 +76,9 @@ class Questions(Sequences):
 
     # ---- use ----------------------------------------------------------------------------
 
-    def requests(self, asked_for: Sequence[Asked], longest: int) -> list[list[Request]]:
-        """One request for each question, or one for each window of its context."""
+    def requests(self, asked_for: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
+        """One request for each question, or one for each window of its context. An answer has at
+        most `most` tokens, however long its context is."""
         contexts = self.target.encode_batch([one.context for one in asked_for])
         questions = self.target.encode_batch([one.question for one in asked_for])
         found = []
@@ -92,8 +93,8 @@ class Questions(Sequences):
             if len(context) <= room:
                 starts = range(1)
             found.append([
-                Request(asked(self.style, [*context[start : start + room], SEP, *question]))
-                for start in starts
+                Request(asked(self.style, [*context[s : s + room], SEP, *question]), (), most)
+                for s in starts
             ])  # fmt: skip
         return found
 
@@ -106,7 +107,7 @@ class Questions(Sequences):
         wanted: Wanted = NOTHING,
     ) -> list[Answer]:
         """The answer to each question, the best of those to the windows of a long context."""
-        groups = self.requests(asked_for, longest)
+        groups = self.requests(asked_for, longest, options.max_length)
         flat = [request for group in groups for request in group]
         found = iter(self.found(model, flat, options, wanted))
         answers = []

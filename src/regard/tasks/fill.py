@@ -8,7 +8,7 @@ is learned serves where nothing is hidden: `classify --from`, `embed --from`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,11 +106,16 @@ class Fill(Documents):
     # ---- use ----------------------------------------------------------------------------
 
     def fill(
-        self, model: Transformer, texts: Sequence[str], top: int, longest: int
+        self,
+        model: Transformer,
+        texts: Sequence[str],
+        top: int,
+        longest: int,
+        where: Callable[[int], str],
     ) -> list[Filled]:
         """The best words for every <mask> of each text."""
         parts = [text.split(MASK) for text in texts]
-        rows = [self.encode(part, longest, f"text {i + 1}") for i, part in enumerate(parts)]
+        rows = [self.encode(part, longest, where(i)) for i, part in enumerate(parts)]
         matrix = model.output_matrix()
 
         def read(row: Packed, hidden: Tensor) -> list[Any]:

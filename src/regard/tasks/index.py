@@ -37,9 +37,10 @@ FILES = VECTORS, LINES, TEXTS, OFFSETS = "vectors.f32", "lines", "texts", "offse
 FLOAT, INTEGER = np.dtype("<f4"), np.dtype("<i8")
 # What is embedded at once: enough to fill batches, little enough not to be felt in memory.
 BLOCK_LINES, BLOCK_CHARACTERS = 4096, 1_000_000
-BLOCK_ROWS = 65_536  # what is searched at once
+BLOCK_ROWS = 16_384  # what is searched at once: the products stay in the cache
 TOGETHER = 64  # queries that share one reading of the vectors; more would only take more memory
 FEW = 8  # queries; up to here, row by row is faster than a matrix product, which waits for memory
+FOLD = 64  # rows
 EXACT_ROWS = 1024  # scored again at once
 UNIT = 0.01  # how far from 1 the length of a vector may be
 
@@ -115,21 +116,22 @@ class Index:
         slack = 1.1 * self.size * 2.0**-24 * longest + 1e-30
         best = [(np.empty(0), np.empty(0, np.int64)) for _ in queries]
         floor = np.full(len(queries), -np.inf)  # an estimate below is not among the best
+        room = np.empty((min(block, len(self)), len(queries)), np.float32)
         for start in range(0, len(self), block):
             part = self._vectors[start : start + block]
-            estimates = _products(part, queries)  # [rows, q]
-            highest = estimates.max(axis=0)
+            estimates = _products(part, queries, room[: len(part)])
+            highest = _highest(estimates)
             if not (highest <= longest + slack).all():  # neither are those that are no numbers
                 raise self._damaged("a vector is not of length 1")
             for i in np.flatnonzero(highest >= floor).tolist():
                 chosen = _candidates(estimates[:, i], top, floor[i], slack[i])
                 scores = np.concatenate([best[i][0], _scores(part, chosen, exact[i])])
                 rows = np.concatenate([best[i][1], start + chosen])
-                order = np.lexsort((rows, -scores))[:top]
-                best[i] = scores[order], rows[order]
-                if len(order) == top:
+                best[i] = scores, rows
+                if len(rows) > 2 * top:  # not for each that comes: `top` may be large
+                    best[i] = _sorted(scores, rows, top)
                     floor[i] = best[i][0][-1] - slack[i]
-        return best
+        return [_sorted(scores, rows, top) for scores, rows in best]
 
     def _hit(self, score: float, row: int) -> Hit:
         start, end = self._offsets[row : row + 2].tolist()
@@ -148,7 +150,9 @@ class Index:
         return f"Index({len(self):,} lines, vectors of {self.size}, {self.folder})"
 
 
-def _products(part: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArray[np.float32]:
+def _products(
+    part: NDArray[np.float32], queries: NDArray[np.float32], out: NDArray[np.float32]
+) -> NDArray[np.float32]:
     """The product of each row with each query, [rows, q].
 
     vecdot goes through the rows from first to last, as memory likes it, with all queries at each;
@@ -156,8 +160,16 @@ def _products(part: NDArray[np.float32], queries: NDArray[np.float32]) -> NDArra
     """
     with np.errstate(invalid="ignore", over="ignore"):  # damage, which the caller finds and names
         if len(queries) <= FEW:
-            return np.vecdot(part[:, None], queries[None])
-        return part @ queries.T
+            return np.vecdot(part[:, None], queries[None], out=out)
+        return np.matmul(part, queries.T, out=out)
+
+
+def _highest(estimates: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The highest of each query, [q]. numpy is slow where rows are many and short: fold them."""
+    rows, queries = estimates.shape
+    if rows % FOLD == 0:
+        estimates = estimates.reshape(FOLD, -1).max(axis=0).reshape(-1, queries)
+    return estimates.max(axis=0)
 
 
 def _candidates(
@@ -171,6 +183,14 @@ def _candidates(
         # `top` rows truly score at least kth - slack, and who does so is estimated at this:
         chosen = chosen[estimates >= kth - 2 * slack]
     return chosen
+
+
+def _sorted(
+    scores: NDArray[np.float64], rows: NDArray[np.int64], top: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The best `top` of them, the best first; where scores are the same, the first row first."""
+    order = np.lexsort((rows, -scores))[:top]
+    return scores[order], rows[order]
 
 
 def _scores(

@@ -26,10 +26,16 @@ class Rows:
     lengths: for each side (source, target; or one) the length of every example.
     budget: the tokens of the last side that a row may hold. The other side gets a budget in
     proportion to its share of the corpus, so that both are full together.
+    share: only this part of the examples is used, chosen at random once and for all.
     """
 
     def __init__(
-        self, lengths: Sequence[NDArray[np.int32]], budget: int, fingerprint: str, seed: int
+        self,
+        lengths: Sequence[NDArray[np.int32]],
+        budget: int,
+        fingerprint: str,
+        seed: int,
+        share: float = 1.0,
     ) -> None:
         self.lengths = [np.asarray(side, dtype=np.int64) for side in lengths]
         if not len(self.lengths[0]):
@@ -43,6 +49,12 @@ class Rows:
                     f"({int(side.max())} of {limit} tokens): raise it or lower data.max_length"
                 )
         self.fingerprint, self.seed = fingerprint, seed
+        count = len(self.lengths[0])
+        self.chosen = np.arange(count)
+        if share < 1:  # the same ones for every seed, so that only the seed differs
+            self.chosen = np.random.default_rng(1).permutation(count)[
+                : max(1, round(share * count))
+            ]
         self._ends: list[int] = []  # rows until the end of each epoch planned so far
         self._epoch = lru_cache(maxsize=2)(self._plan)
 
@@ -63,7 +75,7 @@ class Rows:
         """The order of the examples in an epoch, and where its rows begin and end."""
         name = f"{self.fingerprint} {self.seed} {epoch}".encode()
         random = np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest())))
-        waiting = random.permutation(len(self.lengths[0]))
+        waiting = random.permutation(self.chosen)
         sizes = np.stack([side[waiting] for side in self.lengths], axis=1)  # [examples, sides]
         limit = np.array(self.budgets)
         return fill(waiting, sizes, limit)

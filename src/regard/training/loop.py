@@ -107,7 +107,7 @@ class Trainer:
         )
         budget, seed = self.training.batch_tokens, self.training.seed
         self.sizes = task.sizes(store)
-        self.rows = Rows(self.sizes, budget, store.fingerprint, seed)
+        self.rows = Rows(self.sizes, budget, store.fingerprint, seed, config.data.share)
         self.dtype = choose_dtype(self.training.dtype, processes.device)
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.asked_to_stop = False
