@@ -1,72 +1,101 @@
-"""Write docs/results.md from finished runs: data, command, machine, time, score.
+"""Make docs/results.md: train, evaluate, and write down data, command, machine, time and score.
 
-    python -m benchmarks results RUN:SOURCE:TARGET:WHERE ...
+    python -m benchmarks results run NAME ... --data DIR [--runs runs] [--where "a machine"]
+    python -m benchmarks results write
 
-evaluates each run on its test files and makes the table anew. WHERE is the machine that it was
-trained on, the one thing that a run does not know. Nothing in the table is written by hand.
+`run` trains each recipe (benchmarks/recipes.py) by the command line, as a user would, evaluates it,
+and leaves docs/results/NAME.json. `write` makes the tables from these files. Nothing in them is
+written by hand. NAME may end with * (`sst2-*`).
 """
 
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import json
 import os
 import platform
-import re
+import shlex
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
+from typing import Any
 
-import torch
-
-import regard
+from benchmarks.recipes import DATA, RECIPES, RUNS, Recipe, split
+from benchmarks.tables import tables
+from regard.errors import InputError
 from regard.files import write_file
-from regard.tasks.translate import bleu
-from regard.text.corpus import read_pairs
-from regard.training.progress import duration
 from regard.view.info import final_scores
 
-HEAD = """# Results
-
-Made by `python -m benchmarks results` ({date}; {machine}). BLEU and chrF are sacreBLEU's, cased and
-detokenised; signatures: `{bleu}` and `{chrf}`. Multi30k (29,000 training pairs) is
-task 1 of WMT's multimodal translation; its source states no licence, so it is used as a benchmark
-only and no model made from it is published here. The published text-only Transformer of this size
-has 41.02 there in another protocol (lowercased and tokenised, beam 5, 8,000 updates, checkpoints
-averaged): not the same figure.
-
-The defaults (pre-norm, rate, warm-up, dropout) were chosen on this data set, from two sweeps of
-four runs each on a GPU, one seed a run. They were compared by validation BLEU, but test2016 was
-printed beside it for five of the eight, so the test score is not that of an untouched test set.
-The run below is one seed; its validation BLEU is by greedy search.
-
-| test set | command | trained on | steps | time | BLEU greedy | beam 4 | chrF beam 4 | validation |
-|---|---|---|---|---|---|---|---|---|
-"""
+FOLDER = Path("docs/results")
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks results", description=__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN:SOURCE:TARGET:WHERE")
-    parser.add_argument("--out", type=Path, default=Path("docs/results.md"))
+    steps = parser.add_subparsers(dest="step", required=True)
+    run = steps.add_parser("run")
+    run.add_argument("names", nargs="+")
+    run.add_argument("--data", type=Path, required=True)
+    run.add_argument("--runs", type=Path, default=Path(RUNS))
+    run.add_argument("--where", default="")
+    run.add_argument("--out", type=Path, default=FOLDER)
+    write = steps.add_parser("write")
+    write.add_argument("--out", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args(arguments)
-    rows, signatures = [], {"bleu": "", "chrf": ""}
-    for entry in options.runs:
-        *files, where = entry.split(":")
-        run, source, target = map(Path, files)
-        pairs = [(s, t) for _, s, t in read_pairs(source, target)]
-        model = regard.load(run)
-        sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
-        greedy = bleu(model.translate(sources, beam=1), targets)
-        scores = bleu(model.translate(sources, beam=4, length_penalty=0.6), targets)
-        signatures = {name: scores[f"{name}_signature"] for name in signatures}
-        final = final_scores(run)
-        card = (run / "README.md").read_text(encoding="utf-8")
-        found = re.search(r"- command: (`.*`)", card)
-        rows.append(
-            f"| {source.name.rpartition('.')[0]} ({len(pairs):,}) | {found[1] if found else ''} | "
-            f"{where} | {final['step']:,} | {duration(final['seconds'])} | {greedy['bleu']:.2f} | "
-            f"{scores['bleu']:.2f} | {scores['chrf']:.2f} | {final.get('bleu', '')} |"
-        )
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
-    head = HEAD.format(date=date.today(), machine=machine, **signatures)
-    write_file(options.out, head + "\n".join(rows) + "\n")
-    print(f"{options.out} written")
+    if options.step == "write":
+        found = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in FOLDER.glob("*.json")}
+        write_file(options.out, tables(found))
+        print(f"{options.out} written")
+        return
+    split(options.data, options.runs)
+    chosen = [r for r in RECIPES if any(fnmatch.fnmatch(r.name, n) for n in options.names)]
+    if not chosen:
+        raise InputError(f"no recipe {options.names}: {', '.join(r.name for r in RECIPES)}")
+    for recipe in chosen:
+        result = run_recipe(recipe, options)
+        options.out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(result, indent=1, ensure_ascii=False)
+        write_file(options.out / f"{recipe.name}.json", text + "\n")
+        print(f"{recipe.name}: {result['time']:.0f} s, {result['tests']}")
+
+
+def run_recipe(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
+    """Train (or go on, or find it done) and evaluate."""
+    folder = options.runs / recipe.name
+    if not (folder / "model.safetensors").exists():
+        call([*recipe.train_command(), "--device", recipe.device, "--resume"], options)
+    final = final_scores(folder)
+    tests = {}
+    for name, files in recipe.tests.items():
+        said = call([*recipe.test_command(files), "--json", "--dtype", "float32"], options)
+        tests[name] = json.loads(said)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "name": recipe.name, "date": str(date.today()), "commit": commit.stdout.strip(),
+        "machine": options.where or f"{os.cpu_count()} cores, {platform.machine()}",
+        "train": shown(recipe.train_command()),
+        "evaluate": {n: shown(recipe.test_command(f)) for n, f in recipe.tests.items()},
+        "steps": final["step"], "time": final["seconds"], "weights": final["final"],
+        "validation": {k: v for k, v in final.items() if isinstance(v, float) and k != "seconds"},
+        "tests": tests,
+    }  # fmt: skip
+
+
+def call(words: list[str], options: argparse.Namespace) -> str:
+    real = [real_path(word, options) for word in words]
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", *real], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise InputError(f"regard {shlex.join(real)} ended with {done.returncode}")
+    return done.stdout
+
+
+def real_path(word: str, options: argparse.Namespace) -> str:
+    word = word.replace(DATA, str(options.data))
+    return str(options.runs) + word[len(RUNS) :] if word.startswith(f"{RUNS}/") else word
+
+
+def shown(words: list[str]) -> str:
+    return "regard " + " ".join(words)

@@ -112,7 +112,7 @@ def test_neither_the_block_nor_the_company_shows_in_the_last_bit(tmp_path):
     index = index_of(vectors, tmp_path)
     expected = index.search(queries, 20)
     assert expected == [index.search(query[None], 20)[0] for query in queries]
-    for block in (17, 333, 4999):
+    for block in (17, 320, 4999):
         assert index.search(queries[:12], 20, block) == expected[:12]
 
 

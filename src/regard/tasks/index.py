@@ -277,7 +277,7 @@ def find_or_build(
         except InputError:
             pass  # it is made again
     remove_leftovers(parent)
-    return _build(parent / name, documents, fingerprint, embed, identity, size, quiet)
+    return build_index(parent / name, documents, embed, identity, size, quiet)
 
 
 def build_index(
@@ -290,19 +290,6 @@ def build_index(
     An index that is there already is replaced when the new one is finished, and not before.
     """
     fingerprint = fingerprint_files([documents])
-    return _build(folder, documents, fingerprint, embed, identity, size, quiet)
-
-
-def _build(
-    folder: Path,
-    documents: Path,
-    fingerprint: str,
-    embed: Embed,
-    identity: str,
-    size: int,
-    quiet: bool,
-) -> Index:
-    """Under a temporary name, to the disk, then renamed."""
     ours = {MANIFEST, *FILES}
     with _explained(folder):
         if folder.exists() and not {path.name for path in folder.iterdir()} <= ours:
