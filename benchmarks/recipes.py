@@ -106,7 +106,7 @@ RECIPES = [
     Recipe("babi", "answer", *babi_files, babi_test, BABI),
     Recipe(
         "babi-gpu", "answer", *babi_files, babi_test, device="cuda",
-        options=(*BABI, "training.steps=6000", "training.batch_tokens=400",
+        options=(*BABI, "training.steps=5000", "training.batch_tokens=400",
                  "training.warmup=400", "training.validate_every=1000"),
     ),
     Recipe("squad", "answer", *squad_files, {"test": (f"{DATA}/squad/test.jsonl.xz",)},
