@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from regard import answering
 from regard.answering import one_line
 from regard.cli import main
 from regard.text import corpus, lines
@@ -159,17 +160,61 @@ def test_a_reader_that_has_enough_is_no_error(process):
 
 def test_an_interrupt_ends_it_with_130_and_no_traceback(process):
     assert ask(process, b"The dog slept.\n")
-    for _ in range(
-        30
-    ):  # an interrupt can fall into a finaliser, where Python drops it: press again
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(2)
-            break
-        except subprocess.TimeoutExpired:
-            continue
-    assert process.returncode == 130
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
     assert process.stderr.read() == b""
+
+
+@pytest.fixture
+def waiting(folder, monkeypatch):
+    """`regard translate` in this process: one line comes, and another does not. Gives the code."""
+    monkeypatch.setattr(sys, "argv", ["regard", "translate", "-m", str(folder), "--device", "cpu"])
+    read, write = os.pipe()
+    os.write(write, b"The dog slept.\n")
+    rescue = threading.Timer(60, os.close, [write])  # a test that fails also ends
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def run():
+        rescue.start()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert rescue.is_alive()
+        return ended.value.code
+
+    with open(read) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield run
+    signal.signal(signal.SIGINT, previous)
+    if rescue.is_alive():
+        rescue.cancel()
+        os.close(write)
+
+
+def test_an_interrupt_that_does_not_end_the_waiting_call_is_heard(waiting, capsys, monkeypatch):
+    # It comes to another thread: like one just before the call, it is noted but nobody wakes up.
+    interrupt = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+
+    def show(text):
+        interrupt.start()
+        return text
+
+    monkeypatch.setattr(answering, "one_line", show)
+    assert waiting() == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_that_python_drops_is_heard(waiting, capsys, monkeypatch):
+    class Finaliser:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    def show(text):
+        Finaliser()
+        return text
+
+    monkeypatch.setattr(answering, "one_line", show)
+    assert waiting() == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_an_empty_device_is_no_input(folder):

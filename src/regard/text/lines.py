@@ -16,6 +16,7 @@ from regard.text.corpus import BOM, LONGEST_LINE, decode_line
 MOST_LINES = 4096  # of a block
 MOST_BYTES = 2**20  # of a block before no more is read; a single line may be longer
 READ = 2**18
+TURN = 0.2  # seconds
 
 
 def read_blocks(file: int, name: str) -> Iterator[tuple[int, list[str], int]]:
@@ -56,9 +57,11 @@ def _blocks(file: int, name: str) -> Iterator[tuple[list[bytes], int]]:
             yield block, read
             continue
         try:
+            # In turns: an interrupt just before a call that waits is heard only after the call.
+            while not _ready(file, TURN):
+                pass
             more = os.read(file, READ)
-        except BlockingIOError:  # someone made it so; we would rather wait
-            select.select([file], [], [])
+        except BlockingIOError:  # someone made it so, and took what was there
             continue
         except OSError as error:
             raise InputError(f"{name}: cannot be read ({error.strerror or error})") from None
@@ -73,6 +76,6 @@ def _blocks(file: int, name: str) -> Iterator[tuple[list[bytes], int]]:
         yield lines[start : start + MOST_LINES], read
 
 
-def _ready(file: int) -> bool:
-    """Is there more to read right now?"""
-    return bool(select.select([file], [], [], 0)[0])
+def _ready(file: int, seconds: float = 0) -> bool:
+    """Is there more to read right now, or within so many seconds?"""
+    return bool(select.select([file], [], [], seconds)[0])
