@@ -156,8 +156,13 @@ class Replies(Printer):
         def warn(i: int, said: str) -> None:
             place.warn(list(asked)[i], said)
 
+        def where(i: int) -> str:
+            return place.line(list(asked)[i])
+
         contexts, questions = ([pair[side] for pair in asked.values()] for side in (0, 1))
-        found = self.model.answer(questions, contexts, warn=warn, **self.decoding) if asked else []
+        found = []
+        if asked:
+            found = self.model.answer(questions, contexts, warn=warn, where=where, **self.decoding)
         answers = dict(zip(asked, zip(questions, found, strict=True), strict=True))
         for i in range(len(texts)):
             question, answer = answers.get(i, ("", Answer([], [], 0.0, "empty")))
@@ -262,6 +267,7 @@ class Vectors(Printer):
     def __init__(self, model: Model, options: argparse.Namespace) -> None:
         super().__init__(model, options)
         model.embedder()
+        model.check_pooling(options.pooling)
         self.file = None
         if options.out is not None:
             self.file = VectorFile(options.out, model.config.model.d_model)

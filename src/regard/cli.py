@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from regard import __version__
 from regard.config import SECTIONS, TASKS
 from regard.errors import InputError, TrainingFailed, unknown
+from regard.interrupt import interruptible
 from regard.model.config import PRESETS, STYLES, ModelConfig
 from regard.verbs import VERBS, chosen_decoding, decoding_options, machine_options, model_to_use
 
@@ -47,6 +48,9 @@ def build_parser() -> Parser:
     views = view.add_subparsers(title="views", metavar="VIEW", required=True)
     add_verb(views, "walk", walk, walk_options)
     add_verb(views, "curves", curves, curves_options)
+    lab = verbs.add_parser("lab", help="measurements of the architecture")
+    labs = lab.add_subparsers(title="measurements", metavar="WHAT", required=True)
+    add_verb(labs, "styles", styles, styles_options)
     return parser
 
 
@@ -91,7 +95,11 @@ def demo(options: argparse.Namespace) -> int:
 
 def train_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--task", help=" | ".join(TASKS))
-    verb.add_argument("--train", nargs="+", metavar="FILE", help="translate: SOURCE TARGET")
+    verb.add_argument(
+        "--train", nargs="+", metavar="FILE",
+        help="translate: SOURCE TARGET; classify: label<tab>text; generate, fill: text; answer, "
+        "embed: JSON lines (docs/tasks.md)",
+    )  # fmt: skip
     verb.add_argument("--valid", nargs="+", metavar="FILE", help="held-out data")
     verb.add_argument("--out", metavar="RUN", type=Path, required=True, help="the model's folder")
     verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
@@ -226,6 +234,43 @@ def curves(options: argparse.Namespace) -> int:
     return 0
 
 
+def styles_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--task", default="translate", help="translate | classify")
+    for split, said in (
+        ("train", "translate: SOURCE TARGET; none: the built-in corpus"),
+        ("valid", "held-out data, for the learning curves"),
+        ("test", "what quality is measured on (default: --valid)"),
+    ):
+        verb.add_argument(f"--{split}", nargs="+", metavar="FILE", help=said)
+    verb.add_argument(
+        "--preset", help=" | ".join(PRESETS) + " (tiny; for the built-in corpus of 2 + 2 layers)"
+    )
+    verb.add_argument("--steps", type=int, metavar="N", help="of training, for each style")
+    verb.add_argument("--seed", nargs="+", type=int, default=[1], metavar="N", help="one or more")
+    verb.add_argument("--out", type=Path, default=Path("regard-styles"), metavar="DIR")
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
+        help="change one option; layers are the encoder-decoder's; repeatable",
+    )  # fmt: skip
+    machine_options(verb)
+
+
+def styles(options: argparse.Namespace) -> int:
+    """Train the three styles on one task; compare quality, parameters and time."""
+    values = settings(options.assignments)
+    if options.steps is not None:
+        values["training"] = {"steps": options.steps, **values.get("training", {})}
+    from regard.lab.styles import compare
+
+    files = {split: getattr(options, split) for split in ("train", "valid", "test")}
+    report = compare(
+        options.out, options.task, files, options.preset, values, options.seed,
+        options.device, options.quiet,
+    )  # fmt: skip
+    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    return 0
+
+
 def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
     """`--set model.heads=4 ...`: keys and values by section."""
     values: dict[str, dict[str, Any]] = {}
@@ -273,9 +318,10 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale is: so are our files
     try:
-        options = build_parser().parse_args(sys.argv[1:] or ["--help"])
-        code = options.run(options)
-        sys.stdout.flush()  # here, where a closed pipe is understood
+        with interruptible():
+            options = build_parser().parse_args(sys.argv[1:] or ["--help"])
+            code = options.run(options)
+            sys.stdout.flush()  # here, where a closed pipe is understood
         sys.exit(code)
     except (InputError, TrainingFailed) as error:
         if "--debug" in sys.argv:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regard.errors import InputError, unknown
-from regard.model.config import DERIVED, ModelConfig, check_types
+from regard.model.config import DERIVED, STYLES, ModelConfig, check_types
 
 TASKS = ("translate", "answer", "generate", "classify", "fill", "embed")
 # Of one sentence: memory grows with the product of both.
@@ -35,6 +35,7 @@ class DataConfig:
     documents: str = "blank-line"  # where a document ends: at a blank-line, or with its file
     duplicates: str = "keep"  # rows that stand there twice: keep (and say so), drop, refuse
     labels: list[str] = field(default_factory=list)  # classify: the classes; none: those of train
+    bleu: str = "13a"  # how sacreBLEU cuts translations into words; zh for Chinese, char for others
     mask: float = 0.15  # fill: the fraction of the tokens that are to be guessed
     whole_words: bool = False  # fill: all tokens of a word are masked, or none
 
@@ -46,6 +47,7 @@ class DataConfig:
         fraction("data.bpe_dropout", self.bpe_dropout)
         choice("data.documents", self.documents, ("blank-line", "file"))
         choice("data.duplicates", self.duplicates, ("keep", "drop", "refuse"))
+        choice("data.bleu", self.bleu, ("13a", "intl", "zh", "char", "none"))
         fraction("data.mask", self.mask)
         if not 0 < self.share <= 1:
             raise InputError(f"data.share must be in (0, 1], not {self.share}")
@@ -203,19 +205,17 @@ class Config:
         data = section(DataConfig, "data", chosen("data"))
         model = build_model(task, preset, data, values.get("model", {}), start)
         decoding = section(DecodingConfig, "decoding", chosen("decoding"))
-        check_task(task, model, data)
-        writes = decoding.max_length if model.has_decoder else 0
-        if model.positions == "learned" and model.max_length < data.max_length + writes:
-            raise InputError(
-                f"model.max_length={model.max_length} with model.positions=learned is less than "
-                f"data.max_length={data.max_length} and decoding.max_length={writes}"
-                " together need"
-            )
+        check_positions(task, model, data, decoding)
         training = section(TrainingConfig, "training", chosen("training"))
         if training.learning_rate is DERIVED:
             rate = (model.d_model * training.warmup) ** -0.5
             rate *= 1.0 if start is None else FINE  # what was learned is not to be forgotten
             training = replace(training, learning_rate=rate)
+        if training.balance and model.head != "classifier":
+            raise InputError(
+                f"training.balance=true and --task {task} with model.style={model.style} exclude "
+                "each other: only a classifier has classes that can be weighed"
+            )
         return cls(
             task=task,
             model=model,
@@ -291,6 +291,7 @@ def build_model(
         # How many classes there are is known for certain once the files have been read.
         defaults |= {"head": "classifier", "classes": max(2, len(data.labels))}
     values = {**defaults, **values}
+    check_task(task, values.get("style", STYLES[0]), data)
     if start is not None and preset is None:
         model = ModelConfig.from_dict(values)
     else:
@@ -303,15 +304,33 @@ def build_model(
     return model
 
 
-def check_task(task: str, model: ModelConfig, data: DataConfig) -> None:
+def check_task(task: str, style: str, data: DataConfig) -> None:
     styles = STYLES_OF_TASK.get(task)
-    if styles and model.style not in styles:
+    if styles and style in STYLES and style not in styles:
         raise InputError(
-            f"--task {task} and model.style={model.style} exclude each other: "
+            f"--task {task} and model.style={style} exclude each other: "
             f"it needs {' or '.join(styles)}"
         )
     if task != "translate" and not data.shared_vocabulary:
         raise InputError(f"--task {task} and data.shared_vocabulary=false exclude each other")
+
+
+def check_positions(
+    task: str, model: ModelConfig, data: DataConfig, decoding: DecodingConfig
+) -> None:
+    """Learned positions end somewhere: the longest row that there may be must fit."""
+    writes = decoding.max_length if model.has_decoder else 0
+    behind = writes
+    if task in ("translate", "answer") and model.style != "encoder-decoder":
+        # Input and target stand in one row; an encoder's has its slots (tasks/sequences.py).
+        behind = max(writes, data.max_length if model.has_decoder else data.max_length * 3 // 2 + 8)
+    longest = data.max_length + behind
+    if model.positions == "learned" and model.max_length < longest:
+        raise InputError(
+            f"model.max_length={model.max_length} with model.positions=learned is less than the "
+            f"{longest} that data.max_length={data.max_length} and "
+            f"decoding.max_length={writes} together need"
+        )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ by sacreBLEU's own implementation of both, with its signatures.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from regard.training.machine import keep_freed_memory
 
 SURE = 0.05  # a p below is called a difference
 LARGEST_CONFUSION = 12  # classes; more fill no screen
+WIDE = 160  # columns of a table that goes into a file: one line for each metric
 
 
 @dataclass
@@ -52,10 +54,14 @@ class Report:
 
     def show(self) -> None:
         console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = WIDE
         table = Table("metric", "score", "95% interval", box=None, pad_edge=False)
         if self.against:
             for name in (f"against {Path(self.against).name}", "difference", "p", ""):
                 table.add_column(name)
+        for column in table.columns:
+            column.overflow = "fold"  # a name may be long, but must not lose its end
         for name, value in self.evaluation.scores.items():
             if name.endswith("_signature"):
                 continue
@@ -106,10 +112,14 @@ def evaluate_model(options: argparse.Namespace, decoding: dict[str, Any]) -> Rep
     examples = read(model, files)
     with progress("evaluating", None, options.quiet):
         found = evaluated(model, examples, decoding)
+        for i, count in found.pieces.items():
+            pair = isinstance(model.task, Translate)
+            path, row = (files[0], examples[i]) if pair else examples[i]
+            print(f"regard: {path}:{row.line}: {model.in_pieces(count)}", file=sys.stderr)
         if other is None:
-            return judged(model.task.name, found, None, options)
+            return judged(model, found, None, options)
         read(other, files)  # labels that it does not know, say
-        return judged(model.task.name, found, evaluated(other, examples, decoding), options)
+        return judged(model, found, evaluated(other, examples, decoding), options)
 
 
 def read(model: Model, files: list[Path]) -> list[Any]:
@@ -129,11 +139,11 @@ def evaluated(model: Model, examples: list[Any], decoding: dict[str, Any]) -> Ev
 
 
 def judged(
-    task: str, ours: Evaluation, theirs: Evaluation | None, options: argparse.Namespace
+    model: Model, ours: Evaluation, theirs: Evaluation | None, options: argparse.Namespace
 ) -> Report:
-    if task == Translate.name:
-        return judged_by_sacrebleu(ours, theirs, options)
-    report = Report(task, ours, intervals(ours.metrics, ours.count, options.samples))
+    if isinstance(model.task, Translate):
+        return judged_by_sacrebleu(ours, theirs, options, model.config.data.bleu)
+    report = Report(model.task.name, ours, intervals(ours.metrics, ours.count, options.samples))
     if theirs is not None:
         if theirs.count != ours.count:
             raise InputError(
@@ -147,7 +157,7 @@ def judged(
 
 
 def judged_by_sacrebleu(
-    ours: Evaluation, theirs: Evaluation | None, options: argparse.Namespace
+    ours: Evaluation, theirs: Evaluation | None, options: argparse.Namespace, words: str
 ) -> Report:
     """sacreBLEU's bootstrap, and its paired bootstrap against the other model."""
     from sacrebleu.metrics.bleu import BLEU
@@ -158,18 +168,22 @@ def judged_by_sacrebleu(
     if theirs is not None:
         systems.insert(0, ("theirs", theirs.answers))
     _, found = PairedTest(
-        systems, {"BLEU": BLEU(), "chrF2": CHRF()}, [ours.references], "bs", options.samples
-    )()
+        systems, {"BLEU": BLEU(tokenize=words), "chrF2": CHRF()}, [ours.references], "bs",
+        options.samples,
+    )()  # fmt: skip
     report = Report(Translate.name, ours, {})
     for name, column in (("bleu", "BLEU"), ("chrf", "chrF2")):
         own, base = found[column][-1], found[column][0]
         assert isinstance(own, Result)
         assert isinstance(base, Result)
         if own.mean is not None and own.ci is not None:
-            report.ranges[name] = own.mean - own.ci, own.mean + own.ci
+            middle, half = float(own.mean), float(own.ci)
+            report.ranges[name] = middle - half, middle + half
         if theirs is not None and own.p_value is not None:
             difference = own.score - base.score
-            report.differences[name] = Comparison(difference, None, None, float(own.p_value))
+            # It counts what is larger than the difference: nothing is, where there is none.
+            p = float(own.p_value) if difference else 1.0
+            report.differences[name] = Comparison(difference, None, None, p)
     if theirs is not None:
         report.against, report.theirs = str(options.against), theirs.scores
     return report

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +21,9 @@ from regard.decoding.answers import Answer
 from regard.decoding.search import Wanted
 from regard.errors import InputError
 from regard.files import cache_folder, checksum
+from regard.model.config import CHOICES
 from regard.model.transformer import Transformer
-from regard.tasks.answer import Asked, Questions
+from regard.tasks.answer import Asked, Questions, numbered
 from regard.tasks.classify import Classify, Label
 from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill, Filled
@@ -111,7 +112,7 @@ class Model:
         warn = warn or python_warning(3)
         for i, answer in enumerate(answers):
             if answer.pieces:
-                warn(i, self._in_pieces(len(answer.pieces)))
+                warn(i, self.in_pieces(len(answer.pieces)))
         return answers
 
     def stream(
@@ -121,18 +122,21 @@ class Model:
         check_text(text, prefix)
         if isinstance(self.task, Generate):
             decoding = self.decoding(options)
+            if self.task.is_cut(self.task.request(text, self.longest).source):
+                (warn or python_warning(3))(0, self._only("end"))
             return self.task.stream(self.transformer, text, decoding, self.longest)
         task = self.of(Translate)
         requests = task.requests([text], self.longest, prefix)[0]
         if len(requests) > 1:
-            (warn or python_warning(3))(0, self._in_pieces(len(requests)))
+            (warn or python_warning(3))(0, self.in_pieces(len(requests)))
         return task.stream(self.transformer, requests, self.decoding(options))
 
-    def _in_pieces(self, count: int) -> str:
-        return (
-            f"longer than the {self.longest} tokens that the model was trained on: "
-            f"translated in {count} pieces"
-        )
+    def in_pieces(self, count: int) -> str:
+        """What is said of a text that had to be cut."""
+        done = f"translated in {count} pieces"
+        if isinstance(self.task, Questions):
+            done = f"the best answer of {count} windows is given"
+        return f"longer than the {self.longest} tokens that the model was trained on: {done}"
 
     def score(self, pairs: Sequence[tuple[str, str]], *, warn: Warn | None = None) -> list[Answer]:
         """How probable given translations are: (source, translation) pairs. What is longer than
@@ -154,9 +158,16 @@ class Model:
     # ---- the other tasks ----------------------------------------------------------------
 
     def answer(
-        self, questions: Texts, context: Texts, *, warn: Warn | None = None, **options: Any
+        self,
+        questions: Texts,
+        context: Texts,
+        *,
+        warn: Warn | None = None,
+        where: Callable[[int], str] = numbered,
+        **options: Any,
     ) -> list[Answer]:
-        """The answer to each question from its context, or from one context for all."""
+        """The answer to each question from its context, or from one context for all; `where` names
+        a question that is too long."""
         asked, contexts = listed(questions), listed(context)
         if len(contexts) == 1:
             contexts *= len(asked)
@@ -164,11 +175,10 @@ class Model:
             raise InputError(f"{len(asked)} questions but {len(contexts)} contexts")
         pairs = [Asked(c, q) for c, q in zip(contexts, asked, strict=True)]
         task, decoding = self.of(Questions), self.decoding(options)
-        answers = task.answer(self.transformer, pairs, decoding, self.longest)
+        answers = task.answer(self.transformer, pairs, decoding, self.longest, where=where)
         for i, answer in enumerate(answers):
             if answer.pieces:
-                said = f"longer than the model's {self.longest} tokens: the best answer of "
-                (warn or python_warning(3))(i, f"{said}{len(answer.pieces)} windows is given")
+                (warn or python_warning(3))(i, self.in_pieces(len(answer.pieces)))
         return answers
 
     def generate(
@@ -179,9 +189,8 @@ class Model:
         decoding = self.decoding(options)
         answers = task.answer(self.transformer, texts, decoding, self.longest, until)
         for i, answer in enumerate(answers):
-            if len(answer.source) >= self.longest:
-                said = f"longer than the {self.longest} tokens that the model was trained on: "
-                (warn or python_warning(3))(i, said + "only its end was read")
+            if task.is_cut(answer.source):
+                (warn or python_warning(3))(i, self._only("end"))
         return answers
 
     def classify(self, texts: Texts, *, warn: Warn | None = None) -> list[Label]:
@@ -191,7 +200,7 @@ class Model:
         return task.classify(self.transformer, texts)
 
     def fill(
-        self, texts: Texts, top: int = 5, where: Callable[[int], str] = "text {}".format
+        self, texts: Texts, top: int = 5, where: Callable[[int], str] = lambda i: f"text {i + 1}"
     ) -> list[Filled]:
         """The best words for each <mask> of each text; `where` names a text that has none."""
         if top < 1:
@@ -202,9 +211,16 @@ class Model:
         self, texts: Texts, *, pooling: str = "", warn: Warn | None = None
     ) -> NDArray[np.float32]:
         """A vector of unit length for each text: [texts, D]. pooling: mean, cls or last."""
-        texts = listed(texts)
+        texts, embedder = listed(texts), self.embedder()
+        self.check_pooling(pooling)
         self._warn_cut(texts, warn or python_warning(3))
-        return self.embedder().embed(self.transformer, texts, pooling)
+        return embedder.embed(self.transformer, texts, pooling)
+
+    def check_pooling(self, pooling: str) -> None:
+        """Refuse what is no way to make one vector of many; none: the model's own."""
+        if pooling:
+            choice("pooling", pooling, CHOICES["pooling"])
+            replace(self.config.model, head="pooling", classes=None, pooling=pooling)
 
     def embed_tokens(self, texts: Texts) -> list[tuple[list[str], NDArray[np.float32]]]:
         """For each text its tokens and the vector of each in this context: [n, D]."""
@@ -225,7 +241,8 @@ class Model:
         """The vectors of a file's lines, made now or found: in `folder`, or in the cache."""
         embedder, size = self.embedder(), self.config.model.d_model
         weights = self.folder / "model.safetensors" if self.folder else None
-        identity = f"{checksum(weights) if weights else id(self)} {embedder.pooling}"
+        name = checksum(weights) if weights else str(id(self))
+        identity = f"{name} {embedder.pooling} {self.transformer.output_matrix().dtype}"
 
         def embed(texts: list[str]) -> NDArray[np.float32]:
             return embedder.embed(self.transformer, texts)
@@ -240,8 +257,11 @@ class Model:
     def _warn_cut(self, texts: list[str], warn: Warn) -> None:
         for i, ids in enumerate(self.task.tokenizer.encode_batch(texts)):
             if len(ids) >= self.longest:
-                said = f"longer than the {self.longest} tokens that the model was trained on: "
-                warn(i, said + "only its beginning was read")
+                warn(i, self._only("beginning"))
+
+    def _only(self, part: str) -> str:
+        long = f"longer than the {self.longest} tokens that the model was trained on"
+        return f"{long}: only its {part} was read"
 
     # ---- options ------------------------------------------------------------------------
 
@@ -250,7 +270,8 @@ class Model:
         values = asdict(self.config.decoding) | options
         if options.get("temperature") and "beam" not in options:
             values["beam"] = 1
-        if options.get("beam", 1) > 1 and "temperature" not in options:
+        beam = options.get("beam")  # of any type: it is checked with all others below
+        if isinstance(beam, int) and beam > 1 and "temperature" not in options:
             values |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
         return section(DecodingConfig, "decoding", values)
 

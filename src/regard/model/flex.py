@@ -9,6 +9,7 @@ only, so rows of a fixed size never recompile.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -82,5 +83,7 @@ def kernel(device: str) -> Callable[..., Any]:
     """Compiled on a GPU; elsewhere PyTorch's own slow version, which is enough to test with."""
     from torch.nn.attention.flex_attention import flex_attention
 
+    # At each compilation it warns that the result will not be kept on the disk.
+    logging.getLogger("torch._functorch._aot_autograd.autograd_cache").setLevel(logging.ERROR)
     function: Callable[..., Any] = flex_attention
     return torch.compile(function) if device == "cuda" else function

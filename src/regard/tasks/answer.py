@@ -8,7 +8,7 @@ out, and counted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +22,17 @@ from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.metrics import exact_match, token_f1
 from regard.tasks.sequences import SEP, Sequences, asked
-from regard.tasks.task import Evaluation, Ids, Say, read_rows
+from regard.tasks.task import Evaluation, Ids, Say, in_pieces, read_rows
 from regard.text.corpus import Position, Question, Report, read_questions
 from regard.text.store import Chunk, Store, build, in_chunks, token_type
+from regard.text.tokenizer import Tokenizer
 
 Example = tuple[Path, Question]
+Where = Callable[[int], str]  # what a question is called, by its number from 0
+
+
+def numbered(i: int) -> str:
+    return f"question {i + 1}"
 
 
 class Asked(NamedTuple):
@@ -38,6 +44,16 @@ class Questions(Sequences):
     name = "answer"
     better = "f1"
 
+    def __init__(
+        self,
+        source: Tokenizer,
+        target: Tokenizer,
+        style: str = "encoder-decoder",
+        longest: int = 512,
+    ) -> None:
+        super().__init__(source, target, style)
+        self.longest = longest
+
     @classmethod
     def read(
         cls, files: Sequence[Path], config: Config, say: Say | None = None
@@ -47,6 +63,20 @@ class Questions(Sequences):
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:
         return example[1][1:4]
+
+    def check(self, example: Example) -> None:
+        path, row = example
+        self.room(self.target.encode(row.question), self.longest, f"{path}:{row.line}")
+
+    def room(self, question: Sequence[int], longest: int, where: str) -> int:
+        """Tokens of a context that are read together with a question."""
+        room = longest - len(question) - 2  # 2: <sep>, and what closes the input
+        if room < 1:
+            raise InputError(
+                f"{where}: the question has {len(question)} tokens: with its context the model "
+                f"reads at most {longest}"
+            )
+        return room
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
@@ -76,19 +106,20 @@ class Questions(Sequences):
 
     # ---- use ----------------------------------------------------------------------------
 
-    def requests(self, asked_for: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
+    def requests(
+        self,
+        asked_for: Sequence[Asked],
+        longest: int,
+        most: int,
+        where: Where = numbered,
+    ) -> list[list[Request]]:
         """One request for each question, or one for each window of its context. An answer has at
-        most `most` tokens, however long its context is."""
+        most `most` tokens, however long its context is. `where` names a question."""
         contexts = self.target.encode_batch([one.context for one in asked_for])
         questions = self.target.encode_batch([one.question for one in asked_for])
         found = []
         for i, (context, question) in enumerate(zip(contexts, questions, strict=True)):
-            room = longest - len(question) - 2  # 2: <sep>, and what closes the input
-            if room < 1:
-                raise InputError(
-                    f"question {i + 1} has {len(question)} tokens: with its context the model "
-                    f"reads at most {longest}"
-                )
+            room = self.room(question, longest, where(i))
             starts = range(0, max(1, len(context) - room // 2), max(1, room // 2))
             if len(context) <= room:
                 starts = range(1)
@@ -105,9 +136,10 @@ class Questions(Sequences):
         options: DecodingConfig,
         longest: int,
         wanted: Wanted = NOTHING,
+        where: Where = numbered,
     ) -> list[Answer]:
         """The answer to each question, the best of those to the windows of a long context."""
-        groups = self.requests(asked_for, longest, options.max_length)
+        groups = self.requests(asked_for, longest, options.max_length, where)
         flat = [request for group in groups for request in group]
         found = iter(self.found(model, flat, options, wanted))
         answers = []
@@ -150,5 +182,5 @@ class Questions(Sequences):
         samples = [f"{row.question} -> {a}  (wanted: {row.answer})" for a, row in pairs[:3]]
         return Evaluation(
             scores, metrics, len(rows), samples, answers, [row.answer for row in rows],
-            {"exact_by_task": details} if details else {},
+            {"exact_by_task": details} if details else {}, in_pieces(found),
         )  # fmt: skip

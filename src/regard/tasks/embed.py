@@ -124,8 +124,8 @@ class Embed(Task):
     ) -> Pairs:
         sides = [[store.tokens(side, int(i)) for i in examples] for side in (0, 1)]
         row = packed([*sides[0], *sides[1]], device)
-        names = [[hash(ids.tobytes()) for ids in side] for side in sides]
-        same = np.any([np.equal.outer(side, side) for side in map(np.array, names)], axis=0)
+        a, b = (np.array([hash(ids.tobytes()) for ids in side]) for side in sides)
+        same = np.any([np.equal.outer(x, y) for x in (a, b) for y in (a, b)], axis=0)
         scores = None
         if store.sides == 3:
             values = np.concatenate([store.tokens(2, int(i)) for i in examples])
@@ -142,19 +142,19 @@ class Embed(Task):
         a, b = vectors.chunk(2)
         if batch.scores is None:
             similar = self.scale * a @ b.t()  # [B, B]
-            wrong = batch.same & ~torch.eye(len(a), dtype=torch.bool, device=a.device)
-            similar = similar.masked_fill(wrong, -torch.inf)
-            own = torch.arange(len(a), device=a.device)
-            loss = 0.5 * sum(
-                F.cross_entropy(s, own, reduction="sum", label_smoothing=smoothing)
-                for s in (similar, similar.t())
-            )
+            out = batch.same & ~torch.eye(len(a), dtype=torch.bool, device=a.device)
+            loss = similar.new_zeros(())
+            for each in (similar, similar.t()):  # a among all b, b among all a
+                odds = each.masked_fill(out, -torch.inf).log_softmax(-1)
+                # By hand, because smoothing must not count what is left out either.
+                spread = odds.masked_fill(out, 0).sum(-1) / (~out).sum(-1)
+                wanted = (1 - smoothing) * odds.diagonal() + smoothing * spread
+                loss = loss - 0.5 * wanted.sum()
         else:
             cosine = self.scale * (a * b).sum(-1)  # [B]
             worse = batch.scores[:, None] > batch.scores  # [B, B]: i is more alike than j
             excess = (cosine - cosine[:, None])[worse]
             loss = len(a) * torch.cat([excess.new_zeros(1), excess]).logsumexp(0)
-        assert isinstance(loss, Tensor)
         return loss, loss.detach()
 
     # ---- use ----------------------------------------------------------------------------
@@ -195,10 +195,8 @@ class Embed(Task):
         is the nearest of all partners."""
         a, b = (self.embed(model, [getattr(row, side) for _, row in examples]) for side in "ab")
         if examples[0][1].score is None:
-            own = (a * b).sum(1)
-            better = np.array(
-                [int((b @ one > mine).sum()) for one, mine in zip(a, own, strict=True)]
-            )
+            cosines = (b @ one for one in a)  # all of one sum, or rounding would rank them
+            better = np.array([int((row > row[i] + 1e-6).sum()) for i, row in enumerate(cosines)])
             metrics = {
                 "nearest": lambda chosen: float((better[chosen] == 0).mean()),
                 "reciprocal_rank": lambda chosen: float((1 / (1 + better[chosen])).mean()),

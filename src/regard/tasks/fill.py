@@ -122,7 +122,8 @@ class Fill(Documents):
             gaps = row.tokens == Tokenizer.mask
             logits = product(model.head.words(hidden[gaps]), matrix, model.head.bias)
             logits[:, : len(SPECIALS)] = -math.inf  # no text has them
-            best = logits.softmax(-1, dtype=torch.float32).topk(min(top, logits.shape[1]))
+            most = min(top, logits.shape[1] - len(SPECIALS))
+            best = logits.softmax(-1, dtype=torch.float32).topk(most)
             counts = [int(part.sum()) for part in row.split(gaps)]
             sides = (best.indices.split(counts), best.values.split(counts))
             return [(i.tolist(), v.tolist()) for i, v in zip(*sides, strict=True)]
@@ -136,7 +137,8 @@ class Fill(Documents):
             text = part[0]
             for gap, after in zip(gaps, part[1:], strict=True):
                 word = gap.candidates[0][0]
-                text = (text.rstrip(" ") if word.startswith(" ") else text) + word + after
+                blank = self.tokenizer.kind == "bpe" and word.startswith(" ")
+                text = (text.removesuffix(" ") if blank else text) + word + after
             found.append(Filled(text, gaps))
         return found
 
@@ -183,9 +185,8 @@ class Fill(Documents):
                 logits = product(vectors, matrix, model.head.bias).float()
                 said = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
             best = logits.argmax(-1) == batch.labels
-            owner = np.array(some)[
-                np.searchsorted(batch.source.offsets.cpu(), batch.where.cpu(), "right") - 1
-            ]
+            ends, places = batch.source.offsets.cpu().numpy(), batch.where.cpu().numpy()
+            owner = np.array(some)[np.searchsorted(ends, places, "right") - 1]
             for sums, values in (
                 (likelihood, -said),
                 (right, best),
@@ -193,9 +194,12 @@ class Fill(Documents):
             ):
                 np.add.at(sums, owner, values.double().cpu().numpy())
 
+        def mean(values: NDArray[Any], chosen: Ids) -> float:
+            return float(values[chosen].sum() / max(1.0, count[chosen].sum()))
+
         metrics = {
-            "perplexity": lambda chosen: math.exp(likelihood[chosen].sum() / count[chosen].sum()),
-            "accuracy": lambda chosen: float(right[chosen].sum() / count[chosen].sum()),
+            "perplexity": lambda chosen: math.exp(min(mean(likelihood, chosen), 50.0)),
+            "accuracy": lambda chosen: mean(right, chosen),
         }
         whole = np.arange(len(rows))
         scores: dict[str, Any] = {n: round(metric(whole), 4) for n, metric in metrics.items()}

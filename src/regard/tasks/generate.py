@@ -75,6 +75,10 @@ class Generate(Documents):
         ids = self.tokenizer.encode(prompt)
         return Request([Tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
 
+    def is_cut(self, source: Sequence[int]) -> bool:
+        """Whether only the end of a prompt is read."""
+        return source[0] != Tokenizer.bos
+
     def stream(
         self, model: Transformer, prompt: str, options: DecodingConfig, longest: int
     ) -> Iterator[str]:

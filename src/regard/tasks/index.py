@@ -97,7 +97,7 @@ class Index:
                 f"the query has: another model made it: {REMEDY}"
             )
         if not np.isfinite(queries).all():
-            raise InputError("a query's vector has numbers that are not finite: is the model?")
+            raise InputError("a query's vector has numbers that are not finite: try another model")
         found: list[list[Hit]] = []
         for start in range(0, len(queries), TOGETHER):
             some = np.ascontiguousarray(queries[start : start + TOGETHER], FLOAT)

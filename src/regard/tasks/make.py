@@ -43,6 +43,8 @@ def learn_task(
         found = lines(side, None if side else say)
         return Tokenizer.learn(found, data.vocabulary, data.vocabulary_size, quiet)
 
+    if given is None and data.vocabulary == "byte":
+        given = (learn(None),) * 2  # nothing is learned, and so nothing was read
     if given is not None:
         for _ in lines(None, say):
             pass
@@ -68,7 +70,7 @@ def make_task(
     if config.task == "translate":
         return Translate(source, target, style)
     if config.task == "answer":
-        return Questions(source, target, style)
+        return Questions(source, target, style, data.max_length)
     if config.task == "generate":
         return Generate(target, style, data.max_length)
     if config.task == "fill":
@@ -87,6 +89,11 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
 
 def load_task(folder: Path, config: Config) -> Task:
     labels, temperature = load_labels(folder) if config.task == "classify" else ([], 1.0)
+    if config.model.classes not in (None, len(labels)):
+        raise InputError(
+            f"{folder / 'labels.json'}: {len(labels)} labels, but the model has "
+            f"{config.model.classes} classes"
+        )
     return make_task(config, load_tokenizers(folder), labels, temperature)
 
 
@@ -97,7 +104,8 @@ def load_labels(folder: Path) -> tuple[list[str], float]:
             whole = json.loads(file.read(64 * 2**20))
         labels, temperature = whole["labels"], float(whole["temperature"])
         valid = (
-            2 <= len(labels) <= MOST_LABELS
+            isinstance(labels, list)
+            and 2 <= len(labels) <= MOST_LABELS
             and all(isinstance(label, str) for label in labels)
             and len(set(labels)) == len(labels)
             and 0.01 <= temperature <= 100

@@ -10,6 +10,7 @@ encoder          one row: input <sep> <mask> <mask> ...; every slot is filled at
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -150,7 +151,15 @@ class Sequences(Task):
         wanted: Wanted = NOTHING,
     ) -> list[Answer]:
         """The answers to requests, with their texts."""
+        requests = [self.bounded(request, options) for request in requests]
         return [self.spell(answer) for answer in decode(model, requests, options, wanted)]
+
+    def bounded(self, request: Request, options: DecodingConfig) -> Request:
+        """decoding.max_length counts from the input's length, as it does where an encoder has it:
+        to a search, what a decoder reads before its answer is no source."""
+        if self.style != "decoder" or request.limit is not None:
+            return request
+        return replace(request, limit=len(request.source) + options.max_length)
 
     def stream(
         self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
@@ -160,7 +169,7 @@ class Sequences(Task):
         for i, request in enumerate(requests):
             if i:
                 yield " "
-            yield from stream(model, request, options, self.target)
+            yield from stream(model, self.bounded(request, options), options, self.target)
 
     def score(
         self,

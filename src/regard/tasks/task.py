@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config import Config, DecodingConfig
+from regard.decoding.answers import Answer
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.transformer import Transformer
@@ -60,6 +61,12 @@ class Evaluation:
     answers: list[str] = field(default_factory=list)  # texts, where the task writes any
     references: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)  # tables for programs and pictures
+    pieces: dict[int, int] = field(default_factory=dict)  # example -> pieces, if it was too long
+
+
+def in_pieces(answers: Sequence[Answer]) -> dict[int, int]:
+    """Which texts had to be cut, and into how many pieces."""
+    return {i: len(answer.pieces) for i, answer in enumerate(answers) if answer.pieces}
 
 
 class Task(ABC):

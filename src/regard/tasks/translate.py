@@ -19,7 +19,7 @@ from regard.decoding.search import NOTHING, Wanted
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.sequences import Sequences, asked
-from regard.tasks.task import Evaluation, Say
+from regard.tasks.task import Evaluation, Say, in_pieces
 from regard.text.corpus import Pair, Report, read_pairs
 from regard.text.store import Store, build_pairs
 
@@ -99,9 +99,10 @@ class Translate(Sequences):
             f"{source} -> {answer}  (wanted: {target})"
             for source, answer, target in zip(sources, answers, wanted, strict=True)
         ]
+        scores = bleu(answers, wanted, config.data.bleu)
         return Evaluation(
-            bleu(answers, wanted), count=len(examples), samples=samples, answers=answers,
-            references=wanted,
+            scores, count=len(examples), samples=samples, answers=answers, references=wanted,
+            pieces=in_pieces(found),
         )  # fmt: skip
 
 
@@ -159,13 +160,16 @@ def together(answers: list[Answer]) -> Answer:
     )
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-    """sacreBLEU and chrF, cased and detokenised, with their signatures."""
+def bleu(
+    hypotheses: Sequence[str], references: Sequence[str], words: str = "13a"
+) -> dict[str, Any]:
+    """sacreBLEU and chrF, cased and detokenised, with their signatures. words: what BLEU's words
+    are, which in Chinese, say, no blank tells."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     scores: dict[str, Any] = {}
-    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+    for name, metric in (("bleu", BLEU(tokenize=words)), ("chrf", CHRF())):
         score = metric.corpus_score(list(hypotheses), [list(references)])
         scores[name] = round(score.score, 2)
         scores[f"{name}_signature"] = str(metric.get_signature())

@@ -207,15 +207,11 @@ def read_documents(
                     raise InputError(f"{path}:{number}: the document is empty: remove the row")
                 yield Document(number, text)
             continue
-        if whole and (not parts or size + len(line) <= LONGEST_DOCUMENT):
-            start = start or number
-            parts.append(line)
-            size += len(line) + 1
-            continue
-        if parts and (not line.strip() or size + len(line) > LONGEST_DOCUMENT):
-            yield Document(start, "\n".join(parts))
+        ends = size + len(line) > LONGEST_DOCUMENT or not (whole or line.strip())
+        if parts and ends:
+            yield Document(start, "\n".join([*parts, ""] if whole else parts))
             parts, size = [], 0
-        if line.strip():
+        if whole or line.strip():
             if not parts:
                 start = number
             parts.append(line)
@@ -255,9 +251,8 @@ def _format(
         skipped.append((number, line))
         if line.strip():
             as_json = as_json or line.lstrip().startswith("{")
-            break
-        skipped.clear()  # blank lines before the first document separate nothing
-    return as_json, chain(skipped, lines)
+            return as_json, chain(skipped, lines)
+    return as_json, iter(())  # nothing but blank lines
 
 
 @dataclass

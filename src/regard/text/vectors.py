@@ -21,6 +21,8 @@ class VectorFile:
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size, self.count = path, size, 0
         self.temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder, not a file")
         try:
             self.file = self.temporary.open("wb")
         except OSError as error:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWN = ("loss", "valid_loss", "learning_rate", "tokens_per_second")
-LOWER_IS_BETTER = ("valid_loss", "valid_perplexity")
+LOWER_IS_BETTER = ("valid_loss", "valid_perplexity", "valid_bits_per_byte")
 NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # other scores are called as they are written
 COLOURS = ("#0b62a4", "#bf4a00", "#222222", "#00785a", "#8a2a63")
 DASHES = ("-", (0, (6, 2)), (0, (8, 2, 1.5, 2)), (0, (1.5, 1.5)))

@@ -1,0 +1,242 @@
+"""`regard lab styles`: the three styles on one task, measured side by side.
+
+Input -> target is a task for each of them (tasks/sequences.py says how each reads it), so they can
+have the same files, the same vocabulary and the same examples. Two things are evened out, since
+they would decide the comparison before it begins:
+
+layers  An encoder-decoder of N + N layers has two stacks, and cross-attention between them. A
+        style of one stack gets as many layers as come nearest to its number of parameters.
+batch   `training.batch_tokens` counts target tokens, or texts, or whole rows, as the style has
+        it. It is taken as the task's usual style counts (translate: the encoder-decoder's target
+        tokens; classify: the encoder's text), and scaled for the others by how many tokens they
+        count in the same files: a step holds about the same examples for all, in the same order.
+
+What a model learned is kept in --out and found again; times are measured anew at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from regard.config import DEFAULTS, Config
+from regard.errors import InputError, unknown
+from regard.files import cache_folder, write_file
+from regard.lab.styles_measured import QUALITY, Style, judge, time_answers, time_training
+from regard.lab.styles_report import Report, draw_styles
+from regard.model.config import STYLES, ModelConfig
+from regard.model.parameters import closed_form
+from regard.models import load
+from regard.run import same_run, train
+from regard.tasks.make import KINDS, learn_task, make_task
+from regard.tasks.translate import Translate
+from regard.text.builtin import builtin_corpus
+from regard.text.rows import Rows
+from regard.text.store import Store
+from regard.training.checkpoint import Checkpoints
+from regard.training.machine import keep_freed_memory
+from regard.training.processes import choose_device
+from regard.view.info import final_scores
+
+MARK = "regard-styles"  # the file that tells our folder from others
+# For the built-in corpus, where nothing else is asked for.
+BUILTIN: dict[str, dict[str, Any]] = {
+    "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 128, "dropout": 0.1},
+    "data": {"vocabulary_size": 1000},
+    "training": {
+        "steps": 600, "batch_tokens": 1024, "warmup": 100, "learning_rate": 3e-3,
+        "validate_every": 50, "checkpoint_every": 300, "average": 1,
+    },
+}  # fmt: skip
+FILES: dict[str, dict[str, Any]] = {"training": {"validate_every": 200}}
+OURS = {  # settings that are not for --set, and why
+    "model.style": "the styles are what is compared",
+    "training.seed": "use --seed",
+    "data.train": "use --train",
+    "data.valid": "use --valid",
+}
+
+
+def compare(
+    out: Path,
+    task: str = "translate",
+    files: dict[str, list[str]] | None = None,
+    preset: str | None = None,
+    values: dict[str, dict[str, Any]] | None = None,
+    seeds: Sequence[int] = (1,),
+    device: str = "auto",
+    quiet: bool = False,
+) -> Report:
+    """Train each style that is not trained yet, measure all, draw.
+
+    files: those of "train", "valid" and "test"; none: the built-in corpus.
+    values: settings by section, as in a configuration; layers are the encoder-decoder's.
+    """
+    keep_freed_memory()
+    where = choose_device(device)
+    console = Console(stderr=True, highlight=False, quiet=quiet)
+    values = values or {}
+    files = check(out, task, files or {}, values, seeds)
+    defaults = FILES if files else BUILTIN
+    if preset is not None:  # it says what the model is
+        defaults = {**defaults, "model": {}}
+    files = files or write_builtin(out)
+    chosen = {
+        section: {**defaults.get(section, {}), **values.get(section, {})}
+        for section in ("model", "data", "training", *values)
+    }
+    chosen["data"] |= {"train": files["train"], "valid": files["valid"]}
+    chosen["training"]["seed"] = seeds[0]
+    paths = [Path(file) for file in files["test"]]
+    styles, store, examples = plan(task, preset or "tiny", chosen, paths, quiet)
+    begin(out)
+    for seed in seeds:
+        for style in styles:
+            run = out / f"{style.name}-{seed}"
+            training = replace(style.config.training, seed=seed)
+            config = replace(style.config, training=training)
+            if not finished(run, config, store):
+                console.print(f"training the {style.name}, seed {seed}: {run}", soft_wrap=True)
+                train(config, run, resume=True, device=device, quiet=quiet)
+            style.runs.append(run)
+    models = []
+    for style in styles:
+        console.print(f"evaluating the {style.name}")
+        found = [load(run, device) for run in style.runs]
+        for model in found:
+            judge(style, model, examples, sure=len(seeds) == 1)
+        style.seconds = float(final_scores(style.runs[0])["seconds"])
+        style.parameters = sum(p.numel() for p in found[0].transformer.parameters())
+        models.append(found[0])
+    console.print("timing all of them in turns")
+    time_training(styles, store, device)
+    time_answers(styles, models, examples, where)
+    machine, threads = where.type, torch.get_num_threads()
+    if machine == "cpu":
+        machine += f", {threads} thread{'' if threads == 1 else 's'}"
+    drawn = draw_styles(out, task, styles)
+    return Report(task, len(examples), list(seeds), machine, styles, drawn)
+
+
+def check(
+    out: Path,
+    task: str,
+    files: dict[str, list[str]],
+    values: dict[str, dict[str, Any]],
+    seeds: Sequence[int],
+) -> dict[str, list[str]]:
+    """Refuse what cannot be compared, before anything is read; gives back the files to use."""
+    if task not in QUALITY:
+        raise unknown("task", task, QUALITY)
+    for section, keys in values.items():
+        for key in keys:
+            if why := OURS.get(f"{section}.{key}"):
+                raise InputError(f"--set {section}.{key} cannot be used here: {why}")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"--seed {' '.join(map(str, seeds))}: one of them stands there twice")
+    if out.exists() and not (out / MARK).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} exists and is not of regard lab styles: take another --out")
+    files = {split: names for split, names in files.items() if names}
+    if not files:
+        if task != Translate.name:
+            raise InputError(f"the built-in corpus is for translate: {task} needs --train, --valid")
+        return {}
+    for split in ("train", "valid"):
+        if split not in files:
+            raise InputError(f"--{split} is missing: give files to learn from and held-out ones")
+    return {"test": files["valid"], **files}
+
+
+def begin(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
+
+
+def write_builtin(out: Path) -> dict[str, list[str]]:
+    begin(out)
+    (out / "data").mkdir(exist_ok=True)
+    files = {}
+    for split in ("train", "valid", "test"):
+        pairs = builtin_corpus(split)
+        files[split] = [str(out / "data" / f"{split}.{side}") for side in ("en", "de")]
+        for side, name in enumerate(files[split]):
+            write_file(Path(name), "".join(pair[side] + "\n" for pair in pairs))
+    return files
+
+
+def plan(
+    task: str, preset: str, values: dict[str, dict[str, Any]], test: list[Path], quiet: bool
+) -> tuple[list[Style], Store, list[Any]]:
+    """The three configurations, the training data and the test examples. Everything that can be
+    wrong with them is found here, before the first style is trained."""
+
+    def build(style: str, **layers: int) -> Config:
+        model = {**values["model"], "style": style}
+        if layers:
+            model = {k: v for k, v in model.items() if not k.endswith("_layers")} | layers
+        return Config.build(task, preset, values | {"model": model})
+
+    both = build(STYLES[0])
+    learned = learn_task(both, None, lambda _: None, quiet)
+    vocabularies = getattr(learned, "source", learned.tokenizer), learned.tokenizer
+    store, _ = learned.build([Path(f) for f in both.data.train], cache_folder(), both, quiet)
+    KINDS[task].check_files(test)
+    examples = list(learned.read(test, both))
+    for example in examples:
+        learned.check(example)
+    held_out, _ = learned.build(test, cache_folder(), both, quiet)
+    wanted, most = 0, 4 * (both.model.encoder_layers + both.model.decoder_layers)
+    styles: list[Style] = []
+    for name in STYLES:
+        config = both if name == STYLES[0] else build(name, **{f"{name}_layers": 1})
+        own = make_task(config, vocabularies, getattr(learned, "labels", []))
+        model = replace(config.model, **own.model_options())
+        if name != STYLES[0]:
+            sizes = [with_layers(model, n) for n in range(1, most)]
+            model = min(sizes, key=lambda one: abs(parameters(one) - wanted))
+        wanted = wanted or parameters(model)
+        everything = own.batch(held_out, np.arange(len(held_out)), torch.device("cpu"), 0.0, 0)
+        read = float(sum(side.mean() for side in own.sizes(held_out)))
+        told = everything.tokens / len(held_out)
+        styles.append(Style(replace(config, model=model), own, [], read, told))
+    usual = DEFAULTS[task].get("model", {}).get("style", STYLES[0])
+    counted = {one.name: one.task.sizes(store)[-1].mean() for one in styles}
+    for style in styles:
+        training = style.config.training
+        tokens = round(training.batch_tokens * counted[style.name] / counted[usual])
+        style.config = replace(style.config, training=replace(training, batch_tokens=tokens))
+        Rows(style.task.sizes(store), tokens, store.fingerprint, 0)  # refuses what is too small
+    return styles, store, examples
+
+
+def with_layers(model: ModelConfig, n: int) -> ModelConfig:
+    """The same model of one stack, with n layers."""
+    if model.style == "encoder":
+        return replace(model, encoder_layers=n)
+    return replace(model, decoder_layers=n)
+
+
+def parameters(model: ModelConfig) -> int:
+    return sum(part.parameters for part in closed_form(model).values())
+
+
+def finished(run: Path, config: Config, store: Store) -> bool:
+    """Whether the run is there, whole, and the one that is wanted."""
+    if not (run / "config.yaml").is_file():
+        return False
+    before = Config.load(run / "config.yaml")
+    if before.training.steps > config.training.steps:
+        raise InputError(
+            f"{run} has training.steps={before.training.steps} already: ask for at least as many, "
+            "or take another --out"
+        )
+    state, _ = Checkpoints(run, 1, 1).newest()
+    if state is not None and state["corpus"] != store.fingerprint:
+        return False  # going on with it says what is wrong
+    return same_run(before, config, run) == before and bool(final_scores(run))
