@@ -103,7 +103,7 @@ RECIPES = [
     *(sst2(percent, start, True) for percent in (1, 10, 100) for start in ("", "imdb-fill-gpu")),
     *(stsb(start, False) for start in ("", "imdb-fill")),
     *(stsb(start, True) for start in ("", "imdb-fill-gpu")),
-    Recipe("babi", "answer", *babi_files, babi_test, BABI),
+    Recipe("babi", "answer", *babi_files, babi_test, (*BABI, "model.positions=rotary")),
     Recipe(
         "babi-gpu", "answer", *babi_files, babi_test, device="cuda",
         options=(*BABI, "training.steps=5000", "training.batch_tokens=400",

@@ -49,15 +49,33 @@ def main(arguments: list[str]) -> None:
         print(f"{options.out} written")
         return
     split(options.data, options.runs)
+    if "styles" in options.names:
+        run_styles(options)
+        options.names.remove("styles")
     chosen = [r for r in RECIPES if any(fnmatch.fnmatch(r.name, n) for n in options.names)]
-    if not chosen:
+    if options.names and not chosen:
         raise InputError(f"no recipe {options.names}: {', '.join(r.name for r in RECIPES)}")
     for recipe in chosen:
         result = run_recipe(recipe, options)
-        options.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(result, indent=1, ensure_ascii=False)
-        write_file(options.out / f"{recipe.name}.json", text + "\n")
+        keep(result, options)
         print(f"{recipe.name}: {result['time']:.0f} s, {result['tests']}")
+
+
+def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=1, ensure_ascii=False)
+    write_file(options.out / f"{result['name']}.json", text + "\n")
+
+
+def run_styles(options: argparse.Namespace) -> None:
+    """The three styles on the built-in corpus: a measurement, not a recipe."""
+    command = ["lab", "styles", "--out", f"{RUNS}/styles"]
+    found = json.loads(call([*command, "--json", "--quiet"], options))
+    del found["files"]
+    for style in found["styles"].values():
+        del style["runs"]
+    keep({"name": "styles", "date": str(date.today()), "train": shown(command),
+          "machine": options.where, "evaluate": {}, **found}, options)  # fmt: skip
 
 
 def run_recipe(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:

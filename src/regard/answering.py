@@ -12,11 +12,16 @@ import os
 import stat
 import sys
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from regard.decoding.answers import Answer
 from regard.errors import InputError
 from regard.models import Model
+from regard.tasks.answer import Questions
+from regard.tasks.classify import Classify
+from regard.tasks.fill import Fill
+from regard.tasks.generate import Generate
+from regard.tasks.task import Task
 from regard.tasks.translate import Translate
 from regard.text.corpus import progress
 from regard.text.lines import read_blocks
@@ -43,9 +48,13 @@ class Place(NamedTuple):
 class Printer:
     """Prints the answers to a block of lines."""
 
+    kind: ClassVar[type[Task] | None] = None  # what the model must have been trained to do
+
     def __init__(
         self, model: Model, options: argparse.Namespace, decoding: dict[str, Any] | None = None
     ) -> None:
+        if self.kind is not None:
+            model.of(self.kind)
         self.model, self.options = model, options
         self.decoding = decoding or {}
         model.decoding(self.decoding)  # complain before anything is read
@@ -83,6 +92,8 @@ def answer_lines(
 
 
 class Translations(Printer):
+    kind = Translate
+
     def __init__(self, model: Model, options: argparse.Namespace, decoding: dict[str, Any]) -> None:
         super().__init__(model, options, decoding)
         self.decoding = decoding | {"n_best": model.decoding(decoding).n_best}
@@ -143,6 +154,8 @@ class Translations(Printer):
 class Replies(Printer):
     """Answers to questions: an empty line for an empty one."""
 
+    kind = Questions
+
     def print(self, texts: list[str], place: Place) -> None:
         asked: dict[int, tuple[str, str]] = {}
         bad: InputError | None = None
@@ -196,6 +209,8 @@ class Replies(Printer):
 class Continuations(Printer):
     """What follows each prompt: as it is for texts of the command line, in one line for lines."""
 
+    kind = Generate
+
     def print(self, texts: list[str], place: Place) -> None:
         given = place.name != STDIN
         if self.options.stream:
@@ -223,6 +238,8 @@ class Continuations(Printer):
 class Labels(Printer):
     """A label for each text, an empty line for an empty one."""
 
+    kind = Classify
+
     def print(self, texts: list[str], place: Place) -> None:
         numbers = [i for i, text in enumerate(texts) if text.strip()]
 
@@ -241,6 +258,8 @@ class Labels(Printer):
 
 
 class Gaps(Printer):
+    kind = Fill
+
     def print(self, texts: list[str], place: Place) -> None:
         bad = next((i for i, text in enumerate(texts) if "<mask>" not in text), None)
         found = self.model.fill(texts[:bad], self.options.top, place.line)

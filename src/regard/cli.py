@@ -132,6 +132,8 @@ def train(options: argparse.Namespace) -> int:
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
+            if not (options.start_from / "config.yaml").is_file():
+                raise InputError(f"{options.start_from} is not a model: it has no config.yaml")
             start = Config.load(options.start_from / "config.yaml").model
         config = Config.build(task, options.preset, values, start)
     elif not options.resume or any(values.values()) or options.preset or options.start_from:

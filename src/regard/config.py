@@ -211,6 +211,8 @@ class Config:
             rate = (model.d_model * training.warmup) ** -0.5
             rate *= 1.0 if start is None else FINE  # what was learned is not to be forgotten
             training = replace(training, learning_rate=rate)
+        if training.r_drop and task == "embed":
+            raise InputError("--task embed and training.r_drop exclude each other")
         if training.balance and model.head != "classifier":
             raise InputError(
                 f"training.balance=true and --task {task} with model.style={model.style} exclude "
@@ -266,6 +268,12 @@ STYLES_OF_TASK = {
     "fill": ("encoder",),
     "embed": ("encoder", "decoder"),
 }  # the others work in every style
+OPTIONS_OF_TASKS = {
+    "bpe_dropout": ("translate", "answer"),
+    "documents": ("generate", "fill"),
+    "labels": ("classify",),
+    "whole_words": ("fill",),
+}
 
 
 def build_model(
@@ -311,6 +319,13 @@ def check_task(task: str, style: str, data: DataConfig) -> None:
             f"--task {task} and model.style={style} exclude each other: "
             f"it needs {' or '.join(styles)}"
         )
+    for name, tasks in OPTIONS_OF_TASKS.items():
+        value = getattr(data, name)
+        if task not in tasks and value != type(data)().__dict__[name]:
+            raise InputError(
+                f"--task {task} and data.{name}={value} exclude each other: "
+                f"it is for {' and '.join(tasks)}"
+            )
     if task != "translate" and not data.shared_vocabulary:
         raise InputError(f"--task {task} and data.shared_vocabulary=false exclude each other")
 

@@ -178,7 +178,7 @@ def judged_by_sacrebleu(
         assert isinstance(base, Result)
         if own.mean is not None and own.ci is not None:
             middle, half = float(own.mean), float(own.ci)
-            report.ranges[name] = middle - half, middle + half
+            report.ranges[name] = max(0.0, middle - half), min(100.0, middle + half)
         if theirs is not None and own.p_value is not None:
             difference = own.score - base.score
             # It counts what is larger than the difference: nothing is, where there is none.

@@ -110,6 +110,8 @@ def same_run(old: Config, new: Config | None, out: Path) -> Config:
     """The configuration of the run at `out`; the one given may only move its end."""
     if new is None:
         return old
+    if new.task != old.task:
+        raise InputError(f"{out} is a run of --task {old.task}, not {new.task}: take another --out")
     free = [
         ("training", "steps"),
         ("model", "vocabulary_size"),
@@ -206,7 +208,7 @@ class Validation:
         device = model.output_matrix().device
         total, tokens, row = 0.0, 0, 0
         while self.rows.epoch_of(row) == 0:
-            batch = self.task.batch(self.store, self.rows[row], device, 0.0, 0)
+            batch = self.task.batch(self.store, self.rows[row], device)
             total += float(self.task.loss(model, batch, 0.0)[1])
             tokens += batch.tokens
             row += 1

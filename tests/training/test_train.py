@@ -181,7 +181,8 @@ def test_a_trained_model_translates_lines_one_for_one_and_is_evaluated(configure
     assert b"is not a model: it has no config.yaml" in done.stderr
     done = verb("evaluate", "-m", tmp_path / "run", "--data", *config.data.valid, "--json")
     scores = json.loads(done.stdout)
-    assert scores["sentences"] == 12
+    assert (scores["task"], scores["examples"]) == ("translate", 12)
+    assert scores["intervals"].keys() == {"bleu", "chrf"}
     assert scores["bleu_signature"].startswith("nrefs:1|case:mixed")
     done = verb("info", tmp_path / "run", "--json")
     line = json.loads(done.stdout)

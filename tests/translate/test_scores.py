@@ -94,16 +94,21 @@ def test_evaluate_takes_the_options_of_decoding_and_says_how_it_measured(
     seen = set()
     for options in ({}, {"beam": 1}, {"temperature": 1.0, "seed": 4, "max_length": 40}):
         expected = bleu(translator.translate(sources, **options), targets)
-        expected["sentences"] = len(PAIRS)
-        code, out, err = verb("evaluate", folder, *data, "--json", **options)
-        assert (code, json.loads(out), err) == (0, expected, "")
+        code, out, err = verb("evaluate", folder, *data, "--json", samples=200, **options)
+        assert (code, err) == (0, "")
+        told = json.loads(out)
+        for low, high in told.pop("intervals").values():
+            assert 0 <= low < high
+        assert told == {"task": "translate", "examples": len(PAIRS), **expected}
         seen.add(expected["chrf"])
     assert len(seen) == 3  # the options do something
     assert expected["bleu_signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a")
     assert expected["chrf_signature"].startswith("nrefs:1|case:mixed")
-    code, out, err = verb("evaluate", folder, *data, **options)
+    code, out, err = verb("evaluate", folder, *data, samples=200, **options)
     assert (code, err) == (0, "")
-    rows = dict(line.split(maxsplit=1) for line in out.splitlines())
+    rows = {line.split()[0].rstrip(":"): line.split()[1] for line in out.splitlines()}
+    assert rows.pop("metric") == "score"
+    assert rows.pop("examples") == str(len(PAIRS))
     assert rows == {name: str(value) for name, value in expected.items()}
 
 
@@ -113,7 +118,7 @@ def test_evaluate_refuses_what_translate_refuses(folder, data, verb):
     assert "decoding.top_k=5 and decoding.temperature=0 exclude each other" in err
     code, out, err = verb("evaluate", folder, *data[:2])
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "--data takes two files" in err
+    assert "takes two files: source, then target" in err
 
 
 def test_evaluate_says_in_one_line_which_text_is_too_long(folder, long_text, verb, tmp_path):

@@ -201,7 +201,7 @@ def plan(
             sizes = [with_layers(model, n) for n in range(1, most)]
             model = min(sizes, key=lambda one: abs(parameters(one) - wanted))
         wanted = wanted or parameters(model)
-        everything = own.batch(held_out, np.arange(len(held_out)), torch.device("cpu"), 0.0, 0)
+        everything = own.batch(held_out, np.arange(len(held_out)), torch.device("cpu"))
         read = float(sum(side.mean() for side in own.sizes(held_out)))
         told = everything.tokens / len(held_out)
         styles.append(Style(replace(config, model=model), own, [], read, told))

@@ -137,8 +137,7 @@ def time_training(styles: list[Style], store: Store, device: str) -> None:
                 seconds = time.perf_counter() - began
                 if step >= WARM:
                     told = sum(
-                        style.task.batch(store, row, torch.device("cpu"), 0.0, 0).tokens
-                        for row in rows
+                        style.task.batch(store, row, torch.device("cpu")).tokens for row in rows
                     )
                     style.steps.append((seconds, sum(map(len, rows)), told))
 

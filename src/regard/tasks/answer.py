@@ -49,9 +49,10 @@ class Questions(Sequences):
         source: Tokenizer,
         target: Tokenizer,
         style: str = "encoder-decoder",
+        bpe_dropout: float = 0.0,
         longest: int = 512,
     ) -> None:
-        super().__init__(source, target, style)
+        super().__init__(source, target, style, bpe_dropout)
         self.longest = longest
 
     @classmethod

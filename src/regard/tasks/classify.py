@@ -141,14 +141,7 @@ class Classify(Task):
             weights = counts.sum() / len(counts) / np.maximum(counts, 1)
             self.weights = torch.from_numpy(weights).float()
 
-    def batch(
-        self,
-        store: Store,
-        examples: Ids,
-        device: torch.device,
-        bpe_dropout: float = 0.0,
-        seed: int = 0,
-    ) -> Batch:
+    def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
         texts = [store.tokens(0, int(i)) for i in examples]
         numbers = np.array([int(store.tokens(1, int(i))[0]) for i in examples])
         if self.style != "encoder":

@@ -114,14 +114,7 @@ class Embed(Task):
 
     # ---- training -----------------------------------------------------------------------
 
-    def batch(
-        self,
-        store: Store,
-        examples: Ids,
-        device: torch.device,
-        bpe_dropout: float = 0.0,
-        seed: int = 0,
-    ) -> Pairs:
+    def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Pairs:
         sides = [[store.tokens(side, int(i)) for i in examples] for side in (0, 1)]
         row = packed([*sides[0], *sides[1]], device)
         a, b = (np.array([hash(ids.tobytes()) for ids in side]) for side in sides)

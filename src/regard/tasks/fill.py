@@ -62,14 +62,7 @@ class Fill(Documents):
         super().__init__(tokenizer, style, longest)
         self.mask, self.whole_words = mask, whole_words
 
-    def batch(
-        self,
-        store: Store,
-        examples: Ids,
-        device: torch.device,
-        bpe_dropout: float = 0.0,
-        seed: int = 0,
-    ) -> Batch:
+    def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
         rows = [
             np.concatenate(
                 [[Tokenizer.cls], store.tokens(0, int(document))[start : start + length]]

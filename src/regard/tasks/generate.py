@@ -32,14 +32,7 @@ class Generate(Documents):
     better = "loss"
     ends, before = 1, 0
 
-    def batch(
-        self,
-        store: Store,
-        examples: Ids,
-        device: torch.device,
-        bpe_dropout: float = 0.0,
-        seed: int = 0,
-    ) -> Batch:
+    def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
         read, said = [], []
         for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
             ids = store.tokens(0, int(document))

@@ -43,6 +43,11 @@ def learn_task(
         found = lines(side, None if side else say)
         return Tokenizer.learn(found, data.vocabulary, data.vocabulary_size, quiet)
 
+    if given is not None and kind is not Translate and len({one.fingerprint for one in given}) > 1:
+        raise InputError(
+            f"--from a model with two vocabularies and --task {config.task} exclude each other: "
+            "it has one"
+        )
     if given is None and data.vocabulary == "byte":
         given = (learn(None),) * 2  # nothing is learned, and so nothing was read
     if given is not None:
@@ -54,7 +59,11 @@ def learn_task(
         given = learn(0), learn(1)
     labels = []
     if kind is Classify:
-        counts = Counter(example.label for _, example in Classify.read(train, config))
+        counts: Counter[str] = Counter()
+        for path, (line, _, label) in Classify.read(train, config):
+            if data.labels and label not in data.labels:
+                raise InputError(f"{path}:{line}: the label {label!r} is not one of data.labels")
+            counts[label] += 1
         labels = find_labels(counts, config, train)
     task = make_task(config, given, labels)
     for example in kind.read(valid, config) if valid else ():
@@ -68,9 +77,9 @@ def make_task(
 ) -> Task:  # fmt: skip
     style, data, (source, target) = config.model.style, config.data, tokenizers
     if config.task == "translate":
-        return Translate(source, target, style)
+        return Translate(source, target, style, data.bpe_dropout)
     if config.task == "answer":
-        return Questions(source, target, style, data.max_length)
+        return Questions(source, target, style, data.bpe_dropout, data.max_length)
     if config.task == "generate":
         return Generate(target, style, data.max_length)
     if config.task == "fill":

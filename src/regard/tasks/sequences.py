@@ -81,10 +81,14 @@ class Sequences(Task):
     """A task whose answer is a text, with the vocabularies of source and target."""
 
     def __init__(
-        self, source: Tokenizer, target: Tokenizer, style: str = "encoder-decoder"
+        self,
+        source: Tokenizer,
+        target: Tokenizer,
+        style: str = "encoder-decoder",
+        bpe_dropout: float = 0.0,
     ) -> None:
         super().__init__(target, style)
-        self.source, self.target = source, target
+        self.source, self.target, self.bpe_dropout = source, target, bpe_dropout
 
     def sizes(self, store: Store) -> list[NDArray[Any]]:
         if self.style == "encoder-decoder":
@@ -94,35 +98,27 @@ class Sequences(Task):
             return [source + target - 1]
         return [source + np.maximum(slots(source - 1), target)]
 
-    def batch(
-        self,
-        store: Store,
-        examples: Ids,
-        device: torch.device,
-        bpe_dropout: float = 0.0,
-        seed: int = 0,
-    ) -> Batch:
+    def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
         sides = []
         for side, tokenizer in enumerate((self.source, self.target)):
             rows = [store.tokens(side, int(i)) for i in examples]
-            if bpe_dropout:
+            if self.bpe_dropout and seed:
                 rows = [
-                    self.drop(tokenizer, ids, bpe_dropout, f"{seed} {side} {i}")
+                    self.drop(tokenizer, ids, f"{seed} {side} {i}")
                     for i, ids in zip(examples, rows, strict=True)
                 ]
             sides.append(rows)
         return arrange(self.style, sides[0], sides[1], device)
 
-    def drop(
-        self, tokenizer: Tokenizer, ids: NDArray[Any], dropout: float, seed: str
-    ) -> NDArray[np.int64]:
+    def drop(self, tokenizer: Tokenizer, ids: NDArray[Any], seed: str) -> NDArray[np.int64]:
         """The same text in other pieces; the same pieces whenever the seed is the same."""
         random = Random(seed)
         parts = np.split(ids, np.flatnonzero(ids == SEP))
         found: list[int] = []
         for i, part in enumerate(parts):
             found += [SEP] if i else []
-            found += tokenizer.encode_dropout(tokenizer.decode(part.tolist()), dropout, random)
+            text = tokenizer.decode(part.tolist())
+            found += tokenizer.encode_dropout(text, self.bpe_dropout, random)
         return np.array([*found, tokenizer.eos])
 
     def loss(
@@ -180,6 +176,8 @@ class Sequences(Task):
     ) -> list[Answer]:
         """How probable the model finds given answers; scores with this length penalty. No
         side may have more than `limit` tokens."""
+        if self.style == "encoder":
+            raise InputError("model.style=encoder fills all places at once: it cannot score a text")
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
         requests = [Request(asked(self.style, i)) for i in self.source.encode_batch(sources)]
         answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]

@@ -114,10 +114,8 @@ class Task(ABC):
     # ---- training -----------------------------------------------------------------------
 
     @abstractmethod
-    def batch(
-        self, store: Store, examples: Ids, device: torch.device, bpe_dropout: float, seed: int
-    ) -> Any:
-        """The examples of one row, packed."""
+    def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Any:
+        """The examples of one row, packed. seed: of all that is left to chance; 0: nothing is."""
 
     @abstractmethod
     def loss(

@@ -52,12 +52,7 @@ class Task(Protocol):
     def sizes(self, store: Store) -> list[NDArray[Any]]: ...
 
     def batch(
-        self,
-        store: Store,
-        examples: NDArray[np.int64],
-        device: torch.device,
-        bpe_dropout: float,
-        seed: int,
+        self, store: Store, examples: NDArray[np.int64], device: torch.device, seed: int
     ) -> Any: ...
 
     def loss(
@@ -246,9 +241,7 @@ class Trainer:
                     random = np.random.SeedSequence([t.seed, first + i, piece])
                     seed = int(random.generate_state(1, np.uint32)[0])
                     torch.manual_seed(seed)
-                    batch = self.task.batch(
-                        self.store, examples, device, self.config.data.bpe_dropout, seed
-                    )
+                    batch = self.task.batch(self.store, examples, device, seed)
                     with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
                         loss, likelihood = self.task.loss(
                             self.model, batch, t.label_smoothing, t.r_drop

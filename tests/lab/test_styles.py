@@ -1,0 +1,211 @@
+"""`regard lab styles` from end to end, very small: what it reports is checked, not how fast it is
+nor how well it learned."""
+
+import io
+import json
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from xml.etree import ElementTree
+
+import pytest
+
+from regard.cli import main
+from regard.lab import styles_measured
+from regard.text.builtin import builtin_corpus
+
+STYLES = ("encoder-decoder", "encoder", "decoder")
+SMALL = [
+    "--steps", "6", "--quiet", "--device", "cpu",
+    *(f"--set={one}" for one in (
+        "model.encoder_layers=1", "model.decoder_layers=1", "model.d_model=16", "model.heads=2",
+        "model.d_ff=16", "data.vocabulary_size=400", "training.batch_tokens=300",
+        "training.validate_every=3", "decoding.max_length=1",
+    )),
+]  # fmt: skip
+
+
+def regard(*arguments):
+    """What the command line prints and says, and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr("sys.argv", ["regard", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return out.getvalue(), err.getvalue(), ended.value.code
+
+
+def lab(*arguments):
+    out, err, code = regard("lab", "styles", *arguments)
+    assert code == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Files of both tasks, a cache of its own, and shorter measurements."""
+    folder = tmp_path_factory.mktemp("styles")
+    for split, size in (("train", 150), ("valid", 20)):
+        pairs = [pair for pair in builtin_corpus(split, 4 * size) if len(pair[0]) < 50][:size]
+        for side, name in enumerate(("en", "de")):
+            lines = "".join(pair[side] + "\n" for pair in pairs)
+            (folder / f"{split}.{name}").write_text(lines, encoding="utf-8")
+        rows = "".join(f"{'long' if len(en) > 35 else 'short'}\t{en}\n" for en, _ in pairs)
+        (folder / f"{split}.tsv").write_text(rows, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGARD_CACHE", str(folder / "cache"))
+        for name, value in (("STEPS", 3), ("TURNS", 1), ("SAMPLES", 100)):
+            patch.setattr(styles_measured, name, value)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def translate(folder):
+    names = [f"--{split}={folder / split}" for split in ("train", "valid")]
+    files = [word for name in names for word in (name.split("=")[0], *both(name.split("=")[1]))]
+    return [*files, "--out", folder / "lab", *SMALL]
+
+
+def both(stem):
+    return f"{stem}.en", f"{stem}.de"
+
+
+@pytest.fixture(scope="module")
+def first(translate):
+    """What the first call prints."""
+    return lab(*translate)
+
+
+@pytest.fixture(scope="module")
+def second(first, translate, folder):
+    """The object that a second call prints, and what it changed of the runs."""
+    before = weights(folder / "lab")
+    found = json.loads(lab(*translate, "--json"))
+    assert weights(folder / "lab") == before, "a second call must not train again"
+    return found
+
+
+def weights(out):
+    return {path: os.stat(path).st_mtime_ns for path in out.rglob("*.safetensors")}
+
+
+def test_the_table_compares_three_styles_and_fits_a_terminal(first):
+    lines = first.splitlines()
+    assert next(line for line in lines if "encoder-decoder" in line).split() == list(STYLES)
+    assert max(map(len, lines)) <= 80 or all("drawn:" in line for line in lines if len(line) > 80)
+    for row in ("parameters", "BLEU", "exact match", "95% interval", "ms a step", "batch 32"):
+        assert row in first, row
+    for style in STYLES:
+        assert any(line.startswith(f"{style}: BLEU ") for line in lines), style
+
+
+def test_a_second_call_finds_the_same_qualities(first, second):
+    rows = {line[:25].strip(): line[25:].split() for line in first.splitlines()}
+    found = [second["styles"][style]["quality"] for style in STYLES]
+    assert rows["BLEU"] == [f"{one['bleu']['value']:.1f}" for one in found]
+    assert rows["exact match"] == [f"{one['exact']['value']:.1%}" for one in found]
+
+
+def test_all_styles_have_about_as_many_parameters_and_examples_a_step(second):
+    styles = second["styles"].values()
+    for figures in (
+        [one["parameters"] for one in styles],
+        [one["training"]["examples_per_step"] for one in styles],
+    ):
+        assert max(figures) < 1.15 * min(figures)
+    assert second["styles"]["encoder-decoder"]["layers"] == [1, 1]
+    assert all(len(second["styles"][style]["layers"]) == 1 for style in ("encoder", "decoder"))
+
+
+def test_the_figures_of_the_json_fit_each_other(second):
+    assert second["examples"] == 20
+    for style, one in second["styles"].items():
+        decoding = one["decoding"]
+        assert decoding["steps"] == (1 if style == "encoder" else decoding["tokens"])
+        for batch in ("batch_1", "batch_32"):
+            each = decoding[batch]["ms_per_token"] * decoding["tokens"]
+            assert each == pytest.approx(decoding[batch]["ms_per_sentence"])
+        for quality in one["quality"].values():
+            assert quality["seeds"] == [quality["value"]]
+            assert quality["low"] <= quality["high"]
+        assert 0 < one["target_share"] < 1
+    # The row of a decoder has <sep> where the two of an encoder-decoder have <eos> and <bos>.
+    read = {style: one["tokens_read"] for style, one in second["styles"].items()}
+    assert read["decoder"] == pytest.approx(read["encoder-decoder"] - 1)
+    assert read["encoder"] > read["decoder"]
+
+
+def test_the_picture_names_the_styles(second, folder):
+    assert second["files"] == [str(folder / "lab" / f"styles.{end}") for end in ("png", "svg")]
+    tree = ElementTree.parse(folder / "lab" / "styles.svg")
+    text = " ".join("".join(node.itertext()) for node in tree.iter() if node.tag.endswith("}text"))
+    for style in STYLES:
+        assert f"{style}: " in text
+    assert "validation BLEU" in text
+
+
+def test_labels_are_compared_over_several_seeds(folder):
+    out = lab(
+        "--task", "classify", "--train", folder / "train.tsv", "--valid", folder / "valid.tsv",
+        "--out", folder / "labels", "--seed", "1", "2", "--json", *SMALL,
+    )  # fmt: skip
+    found = json.loads(out)
+    assert found["seeds"] == [1, 2]
+    for style in STYLES:
+        one = found["styles"][style]
+        accuracy = one["quality"]["accuracy"]
+        assert len(accuracy["seeds"]) == len(one["runs"]) == 2
+        assert accuracy["value"] == pytest.approx(sum(accuracy["seeds"]) / 2)
+        assert "spread" in accuracy
+        assert "macro_f1" in one["quality"]
+        assert one["decoding"]["steps"] == 1  # no style writes: the labels are scored
+        assert "tokens" not in one["decoding"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "classfy"], "unknown task 'classfy'; did you mean 'classify'?"),
+        (["--task", "classify"], "the built-in corpus is for translate: classify needs --train"),
+        (["--train", "a", "b"], "--valid is missing"),
+        (["--valid", "a", "b"], "--train is missing"),
+        (["--train", "a", "b", "--valid", "c", "d"], "a: no such file"),
+        (["--seed", "1", "1"], "--seed 1 1: one of them stands there twice"),
+        (["--set", "model.style=encoder"], "--set model.style cannot be used here"),
+        (["--set", "training.seed=2"], "use --seed"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(arguments, message, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    out, err, code = regard("lab", "styles", *arguments, "--out", "none")
+    assert (out, code) == ("", 2)
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not (folder / "none").exists()
+
+
+def test_a_test_file_that_is_missing_is_found_before_anything_is_trained(translate, folder):
+    where = [*translate, "--out", folder / "late", "--test", folder / "no.en", folder / "no.de"]
+    _, err, code = regard("lab", "styles", *where)
+    assert code == 2
+    assert "no.en: no such file" in err
+    assert not (folder / "late").exists()
+
+
+def test_other_settings_do_not_mix_with_those_of_the_folder(second, translate):
+    for change, message in (
+        (["--set", "training.learning_rate=0.5"], "training.learning_rate is "),
+        (["--steps", "5"], "has training.steps=6 already"),
+    ):
+        _, err, code = regard("lab", "styles", *translate, *change)
+        assert code == 2
+        assert message in err
+
+
+def test_a_folder_of_somebody_else_is_never_touched(folder, translate):
+    thesis = folder / "thesis"
+    thesis.mkdir()
+    (thesis / "thesis.txt").write_text("years of work")
+    _, err, code = regard("lab", "styles", *translate, "--out", thesis)
+    assert code == 2
+    assert "exists and is not of regard lab styles: take another --out" in err
+    assert [path.name for path in thesis.iterdir()] == ["thesis.txt"]

@@ -1,0 +1,242 @@
+"""answer: a question and its context, read whole or in windows, and the answer as text."""
+
+import json
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard import InputError
+from regard.decoding.search import decode
+from regard.tasks.answer import Asked, Questions
+from regard.text.corpus import read_questions
+from regard.text.tokenizer import Tokenizer
+
+EOS, SEP, MASK = Tokenizer.eos, Tokenizer.sep, Tokenizer.mask
+STYLES = ("encoder-decoder", "encoder", "decoder")
+CONTEXT = "Mary went to the garden. John went to the office."
+ASKED = [
+    Asked(CONTEXT, "Where is Mary?"),
+    Asked("", "Why?"),
+    Asked(CONTEXT, "Who is in the office?"),
+]
+
+
+# ---- data -------------------------------------------------------------------------------
+
+
+def test_the_input_is_context_sep_question_and_long_ones_are_left_out(configure, bpe, tmp_path):
+    rows = [
+        {"context": CONTEXT, "question": "Where is Mary?", "answer": "garden"},
+        {"context": "a long story " * 20, "question": "Why?", "answer": "so"},
+        {"context": "", "question": "Why?", "answer": "so"},
+        {"context": "short", "question": "Why?", "answer": "for a long time " * 20},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = Questions(bpe, bpe)
+    config = configure("answer", data={"max_length": 50})
+    store, report = task.build([tmp_path / "rows.jsonl"], tmp_path / "cache", config, True)
+    assert (report.kept, report.skipped) == (2, {"too long": 2})
+    for i, row in enumerate((rows[0], rows[2])):
+        source = [*bpe.encode(row["context"]), SEP, *bpe.encode(row["question"]), EOS]
+        assert store.tokens(0, i).tolist() == source
+        assert store.tokens(1, i).tolist() == [*bpe.encode(row["answer"]), EOS]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_request_reads_as_a_training_row_begins(style, configure, bpe, data, tmp_path):
+    task = Questions(bpe, bpe, style)
+    files = [data["answer"][0][0]]
+    store, _ = task.build(files, tmp_path, configure("answer", style), True)
+    batch = task.batch(store, np.arange(6), torch.device("cpu"))
+    row = batch.target if style == "decoder" else batch.source
+    rows = list(read_questions(files[0]))[:6]
+    asked = task.requests([Asked(row.context, row.question) for row in rows], 64, 9)
+    for tokens, [request] in zip(row.split(row.tokens), asked, strict=True):
+        assert tokens.tolist()[: len(request.source)] == request.source
+
+
+# ---- windows ----------------------------------------------------------------------------
+
+
+@given(
+    context=st.integers(0, 120), question=st.integers(0, 15), longest=st.integers(18, 60),
+    style=st.sampled_from(STYLES),
+)  # fmt: skip
+def test_windows_have_every_token_of_the_context_and_overlap_by_half(
+    context, question, longest, style
+):
+    byte = Tokenizer("byte")
+    letters = "".join(chr(33 + i % 90) for i in range(context))
+    [requests] = Questions(byte, byte, style).requests([Asked(letters, "q" * question)], longest, 5)
+    close = [EOS] if style == "encoder-decoder" else [SEP]
+    ids, asked = byte.encode(letters), byte.encode("q" * question)
+    room = longest - question - 2
+    seen, before, end = set(), None, 0
+    for request in requests:
+        source = [token for token in request.source if token != MASK]
+        assert source[-1:] == close
+        part = source[: source.index(SEP)]
+        assert source == [*part, SEP, *asked, *close]
+        assert len(source) <= longest
+        assert request.limit == 5
+        start = 0 if before is None else before + max(1, room // 2)
+        assert part == ids[start : start + room]
+        seen |= set(range(start, start + len(part)))
+        before, end = start, start + len(part)
+    assert seen == set(range(context))
+    assert end == context
+    assert (len(requests) == 1) == (context <= room)
+
+
+def test_the_best_answer_of_all_windows_is_given_and_said(loaded, call):
+    model = loaded("answer")
+    long = " ".join(f"Person {i} went to the garden {i}." for i in range(20))
+    said = "longer than the 64 tokens that the model was trained on: the best answer of"
+    with pytest.warns(UserWarning, match=f"text 2 is {said}"):
+        answers = model.answer(["Who?", "Where is Mary?"], [CONTEXT, long])
+    assert not answers[0].pieces
+    options = model.decoding({})
+    [requests] = model.task.requests([Asked(long, "Where is Mary?")], 64, options.max_length)
+    every = decode(model.transformer, requests, options)
+    assert len(every) > 4
+    best = max(every, key=lambda answer: answer.score)
+    assert (answers[1].tokens, len(answers[1].pieces)) == (best.tokens, len(every))
+    assert answers[1].score == pytest.approx(best.score, abs=1e-5)
+    assert [piece.tokens for piece in answers[1].pieces] == [answer.tokens for answer in every]
+    code, out, err = call("answer", "-m", model.folder, given=["", f"{long}\tWhere is Mary?"])
+    assert (code, out.count("\n")) == (0, 2)
+    assert err == f"regard: standard input:2: {said} {len(every)} windows is given\n"
+
+
+# ---- the command line -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_question_has_the_same_answer_whoever_is_beside_it(style, loaded):
+    model = loaded("answer", style)
+    questions, contexts = ([one[side] for one in ASKED] for side in (1, 0))
+    together = model.answer(questions, contexts)
+    alone = [model.answer(q, c)[0] for c, q in ASKED]
+    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
+
+
+def test_a_line_is_context_tab_question_or_json_or_a_question_alone(loaded, call):
+    model = loaded("answer")
+    answers = [
+        answer.text
+        for answer in model.answer([a.question for a in ASKED], [a.context for a in ASKED])
+    ]
+    tabs = [
+        "\t".join(ASKED[0]),
+        "",
+        json.dumps({"context": "", "question": "Why?"}),
+        "\t".join(ASKED[2]),
+    ]
+    expected = [answers[0], "", answers[1], answers[2]]
+    code, out, err = call("answer", "-m", model.folder, given=tabs)
+    assert (code, out.split("\n")[:-1], err) == (0, expected, "")
+    questions = [ASKED[0].question, ASKED[2].question]
+    code, out, err = call("answer", "-m", model.folder, "--context", CONTEXT, *questions)
+    assert (code, out.split("\n")[:-1], err) == (0, [answers[0], answers[2]], "")
+    code, out, _ = call(
+        "answer", "-m", model.folder, "--json", "--context", CONTEXT, given=[questions[0], " "]
+    )
+    told = [json.loads(line) for line in out.splitlines()]
+    assert told[0]["question"] == questions[0]
+    assert told[0]["answer"] == answers[0]
+    assert told[0]["logprob"] == pytest.approx(sum(told[0]["logprobs"]))
+    assert (told[1]["question"], told[1]["answer"], told[1]["stopped"]) == ("", "", "empty")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no tab", "context\t", "context\t ", '{"context": "a"}', '{"context": 1, "question": "q"}',
+        '{"question": "q"}', "{broken", '{"context": "a", "question": " "}', "{" * 2000,
+    ],
+    ids=lambda line: line[:40],
+)  # fmt: skip
+def test_a_line_that_cannot_be_read_is_named_and_those_before_it_are_answered(line, loaded, call):
+    folder = loaded("answer").folder
+    code, out, err = call("answer", "-m", folder, given=["\t".join(ASKED[0]), "", line, "a\tb"])
+    assert (code, out.count("\n"), err.count("\n")) == (2, 2, 1)
+    assert err.startswith("regard: standard input:3: needs CONTEXT<tab>QUESTION or ")
+
+
+def test_a_question_that_leaves_no_room_for_its_context_is_named(loaded, call):
+    model = loaded("answer")
+    long = "Where is Mary? " * 30
+    with pytest.raises(InputError, match=r"question 2: the question has \d+ tokens: .* at most 64"):
+        model.answer(["Why?", long], CONTEXT)
+    given = ["\t".join(ASKED[0]), "", f"a\t{long}"]
+    code, _, err = call("answer", "-m", model.folder, given=given)
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith("regard: standard input:3: the question has ")
+
+
+def test_questions_and_contexts_must_belong_together(loaded):
+    model = loaded("answer")
+    with pytest.raises(InputError, match="3 questions but 2 contexts"):
+        model.answer(["a", "b", "c"], ["d", "e"])
+    assert len(model.answer(["a", "b", "c"], "one context for all")) == 3
+    assert model.answer([], []) == []
+
+
+# ---- how well ---------------------------------------------------------------------------
+
+
+def test_exact_match_and_f1_are_means_and_told_for_each_kind_of_question(loaded, data, call):
+    model = loaded("answer")
+    rows = list(read_questions(data["answer"][1][0]))
+    found = model.answer([row.question for row in rows], [row.context for row in rows])
+    right, shared, kinds = [], [], defaultdict(list)
+    for answer, row in zip(found, rows, strict=True):  # one word each: nothing to normalise
+        given, wanted = answer.text.lower().strip(" .?").split(), row.answer.lower().split()
+        right.append(given == wanted)
+        common = sum(min(given.count(word), wanted.count(word)) for word in set(wanted))
+        shared.append(2 * common / (len(given) + len(wanted)))
+        kinds[row.task].append(right[-1])
+    code, out, err = call("evaluate", "-m", model.folder, "--data", *data["answer"][1], "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["examples"] == len(rows)
+    assert told["exact"] == pytest.approx(np.mean(right), abs=1e-4)
+    assert told["f1"] == pytest.approx(np.mean(shared), abs=1e-4)
+    assert told["exact_by_task"].keys() == {"where", "who"}
+    for kind, each in kinds.items():
+        assert told["exact_by_task"][kind] == pytest.approx(np.mean(each), abs=1e-4)
+    code, out, _ = call("evaluate", "-m", model.folder, "--data", *data["answer"][1])
+    assert {"where", "who"} <= {line.split()[0] for line in out.splitlines()}
+
+
+def test_any_of_several_answers_counts_as_right(loaded, tmp_path, call):
+    model = loaded("answer")
+    [answer] = model.answer(ASKED[0].question, ASKED[0].context)
+    assert answer.text
+    row = {"context": CONTEXT, "question": "Where is Mary?", "answer": "no such word"}
+    for answers, exact in (([], 0), (["no such word", answer.text], 1)):
+        more = {"answers": answers} if answers else {}
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row | more) + "\n")
+        _, out, _ = call(
+            "evaluate", "-m", model.folder, "--data", tmp_path / "rows.jsonl", "--json"
+        )
+        told = json.loads(out)
+        assert told["exact"] == exact
+        assert "exact_by_task" not in told
+
+
+def test_evaluate_says_which_context_was_read_in_windows(loaded, tmp_path, call):
+    model = loaded("answer")
+    rows = [
+        {"context": CONTEXT, "question": "Why?", "answer": "so"},
+        {"context": CONTEXT * 5, "question": "Why?", "answer": "so"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    code, _, err = call("evaluate", "-m", model.folder, "--data", file, "--json")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith(f"regard: {file}:2: longer than the 64 tokens")

@@ -1,0 +1,407 @@
+"""Input -> target in three styles: what is read, what is asked for, and that both fit together."""
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard import InputError, Packed
+from regard.config import Config, DecodingConfig
+from regard.decoding.requests import Request
+from regard.tasks.answer import Asked, Questions
+from regard.tasks.sequences import arrange, asked, slots
+from regard.tasks.task import words_loss
+from regard.tasks.translate import Translate
+from regard.text.tokenizer import Tokenizer
+
+BOS, EOS, SEP, MASK = Tokenizer.bos, Tokenizer.eos, Tokenizer.sep, Tokenizer.mask
+CPU = torch.device("cpu")
+STYLES = ("encoder-decoder", "encoder", "decoder")
+
+
+def ids(*rows):
+    """Token ids closed by <eos>, as a store has them."""
+    return [np.array([*row, EOS], np.uint16) for row in rows]
+
+
+SOURCES, TARGETS = ids([10, 11, 12], [13]), ids([20, 21], [22, 23, 24])
+
+
+def rows_of(packed):
+    return [] if packed is None else [row.tolist() for row in packed.split(packed.tokens)]
+
+
+def test_an_encoder_decoder_reads_the_target_behind_bos():
+    batch = arrange("encoder-decoder", SOURCES, TARGETS, CPU)
+    assert rows_of(batch.source) == [[10, 11, 12, EOS], [13, EOS]]
+    assert rows_of(batch.target) == [[BOS, 20, 21], [BOS, 22, 23, 24]]
+    assert batch.labels.tolist() == [20, 21, EOS, 22, 23, 24, EOS]
+    assert batch.where is None
+
+
+def test_a_decoder_reads_one_row_and_is_asked_for_the_target_only():
+    batch = arrange("decoder", SOURCES, TARGETS, CPU)
+    assert batch.source is None
+    assert rows_of(batch.target) == [[10, 11, 12, SEP, 20, 21], [13, SEP, 22, 23, 24]]
+    assert batch.labels.tolist() == [20, 21, EOS, 22, 23, 24, EOS]
+    assert batch.where.tolist() == [3, 4, 5, 6 + 1, 6 + 2, 6 + 3, 6 + 4]
+
+
+def test_an_encoder_reads_slots_and_is_asked_up_to_the_end_of_the_target():
+    batch = arrange("encoder", SOURCES, TARGETS, CPU)
+    assert batch.target is None
+    assert rows_of(batch.source) == [
+        [10, 11, 12, SEP, *[MASK] * slots(3)],
+        [13, SEP, *[MASK] * slots(1)],
+    ]
+    assert batch.labels.tolist() == [20, 21, EOS, 22, 23, 24, EOS]
+    second = 4 + slots(3)
+    assert batch.where.tolist() == [4, 5, 6, *(second + 2 + i for i in range(4))]
+
+
+def test_a_target_that_is_longer_than_the_slots_gets_as_many_as_it_needs():
+    target = ids(range(20, 20 + slots(1) + 4))
+    batch = arrange("encoder", ids([13]), target, CPU)
+    assert rows_of(batch.source) == [[13, SEP, *[MASK] * len(target[0])]]
+    assert batch.where.tolist() == list(range(2, 2 + len(target[0])))
+
+
+lengths = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 25)), min_size=1, max_size=6)
+
+
+@given(sizes=lengths, style=st.sampled_from(STYLES), seed=st.integers(0, 99))
+def test_for_all_lengths_the_rows_hold_what_is_asked_for_and_have_the_size_they_should(
+    sizes, style, seed
+):
+    random = np.random.default_rng(seed)
+    sources, targets = (
+        ids(*(random.integers(6, 50, n) for n in side)) for side in zip(*sizes, strict=True)
+    )
+    batch = arrange(style, sources, targets, CPU)
+    row = batch.target if batch.target is not None else batch.source
+
+    stored = [np.array([len(row) for row in side], np.int32) for side in (sources, targets)]
+    planned = Translate(None, None, style).sizes(SimpleNamespace(lengths=stored))
+    found = [[len(r) for r in rows_of(side)] for side in (batch.source, batch.target) if side]
+    assert [side.tolist() for side in planned] == found
+    assert batch.labels.tolist() == np.concatenate(targets).tolist()
+    assert batch.tokens == len(batch.labels)
+    if style == "encoder-decoder":
+        return
+    owner = np.repeat(np.arange(len(targets)), [len(target) for target in targets])
+    bounds = row.offsets.tolist()
+    for place, label, b in zip(batch.where.tolist(), batch.labels.tolist(), owner, strict=True):
+        assert bounds[b] + len(sources[b]) - 1 <= place < bounds[b + 1]
+        if style == "encoder":
+            assert row.tokens[place] == MASK
+        elif label != EOS:
+            assert row.tokens[place + 1] == label
+        else:
+            assert place == bounds[b + 1] - 1
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_question_reads_as_a_training_row_begins(style):
+    for source, target in zip(SOURCES, TARGETS, strict=True):
+        batch = arrange(style, [source], [target], CPU)
+        row = rows_of(batch.target if style == "decoder" else batch.source)[0]
+        request = asked(style, source[:-1].tolist())
+        assert row[: len(request)] == request
+        if style != "decoder":
+            assert row == request
+
+
+# ---- the loss ---------------------------------------------------------------------------
+
+
+def likelihoods(model, style, source, target):
+    """The log-probability of each token of one target, by the model's own logits: [n]."""
+    source, target = source.tolist(), target.tolist()
+    if style == "encoder-decoder":
+        logits = model(Packed.of([source]), Packed.of([[BOS, *target[:-1]]]))
+    elif style == "decoder":
+        logits = model(None, Packed.of([[*source[:-1], SEP, *target[:-1]]]))[len(source) - 1 :]
+    else:
+        row = [*source[:-1], SEP, *[MASK] * max(slots(len(source) - 1), len(target))]
+        logits = model(Packed.of([row]))[len(source) :][: len(target)]
+    assert len(logits) == len(target)
+    return torch.log_softmax(logits, -1)[range(len(target)), target]
+
+
+@pytest.mark.parametrize("style", STYLES)
+@torch.no_grad()
+def test_the_loss_is_that_of_a_plain_pass_over_each_example(style, network):
+    model = network(style)
+    sources, targets = ids([10, 11, 12], [13], [], [9] * 7), ids([20, 21], [22] * 9, [7], [])
+    expected = [
+        -likelihoods(model, style, source, target).sum().item()
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    alone = [
+        words_loss(model, arrange(style, [source], [target], CPU), 0.0, 0.0)
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    assert [float(loss) for loss, _ in alone] == pytest.approx(expected, rel=1e-5)
+    assert [float(likelihood) for _, likelihood in alone] == pytest.approx(expected, rel=1e-5)
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 2, 0]):  # whoever stands beside it
+        batch = arrange(style, [sources[i] for i in order], [targets[i] for i in order], CPU)
+        loss, likelihood = words_loss(model, batch, 0.0, 0.0)
+        assert float(loss) == pytest.approx(sum(expected[i] for i in order), rel=1e-5)
+        assert float(likelihood) == pytest.approx(float(loss), rel=1e-6)
+
+
+@torch.no_grad()
+def test_in_a_decoder_no_token_of_the_target_sees_a_later_one(network):
+    model = network("decoder")
+
+    def each(target):
+        batch = arrange("decoder", ids([10, 11, 12]), ids(target), CPU)
+        logits = model(None, batch.target)[batch.where]
+        return logits.log_softmax(-1)[range(len(batch.labels)), batch.labels]
+
+    before, after = each([20, 21, 22]), each([20, 21, 30])
+    assert torch.equal(before[:2], after[:2])
+    assert not torch.isclose(before[2], after[2])  # what is asked for
+    assert not torch.isclose(before[3], after[3])  # what is read
+
+
+@torch.no_grad()
+def test_in_an_encoder_the_target_is_not_read_at_all(network):
+    model = network("encoder")
+    rows = [
+        model(arrange("encoder", ids([10, 11]), ids(target), CPU).source)
+        for target in ([20, 21, 22], [30, 31])
+    ]
+    assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_gradient_reaches_what_is_read_of_the_input_but_never_its_prediction(style, network):
+    """What the model would say of the input's own tokens is nobody's business."""
+    model = network(style, seed=5)
+    batch = arrange(style, ids([10, 11, 12]), ids([20]), CPU)
+    hidden = model.hidden(batch.source, batch.target).detach().requires_grad_()
+
+    class Head:
+        head, output_matrix = model.head, model.output_matrix
+
+        @staticmethod
+        def hidden(source, target):
+            return hidden
+
+    words_loss(Head, batch, 0.0, 0.0)[0].backward()
+    rows = hidden.grad.abs().sum(1) > 0
+    where = range(len(hidden)) if batch.where is None else batch.where.tolist()
+    assert rows.nonzero()[:, 0].tolist() == list(where)
+    assert len(where) == 2
+
+
+# ---- three examples learned by heart ----------------------------------------------------
+
+LINES = [
+    ("The dog slept.", "Der Hund schlief."),
+    ("A small cat!", "Eine Katze, und sie ist alt."),
+    ("The old man saw the house.", "Haus"),
+]
+QUESTIONS = [
+    Asked("Mary is in the garden. John is here.", "Where is Mary?"),
+    Asked("John is here.", "Where is Mary?"),
+    Asked("", "Why?"),
+]
+ANSWERS = ["garden", "nobody knows", "so"]
+
+
+@pytest.fixture(scope="module")
+def by_heart(bpe):
+    """by_heart("decoder", "translate"): a task, and a model that knows its three examples."""
+
+    @cache
+    def make(style, name):
+        from regard import ModelConfig, Transformer
+
+        if name == "translate":
+            task = Translate(bpe, bpe, style)
+            sources = [bpe.encode(source) for source, _ in LINES]
+            targets = [bpe.encode(target) for _, target in LINES]
+        else:
+            task = Questions(bpe, bpe, style)
+            sources = [[*bpe.encode(c), SEP, *bpe.encode(q)] for c, q in QUESTIONS]
+            targets = [bpe.encode(answer) for answer in ANSWERS]
+        torch.manual_seed(1)
+        layers = {f"{stack}_layers": 1 for stack in style.split("-")}
+        config = ModelConfig(
+            style=style, vocabulary_size=bpe.size, d_model=32, heads=2, d_ff=64, dropout=0.0,
+            norm_first=True, **layers,
+        )  # fmt: skip
+        model = Transformer(config)
+        optimiser = torch.optim.Adam(model.parameters(), 5e-3)
+        batch = arrange(style, ids(*sources), ids(*targets), CPU)
+        for _ in range(400):
+            optimiser.zero_grad()
+            loss, _ = task.loss(model, batch, 0.0)  # a sum: below 0.69, each token is the best
+            (loss / batch.tokens).backward()
+            optimiser.step()
+            if loss < 0.3:
+                break
+        assert loss < 0.3
+        return task, model.eval()
+
+    return make
+
+
+GREEDY = DecodingConfig(beam=1, max_length=30)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_was_learned_by_heart_is_translated_word_for_word(style, by_heart):
+    task, model = by_heart(style, "translate")
+    sources, targets = zip(*LINES, strict=True)
+    found = task.answer(model, sources, GREEDY, 100)
+    assert [answer.text for answer in found] == list(targets)
+    assert {answer.stopped for answer in found} == {"end"}
+    assert all(answer.tokens[-1] == EOS for answer in found)
+    assert [a.text for a in task.answer(model, ["", sources[2]], GREEDY, 100)] == ["", targets[2]]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_what_was_learned_by_heart_is_answered_word_for_word(style, by_heart):
+    task, model = by_heart(style, "answer")
+    found = task.answer(model, QUESTIONS, GREEDY, 100)
+    assert [answer.text for answer in found] == ANSWERS
+    assert not any(answer.pieces for answer in found)
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_the_scores_of_what_was_learned_are_those_of_the_loss(style, by_heart):
+    task, model = by_heart(style, "translate")
+    with torch.no_grad():
+        sources, targets = (
+            ids(*(task.target.encode(text) for text in side)) for side in zip(*LINES, strict=True)
+        )
+        loss, _ = task.loss(model, arrange(style, sources, targets, CPU), 0.0)
+    assert sum(one.logprob for one in task.score(model, LINES)) == pytest.approx(
+        -float(loss), rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_a_prefix_is_how_an_answer_begins(style, by_heart):
+    task, model = by_heart(style, "translate")
+    source, target = LINES[1]
+    [answer] = task.answer(model, [source], GREEDY, 100, prefix="Eine Katze")
+    assert answer.text == target
+    [answer] = task.answer(model, [source], GREEDY, 100, prefix="Der Hund")
+    assert answer.text.startswith("Der Hund")
+    [request] = task.requests([source], 100, "Der Hund")[0]
+    assert "".join(task.stream(model, [request], GREEDY)) == answer.text
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_an_answer_may_be_so_much_longer_than_its_source_in_both_styles(style, by_heart):
+    task, model = by_heart(style, "translate")
+    source = "The dog saw the old house in the garden."
+    read = len(task.source.encode(source)) + 1  # <eos> or <sep>
+    for more in (1, 5):
+        options = DecodingConfig(beam=1, max_length=more, min_length=90)
+        [answer] = task.answer(model, [source], options, 100)
+        assert (len(answer.tokens), answer.stopped) == (read + more, "length")
+        assert task.target.decode(answer.tokens) == "".join(
+            task.stream(model, task.requests([source])[0], options)
+        )
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_an_answer_to_a_question_is_bounded_by_itself(style, by_heart):
+    """However long the context is; an encoder has as many slots as it was trained with."""
+    task, model = by_heart(style, "answer")
+    for group in task.requests([*QUESTIONS, Asked("a long context " * 9, "Why?")], 100, 7):
+        assert {request.limit for request in group} == {7}
+    if style != "encoder":
+        options = DecodingConfig(beam=1, max_length=3, min_length=90)
+        assert {len(a.tokens) for a in task.answer(model, QUESTIONS, options, 100)} == {3}
+
+
+def test_an_encoder_says_in_one_line_what_it_cannot_do(by_heart):
+    task, model = by_heart("encoder", "translate")
+    for options in ({"temperature": 1.0, "beam": 1}, {"n_best": 2, "beam": 2}):
+        with pytest.raises(InputError, match="model.style=encoder fills all places"):
+            task.answer(model, ["The dog slept."], DecodingConfig(**options), 100)
+    with pytest.raises(InputError, match="model.style=encoder fills all places"):
+        task.answer(model, ["The dog slept."], GREEDY, 100, prefix="Der")
+    with pytest.raises(InputError, match="model.style=encoder fills all places at once: it cannot"):
+        task.score(model, LINES)
+    with pytest.raises(InputError, match="model.style=encoder"):
+        list(task.stream(model, task.requests(["The dog slept."])[0], GREEDY))
+
+
+def test_slots_behind_the_first_end_are_not_read(by_heart, network):
+    """Whatever stands there: the answer ends where it says so."""
+    from regard.decoding.slots import read
+
+    answer = read(
+        [7, 8, EOS, 9, EOS],
+        [-0.5, -1.0, -0.25, -9.0, -9.0],
+        Request([5]),
+        DecodingConfig(length_penalty=0),
+    )
+    assert (answer.tokens, answer.logprobs) == ([7, 8, EOS], [-0.5, -1.0, -0.25])
+    assert (answer.score, answer.stopped) == (-1.75, "end")
+    answer = read([7, 8], [-0.5, -1.0], Request([5]), DecodingConfig())
+    assert (answer.tokens, answer.stopped) == ([7, 8], "length")
+
+
+# ---- rows and positions -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", ["translate", "answer"])
+def test_learned_positions_that_are_too_few_are_refused_and_just_enough_will_do(name, style):
+    longest, writes = 16, 5
+    need = {
+        "encoder-decoder": longest + writes, "decoder": 2 * longest,
+        "encoder": longest + slots(longest),
+    }[style]  # fmt: skip
+
+    def config(rows):
+        layers = {f"{stack}_layers": 1 for stack in style.split("-")}
+        return Config.build(name, "tiny", {
+            "model": {"style": style, "d_model": 16, "heads": 2, "d_ff": 16, "positions": "learned",
+                      "max_length": rows, **layers},
+            "data": {"max_length": longest, "vocabulary_size": 400},
+            "decoding": {"max_length": writes},
+        })  # fmt: skip
+
+    with pytest.raises(
+        InputError, match=rf"model.max_length={need - 1} .* is less than the {need}"
+    ):
+        config(need - 1)
+    from regard import Transformer
+
+    model = Transformer(config(need).model)
+    most = ids([9] * (longest - 1))  # <eos> is the last of them
+    batch = arrange(style, most, most, CPU)
+    assert words_loss(model, batch, 0.0, 0.0)[0].isfinite()
+
+
+@pytest.mark.parametrize("name", ["translate", "answer"])
+def test_bpe_dropout_changes_the_pieces_and_nothing_else(name, bpe):
+    task = (Translate if name == "translate" else Questions)(bpe, bpe)
+    parts = ["The old man saw the beautiful house.", "Where is the queen?"]
+    row = [*bpe.encode(parts[0]), *([SEP, *bpe.encode(parts[1])] if name == "answer" else [])]
+    whole = np.array([*row, EOS])
+    found = [task.drop(bpe, whole, 0.3, f"seed {i % 3}") for i in range(6)]
+    for other in found:
+        assert other[-1] == EOS
+        assert bpe.decode(other.tolist()) == bpe.decode(row)
+        texts = [
+            bpe.decode(part.tolist()) for part in np.split(other, np.flatnonzero(other == SEP))
+        ]
+        assert texts == parts[: len(texts)]
+        assert len(texts) == (2 if name == "answer" else 1)
+        assert len(other) > len(whole)
+    assert all(np.array_equal(found[i], found[i + 3]) for i in range(3))  # pure functions
+    assert len({other.tobytes() for other in found}) == 3
