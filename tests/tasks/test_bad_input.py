@@ -355,6 +355,20 @@ def test_an_option_that_cannot_be(setting, said, training):
     assert training("fill", f"--set={setting}", "--quiet").startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("task", "setting"),
+    [
+        ("classify", "data.documents=file"), ("embed", "data.whole_words=true"), ("generate", "data.whole_words=true"),
+        ("fill", "data.bpe_dropout=0.1"), ("classify", "data.bpe_dropout=0.1"), ("embed", "training.r_drop=1"),
+    ],
+)  # fmt: skip
+def test_an_option_that_the_task_does_not_have(task, setting, training):
+    name = setting.partition("=")[0]
+    said = training(task, f"--set={setting}")
+    assert said.startswith(f"--task {task} and {name}")
+    assert "exclude each other" in said
+
+
 CAN = {"embed": {"embed", "fill", "classify", "generate"}}
 
 

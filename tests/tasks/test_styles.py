@@ -1,6 +1,7 @@
 """Input -> target in three styles: what is read, what is asked for, and that both fit together."""
 
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -389,11 +390,11 @@ def test_learned_positions_that_are_too_few_are_refused_and_just_enough_will_do(
 
 @pytest.mark.parametrize("name", ["translate", "answer"])
 def test_bpe_dropout_changes_the_pieces_and_nothing_else(name, bpe):
-    task = (Translate if name == "translate" else Questions)(bpe, bpe)
+    task = (Translate if name == "translate" else Questions)(bpe, bpe, bpe_dropout=0.3)
     parts = ["The old man saw the beautiful house.", "Where is the queen?"]
     row = [*bpe.encode(parts[0]), *([SEP, *bpe.encode(parts[1])] if name == "answer" else [])]
     whole = np.array([*row, EOS])
-    found = [task.drop(bpe, whole, 0.3, f"seed {i % 3}") for i in range(6)]
+    found = [task.drop(bpe, whole, f"seed {i % 3}") for i in range(6)]
     for other in found:
         assert other[-1] == EOS
         assert bpe.decode(other.tolist()) == bpe.decode(row)
@@ -405,3 +406,20 @@ def test_bpe_dropout_changes_the_pieces_and_nothing_else(name, bpe):
         assert len(other) > len(whole)
     assert all(np.array_equal(found[i], found[i + 3]) for i in range(3))  # pure functions
     assert len({other.tobytes() for other in found}) == 3
+
+
+def test_pieces_are_changed_where_there_is_a_seed_and_never_for_a_validation(
+    configure, bpe, data, tmp_path
+):
+    task = Translate(bpe, bpe, bpe_dropout=0.3)
+    files = [Path(file) for file in data["translate"][1]]
+    store, _ = task.build(files, tmp_path, configure("translate"), True)
+    plain, once, again, other = (
+        task.batch(store, np.arange(6), CPU, seed) for seed in (0, 5, 5, 6)
+    )
+    assert plain.labels.tolist() == [t for i in range(6) for t in store.tokens(1, i).tolist()]
+    assert torch.equal(once.labels, again.labels)
+    assert torch.equal(once.source.tokens, again.source.tokens)
+    assert not torch.equal(once.labels, other.labels)
+    assert len(once.labels) > len(plain.labels)
+    assert bpe.decode(once.labels.tolist()) == bpe.decode(plain.labels.tolist())
