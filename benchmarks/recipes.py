@@ -106,11 +106,11 @@ RECIPES = [
     Recipe("babi", "answer", *babi_files, babi_test, (*BABI, "model.positions=rotary")),
     Recipe(
         "babi-gpu", "answer", *babi_files, babi_test, device="cuda",
-        options=(*BABI, "training.steps=5000", "training.batch_tokens=400",
+        options=(*BABI, "training.steps=5000", "training.batch_tokens=10394",
                  "training.warmup=400", "training.validate_every=1000"),
     ),
     Recipe("squad", "answer", *squad_files, {"test": (f"{DATA}/squad/test.jsonl.xz",)},
-           ("model.dropout=0.2", "training.batch_tokens=300")),
+           ("model.dropout=0.2", "training.batch_tokens=9000")),
 ]  # fmt: skip
 
 

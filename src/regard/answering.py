@@ -11,7 +11,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 from regard.decoding.answers import Answer
@@ -19,7 +19,7 @@ from regard.errors import InputError
 from regard.models import Model
 from regard.tasks.answer import Questions
 from regard.tasks.classify import Classify
-from regard.tasks.fill import Fill
+from regard.tasks.fill import MASK, Fill
 from regard.tasks.generate import Generate
 from regard.tasks.task import Task
 from regard.tasks.translate import Translate
@@ -158,24 +158,26 @@ class Replies(Printer):
 
     def print(self, texts: list[str], place: Place) -> None:
         asked: dict[int, tuple[str, str]] = {}
-        bad: InputError | None = None
-        for i, text in enumerate(texts):
-            try:
-                asked |= {i: self.parse(text, place.line(i))} if text.strip() else {}
-            except InputError as error:  # those before it are answered first
-                texts, bad = texts[:i], error
-                break
+        task = self.model.of(Questions)
+
+        def check(i: int, text: str) -> None:
+            if text.strip():
+                asked[i] = self.parse(text, place.line(i))
+                try:
+                    task.room(task.target.encode(asked[i][1]), self.model.longest, place.line(i))
+                except InputError:
+                    del asked[i]
+                    raise
+
+        texts, bad = until_bad(texts, check)
 
         def warn(i: int, said: str) -> None:
             place.warn(list(asked)[i], said)
 
-        def where(i: int) -> str:
-            return place.line(list(asked)[i])
-
         contexts, questions = ([pair[side] for pair in asked.values()] for side in (0, 1))
         found = []
         if asked:
-            found = self.model.answer(questions, contexts, warn=warn, where=where, **self.decoding)
+            found = self.model.answer(questions, contexts, warn=warn, **self.decoding)
         answers = dict(zip(asked, zip(questions, found, strict=True), strict=True))
         for i in range(len(texts)):
             question, answer = answers.get(i, ("", Answer([], [], 0.0, "empty")))
@@ -261,9 +263,14 @@ class Gaps(Printer):
     kind = Fill
 
     def print(self, texts: list[str], place: Place) -> None:
-        bad = next((i for i, text in enumerate(texts) if "<mask>" not in text), None)
-        found = self.model.fill(texts[:bad], self.options.top, place.line)
-        for text, filled in zip(texts, found, strict=False):
+        task = self.model.of(Fill)
+
+        def check(i: int, text: str) -> None:
+            task.encode(text.split(MASK), self.model.longest, place.line(i))
+
+        texts, bad = until_bad(texts, check)
+        found = self.model.fill(texts, self.options.top, place.line)
+        for text, filled in zip(texts, found, strict=True):
             if self.options.json:
                 gaps = [
                     [{"word": word, "probability": p} for word, p in gap.candidates]
@@ -277,7 +284,7 @@ class Gaps(Printer):
                 ]
                 print("\t".join(map(one_line, [filled.text, *words])))
         if bad is not None:
-            raise InputError(f"{place.line(bad)}: there is no <mask> to fill")
+            raise bad
 
 
 class Vectors(Printer):
@@ -340,6 +347,18 @@ class Hits(Printer):
                 print(f"{score:.4f}\t{line}\t{one_line(text)}")
             if len(texts) > 1:
                 print()
+
+
+def until_bad(
+    texts: list[str], check: Callable[[int, str], None]
+) -> tuple[list[str], InputError | None]:
+    """The texts before the first one that is refused, and why it is: they are answered first."""
+    for i, text in enumerate(texts):
+        try:
+            check(i, text)
+        except InputError as error:
+            return texts[:i], error
+    return texts, None
 
 
 def as_json(told: dict[str, Any]) -> str:

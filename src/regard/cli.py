@@ -298,6 +298,8 @@ def section_settings(assignments: list[str], only: str) -> dict[str, Any]:
 
 def literal(text: str) -> Any:
     """A word of the command line as YAML reads it (`none` is a word: model.positions=none)."""
+    if text.startswith("["):  # data.labels=[good, bad]
+        return [part.strip() for part in text.strip("[]").split(",")]
     words = {"true": True, "false": False, "null": None}
     if text.lower() in words:
         return words[text.lower()]

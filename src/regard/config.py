@@ -66,7 +66,7 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     steps: int = 2_000  # optimiser steps, at most
-    batch_tokens: int = 4_096  # target tokens of one packed row
+    batch_tokens: int = 4_096  # of one packed row: translate: of the target; else: of what is read
     accumulate: int = 1  # rows of one step and process
     optimiser: str = "adam"  # adam (the paper's), adamw
     weight_decay: float = 0.0  # for adamw
@@ -271,6 +271,7 @@ STYLES_OF_TASK = {
 OPTIONS_OF_TASKS = {
     "bpe_dropout": ("translate", "answer"),
     "documents": ("generate", "fill"),
+    "duplicates": ("answer", "classify", "embed"),
     "labels": ("classify",),
     "whole_words": ("fill",),
 }

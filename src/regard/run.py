@@ -195,10 +195,10 @@ class Validation:
         self.store, _ = task.build(files, cache_folder(), config, True)
         self.examples = list(task.read(files, config))
         sizes = task.sizes(self.store)
-        total = int(sizes[-1].sum())
+        total = int(sizes[task.counted].sum())
         longest = max(int(side.max()) * total / int(side.sum()) for side in sizes)
         budget = max(config.training.batch_tokens, math.ceil(longest) + 1)
-        self.rows = Rows(sizes, budget, self.store.fingerprint, 0)
+        self.rows = Rows(sizes, budget, self.store.fingerprint, 0, counted=task.counted)
         # Greedy, whatever decoding.beam is: fast, and enough to compare a run with itself.
         self.greedy = DecodingConfig(beam=1, max_length=config.decoding.max_length)
 
@@ -249,8 +249,9 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
     write_file(run / "model.safetensors", to_bytes(choices[name]))
     if validation is not None:
         model.load_state_dict(choices[name])
-        validation.task.finish(model.eval(), validation.examples, trainer.config)
-        validation.task.save(run)
+        if validation.task.finish(model.eval(), validation.examples):
+            validation.task.save(run)
+            scores[name] = validation(model)
     result = {k: v for k, v in scores.get(name, {}).items() if k not in ("score", "samples")}
     state = trainer.state
     trainer.record(final=name, seconds=round(state.seconds, 1), dropped=state.dropped, **result)

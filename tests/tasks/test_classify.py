@@ -219,7 +219,7 @@ def test_calibration_makes_held_out_labels_more_probable_and_changes_none(
         return -np.log(found[range(len(wanted)), wanted]).mean()
 
     before, labels = likelihood(1.0), task.probabilities(logits).argmax(1).tolist()
-    task.finish(model, examples, configure("classify"))
+    task.finish(model, examples)
     best = task.temperature
     assert 0.05 < best != 1.0
     assert likelihood(best) < before
@@ -231,7 +231,7 @@ def test_calibration_makes_held_out_labels_more_probable_and_changes_none(
 def test_training_ends_with_a_calibration(loaded, data):
     model = loaded("classify")
     task = Classify(model.task.tokenizer, "encoder", model.task.labels, 64)
-    task.finish(model.transformer, list(task.read(data["classify"][1], model.config)), model.config)
+    task.finish(model.transformer, list(task.read(data["classify"][1], model.config)))
     assert task.temperature == model.task.temperature != 1.0
 
 

@@ -206,12 +206,13 @@ def plan(
         told = everything.tokens / len(held_out)
         styles.append(Style(replace(config, model=model), own, [], read, told))
     usual = DEFAULTS[task].get("model", {}).get("style", STYLES[0])
-    counted = {one.name: one.task.sizes(store)[-1].mean() for one in styles}
+    counted = {one.name: one.task.sizes(store)[one.task.counted].mean() for one in styles}
     for style in styles:
         training = style.config.training
         tokens = round(training.batch_tokens * counted[style.name] / counted[usual])
         style.config = replace(style.config, training=replace(training, batch_tokens=tokens))
-        Rows(style.task.sizes(store), tokens, store.fingerprint, 0)  # refuses what is too small
+        sizes = style.task.sizes(store)  # Rows refuses what is too small for them
+        Rows(sizes, tokens, store.fingerprint, 0, counted=style.task.counted)
     return styles, store, examples
 
 

@@ -64,6 +64,7 @@ class Label:
 class Classify(Task):
     name = "classify"
     better = "accuracy"
+    counted = 0
 
     def __init__(
         self,
@@ -172,11 +173,12 @@ class Classify(Task):
         classes = len(self.labels) if self.style == "encoder" else None
         return {**super().model_options(), "classes": classes}
 
-    def finish(self, model: Transformer, examples: Sequence[Example], config: Config) -> None:
+    def finish(self, model: Transformer, examples: Sequence[Example]) -> bool:
         """Fit the temperature on held-out examples."""
         wanted = np.array([self.number(example) for example in examples])
         logits = self.logits(model, [example.text for _, example in examples])
         self.temperature = round(fit_temperature(logits, wanted), 4)
+        return True
 
     def save(self, folder: Path) -> None:
         super().save(folder)

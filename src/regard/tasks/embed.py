@@ -99,6 +99,9 @@ class Embed(Task):
                 sides: list[Any] = [
                     self.ids([getattr(row, side) for _, row in chunk]) for side in ("a", "b")
                 ]
+                for ids in (ids for side in sides for ids in side):
+                    if len(ids) == self.longest:
+                        report.note(f"texts of {self.longest} tokens or cut to them")
                 if scored:
                     sides.append([[row.score] for _, row in chunk])
                 yield sides

@@ -74,6 +74,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     files: ClassVar[str] = "one or more files"
+    counted: ClassVar[int] = -1  # the side of which training.batch_tokens says how much is read
     better: ClassVar[str]  # the score that validation compares weights by
 
     def __init__(self, tokenizer: Tokenizer, style: str) -> None:
@@ -131,8 +132,9 @@ class Task(ABC):
     def prepare(self, store: Store, config: Config) -> None:  # noqa: B027
         """Look at the training data once, before the first step."""
 
-    def finish(self, model: Transformer, examples: Sequence[Any], config: Config) -> None:  # noqa: B027
-        """What is learned from held-out examples once the weights are chosen."""
+    def finish(self, model: Transformer, examples: Sequence[Any]) -> bool:
+        """Learn something from held-out examples once the weights are chosen; whether it did."""
+        return False
 
     def save(self, folder: Path) -> None:
         self.tokenizer.save(folder / "tokenizer.json")

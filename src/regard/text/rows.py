@@ -24,8 +24,8 @@ class Rows:
     """All rows of a corpus, epoch after epoch, shuffled anew each time.
 
     lengths: for each side (source, target; or one) the length of every example.
-    budget: the tokens of the last side that a row may hold. The other side gets a budget in
-    proportion to its share of the corpus, so that both are full together.
+    budget: the tokens that a row may hold of the side that is counted, by itself the last. The
+    other side gets a budget in proportion to its share of the corpus: both are full together.
     share: only this part of the examples is used, chosen at random once and for all.
     """
 
@@ -36,12 +36,13 @@ class Rows:
         fingerprint: str,
         seed: int,
         share: float = 1.0,
+        counted: int = -1,
     ) -> None:
         self.lengths = [np.asarray(side, dtype=np.int64) for side in lengths]
         if not len(self.lengths[0]):
             raise InputError("there is no example to train on: every line was skipped")
         total = [int(side.sum()) for side in self.lengths]
-        self.budgets = [max(1, round(budget * t / total[-1])) for t in total]
+        self.budgets = [max(1, round(budget * t / total[counted])) for t in total]
         for side, limit in zip(self.lengths, self.budgets, strict=True):
             if int(side.max()) > limit:
                 raise InputError(

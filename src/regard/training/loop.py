@@ -48,6 +48,7 @@ class Task(Protocol):
     """What the loop needs to know of a task."""
 
     name: ClassVar[str]
+    counted: ClassVar[int]
 
     def sizes(self, store: Store) -> list[NDArray[Any]]: ...
 
@@ -102,7 +103,8 @@ class Trainer:
         )
         budget, seed = self.training.batch_tokens, self.training.seed
         self.sizes = task.sizes(store)
-        self.rows = Rows(self.sizes, budget, store.fingerprint, seed, config.data.share)
+        share, counted = config.data.share, task.counted
+        self.rows = Rows(self.sizes, budget, store.fingerprint, seed, share, counted)
         self.dtype = choose_dtype(self.training.dtype, processes.device)
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.asked_to_stop = False
@@ -218,7 +220,7 @@ class Trainer:
         lengths = [[int(n) for row in rows for n in side[row]] for side in self.sizes]
         work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
         figures = self.progress.step(
-            number, likelihood / tokens, rate, sum(lengths[-1]), work, self.peak
+            number, likelihood / tokens, rate, sum(lengths[self.task.counted]), work, self.peak
         )
         if number % 50 == 0 or number == 1:
             self.record(
