@@ -246,12 +246,12 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
             scores[candidate] = validation(model)
             say(f"{candidate}: validation {said(scores[candidate])}")
         name = max(scores, key=lambda candidate: scores[candidate]["score"])
-    write_file(run / "model.safetensors", to_bytes(choices[name]))
     if validation is not None:
         model.load_state_dict(choices[name])
         if validation.task.finish(model.eval(), validation.examples):
             validation.task.save(run)
             scores[name] = validation(model)
+    write_file(run / "model.safetensors", to_bytes(choices[name]))
     result = {k: v for k, v in scores.get(name, {}).items() if k not in ("score", "samples")}
     state = trainer.state
     trainer.record(final=name, seconds=round(state.seconds, 1), dropped=state.dropped, **result)
