@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from regard.config import Config
-from regard.errors import InputError, unknown
+from regard.errors import InputError
 from regard.tasks.answer import Questions
 from regard.tasks.classify import MOST_LABELS, Classify, find_labels
 from regard.tasks.embed import Embed
@@ -124,15 +124,3 @@ def load_labels(folder: Path) -> tuple[list[str], float]:
     if not valid:
         raise InputError(f"{path}: damaged (labels or temperature are not valid)")
     return labels, temperature
-
-
-def need(task: Task, kind: type[Task]) -> None:
-    """Refuse a model of another task."""
-    if not isinstance(task, kind):
-        raise InputError(f"this is a model for {task.name}: `regard {kind.name}` needs another")
-
-
-def known_task(name: str) -> type[Task]:
-    if name not in KINDS:
-        raise unknown("task", name, KINDS)
-    return KINDS[name]
