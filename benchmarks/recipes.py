@@ -35,7 +35,7 @@ class Recipe:
         ]  # fmt: skip
 
     def test_command(self, files: tuple[str, ...]) -> list[str]:
-        return ["evaluate", "-m", f"{RUNS}/{self.name}", "--data", *files]
+        return ["evaluate", "-m", f"{RUNS}/{self.name}", "--dtype", "float32", "--data", *files]
 
 
 def classified(name: str, config: str = "classify", **options: object) -> Recipe:
@@ -110,7 +110,8 @@ RECIPES = [
                  "training.warmup=400", "training.validate_every=1000"),
     ),
     Recipe("squad", "answer", *squad_files, {"test": (f"{DATA}/squad/test.jsonl.xz",)},
-           ("model.dropout=0.2", "training.batch_tokens=6000", "training.steps=400", "training.validate_every=200")),
+           ("model.dropout=0.2", "training.batch_tokens=6000", "training.steps=400",
+            "training.validate_every=200")),
 ]  # fmt: skip
 
 

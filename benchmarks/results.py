@@ -44,7 +44,9 @@ def main(arguments: list[str]) -> None:
     write.add_argument("--out", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args(arguments)
     if options.step == "write":
-        found = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in FOLDER.glob("*.json")}
+        found = {
+            p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted(FOLDER.glob("*.json"))
+        }
         write_file(options.out, tables(found))
         print(f"{options.out} written")
         return
@@ -86,9 +88,10 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
     final = final_scores(folder)
     tests = {}
     for name, files in recipe.tests.items():
-        said = call([*recipe.test_command(files), "--json", "--dtype", "float32"], options)
+        said = call([*recipe.test_command(files), "--json"], options)
         tests[name] = json.loads(said)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=False)
     return {
         "name": recipe.name, "date": str(date.today()), "commit": commit.stdout.strip(),
         "machine": options.where or f"{os.cpu_count()} cores, {platform.machine()}",

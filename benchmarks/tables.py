@@ -102,11 +102,9 @@ with rotary positions.""",
 STYLES = """\
 ## Which style for which task: the built-in corpus, English to German
 
-`regard lab styles` trains the three styles on the same 600 batches of sentences with about the same
-number of parameters. A decoder that reads the sentence before it writes is as good as the
-encoder-decoder here; an encoder that fills all places of its answer at once needs one step instead
-of thirteen, and gets two sentences in five wrong somewhere, because no place knows what the others
-say. It was still learning when the 600 steps ended.
+`regard lab styles` trains the three styles on the same batches of sentences with about the same
+number of parameters. A decoder reads the sentence before it writes; an encoder fills all places of
+its answer at once, and no place knows what the others say.
 """
 
 

@@ -1,6 +1,8 @@
 """What the documents point at is there, and what they show runs."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,13 @@ def test_every_link_and_every_file_that_is_named_exists(document):
     missing = [link for link in links if not (document.parent / link).exists()]
     missing += [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_the_results_are_what_their_script_writes(tmp_path):
+    made = tmp_path / "results.md"
+    command = [sys.executable, "-m", "benchmarks", "results", "write", "--out", made]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert made.read_text(encoding="utf-8") == (ROOT / "docs/results.md").read_text("utf-8")
 
 
 def test_the_python_of_the_readme_runs(capsys):

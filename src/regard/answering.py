@@ -11,10 +11,11 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 from regard.decoding.answers import Answer
+from regard.details import as_json, brief, details, every_answer, numbers_of, one_line, rounded
 from regard.errors import InputError
 from regard.models import Model
 from regard.tasks.answer import Questions
@@ -25,7 +26,6 @@ from regard.tasks.task import Task
 from regard.tasks.translate import Translate
 from regard.text.corpus import progress
 from regard.text.lines import read_blocks
-from regard.text.tokenizer import Tokenizer
 from regard.text.vectors import VectorFile
 
 STDIN = "standard input"
@@ -182,8 +182,10 @@ class Replies(Printer):
         for i in range(len(texts)):
             question, answer = answers.get(i, ("", Answer([], [], 0.0, "empty")))
             if self.options.json:
-                told = {"question": question, "answer": answer.text}
-                print(as_json(told | brief(answer, self.model.task.tokenizer)))
+                told = {"question": question, "answer": answer.text} | brief(answer, task.target)
+                if answer.others:
+                    told["n_best"] = every_answer(answer, task.target, "answer")
+                print(as_json(told))
             else:
                 print("\t".join(one_line(one.text) for one in (answer, *answer.others)))
         if bad is not None:
@@ -229,8 +231,11 @@ class Continuations(Printer):
         for text, answer in zip(texts, answers, strict=True):
             every = (answer, *answer.others)
             if self.options.json:
-                told = {"prompt": text, "text": [one.text for one in every]}
-                print(as_json(told | brief(answer, self.model.task.tokenizer)))
+                tokenizer = self.model.task.tokenizer
+                told = {"prompt": text, "text": answer.text} | brief(answer, tokenizer)
+                if answer.others:
+                    told["n_best"] = every_answer(answer, tokenizer, "text")
+                print(as_json(told))
             elif given:
                 print("\n\n".join(text + one.text for one in every))
             else:
@@ -307,7 +312,8 @@ class Vectors(Printer):
 
     def print(self, texts: list[str], place: Place) -> None:
         if self.options.tokens:
-            for text, (tokens, vectors) in zip(texts, self.model.embed_tokens(texts), strict=True):
+            found = self.model.embed_tokens(texts, warn=place.warn)
+            for text, (tokens, vectors) in zip(texts, found, strict=True):
                 if self.options.json:
                     told = {"text": text, "tokens": tokens, "vectors": rounded(vectors.tolist())}
                     print(as_json(told))
@@ -345,7 +351,7 @@ class Hits(Printer):
                 continue
             for score, line, text in hits:
                 print(f"{score:.4f}\t{line}\t{one_line(text)}")
-            if len(texts) > 1:
+            if len(self.options.texts) != 1:  # several queries, or who knows how many
                 print()
 
 
@@ -359,64 +365,3 @@ def until_bad(
         except InputError as error:
             return texts[:i], error
     return texts, None
-
-
-def as_json(told: dict[str, Any]) -> str:
-    return json.dumps(told, ensure_ascii=False)
-
-
-def numbers_of(vector: list[float]) -> str:
-    return " ".join(f"{number:.6f}" for number in vector)
-
-
-def one_line(text: str) -> str:
-    """A model may write anything, but a line end or a tab would look like another answer."""
-    return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")
-
-
-def brief(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "score": answer.score, "logprob": answer.logprob, "stopped": answer.stopped,
-        "tokens": tokenizer.tokens(answer.tokens), "logprobs": answer.logprobs,
-    }  # fmt: skip
-
-
-def details(answer: Answer, model: Model, asked: Collection[str] = ()) -> dict[str, Any]:
-    """An answer for programs; `asked`: what to tell beside the usual."""
-    task = model.of(Translate)
-    spell = task.target.tokens
-    told = brief(answer, task.target)
-    if answer.pieces:
-        told["pieces"] = [
-            {"text": task.source.decode(piece.source), "translation": piece.text}
-            | details(piece, model, asked)
-            for piece in answer.pieces
-        ]
-        return told
-    if "n_best" in asked:
-        every = (answer, *answer.others)
-        told["n_best"] = [{"translation": one.text} | brief(one, task.target) for one in every]
-    if "alternatives" in asked:
-        told["alternatives"] = [
-            [{"token": spell([token])[0], "logprob": value} for token, value in place]
-            for place in answer.alternatives
-        ]
-    if "history" in asked:
-        told["history"] = [
-            [vars(one) | {"token": spell([one.token])[0]} for one in step]
-            for step in answer.history
-        ]
-    if "attention" in asked:
-        # Row i of a head is where it looked when token i was chosen: the decoder had read <bos>
-        # and the tokens before it.
-        told["source_tokens"] = task.source.tokens(answer.source)
-        told["read_tokens"] = spell([Tokenizer.bos, *answer.tokens])[:-1]
-        told["attention"] = {
-            part: [[rounded(head) for head in layer.float().tolist()] for layer in layers]
-            for part, layers in answer.attention.items()
-        }
-    return told
-
-
-def rounded(matrix: list[list[float]]) -> list[list[float]]:
-    return [[round(weight, 6) for weight in row] for row in matrix]

@@ -213,6 +213,9 @@ class Config:
             training = replace(training, learning_rate=rate)
         if training.r_drop and task == "embed":
             raise InputError("--task embed and training.r_drop exclude each other")
+        scale = training.similarity_scale
+        if not scale or (task != "embed" and scale != TrainingConfig.similarity_scale):
+            raise InputError(f"training.similarity_scale={scale}: above 0, and for embed only")
         if training.balance and model.head != "classifier":
             raise InputError(
                 f"training.balance=true and --task {task} with model.style={model.style} exclude "
@@ -269,10 +272,13 @@ STYLES_OF_TASK = {
     "embed": ("encoder", "decoder"),
 }  # the others work in every style
 OPTIONS_OF_TASKS = {
+    "bleu": ("translate",),
     "bpe_dropout": ("translate", "answer"),
     "documents": ("generate", "fill"),
     "duplicates": ("answer", "classify", "embed"),
     "labels": ("classify",),
+    "mask": ("fill",),
+    "max_ratio": ("translate",),
     "whole_words": ("fill",),
 }
 

@@ -109,6 +109,7 @@ def evaluate_model(options: argparse.Namespace, decoding: dict[str, Any]) -> Rep
                 f"{options.against} was trained to {other.task.name}, but {options.model} to "
                 f"{model.task.name}: only models of one task can be compared"
             )
+        model.task.check_comparable(other.task)
     examples = read(model, files)
     with progress("evaluating", None, options.quiet):
         found = evaluated(model, examples, decoding)
@@ -145,11 +146,6 @@ def judged(
         return judged_by_sacrebleu(ours, theirs, options, model.config.data.bleu)
     report = Report(model.task.name, ours, intervals(ours.metrics, ours.count, options.samples))
     if theirs is not None:
-        if theirs.count != ours.count:
-            raise InputError(
-                f"the two models cut the data into {ours.count:,} and {theirs.count:,} pieces, "
-                "which cannot be paired: compare bits_per_byte of two calls"
-            )
         compared = paired(ours.metrics, theirs.metrics, ours.count, options.samples)
         report.against, report.theirs = str(options.against), theirs.scores
         report.differences = compared

@@ -1,4 +1,8 @@
-"""Ctrl-C: one is enough."""
+"""Ctrl-C: one is enough.
+
+By itself Python loses some: those that fall into a finaliser, or into a library that turns them
+into another error. A person who presses it once should not have to press it again.
+"""
 
 from __future__ import annotations
 

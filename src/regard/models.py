@@ -23,7 +23,7 @@ from regard.errors import InputError
 from regard.files import cache_folder, checksum
 from regard.model.config import CHOICES
 from regard.model.transformer import Transformer
-from regard.tasks.answer import Asked, Questions, numbered
+from regard.tasks.answer import Asked, Questions
 from regard.tasks.classify import Classify, Label
 from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill, Filled
@@ -158,16 +158,9 @@ class Model:
     # ---- the other tasks ----------------------------------------------------------------
 
     def answer(
-        self,
-        questions: Texts,
-        context: Texts,
-        *,
-        warn: Warn | None = None,
-        where: Callable[[int], str] = numbered,
-        **options: Any,
+        self, questions: Texts, context: Texts, *, warn: Warn | None = None, **options: Any
     ) -> list[Answer]:
-        """The answer to each question from its context, or from one context for all; `where` names
-        a question that is too long."""
+        """The answer to each question from its context, or from one context for all."""
         asked, contexts = listed(questions), listed(context)
         if len(contexts) == 1:
             contexts *= len(asked)
@@ -175,7 +168,7 @@ class Model:
             raise InputError(f"{len(asked)} questions but {len(contexts)} contexts")
         pairs = [Asked(c, q) for c, q in zip(contexts, asked, strict=True)]
         task, decoding = self.of(Questions), self.decoding(options)
-        answers = task.answer(self.transformer, pairs, decoding, self.longest, where=where)
+        answers = task.answer(self.transformer, pairs, decoding, self.longest)
         for i, answer in enumerate(answers):
             if answer.pieces:
                 (warn or python_warning(3))(i, self.in_pieces(len(answer.pieces)))
@@ -222,9 +215,13 @@ class Model:
             choice("pooling", pooling, CHOICES["pooling"])
             replace(self.config.model, head="pooling", classes=None, pooling=pooling)
 
-    def embed_tokens(self, texts: Texts) -> list[tuple[list[str], NDArray[np.float32]]]:
+    def embed_tokens(
+        self, texts: Texts, *, warn: Warn | None = None
+    ) -> list[tuple[list[str], NDArray[np.float32]]]:
         """For each text its tokens and the vector of each in this context: [n, D]."""
-        return self.embedder().embed_tokens(self.transformer, listed(texts))
+        texts, embedder = listed(texts), self.embedder()
+        self._warn_cut(texts, warn or python_warning(3))
+        return embedder.embed_tokens(self.transformer, texts)
 
     def embedder(self) -> Embed:
         """The task embed, which every model of one stack can do that reads a text as it does."""
@@ -240,8 +237,11 @@ class Model:
     ) -> Index:
         """The vectors of a file's lines, made now or found: in `folder`, or in the cache."""
         embedder, size = self.embedder(), self.config.model.d_model
-        weights = self.folder / "model.safetensors" if self.folder else None
-        name = checksum(weights) if weights else str(id(self))
+        if self.folder is None:
+            raise InputError(
+                "an index belongs to a model that lies in a folder: regard.load(folder)"
+            )
+        name = checksum(self.folder / "model.safetensors")
         identity = f"{name} {embedder.pooling} {self.transformer.output_matrix().dtype}"
 
         def embed(texts: list[str]) -> NDArray[np.float32]:

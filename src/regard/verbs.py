@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.config import DecodingConfig
 from regard.errors import InputError
+from regard.settings import section_settings
 
 if TYPE_CHECKING:
     from regard.models import Model
@@ -57,8 +58,6 @@ def decoding_options(verb: argparse.ArgumentParser) -> None:
 
 
 def chosen_decoding(options: argparse.Namespace) -> dict[str, Any]:
-    from regard.cli import section_settings
-
     given = {f.name: getattr(options, f.name) for f in fields(DecodingConfig)}
     changes = section_settings(options.assignments, "decoding")
     return changes | {k: v for k, v in given.items() if v is not None}

@@ -250,10 +250,21 @@ def test_backslash_n_is_a_line_end_and_an_answer_then_is_one_line(loaded, call):
     model = loaded("generate", None, vocabulary="byte")
     options = ["--temperature", 2, "--max-length", 60, "--n-best", 8, "--json"]
     _, out, _ = call("generate", "-m", model.folder, *options, "The")
-    free = json.loads(out)["text"]
-    assert any("\n" in text for text in free)
+    free = json.loads(out)["n_best"]
+    assert any("\n" in one["text"] for one in free)
     _, out, _ = call("generate", "-m", model.folder, *options, "--until", r"\n", "The")
-    assert json.loads(out)["text"] == [text.partition("\n")[0] for text in free]
+    told = json.loads(out)
+    assert [one["text"] for one in told["n_best"]] == [
+        one["text"].partition("\n")[0] for one in free
+    ]
+    assert told["text"] == told["n_best"][0]["text"]
+    for one, whole in zip(told["n_best"], free, strict=True):
+        if "\n" in whole["text"]:  # its tokens end with the one that it was to stop before
+            assert (one["stopped"], one["tokens"][-1]) == ("until", "\\n")
+            assert one["tokens"] == whole["tokens"][: len(one["tokens"])]
+            assert len(one["logprobs"]) == len(one["tokens"])
+        else:
+            assert one == whole
 
 
 def test_one_line_comes_out_for_each_line_that_goes_in(loaded, call):
@@ -271,7 +282,7 @@ def test_one_line_comes_out_for_each_line_that_goes_in(loaded, call):
     told = [json.loads(line) for line in out.splitlines()]
     assert [one["prompt"] for one in told] == given
     flat = str.maketrans("\n\r\t", "   ")
-    assert [(p["prompt"] + p["text"][0]).translate(flat) for p in told] == lines
+    assert [(p["prompt"] + p["text"]).translate(flat) for p in told] == lines
 
 
 def test_the_same_seed_goes_on_the_same_way_and_another_does_not(loaded):

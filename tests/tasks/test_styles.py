@@ -1,5 +1,6 @@
 """Input -> target in three styles: what is read, what is asked for, and that both fit together."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -335,8 +336,19 @@ def test_an_encoder_says_in_one_line_what_it_cannot_do(by_heart):
         task.answer(model, ["The dog slept."], GREEDY, 100, prefix="Der")
     with pytest.raises(InputError, match="model.style=encoder fills all places at once: it cannot"):
         task.score(model, LINES)
-    with pytest.raises(InputError, match="model.style=encoder"):
-        list(task.stream(model, task.requests(["The dog slept."])[0], GREEDY))
+    for options in ({"min_length": 3}, {"no_repeat": 2}):
+        with pytest.raises(InputError, match="mind min_length and no_repeat"):
+            task.answer(model, ["The dog slept."], DecodingConfig(beam=1, **options), 100)
+
+
+def test_an_encoder_streams_its_answer_in_one_piece_and_minds_the_longest(by_heart):
+    task, model = by_heart("encoder", "translate")
+    [answer] = task.answer(model, ["The dog slept."], GREEDY, 100)
+    assert list(task.stream(model, task.requests(["The dog slept."])[0], GREEDY)) == [answer.text]
+    request = replace(task.requests(["The dog slept."])[0][0], limit=2)
+    [short] = task.found(model, [request], GREEDY)
+    assert short.tokens == answer.tokens[:2]
+    assert short.stopped == ("end" if answer.tokens[1] == Tokenizer.eos else "length")
 
 
 def test_slots_behind_the_first_end_are_not_read(by_heart, network):

@@ -31,6 +31,7 @@ STOPS = (
     "empty",  # there was nothing to answer
     "given",  # it was not searched for, only scored
     "end",  # it wrote <eos>
+    "until",  # it wrote the text that it was to stop before
     "prefix",  # its given beginning left nothing to write
     "blocked",  # every token was forbidden
     "length",  # the limit

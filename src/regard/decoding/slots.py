@@ -25,10 +25,11 @@ def fill_slots(
     model: Transformer, requests: Sequence[Request], options: DecodingConfig
 ) -> list[Answer]:
     """The answer to each request, whose source ends with its slots (<mask>)."""
-    if options.temperature or options.n_best > 1 or any(r.prefix for r in requests):
+    searched = options.temperature or options.n_best > 1 or any(r.prefix for r in requests)
+    if searched or options.min_length or options.no_repeat:
         raise InputError(
             "model.style=encoder fills all places of its answer at once: it cannot sample, give "
-            "several answers or begin with a prefix"
+            "several answers, begin with a prefix, or mind min_length and no_repeat"
         )
     matrix = model.output_matrix()
     budget = BATCH_TOKENS["cuda" if matrix.is_cuda else "cpu"]
@@ -42,7 +43,8 @@ def fill_slots(
         for i, tokens, logprobs in zip(
             batch, best.indices.split(counts), best.values.split(counts), strict=True
         ):
-            found[i] = read(tokens.tolist(), logprobs.tolist(), requests[i], options)
+            most = requests[i].most(model.config, options)
+            found[i] = read(tokens[:most].tolist(), logprobs.tolist(), requests[i], options)
     return [found[i] for i in range(len(requests))]
 
 

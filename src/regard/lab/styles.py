@@ -211,8 +211,8 @@ def plan(
         training = style.config.training
         tokens = round(training.batch_tokens * counted[style.name] / counted[usual])
         style.config = replace(style.config, training=replace(training, batch_tokens=tokens))
-        sizes = style.task.sizes(store)  # Rows refuses what is too small for them
-        Rows(sizes, tokens, store.fingerprint, 0, counted=style.task.counted)
+        # Refuses what is too small for the longest example.
+        Rows(style.task.sizes(store), tokens, store.fingerprint, 0, counted=style.task.counted)
     return styles, store, examples
 
 

@@ -8,7 +8,8 @@ out, and counted.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,6 @@ import numpy as np
 from regard.config import Config, DecodingConfig
 from regard.decoding.answers import Answer
 from regard.decoding.requests import Request
-from regard.decoding.search import NOTHING, Wanted
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.metrics import exact_match, token_f1
@@ -28,11 +28,6 @@ from regard.text.store import Chunk, Store, build, in_chunks, token_type
 from regard.text.tokenizer import Tokenizer
 
 Example = tuple[Path, Question]
-Where = Callable[[int], str]  # what a question is called, by its number from 0
-
-
-def numbered(i: int) -> str:
-    return f"question {i + 1}"
 
 
 class Asked(NamedTuple):
@@ -108,20 +103,14 @@ class Questions(Sequences):
 
     # ---- use ----------------------------------------------------------------------------
 
-    def requests(
-        self,
-        asked_for: Sequence[Asked],
-        longest: int,
-        most: int,
-        where: Where = numbered,
-    ) -> list[list[Request]]:
+    def requests(self, asked_for: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
         """One request for each question, or one for each window of its context. An answer has at
-        most `most` tokens, however long its context is. `where` names a question."""
+        most `most` tokens, however long its context is."""
         contexts = self.target.encode_batch([one.context for one in asked_for])
         questions = self.target.encode_batch([one.question for one in asked_for])
         found = []
         for i, (context, question) in enumerate(zip(contexts, questions, strict=True)):
-            room = self.room(question, longest, where(i))
+            room = self.room(question, longest, f"question {i + 1}")
             starts = range(0, max(1, len(context) - room // 2), max(1, room // 2))
             if len(context) <= room:
                 starts = range(1)
@@ -137,20 +126,18 @@ class Questions(Sequences):
         asked_for: Sequence[Asked],
         options: DecodingConfig,
         longest: int,
-        wanted: Wanted = NOTHING,
-        where: Where = numbered,
     ) -> list[Answer]:
         """The answer to each question, the best of those to the windows of a long context."""
-        groups = self.requests(asked_for, longest, options.max_length, where)
+        groups = self.requests(asked_for, longest, options.max_length)
         flat = [request for group in groups for request in group]
-        found = iter(self.found(model, flat, options, wanted))
+        found = iter(self.found(model, flat, options))
         answers = []
         for group in groups:
             every = [next(found) for _ in group]
             best = max(every, key=lambda answer: answer.score)
-            best.text = best.text.strip()
-            best.pieces = every if len(every) > 1 else []
-            answers.append(best)
+            for one in (best, *best.others):
+                one.text = one.text.strip()
+            answers.append(replace(best, pieces=every if len(every) > 1 else []))
         return answers
 
     def evaluate(

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config import Config
+from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.task import Batch, Ids, Say, Task, words_loss
 from regard.text.corpus import Document, Position, Report, read_documents
@@ -84,6 +85,14 @@ class Documents(Task):
 
         identity = ["documents", tokenizer.fingerprint, whole]
         return build(files, identity, [token_type(tokenizer.size)], encode, folder, quiet)
+
+    def check_comparable(self, other: Documents) -> None:
+        same = self.tokenizer.fingerprint == other.tokenizer.fingerprint
+        if not same or self.longest != other.longest:
+            raise InputError(
+                "the two models have other vocabularies or windows: only bits_per_byte of two "
+                "separate calls can be compared"
+            )
 
     def windows(self, store: Store) -> Windows:
         if store.fingerprint not in self._windows:

@@ -28,8 +28,9 @@ from regard.text.batching import Packed
 from regard.text.corpus import Document
 from regard.text.store import Store
 from regard.text.tokenizer import SPECIALS, Tokenizer
+from regard.training.progress import perplexity
 
-HELD_OUT = 20_26  # the seed of the words that are hidden when nothing is learned
+HELD_OUT = 2026  # the seed of the words that are hidden when nothing is learned
 MASK = SPECIALS[Tokenizer.mask]
 
 
@@ -93,8 +94,16 @@ class Fill(Documents):
         asked, where = (torch.from_numpy(side).to(device) for side in (labels, places))
         return Batch(row, None, asked, where)
 
+    def check_comparable(self, other: Documents) -> None:
+        super().check_comparable(other)
+        assert isinstance(other, Fill)
+        if (self.mask, self.whole_words) != (other.mask, other.whole_words):
+            raise InputError(
+                "the two models hide other words: data.mask or data.whole_words differ"
+            )
+
     def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
-        return {"perplexity": math.exp(min(loss, 50.0))}
+        return {"perplexity": perplexity(loss)}
 
     # ---- use ----------------------------------------------------------------------------
 
@@ -191,7 +200,7 @@ class Fill(Documents):
             return float(values[chosen].sum() / max(1.0, count[chosen].sum()))
 
         metrics = {
-            "perplexity": lambda chosen: math.exp(min(mean(likelihood, chosen), 50.0)),
+            "perplexity": lambda chosen: perplexity(mean(likelihood, chosen)),
             "accuracy": lambda chosen: mean(right, chosen),
         }
         whole = np.arange(len(rows))

@@ -17,7 +17,7 @@ from regard.config import Config, DecodingConfig
 from regard.decoding.answers import Answer
 from regard.decoding.requests import Request
 from regard.decoding.score import score
-from regard.decoding.search import NOTHING, Wanted, decode
+from regard.decoding.search import decode
 from regard.model.transformer import Transformer
 from regard.tasks.documents import Documents
 from regard.tasks.sequences import stream
@@ -25,6 +25,7 @@ from regard.tasks.task import Batch, Evaluation, Ids, packed
 from regard.text.corpus import Document
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
+from regard.training.progress import perplexity
 
 
 class Generate(Documents):
@@ -51,18 +52,25 @@ class Generate(Documents):
         options: DecodingConfig,
         longest: int,
         until: str = "",
-        wanted: Wanted = NOTHING,
     ) -> list[Answer]:
         """What follows each prompt. A prompt of more than `longest` tokens is read from its end;
         the answer stops before `until`, where that is given."""
         requests = [self.request(prompt, longest) for prompt in prompts]
-        answers = decode(model, requests, options, wanted)
+        answers = decode(model, requests, options)
         for answer in answers:
             for one in (answer, *answer.others):
                 one.text = self.tokenizer.decode(one.tokens)
-                if until:
-                    one.text = one.text.partition(until)[0]
+                if until and until in one.text:
+                    self.cut(one, until)
         return answers
+
+    def cut(self, answer: Answer, until: str) -> None:
+        """End an answer with the token in which a text begins that it is to stop before."""
+        answer.text = answer.text.partition(until)[0]
+        counts = range(1, len(answer.tokens) + 1)
+        told = next(n for n in counts if until in self.tokenizer.decode(answer.tokens[:n]))
+        answer.tokens, answer.logprobs = answer.tokens[:told], answer.logprobs[:told]
+        answer.score, answer.stopped = sum(answer.logprobs), "until"
 
     def request(self, prompt: str, longest: int) -> Request:
         ids = self.tokenizer.encode(prompt)
@@ -101,7 +109,7 @@ class Generate(Documents):
 
         metrics = {
             "loss": loss,
-            "perplexity": lambda chosen: math.exp(min(loss(chosen), 50.0)),
+            "perplexity": lambda chosen: perplexity(loss(chosen)),
             "bits_per_byte": lambda chosen: float(
                 likelihood[chosen].sum() / math.log(2) / max(1, size[chosen].sum())
             ),
@@ -116,4 +124,4 @@ class Generate(Documents):
         tokens = int(store.lengths[0].sum())
         size = sum(int(self.tokenizer.sizes[store.tokens(0, i)].sum()) for i in range(len(store)))
         bits = loss * tokens / math.log(2) / max(1, size)
-        return {"perplexity": math.exp(min(loss, 50.0)), "bits_per_byte": round(bits, 4)}
+        return {"perplexity": perplexity(loss), "bits_per_byte": round(bits, 4)}

@@ -165,7 +165,10 @@ class Sequences(Task):
         for i, request in enumerate(requests):
             if i:
                 yield " "
-            yield from stream(model, self.bounded(request, options), options, self.target)
+            if self.style == "encoder":  # it has no steps: all of it comes at once
+                yield self.found(model, [request], options)[0].text
+            else:
+                yield from stream(model, self.bounded(request, options), options, self.target)
 
     def score(
         self,

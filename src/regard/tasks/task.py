@@ -22,6 +22,7 @@ from regard.decoding.answers import Answer
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.transformer import Transformer
+from regard.tasks.bootstrap import Metric
 from regard.text.batching import Packed
 from regard.text.corpus import Report
 from regard.text.store import Store
@@ -29,7 +30,6 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.loss import cross_entropy, divergence
 
 Ids = NDArray[np.int64]
-Metric = Callable[[Ids], float]  # of the examples with these numbers
 Say = Callable[[str], None]
 Row = TypeVar("Row", bound="tuple[Any, ...]")
 EVALUATED_TOKENS = 16_384  # of one batch that is only looked at
@@ -150,6 +150,9 @@ class Task(ABC):
         decoding: DecodingConfig,
     ) -> Evaluation:
         """The task's metrics on examples."""
+
+    def check_comparable(self, other: Any) -> None:  # noqa: B027
+        """Refuse a model of the same task whose figures cannot be set beside this one's."""
 
     def from_loss(self, loss: float, store: Store) -> dict[str, Any] | None:
         """What a validation says where the loss says everything."""

@@ -102,6 +102,7 @@ class Trainer:
             rows=self.training.accumulate * processes.world, corpus=store.fingerprint
         )
         budget, seed = self.training.batch_tokens, self.training.seed
+        progress.words = config.model.head in ("language-model", "masked-language-model")
         self.sizes = task.sizes(store)
         share, counted = config.data.share, task.counted
         self.rows = Rows(self.sizes, budget, store.fingerprint, seed, share, counted)

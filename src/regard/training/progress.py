@@ -21,6 +21,7 @@ class Progress:
     def __init__(self, steps: int, quiet: bool) -> None:
         self.console = Console(stderr=True, highlight=False, quiet=quiet)
         self.steps, self.line, self.shown = steps, "", 0.0
+        self.words = True  # whether the loss is that of words
         self.live: Live | None = None
         if self.console.is_terminal and not quiet:
             self.live = Live(Text(""), console=self.console, refresh_per_second=4, transient=True)
@@ -47,12 +48,14 @@ class Progress:
         speed = sum(n for _, n, _ in self.rates[1:]) / elapsed
         fraction = sum(o for *_, o in self.rates[1:]) / elapsed / peak
         left = (self.steps - step) * elapsed / (len(self.rates) - 1)
+        words = f"  perplexity {perplexity(loss):.2f}" if self.words else ""
         figures = {
-            "loss": loss, "perplexity": perplexity(loss), "learning_rate": rate,
+            "loss": loss, **({"perplexity": perplexity(loss)} if words else {}),
+            "learning_rate": rate,
             "tokens_per_second": round(speed), "fraction_of_peak": round(fraction, 4),
         }  # fmt: skip
         self.line = (
-            f"step {step:,}/{self.steps:,}  loss {loss:.3f}  perplexity {perplexity(loss):.2f}  "
+            f"step {step:,}/{self.steps:,}  loss {loss:.3f}{words}  "
             f"{speed:,.0f} tokens/s ({fraction:.0%} of peak)  rate {rate:.2e}  "
             f"{duration(left)} left"
         )
