@@ -110,8 +110,7 @@ RECIPES = [
                  "training.warmup=400", "training.validate_every=1000"),
     ),
     Recipe("squad", "answer", *squad_files, {"test": (f"{DATA}/squad/test.jsonl.xz",)},
-           ("model.dropout=0.2", "training.batch_tokens=6000", "training.steps=400",
-            "training.validate_every=200")),
+           ("model.positions=rotary", "data.vocabulary_size=4000", "training.batch_tokens=6000")),
 ]  # fmt: skip
 
 
