@@ -13,8 +13,8 @@ HEAD = """# Results
 Made by `python -m benchmarks results write` from `docs/results/*.json`, which `python -m benchmarks
 results run NAME --data $REGARD_DATA` makes: it trains and evaluates by the command line, with the
 commands at the end of this page. Intervals are 95%, by bootstrap over the test examples; each row
-is one training with one seed. CPU rows were trained on two cores that also did other work: their
-times are upper bounds. Settings were tried out in a few runs per task before, so validation scores
+is one training with one seed. CPU rows were trained with one thread on two cores that did other work
+as well (three or four processes at once): their times are upper bounds. Settings were tried out in a few runs per task before, so validation scores
 are a little flattered. In the very first trials the test sets of TREC, AG News and bAbI stood in
 for validation sets; the settings were not changed by what they showed, but they were seen.
 """
@@ -56,8 +56,10 @@ validation and calibration.""",
         "What pre-training buys: SST-2 with 1%, 10% and 100% of the labels",
         """\
 `pretrained` starts from a masked language model of 24,500 unlabelled film reviews (IMDB), `scratch`
-from random weights of the same size. CPU rows: 4 layers of width 128 and ten minutes of
-pre-training; GPU rows: width 256 and 8,000 steps of 32,768 tokens. The dev set (872) chooses the
+from random weights. CPU rows: 4 layers of width 128, pre-trained for 4,000 steps of 2,048 tokens
+with rotary positions (`scratch` there has sinusoids and a vocabulary of its own, so that not all of
+the difference is pre-training); GPU rows: the same width 256 for both, pre-trained for 8,000 steps
+of 32,768 tokens. The dev set (872) chooses the
 weights and the temperature; the test set (1,821) is the one distributed with labels.""",
         [
             f"sst2-{p}-{k}{g}"
