@@ -110,7 +110,8 @@ RECIPES = [
                  "training.warmup=400", "training.validate_every=1000"),
     ),
     Recipe("squad", "answer", *squad_files, {"test": (f"{DATA}/squad/test.jsonl.xz",)},
-           ("model.positions=rotary", "data.vocabulary_size=4000", "training.batch_tokens=6000")),
+           ("model.positions=rotary", "data.vocabulary_size=4000", "training.batch_tokens=4158",
+            "training.steps=1300", "training.schedule=cosine")),
 ]  # fmt: skip
 
 
