@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -45,7 +46,7 @@ class Place(NamedTuple):
         print(f"regard: {self.line(i)}: {said}", file=sys.stderr)
 
 
-class Printer:
+class Printer(ABC):
     """Prints the answers to a block of lines."""
 
     kind: ClassVar[type[Task] | None] = None  # what the model must have been trained to do
@@ -59,8 +60,9 @@ class Printer:
         self.decoding = decoding or {}
         model.decoding(self.decoding)  # complain before anything is read
 
+    @abstractmethod
     def print(self, texts: list[str], place: Place) -> None:
-        raise NotImplementedError
+        """Print an answer for each text, in order."""
 
 
 def answer_lines(

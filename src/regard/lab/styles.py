@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 
 from regard.config import DEFAULTS, Config
+from regard.demo import OPTIONS
 from regard.errors import InputError, unknown
 from regard.files import cache_folder, write_file
 from regard.lab.styles_measured import QUALITY, Style, judge, time_answers, time_training
@@ -45,15 +46,11 @@ from regard.training.processes import choose_device
 from regard.view.info import final_scores
 
 MARK = "regard-styles"  # the file that tells our folder from others
-# For the built-in corpus, where nothing else is asked for.
+# For the built-in corpus, where nothing else is asked for: the demo's, with smaller steps.
 BUILTIN: dict[str, dict[str, Any]] = {
-    "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 128, "dropout": 0.1},
-    "data": {"vocabulary_size": 1000},
-    "training": {
-        "steps": 600, "batch_tokens": 1024, "warmup": 100, "learning_rate": 3e-3,
-        "validate_every": 50, "checkpoint_every": 300, "average": 1,
-    },
-}  # fmt: skip
+    **OPTIONS,
+    "training": {**OPTIONS["training"], "batch_tokens": 1024, "validate_every": 50},
+}
 FILES: dict[str, dict[str, Any]] = {"training": {"validate_every": 200}}
 OURS = {  # settings that are not for --set, and why
     "model.style": "the styles are what is compared",

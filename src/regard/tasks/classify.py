@@ -49,6 +49,7 @@ from regard.text.batching import Packed
 from regard.text.corpus import Classified, Position, Report, read_classified
 from regard.text.store import Chunk, Store, build, in_chunks, token_type
 from regard.text.tokenizer import Tokenizer
+from regard.training.loss import disagreement
 
 MOST_LABELS = 10_000
 Example = tuple[Path, Classified]
@@ -155,17 +156,18 @@ class Classify(Task):
     ) -> tuple[Tensor, Tensor]:
         if self.style != "encoder":
             return words_loss(model, batch, smoothing, r_drop)
+        weights = None if self.weights is None else self.weights.to(batch.labels.device)
+
+        def wrong(logits: Tensor) -> Tensor:
+            return F.cross_entropy(
+                logits, batch.labels, weights, reduction="sum", label_smoothing=smoothing
+            )
+
         logits = model(batch.source).float()  # [B, classes]
-        weights = None if self.weights is None else self.weights.to(logits.device)
-        loss = F.cross_entropy(logits, batch.labels, weights, reduction="sum",
-                               label_smoothing=smoothing)  # fmt: skip
+        loss = wrong(logits)
         if r_drop:
             again = model(batch.source).float()
-            loss = 0.5 * (loss + F.cross_entropy(
-                again, batch.labels, weights, reduction="sum", label_smoothing=smoothing
-            ))  # fmt: skip
-            p, q = logits.log_softmax(-1), again.log_softmax(-1)
-            loss = loss + r_drop * 0.5 * ((p.exp() - q.exp()) * (p - q)).sum()
+            loss = 0.5 * (loss + wrong(again)) + r_drop * disagreement(logits, again)
         likelihood = F.cross_entropy(logits.detach(), batch.labels, reduction="sum")
         return loss, likelihood
 

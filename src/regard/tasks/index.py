@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from regard.errors import InputError
 from regard.files import PREFIX, new_folder, remove_leftovers
 from regard.text.corpus import fingerprint_files, open_text, progress
+from regard.text.store import map_file
 
 FORMAT, VERSION = "regard search index", 1
 MANIFEST = "index.json"
@@ -70,10 +71,10 @@ class Index:
         self.identity: str = manifest["identity"]
         self.fingerprint: str = manifest["fingerprint"]
         try:
-            self._vectors = _map(folder / VECTORS, FLOAT).reshape(-1, self.size)
-            self._lines = _map(folder / LINES, INTEGER)
-            self._texts = _map(folder / TEXTS, np.dtype("u1"))
-            self._offsets = _map(folder / OFFSETS, INTEGER)
+            self._vectors = map_file(folder / VECTORS, FLOAT).reshape(-1, self.size)
+            self._lines = map_file(folder / LINES, INTEGER)
+            self._texts = map_file(folder / TEXTS, np.dtype("u1"))
+            self._offsets = map_file(folder / OFFSETS, INTEGER)
         except (OSError, ValueError) as error:  # another process may be replacing it just now
             raise InputError(f"{folder}: cannot be read ({error}): {REMEDY}") from None
 
@@ -202,11 +203,6 @@ def _scores(
         rows = part[chosen[start : start + EXACT_ROWS]].astype(np.float64)
         scores[start : start + EXACT_ROWS] = (rows * query).sum(axis=1)
     return scores
-
-
-def _map(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
-    # A plain array over the mapping: slices of np.memmap itself cost several times as much.
-    return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -68,9 +68,9 @@ class Store:
         self._tokens: list[NDArray[Any]] = []
         self._offsets: list[NDArray[np.int64]] = []
         for side, kind in enumerate(manifest["types"]):
-            self._tokens.append(_map(folder / f"{side}.tokens", TOKENS[kind]))
-            self.lengths.append(_map(folder / f"{side}.lengths", LENGTHS))
-            self._offsets.append(_map(folder / f"{side}.offsets", OFFSETS))
+            self._tokens.append(map_file(folder / f"{side}.tokens", TOKENS[kind]))
+            self.lengths.append(map_file(folder / f"{side}.lengths", LENGTHS))
+            self._offsets.append(map_file(folder / f"{side}.offsets", OFFSETS))
 
     def __len__(self) -> int:
         """How many examples there are."""
@@ -87,7 +87,8 @@ class Store:
         return f"Store({len(self):,} examples, {self.sides} sides, {self.folder})"
 
 
-def _map(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+def map_file(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
+    """A file as an array that is read where it is looked at."""
     # A plain array over the mapping: slices of np.memmap itself cost several times as much.
     return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)
 

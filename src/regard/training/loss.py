@@ -96,5 +96,10 @@ def cross_entropy(
 def divergence(first: Tensor, second: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """R-Drop (Liang et al. 2021): how much two passes with other dropouts disagree; the sum over
     tokens of the mean of both Kullback-Leibler divergences."""
-    p, q = (F.linear(hidden, matrix, bias).float().log_softmax(-1) for hidden in (first, second))
+    return disagreement(F.linear(first, matrix, bias), F.linear(second, matrix, bias))
+
+
+def disagreement(first: Tensor, second: Tensor) -> Tensor:
+    """The same of logits."""
+    p, q = (logits.float().log_softmax(-1) for logits in (first, second))
     return 0.5 * ((p.exp() - q.exp()) * (p - q)).sum(dtype=torch.float64)
