@@ -21,9 +21,18 @@ from regard import __version__
 from regard.config import TASKS
 from regard.errors import InputError, TrainingFailed
 from regard.interrupt import interruptible
+from regard.lab.verbs import LABS
 from regard.model.config import PRESETS, STYLES, ModelConfig
 from regard.settings import section_settings, settings
-from regard.verbs import VERBS, chosen_decoding, decoding_options, machine_options, model_to_use
+from regard.verbs import (
+    VERBS,
+    architecture_options,
+    chosen_decoding,
+    decoding_options,
+    machine_options,
+    model_to_use,
+)
+from regard.view.verbs import VIEWS
 
 
 class Parser(argparse.ArgumentParser):
@@ -47,11 +56,12 @@ def build_parser() -> Parser:
     add_verb(verbs, "info", info, info_options)
     view = verbs.add_parser("view", help="pictures and tables to look at")
     views = view.add_subparsers(title="views", metavar="VIEW", required=True)
-    add_verb(views, "walk", walk, walk_options)
-    add_verb(views, "curves", curves, curves_options)
+    for name, run, options in VIEWS:
+        add_verb(views, name, run, options)
     lab = verbs.add_parser("lab", help="measurements of the architecture")
     labs = lab.add_subparsers(title="measurements", metavar="WHAT", required=True)
-    add_verb(labs, "styles", styles, styles_options)
+    for name, run, options in LABS:
+        add_verb(labs, name, run, options)
     return parser
 
 
@@ -69,14 +79,6 @@ def add_verb(
     verb.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
     verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verb.set_defaults(run=run)
-
-
-def model_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--style", help=" | ".join(STYLES))
-    verb.add_argument(
-        "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
-        help="change one option, e.g. model.norm_first=true; repeatable",
-    )  # fmt: skip
 
 
 def demo_options(verb: argparse.ArgumentParser) -> None:
@@ -109,7 +111,7 @@ def train_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--resume", action="store_true", help="go on with the run at --out")
     verb.add_argument("--seed", type=int, help="of weights, order and dropout")
     verb.add_argument("--dtype", choices=("auto", "float32", "bfloat16"))
-    model_options(verb)
+    architecture_options(verb)
     machine_options(verb)
 
 
@@ -174,7 +176,7 @@ def info_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("model", nargs="?", type=Path, metavar="MODEL", help="a folder, or:")
     verb.add_argument("--preset", default="base", help=" | ".join(PRESETS) + " (default: base)")
     verb.add_argument("--vocab", type=int, default=37_000, help="vocabulary size (37000)")
-    model_options(verb)
+    architecture_options(verb)
 
 
 def info(options: argparse.Namespace) -> int:
@@ -199,79 +201,6 @@ def info(options: argparse.Namespace) -> int:
         for name, value in scores.items():
             print(f"{name:16} {value}")
     return 0 if table.agrees else 1  # a formula that is not the model's is our fault
-
-
-def walk_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("text", metavar="TEXT", help="the sentence to follow, at most 24 characters")
-    verb.add_argument("--target", help="what the decoder writes (default: TEXT)")
-    verb.add_argument("--seed", type=int, default=0, help="of the random weights")
-    model_options(verb)
-
-
-def walk(options: argparse.Namespace) -> int:
-    """What happens to a sentence, step by step, in a real (small, seeded) model."""
-    from regard.view.walk import walk_config, walk_steps, write_walk
-
-    changes = section_settings(options.assignments, "model")
-    config = walk_config(options.text, options.target, options.style or STYLES[0], changes)
-    steps = walk_steps(options.text, options.target, config, options.seed)
-    if options.json:
-        for step in steps:
-            print(json.dumps(step.to_dict(), ensure_ascii=False))
-    else:
-        write_walk(steps, config, options.seed)
-    return 0
-
-
-def curves_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
-    verb.add_argument("--out", type=Path, metavar="FILE.png", help="(default: RUN/curves.png)")
-
-
-def curves(options: argparse.Namespace) -> int:
-    """Draw loss, score, learning rate and speed of runs as PNG and SVG."""
-    from regard.view.curves import draw_curves
-
-    for path in draw_curves(options.runs, options.out):
-        print(json.dumps({"file": str(path)}) if options.json else path)
-    return 0
-
-
-def styles_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--task", default="translate", help="translate | classify")
-    for split, said in (
-        ("train", "translate: SOURCE TARGET; none: the built-in corpus"),
-        ("valid", "held-out data, for the learning curves"),
-        ("test", "what quality is measured on (default: --valid)"),
-    ):
-        verb.add_argument(f"--{split}", nargs="+", metavar="FILE", help=said)
-    verb.add_argument(
-        "--preset", help=" | ".join(PRESETS) + " (tiny; for the built-in corpus of 2 + 2 layers)"
-    )
-    verb.add_argument("--steps", type=int, metavar="N", help="of training, for each style")
-    verb.add_argument("--seed", nargs="+", type=int, default=[1], metavar="N", help="one or more")
-    verb.add_argument("--out", type=Path, default=Path("regard-styles"), metavar="DIR")
-    verb.add_argument(
-        "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
-        help="change one option; layers are the encoder-decoder's; repeatable",
-    )  # fmt: skip
-    machine_options(verb)
-
-
-def styles(options: argparse.Namespace) -> int:
-    """Train the three styles on one task; compare quality, parameters and time."""
-    values = settings(options.assignments)
-    if options.steps is not None:
-        values["training"] = {"steps": options.steps, **values.get("training", {})}
-    from regard.lab.styles import compare
-
-    files = {split: getattr(options, split) for split in ("train", "valid", "test")}
-    report = compare(
-        options.out, options.task, files, options.preset, values, options.seed,
-        options.device, options.quiet,
-    )  # fmt: skip
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
-    return 0
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.config import DecodingConfig
 from regard.errors import InputError
+from regard.model.config import STYLES
 from regard.settings import section_settings
 
 if TYPE_CHECKING:
@@ -29,6 +30,14 @@ def model_to_use(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("-m", "--model", required=True, type=Path, metavar="MODEL")
     verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     machine_options(verb)
+
+
+def architecture_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--style", help=" | ".join(STYLES))
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
+        help="change one option, e.g. model.norm_first=true; repeatable",
+    )  # fmt: skip
 
 
 def text_options(verb: argparse.ArgumentParser, what: str = "TEXT") -> None:

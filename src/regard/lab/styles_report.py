@@ -5,7 +5,6 @@ Only figures that were measured, no verdict: what they mean is the reader's to s
 
 from __future__ import annotations
 
-import io
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from regard.files import write_file
 from regard.lab.styles_measured import QUALITY, SENTENCES, Style
 from regard.tasks.make import KINDS
-from regard.view.curves import (
-    COLOURS,
-    MARKERS,
-    SETTINGS,
-    Curves,
-    Point,
-    add_labels,
-    draw_lines,
-    read_curves,
-)
+from regard.view.curves import Curves, Point, add_labels, draw_lines, read_curves
+from regard.view.picture import COLOURS, MARKERS, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,18 +130,7 @@ def figure(name: str, value: float) -> str:
 
 def draw_styles(out: Path, task: str, styles: list[Style]) -> list[Path]:
     """Quality and time of each style, and how it learned, as OUT/styles.png and OUT/styles.svg."""
-    import matplotlib
-
-    paths = [out / "styles.png", out / "styles.svg"]
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)
-        picture = draw(task, styles)
-        for path, keys in zip(paths, (("Software",), ("Date", "Creator")), strict=True):
-            content = io.BytesIO()
-            picture.savefig(content, format=path.suffix[1:], metadata=dict.fromkeys(keys))
-            write_file(path, content.getvalue())
-    return paths
+    return save_picture(lambda: draw(task, styles), out / "styles")
 
 
 def draw(task: str, styles: list[Style]) -> Figure:

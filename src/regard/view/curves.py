@@ -1,23 +1,20 @@
 """`regard view curves`: how training went, drawn from `metrics.jsonl` as PNG and SVG.
 
-Four panels over steps: loss, the task's metric, learning rate, tokens per second. Runs differ in
-line style, marker and colour, and each line carries its name where it ends: the picture also reads
-in black and white. The same metrics give the same bytes, so that a picture can be kept in git.
+Four panels over steps: loss, the task's metric, learning rate, tokens per second. Each line carries
+its name where it ends.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import warnings
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import InputError
-from regard.files import write_file
+from regard.view.picture import COLOURS, DASHES, MARKERS, picture_name, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,16 +23,6 @@ if TYPE_CHECKING:
 DRAWN = ("loss", "valid_loss", "learning_rate", "tokens_per_second")
 LOWER_IS_BETTER = ("valid_loss", "valid_perplexity", "valid_bits_per_byte")
 NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # other scores are called as they are written
-COLOURS = ("#0b62a4", "#bf4a00", "#222222", "#00785a", "#8a2a63")
-DASHES = ("-", (0, (6, 2)), (0, (8, 2, 1.5, 2)), (0, (1.5, 1.5)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # 5, 4 and 7 of them: 140 runs that look different
-SETTINGS: dict[Any, Any] = {
-    "font.size": 13, "axes.grid": True, "grid.color": "#e4e4e4",
-    "axes.spines.top": False, "axes.spines.right": False,
-    "figure.constrained_layout.w_pad": 0.2, "figure.constrained_layout.h_pad": 0.15,
-    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
-    "svg.hashsalt": "regard",  # names of parts from their content, not from chance
-}  # fmt: skip
 
 
 class Point(NamedTuple):
@@ -79,31 +66,12 @@ def draw_curves(runs: list[Path], out: Path | None) -> list[Path]:
     out: NAME.png or NAME.svg, for both; None: curves.png and curves.svg in the first run's folder.
     """
     out = runs[0] / "curves" if out is None else out / "curves" if out.is_dir() else out
-    if out.suffix not in ("", ".png", ".svg"):
-        raise InputError(f"--out {out}: write NAME.png or NAME.svg (both files are made)")
+    out = picture_name(out)
     names = [run.resolve().name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
     curves = [read_curves(run, name) for run, name in zip(runs, names, strict=True)]
-    try:
-        import matplotlib
-    except ImportError:
-        raise InputError("pictures need matplotlib: pip install matplotlib") from None
-    paths = [out.with_suffix(".png"), out.with_suffix(".svg")]
-    with matplotlib.rc_context(), warnings.catch_warnings():  # settings are put aside, and back
-        warnings.filterwarnings("ignore", "Glyph")  # boxes in the PNG; the SVG has the name whole
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(SETTINGS)
-        picture = draw(curves)
-        for path, keys in zip(paths, (("Software",), ("Date", "Creator")), strict=True):
-            content = io.BytesIO()
-            picture.savefig(content, format=path.suffix[1:], metadata=dict.fromkeys(keys))
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_file(path, content.getvalue())
-            except OSError as error:
-                raise InputError(f"{path} cannot be written: {error.strerror}") from None
-    return paths
+    return save_picture(lambda: draw(curves), out)
 
 
 def read_curves(run: Path, name: str) -> Curves:

@@ -1,0 +1,60 @@
+"""How every picture is made: one look, one pair of files (PNG and SVG), written whole.
+
+Lines differ in style and marker as well as in colour, so that a picture also reads in black and
+white. The same figures give the same bytes, so that a picture can be kept in git.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import InputError
+from regard.files import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0b62a4", "#bf4a00", "#222222", "#00785a", "#8a2a63")
+DASHES = ("-", (0, (6, 2)), (0, (8, 2, 1.5, 2)), (0, (1.5, 1.5)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # 5, 4 and 7 of them: 140 lines that look different
+SETTINGS: dict[Any, Any] = {
+    "font.size": 13, "axes.grid": True, "grid.color": "#e4e4e4",
+    "axes.spines.top": False, "axes.spines.right": False,
+    "figure.constrained_layout.w_pad": 0.2, "figure.constrained_layout.h_pad": 0.15,
+    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
+    "svg.hashsalt": "regard",  # names of parts from their content, not from chance
+}  # fmt: skip
+
+
+def picture_name(out: Path) -> Path:
+    """`--out` without its ending, once that is one of ours: both files are made."""
+    if out.suffix not in ("", ".png", ".svg"):
+        raise InputError(f"--out {out}: write NAME.png or NAME.svg (both files are made)")
+    return out
+
+
+def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
+    """Draw, and write NAME.png and NAME.svg; gives back the two files."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise InputError("pictures need matplotlib: pip install matplotlib") from None
+    paths = [out.with_suffix(".png"), out.with_suffix(".svg")]
+    with matplotlib.rc_context(), warnings.catch_warnings():  # settings are put aside, and back
+        warnings.filterwarnings("ignore", "Glyph")  # boxes in the PNG; the SVG has the name whole
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(SETTINGS)
+        picture = draw()
+        for path, keys in zip(paths, (("Software",), ("Date", "Creator")), strict=True):
+            content = io.BytesIO()
+            picture.savefig(content, format=path.suffix[1:], metadata=dict.fromkeys(keys))
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_file(path, content.getvalue())
+            except OSError as error:
+                raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    return paths
