@@ -17,6 +17,7 @@ from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.cache import CachedMemory, CachedSelf, Reading
 from regard.model.config import ModelConfig
 from regard.model.linear import Linear
+from regard.model.mixers import RowPlan, make_mixer
 from regard.model.positions import Rotation
 
 EPSILON = 1e-5
@@ -70,12 +71,17 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer."""
+    """One layer; `mixer` may take self-attention's place (mixers.py)."""
 
-    def __init__(self, config: ModelConfig, cross: bool) -> None:
+    def __init__(self, config: ModelConfig, cross: bool, layer: int = 0) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention(config)
-        self.self_attention_norm = AddAndNorm(config)
+        self.mixer: nn.Module | None = None
+        if cross or config.mixer == "attention":
+            self.self_attention = MultiHeadAttention(config)
+            self.self_attention_norm = AddAndNorm(config)
+        elif config.mixer != "none":
+            self.mixer = make_mixer(config, layer)
+            self.mixer_norm = AddAndNorm(config)
         self.cross_attention = MultiHeadAttention(config) if cross else None
         self.cross_attention_norm = AddAndNorm(config) if cross else None
         self.feed_forward = FeedForward(config)
@@ -84,7 +90,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        plan: Plan | CachedSelf | Reading,
+        plan: Plan | CachedSelf | Reading | RowPlan,
         memory: Tensor | CachedMemory | None = None,
         cross_plan: Plan | None = None,
         rotation: Rotation | None = None,
@@ -92,9 +98,13 @@ class Block(nn.Module):
         captured_cross: list[list[Tensor]] | None = None,
     ) -> Tensor:
         """x[N, D], memory[M, D] -> [N, D]."""
-        x = self.self_attention_norm(
-            x, lambda x: self.self_attention(x, plan, rotation=rotation, captured=captured)
-        )
+        if not isinstance(plan, RowPlan):
+            x = self.self_attention_norm(
+                x, lambda x: self.self_attention(x, plan, rotation=rotation, captured=captured)
+            )
+        elif self.mixer is not None:
+            mixer = self.mixer
+            x = self.mixer_norm(x, lambda x: mixer(x, plan))
         if self.cross_attention is not None and self.cross_attention_norm is not None:
             attention = self.cross_attention
             x = self.cross_attention_norm(

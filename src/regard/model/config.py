@@ -15,6 +15,7 @@ from regard.errors import InputError, unknown
 STYLES = ("encoder-decoder", "encoder", "decoder")
 CHOICES = {
     "style": STYLES,
+    "mixer": ("attention", "lstm", "gru", "convolution", "dilated", "none"),
     "norm": ("layer", "rms"),
     "activation": ("relu", "gelu", "swiglu"),
     "positions": ("sinusoidal", "learned", "rotary", "none"),
@@ -44,6 +45,10 @@ class ModelConfig:
     heads: int = 8  # H
     head_size: int = DERIVED  # K, the size of each query, key and value; by itself: d_model / heads
     d_ff: int = 2048  # F: the inner width of the feed-forward network
+
+    mixer: str = "attention"  # of the encoder's positions: attention, lstm, gru, convolution,
+    # dilated (convolution that reaches kernel times as far with each layer), none
+    kernel: int = 3  # k: the tokens that a convolution sees at once
 
     norm_first: bool = False  # False: post-norm, LayerNorm(x + f(x)), as published; True: pre-norm
     norm: str = "layer"  # layer: LayerNorm; rms: RMSNorm (no mean, no bias)
@@ -102,7 +107,7 @@ class ModelConfig:
             if present and layers < 1:
                 raise InputError(f"model.{name} must be at least 1, not {layers}")
         for name in ("vocabulary_size", "source_vocabulary_size", "d_model", "heads", "head_size",
-                     "d_ff", "max_length", "window", "classes"):  # fmt: skip
+                     "d_ff", "kernel", "max_length", "window", "classes"):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"model.{name} must be at least 1, not {value}")
@@ -121,11 +126,22 @@ class ModelConfig:
         own_source = self.source_vocabulary_size != self.vocabulary_size
         tied = self.tie_embeddings in ("all", "source-target")
         heads = HEADS_OF_STYLE[self.style]
+        mixed = self.mixer != "attention"
         rules = [
             (self.positions == "sinusoidal" and self.d_model % 2 == 1, "positions", "d_model",
              "sinusoids come in sine and cosine pairs, so d_model must be even"),
             (self.positions == "rotary" and self.head_size % 2 == 1, "positions", "head_size",
              "rotation turns pairs of features, so head_size must be even"),
+            (mixed and self.style == "decoder", "mixer", "style",
+             "a decoder writes with a cache of keys and values, which only attention has"),
+            (self.mixer in ("lstm", "gru") and self.d_model % 2 == 1, "mixer", "d_model",
+             "half of the width reads from each side, so d_model must be even"),
+            (mixed and one_stack and self.window is not None, "mixer", "window",
+             "only attention has a window"),
+            (mixed and one_stack and self.positions == "rotary", "mixer", "positions",
+             "rotation turns queries and keys, which only attention has"),
+            (self.mixer not in ("convolution", "dilated") and self.kernel != 3, "mixer", "kernel",
+             "only a convolution has a kernel"),
             (tied and own_source, "tie_embeddings", "source_vocabulary_size",
              "one matrix has one vocabulary"),
             (one_stack and self.tie_embeddings == "source-target", "tie_embeddings", "style",

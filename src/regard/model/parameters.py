@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from regard.model.config import ModelConfig
 
-PARTS = ("embeddings", "self-attention", "cross-attention", "feed-forward", "norms", "head")
+PARTS = (
+    "embeddings",
+    "self-attention",
+    "mixer",
+    "cross-attention",
+    "feed-forward",
+    "norms",
+    "head",
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +50,19 @@ def closed_form(config: ModelConfig) -> dict[str, Part]:
     gate = f"{gates} F" if gates > 1 else "F"
     feed_forward_text = f"({gates + 1} D F + {gate} + D)" if bias else f"{gates + 1} D F"
 
+    mixers = 0 if c.mixer == "attention" else c.encoder_layers  # which have no self-attention
+    gates_of = {"lstm": 4, "gru": 3}
+    if c.mixer in gates_of:  # from both sides, D/2 each: 2 gates D/2 (D + D/2) weights
+        rows = gates_of[c.mixer]
+        mixer = rows * 3 * d * d // 2 + bias * 2 * rows * d
+        mixer_text = f"({rows * 1.5:g} D D + {2 * rows} D)" if bias else f"{rows * 1.5:g} D D"
+    else:
+        mixer = c.kernel * d * d + bias * d if c.mixer in ("convolution", "dilated") else 0
+        mixer_text = f"({c.kernel} D D + D)" if bias else f"{c.kernel} D D"
+
     norm = d if c.norm == "rms" else 2 * d
-    norms = 2 * layers + cross + stacks * (int(c.norm_first) + int(c.embedding_norm))
+    sublayers = 2 * layers + cross - (mixers if c.mixer == "none" else 0)
+    norms = sublayers + stacks * (int(c.norm_first) + int(c.embedding_norm))
     norm_text = "D" if c.norm == "rms" else "2 D"
 
     head = []
@@ -61,7 +80,11 @@ def closed_form(config: ModelConfig) -> dict[str, Part]:
 
     return {
         "embeddings": total(tables),
-        "self-attention": Part(f"{layers} {attention_text}", layers * attention),
+        "self-attention": Part(
+            f"{layers - mixers} {attention_text}" if layers > mixers else "",
+            (layers - mixers) * attention,
+        ),
+        "mixer": Part(f"{mixers} {mixer_text}" if mixer else "", mixers * mixer),
         "cross-attention": Part(f"{cross} {attention_text}" if cross else "", cross * attention),
         "feed-forward": Part(f"{layers} {feed_forward_text}", layers * feed_forward),
         "norms": Part(f"{norms} ({norm_text})", norms * norm),
@@ -84,7 +107,7 @@ def part_of(name: str) -> str:
         return "head"
     if any(word.endswith("norm") for word in words):
         return "norms"
-    for part in ("self-attention", "cross-attention", "feed-forward"):
+    for part in ("self-attention", "mixer", "cross-attention", "feed-forward"):
         if part.replace("-", "_") in words:
             return part
     return "embeddings"  # token tables and learned positions
@@ -104,11 +127,21 @@ def operations(
     encoder, decoder = config.encoder_layers, config.decoder_layers
     n, m = sum(targets), sum(sources)
     weights = encoder * m * (attention + feed_forward) + decoder * n * (attention + feed_forward)
-    pairs = encoder * sum(length**2 for length in sources)
-    pairs += decoder * sum(length * (length + 1) // 2 for length in targets)
+    pairs = encoder * sum(visible(length, config.window) for length in sources)
+    if config.mixer != "attention":
+        mixer = closed_form(config)["mixer"].parameters // encoder  # biases are lost in rounding
+        weights, pairs = weights + encoder * m * (mixer - attention), 0
+    pairs += decoder * sum((visible(length, config.window) + length) // 2 for length in targets)
     if encoder and decoder:
         weights += decoder * (n + m) * 2 * d * width
         pairs += decoder * sum(s * t for s, t in zip(sources, targets, strict=True))
     if config.head in ("language-model", "masked-language-model"):
         weights += (told if told is not None else n if decoder else m) * config.vocabulary_size * d
     return 6.0 * weights + 12.0 * pairs * width
+
+
+def visible(length: int, window: int | None) -> int:
+    """How many pairs of query and key there are in a sequence, nobody looking further than the
+    window; the causal ones are half of them and half the diagonal."""
+    far = length - 1 if window is None else min(window, length - 1)
+    return length * (2 * far + 1) - far * (far + 1)

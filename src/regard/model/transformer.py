@@ -23,6 +23,7 @@ from regard.model.block import Block, make_norm
 from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
 from regard.model.config import ModelConfig
 from regard.model.linear import Linear, product
+from regard.model.mixers import RowPlan
 from regard.model.positions import LearnedPositions, Rotation, sinusoids
 from regard.text.batching import Packed
 
@@ -48,7 +49,7 @@ class Stack(nn.Module):
         learned = config.positions == "learned"
         self.positions = LearnedPositions(config.max_length, config.d_model) if learned else None
         self.embedding_norm = make_norm(config) if config.embedding_norm else None
-        self.layers = nn.ModuleList(Block(config, cross) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(config, cross, i) for i in range(layers))
         # Pre-norm leaves the sum of all layers unnormalised, so a norm closes the stack.
         self.final_norm = make_norm(config) if config.norm_first else None
 
@@ -84,7 +85,7 @@ class Stack(nn.Module):
         self,
         x: Tensor,
         positions: Tensor,
-        plans: Sequence[Plan | CachedSelf | Reading],
+        plans: Sequence[Plan | CachedSelf | Reading | RowPlan],
         memories: Sequence[Tensor | CachedMemory] | None = None,
         cross_plan: Plan | None = None,
         captured: list[list[Tensor]] | None = None,
@@ -161,7 +162,11 @@ class Transformer(nn.Module):
     def encode(self, source: Packed, capture: Capture | None = None) -> Tensor:
         """source -> memory[M, D]."""
         assert self.encoder is not None
-        plan = self._plan(source, source, Visibility(window=self.config.window))
+        plan: Plan | RowPlan
+        if self.config.mixer == "attention":
+            plan = self._plan(source, source, Visibility(window=self.config.window))
+        else:
+            plan = RowPlan(source.lengths, source.tokens.device)
         positions = source.positions()
         x = self.encoder.embed(self.table("source"), source.tokens, positions)
         captured = None if capture is None else capture.encoder

@@ -43,6 +43,8 @@ def walk_config(text: str, target: str | None, style: str, changes: dict[str, An
     config = ModelConfig.from_dict({**values, **changes, "vocabulary_size": size})
     if target is not None and config.style != "encoder-decoder":
         raise InputError(f"model.style={config.style} reads one text: leave --target out")
+    if config.mixer != "attention":
+        raise InputError(f"model.mixer={config.mixer} cannot be walked through: only attention can")
     return config
 
 

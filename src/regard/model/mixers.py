@@ -1,0 +1,86 @@
+"""What may take self-attention's place in the encoder: recurrence or convolution (section 4).
+
+A block mixes positions, then works on each by itself. `model.mixer` says what does the mixing, so
+that what the paper compares on paper can be trained: the same block, the same trainer, another
+mixer. All of them keep to their own sequence of the packed row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
+
+from regard.model.config import ModelConfig
+from regard.model.linear import Linear
+from regard.text.batching import positions_of
+
+
+class RowPlan:
+    """What a mixer needs to know of a packed row. Made once for a batch, shared by its layers."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device | str) -> None:
+        length, position = torch.tensor(lengths), positions_of(lengths)
+        self.before = position.to(device)  # [N]: tokens of the same sequence before each token
+        self.after = (length.repeat_interleave(length) - 1 - position).to(device)  # and after it
+        # As recurrence goes: all first tokens, then all second ones, longest sequences first.
+        rank = length.argsort(descending=True, stable=True).argsort()
+        order = (position * len(length) + rank.repeat_interleave(length)).argsort()  # [N]
+        self.order, self.back = order.to(device), order.argsort().to(device)
+        self.steps = position.bincount()  # [T] sequences that have a token at t; stays on the host
+
+    def shifted(self, x: Tensor, offset: int) -> Tensor:
+        """x[N, D] -> [N, D]: at each token the vector of the one `offset` further on, or zeros
+        where its sequence has none."""
+        if offset == 0:
+            return x
+        far = min(abs(offset), len(x))
+        moved = F.pad(x, (0, 0, far, 0))[: len(x)] if offset < 0 else F.pad(x, (0, 0, 0, far))[far:]
+        outside = (self.before if offset < 0 else self.after) < abs(offset)
+        return moved.masked_fill(outside[:, None], 0.0)
+
+
+class Recurrence(nn.Module):
+    """An LSTM or GRU over each sequence: n steps, each of which waits for the one before.
+
+    Both ways, half of the width each; `causal`: from the left only, with the whole width.
+    """
+
+    def __init__(self, config: ModelConfig, causal: bool = False) -> None:
+        super().__init__()
+        kind = nn.LSTM if config.mixer == "lstm" else nn.GRU
+        size = config.d_model if causal else config.d_model // 2
+        self.recurrence = kind(config.d_model, size, bias=config.bias, bidirectional=not causal)
+
+    def forward(self, x: Tensor, plan: RowPlan) -> Tensor:
+        """x[N, D] -> [N, D]."""
+        states, _ = self.recurrence(PackedSequence(x[plan.order], plan.steps))
+        return states.data[plan.back]
+
+
+class Convolution(nn.Module):
+    """Each token and its neighbours, k of them with gaps of `dilation` between: k D -> D.
+
+    With dilation k^layer, `dilated`, the layers together reach k times as far with each of them.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, causal: bool = False) -> None:
+        super().__init__()
+        k, dilation = config.kernel, config.kernel**layer if config.mixer == "dilated" else 1
+        first = -(k - 1) if causal else -(k // 2)
+        self.offsets = [dilation * (first + i) for i in range(k)]
+        self.neighbours = Linear(k * config.d_model, config.d_model, bias=config.bias)
+
+    def forward(self, x: Tensor, plan: RowPlan) -> Tensor:
+        """x[N, D] -> [N, D]."""
+        return self.neighbours(torch.cat([plan.shifted(x, o) for o in self.offsets], dim=-1))
+
+
+def make_mixer(config: ModelConfig, layer: int, causal: bool = False) -> nn.Module | None:
+    """The mixer of a layer, counted from 0; none at all for mixer=none."""
+    if config.mixer in ("lstm", "gru"):
+        return Recurrence(config, causal)
+    return None if config.mixer == "none" else Convolution(config, layer, causal)

@@ -1,0 +1,194 @@
+"""`regard view positions`: what tells a model where a token stands (section 3.5), as PNG and SVG.
+
+A heat map with a row for each position, and beside it the dot product of one position's row with
+all others. Rotary positions add no rows to the embeddings: there a row is what the rotation makes
+of the vector (1, 0) in each pair, its cosine and sine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from regard.config import Config
+from regard.errors import InputError
+from regard.model.config import ModelConfig
+from regard.model.positions import Rotation, sinusoids
+from regard.models import newest_weights
+from regard.view.picture import COLOURS, DASHES, picture_name, save_picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LENGTH, D_MODEL, BASE = 256, 512, 10_000.0  # what is drawn unless something else is asked for
+MOST = 2**25  # numbers in a picture: more would take memory, and nobody would see them
+
+
+@dataclass(frozen=True)
+class Encodings:
+    """The rows of one stack, or of a formula."""
+
+    name: str
+    rows: Tensor  # [n, D], float64
+    features: str  # what stands along D
+    product: str = "PE(p)·PE(p+k)"
+
+
+def draw_positions(
+    model: Path | None,
+    length: int | None = None,
+    d_model: int | None = None,
+    base: float | None = None,
+    out: Path | None = None,
+) -> list[Path]:
+    """Draw the sinusoids of the paper, or the positions of a model; gives back the two files.
+
+    out: NAME.png or NAME.svg, for both; None: positions.png beside the model, or here.
+    """
+    if model is not None and (d_model is not None or base is not None):
+        name = "--d-model" if base is None else "--base"
+        raise InputError(f"-m and {name} exclude each other: a model has its own")
+    if out is None:
+        out = (model or Path()) / "positions"
+    out = picture_name(out / "positions" if out.is_dir() else out)
+    if model is None:
+        length = LENGTH if length is None else length
+        d_model = D_MODEL if d_model is None else d_model
+        base = BASE if base is None else base
+        check_sizes(length, d_model, base)
+        drawn, heading = [formula(length, d_model, base)], "Sinusoidal positions"
+    else:
+        drawn = of_model(model, length)
+        heading = f"Positions of {model.resolve().name}"
+    return save_picture(lambda: draw(heading, drawn), out)
+
+
+def check_sizes(length: int, d_model: int, base: float) -> None:
+    if length < 2:
+        raise InputError(f"--length must be at least 2, not {length}: positions are compared")
+    if d_model < 2 or d_model % 2:
+        raise InputError(
+            f"--d-model must be even, not {d_model}: sinusoids come in sine and cosine pairs"
+        )
+    if not 1 < base < float("inf"):
+        raise InputError(f"--base must be above 1, not {base:g}: it is what wavelengths grow by")
+    if length * d_model > MOST:
+        raise InputError(
+            f"--length {length} of {d_model} features is more than a picture shows: "
+            f"at most {MOST // d_model} positions"
+        )
+
+
+def formula(length: int, d_model: int, base: float) -> Encodings:
+    """The paper's: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(the same)."""
+    rows = sinusoids(torch.arange(length), d_model, base)
+    return Encodings(f"sinusoidal, base {base:,g}", rows, "feature (even: sine, odd: cosine)")
+
+
+def of_model(folder: Path, length: int | None) -> list[Encodings]:
+    """What a model has, stack by stack where they differ; refuses one that has nothing."""
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"{folder} is not a model: it has no config.yaml")
+    config = Config.load(folder / "config.yaml").model
+    if config.positions == "none":
+        raise InputError(
+            f"{folder} has no positions (model.positions=none): "
+            "its views are regard view attention and regard view curves"
+        )
+    learned = config.positions == "learned"
+    size = config.head_size if config.positions == "rotary" else config.d_model
+    if length is None:
+        length = min(LENGTH, config.max_length) if learned else LENGTH
+    check_sizes(length, 2 if learned else size, config.position_base)
+    if not learned:
+        return [rotary(config, length) if config.positions == "rotary" else
+                formula(length, size, config.position_base)]  # fmt: skip
+    if length > config.max_length:
+        raise InputError(
+            f"--length {length}: the learned table of {folder} has {config.max_length} rows"
+        )
+    weights = newest_weights(folder)
+    tables = {
+        stack: weights[f"{stack}.positions.weight"].double()
+        for stack in ("encoder", "decoder")
+        if f"{stack}.positions.weight" in weights
+    }
+    return [
+        Encodings(f"learned by the {stack}", table[:length], "feature")
+        for stack, table in tables.items()
+    ]
+
+
+def rotary(config: ModelConfig, length: int) -> Encodings:
+    turn = Rotation(torch.arange(length), config.head_size, config.position_base)
+    ones = torch.zeros(length, 1, config.head_size, dtype=torch.float64)  # [N, H, K]
+    ones[..., 0::2] = 1
+    return Encodings(
+        f"rotary, base {config.position_base:,g}, in each head",
+        turn(ones).squeeze(1),
+        "feature of a head (even: cosine, odd: sine of its pair's angle)",
+        "score of (1, 0)s at p and at p+k",
+    )
+
+
+# ---- the picture ------------------------------------------------------------------------
+
+
+def draw(heading: str, drawn: Sequence[Encodings]) -> Figure:
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(16, 0.8 + 6.4 * len(drawn)), dpi=100, layout="constrained")
+    panels = picture.subplots(
+        len(drawn), 2, squeeze=False, gridspec_kw={"width_ratios": (3, 2)}
+    )  # [encodings, 2]
+    for (left, right), one in zip(panels, drawn, strict=True):
+        draw_heat(left, one)
+        draw_products(right, one)
+    picture.suptitle(heading, fontsize=17, weight="bold", parse_math=False)
+    return picture
+
+
+def draw_heat(panel: Axes, one: Encodings) -> None:
+    """A row for each position. Cividis grows lighter all the way: it reads in grey too."""
+    from matplotlib.ticker import MaxNLocator
+
+    n, size = one.rows.shape
+    image = panel.imshow(
+        one.rows.numpy(), cmap="cividis", aspect="auto", interpolation_stage="data",
+    )  # fmt: skip
+    panel.grid(False)
+    panel.set(xlabel=one.features, ylabel="position")
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(MaxNLocator("auto", integer=True))
+        axis.set_major_formatter("{x:,.0f}")
+    panel.set_title(f"{one.name}: {n:,} × {size:,}", loc="left", pad=12)
+    low, high = float(one.rows.min()), float(one.rows.max())
+    bar = panel.figure.colorbar(image, ax=panel, pad=0.02)
+    bar.set_label(f"value: dark {low:.2f}, light {high:.2f}")
+
+
+def draw_products(panel: Axes, one: Encodings) -> None:
+    """The row of p times every row, over how far the other is from p. Where only the distance
+    counts, the lines lie on each other: each is thinner than the one before it, and all are seen.
+    """
+    n = len(one.rows)
+    for i, p in enumerate(places(n)):
+        panel.plot(
+            torch.arange(n) - p, one.rows @ one.rows[p], color=COLOURS[i], linestyle=DASHES[i],
+            linewidth=(6, 4, 2.5, 1.2)[i], label=f"p = {p:,}", alpha=(0.35, 0.6, 1, 1)[i],
+        )  # fmt: skip
+    panel.set(xlabel="k: how far the other position is", ylabel=one.product)
+    panel.xaxis.set_major_formatter("{x:,.0f}")
+    panel.set_title(f"{one.product} over k", loc="left", pad=12)
+    panel.legend(frameon=False, handlelength=4)
+
+
+def places(n: int) -> list[int]:
+    """The positions that are compared with all others: up to four, evenly apart."""
+    return sorted({0, n // 4, n // 2, 3 * n // 4})

@@ -1,0 +1,160 @@
+"""The picture of positions shows what the model adds, and says what a model does not have."""
+
+import io
+import json
+import math
+from contextlib import redirect_stderr, redirect_stdout
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from regard import ModelConfig, Transformer
+from regard.cli import main
+from regard.config import Config
+from regard.view.positions import draw_positions, of_model, places
+
+pytest.importorskip("matplotlib")
+
+
+def regard(*arguments):
+    """What the command line prints and says, and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr("sys.argv", ["regard", "view", "positions", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return out.getvalue(), err.getvalue(), ended.value.code
+
+
+def words(svg):
+    tree = ElementTree.fromstring(svg.read_bytes())
+    return ["".join(node.itertext()).strip() for node in tree.iter() if node.tag.endswith("}text")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """folder("learned"): a model of that kind with random weights, as training leaves it."""
+
+    def make(positions, **changes):
+        sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 12, "heads": 2, "d_ff": 8}
+        sizes |= {"vocabulary_size": 9, "max_length": 20, "positions": positions}
+        values = {"model": {**sizes, **changes}, "data": {"train": ["a", "b"], "max_length": 10}}
+        values["decoding"] = {"max_length": 10}
+        config = Config.build("translate", "tiny", values)
+        torch.manual_seed(3)
+        model = Transformer(ModelConfig(**sizes | changes))
+        where = tmp_path / positions
+        where.mkdir()
+        (where / "config.yaml").write_text(config.to_yaml())
+        save_file(dict(model.state_dict()), where / "model.safetensors")
+        return where, model
+
+    return make
+
+
+def test_the_paper_s_sinusoids_are_drawn_at_any_size_with_their_scale(tmp_path):
+    png, svg = draw_positions(None, 30, 8, 100.0, tmp_path / "small.png")
+    assert (png.name, svg.name) == ("small.png", "small.svg")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    said = words(svg)
+    assert "sinusoidal, base 100: 30 × 8" in said
+    assert "value: dark -1.00, light 1.00" in said
+    assert {"position", "feature (even: sine, odd: cosine)", "p = 0", "p = 7", "p = 15"} <= set(
+        said
+    )
+
+
+def test_without_anything_asked_the_picture_is_the_one_of_the_paper(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, _, code = regard()
+    assert (out, code) == ("positions.png\npositions.svg\n", 0)
+    assert "sinusoidal, base 10,000: 256 × 512" in words(tmp_path / "positions.svg")
+
+
+def test_the_same_figures_give_the_same_bytes(tmp_path):
+    first = draw_positions(None, 10, 4, None, tmp_path / "first")
+    second = draw_positions(None, 10, 4, None, tmp_path / "second")
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_learned_table_is_the_one_of_each_stack_s_weights(folder):
+    where, model = folder("learned")
+    encoder, decoder = of_model(where, 15)
+    assert torch.equal(encoder.rows, model.encoder.positions.weight[:15].double())
+    assert torch.equal(decoder.rows, model.decoder.positions.weight[:15].double())
+    assert len(of_model(where, None)[0].rows) == 20, "all there are, where 256 are too many"
+    out, _, code = regard("-m", where, "--json")
+    assert code == 0
+    assert [json.loads(line)["file"] for line in out.splitlines()] == [
+        str(where / "positions.png"), str(where / "positions.svg"),
+    ]  # fmt: skip
+    assert {"learned by the encoder: 20 × 12", "learned by the decoder: 20 × 12"} <= set(
+        words(where / "positions.svg")
+    )
+
+
+def test_sinusoids_of_a_model_are_those_that_it_adds(folder):
+    where, model = folder("sinusoidal", position_base=50.0)
+    (one,) = of_model(where, 11)
+    assert torch.equal(one.rows, model.encoder.position_rows(torch.arange(11)))
+
+
+def test_rotary_positions_are_the_cosines_and_sines_of_each_pair(folder):
+    where, _ = folder("rotary", position_base=50.0)
+    (one,) = of_model(where, 9)
+    assert one.rows.shape == (9, 6)  # [N, K]
+    for p in range(9):
+        for pair in range(3):
+            angle = p / 50 ** (2 * pair / 6)
+            wanted = [math.cos(angle), math.sin(angle)]
+            assert one.rows[p, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(wanted)
+    draw_positions(where, 9)
+    said = words(where / "positions.svg")
+    assert "rotary, base 50, in each head: 9 × 6" in said
+    assert "score of (1, 0)s at p and at p+k" in said
+
+
+def test_a_model_without_positions_says_which_views_it_has(folder):
+    where, _ = folder("none")
+    _, said, code = regard("-m", where)
+    assert code == 2
+    assert said == (
+        f"regard: {where} has no positions (model.positions=none): "
+        "its views are regard view attention and regard view curves\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--length", 1], "--length must be at least 2, not 1: positions are compared"),
+        (["--length", 0], "--length must be at least 2, not 0: positions are compared"),
+        (["--d-model", 7], "--d-model must be even, not 7: sinusoids come in sine and cosine pairs"),
+        (["--d-model", 0], "--d-model must be even, not 0: sinusoids come in sine and cosine pairs"),
+        (["--base", 1], "--base must be above 1, not 1: it is what wavelengths grow by"),
+        (["--base", "nan"], "--base must be above 1, not nan: it is what wavelengths grow by"),
+        (["--length", 10**6], "--length 1000000 of 512 features is more than a picture shows: at most 65536 positions"),
+        (["--out", "a.pdf"], "--out a.pdf: write NAME.png or NAME.svg (both files are made)"),
+        (["-m", "nowhere"], "nowhere is not a model: it has no config.yaml"),
+        (["-m", "nowhere", "--base", 5], "-m and --base exclude each other: a model has its own"),
+        (["-m", "nowhere", "--d-model", 4], "-m and --d-model exclude each other: a model has its own"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn_is_refused_in_one_line(tmp_path, monkeypatch, options, said):
+    monkeypatch.chdir(tmp_path)
+    assert regard(*options) == ("", f"regard: {said}\n", 2)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_learned_table_has_no_more_rows_than_it_has(folder):
+    where, _ = folder("learned")
+    _, said, code = regard("-m", where, "--length", 21)
+    assert (said, code) == (f"regard: --length 21: the learned table of {where} has 20 rows\n", 2)
+
+
+@pytest.mark.parametrize(("n", "at"), [(2, [0, 1]), (3, [0, 1, 2]), (256, [0, 64, 128, 192])])
+def test_positions_to_compare_with_are_there_in_the_shortest_table(n, at):
+    assert places(n) == at
