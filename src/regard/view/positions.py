@@ -159,8 +159,10 @@ def draw_heat(panel: Axes, one: Encodings) -> None:
     from matplotlib.ticker import MaxNLocator
 
     n, size = one.rows.shape
+    most = float(one.rows.abs().max())
     image = panel.imshow(
-        one.rows.numpy(), cmap="cividis", aspect="auto", interpolation_stage="data",
+        one.rows.numpy(), cmap="cividis", vmin=-most, vmax=most, aspect="auto",
+        interpolation_stage="data",
     )  # fmt: skip
     panel.grid(False)
     panel.set(xlabel=one.features, ylabel="position")
@@ -168,9 +170,8 @@ def draw_heat(panel: Axes, one: Encodings) -> None:
         axis.set_major_locator(MaxNLocator("auto", integer=True))
         axis.set_major_formatter("{x:,.0f}")
     panel.set_title(f"{one.name}: {n:,} × {size:,}", loc="left", pad=12)
-    low, high = float(one.rows.min()), float(one.rows.max())
     bar = panel.figure.colorbar(image, ax=panel, pad=0.02)
-    bar.set_label(f"value: dark {low:.2f}, light {high:.2f}")
+    bar.set_label(f"value: dark {-most:.2f}, light {most:.2f}")
 
 
 def draw_products(panel: Axes, one: Encodings) -> None:

@@ -48,7 +48,28 @@ def curves(options: argparse.Namespace) -> int:
     return 0
 
 
+def positions_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("-m", "--model", type=Path, metavar="MODEL", help="none: by the formula")
+    verb.add_argument("--length", type=int, metavar="N", help="positions (256)")
+    verb.add_argument("--d-model", type=int, metavar="N", help="of the formula (512)")
+    verb.add_argument("--base", type=float, metavar="X", help="of the formula (10000)")
+    verb.add_argument("--out", type=Path, metavar="FILE.png", help="(default: positions.png)")
+
+
+def positions(options: argparse.Namespace) -> int:
+    """Draw the positional encodings and their dot products as PNG and SVG."""
+    from regard.view.positions import draw_positions
+
+    drawn = draw_positions(
+        options.model, options.length, options.d_model, options.base, options.out
+    )
+    for path in drawn:
+        print(json.dumps({"file": str(path)}) if options.json else path)
+    return 0
+
+
 VIEWS = [
     ("walk", walk, walk_options),
     ("curves", curves, curves_options),
+    ("positions", positions, positions_options),
 ]
