@@ -26,38 +26,33 @@ import torch
 from rich.console import Console
 
 from regard.config import DEFAULTS, Config
-from regard.demo import OPTIONS
-from regard.errors import InputError, unknown
-from regard.files import cache_folder, write_file
+from regard.errors import unknown
+from regard.files import cache_folder
 from regard.lab.styles_measured import QUALITY, Style, judge, time_answers, time_training
 from regard.lab.styles_report import Report, draw_styles
+from regard.lab.trainings import (
+    OURS,
+    begin,
+    check_files,
+    check_out,
+    check_seeds,
+    check_settings,
+    finished,
+    with_defaults,
+    write_builtin,
+)
 from regard.model.config import STYLES, ModelConfig
 from regard.model.parameters import closed_form
 from regard.models import load
-from regard.run import same_run, train
+from regard.run import train
 from regard.tasks.make import KINDS, learn_task, make_task
-from regard.tasks.translate import Translate
-from regard.text.builtin import builtin_corpus
 from regard.text.rows import Rows
 from regard.text.store import Store
-from regard.training.checkpoint import Checkpoints
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import choose_device
 from regard.view.info import final_scores
 
-MARK = "regard-styles"  # the file that tells our folder from others
-# For the built-in corpus, where nothing else is asked for: the demo's, with smaller steps.
-BUILTIN: dict[str, dict[str, Any]] = {
-    **OPTIONS,
-    "training": {**OPTIONS["training"], "batch_tokens": 1024, "validate_every": 50},
-}
-FILES: dict[str, dict[str, Any]] = {"training": {"validate_every": 200}}
-OURS = {  # settings that are not for --set, and why
-    "model.style": "the styles are what is compared",
-    "training.seed": "use --seed",
-    "data.train": "use --train",
-    "data.valid": "use --valid",
-}
+NAME = "styles"
 
 
 def compare(
@@ -80,19 +75,13 @@ def compare(
     console = Console(stderr=True, highlight=False, quiet=quiet)
     values = values or {}
     files = check(out, task, files or {}, values, seeds)
-    defaults = FILES if files else BUILTIN
-    if preset is not None:  # it says what the model is
-        defaults = {**defaults, "model": {}}
-    files = files or write_builtin(out)
-    chosen = {
-        section: {**defaults.get(section, {}), **values.get(section, {})}
-        for section in ("model", "data", "training", *values)
-    }
+    chosen = with_defaults(bool(files), preset, values)
+    files = {"test": files["valid"], **files} if files else write_builtin(out, NAME)
     chosen["data"] |= {"train": files["train"], "valid": files["valid"]}
     chosen["training"]["seed"] = seeds[0]
     paths = [Path(file) for file in files["test"]]
     styles, store, examples = plan(task, preset or "tiny", chosen, paths, quiet)
-    begin(out)
+    begin(out, NAME)
     for seed in seeds:
         for style in styles:
             run = out / f"{style.name}-{seed}"
@@ -128,43 +117,13 @@ def check(
     values: dict[str, dict[str, Any]],
     seeds: Sequence[int],
 ) -> dict[str, list[str]]:
-    """Refuse what cannot be compared, before anything is read; gives back the files to use."""
+    """Refuse what cannot be compared, before anything is read; gives back the files there are."""
     if task not in QUALITY:
         raise unknown("task", task, QUALITY)
-    for section, keys in values.items():
-        for key in keys:
-            if why := OURS.get(f"{section}.{key}"):
-                raise InputError(f"--set {section}.{key} cannot be used here: {why}")
-    if len(set(seeds)) < len(seeds):
-        raise InputError(f"--seed {' '.join(map(str, seeds))}: one of them stands there twice")
-    if out.exists() and not (out / MARK).exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not of regard lab styles: take another --out")
-    files = {split: names for split, names in files.items() if names}
-    if not files:
-        if task != Translate.name:
-            raise InputError(f"the built-in corpus is for translate: {task} needs --train, --valid")
-        return {}
-    for split in ("train", "valid"):
-        if split not in files:
-            raise InputError(f"--{split} is missing: give files to learn from and held-out ones")
-    return {"test": files["valid"], **files}
-
-
-def begin(out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MARK).touch()
-
-
-def write_builtin(out: Path) -> dict[str, list[str]]:
-    begin(out)
-    (out / "data").mkdir(exist_ok=True)
-    files = {}
-    for split in ("train", "valid", "test"):
-        pairs = builtin_corpus(split)
-        files[split] = [str(out / "data" / f"{split}.{side}") for side in ("en", "de")]
-        for side, name in enumerate(files[split]):
-            write_file(Path(name), "".join(pair[side] + "\n" for pair in pairs))
-    return files
+    check_settings(values, {"model.style": "the styles are what is compared", **OURS})
+    check_seeds(seeds)
+    check_out(out, NAME)
+    return check_files(task, files)
 
 
 def plan(
@@ -222,19 +181,3 @@ def with_layers(model: ModelConfig, n: int) -> ModelConfig:
 
 def parameters(model: ModelConfig) -> int:
     return sum(part.parameters for part in closed_form(model).values())
-
-
-def finished(run: Path, config: Config, store: Store) -> bool:
-    """Whether the run is there, whole, and the one that is wanted."""
-    if not (run / "config.yaml").is_file():
-        return False
-    before = Config.load(run / "config.yaml")
-    if before.training.steps > config.training.steps:
-        raise InputError(
-            f"{run} has training.steps={before.training.steps} already: ask for at least as many, "
-            "or take another --out"
-        )
-    state, _ = Checkpoints(run, 1, 1).newest()
-    if state is not None and state["corpus"] != store.fingerprint:
-        return False  # going on with it says what is wrong
-    return same_run(before, config, run) == before and bool(final_scores(run))

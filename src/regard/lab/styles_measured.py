@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,17 +18,14 @@ import torch
 
 from regard.config import Config
 from regard.evaluating import evaluated, judged
-from regard.model.transformer import Transformer
+from regard.lab.stepping import Step, time_steps
 from regard.models import Model
 from regard.tasks.bootstrap import SAMPLES, intervals
 from regard.tasks.make import KINDS
 from regard.tasks.task import Task
 from regard.tasks.translate import Translate
 from regard.text.store import Store
-from regard.training.loop import Trainer
 from regard.training.machine import synchronise
-from regard.training.processes import Processes
-from regard.training.progress import Progress
 
 QUALITY = {"translate": ("bleu", "exact"), "classify": ("accuracy", "macro_f1")}
 WARM, STEPS = 2, 10  # training steps that are not counted, and that are
@@ -50,7 +46,7 @@ class Style:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0  # of the training with the first seed
     parameters: int = 0
-    steps: list[tuple[float, int, int]] = field(default_factory=list)  # seconds, examples, targets
+    steps: list[Step] = field(default_factory=list)
     answers: dict[int, list[float]] = field(default_factory=dict)  # seconds a sentence, by batch
     written: float = 0.0  # tokens of an answer; 0 where none is written (classify)
     turns: float = 0.0  # passes of an answer that wait for the one before
@@ -116,30 +112,9 @@ def judge(style: Style, model: Model, examples: list[Any], sure: bool) -> None:
 
 
 def time_training(styles: list[Style], store: Store, device: str) -> None:
-    """The trainer's own step, on the rows that training begins with; nothing of it is kept."""
-    processes = Processes(device)
-    with tempfile.TemporaryDirectory() as folder:
-        trainers = []
-        for style in styles:
-            progress = Progress(WARM + STEPS, quiet=True)
-            progress.pause()  # its clock starts
-            model = Transformer(style.config.model)
-            trainers.append(Trainer(
-                style.config, Path(folder), model, style.task, store, processes, progress, None
-            ))  # fmt: skip
-        for step in range(WARM + STEPS):
-            for style, trainer in zip(styles, trainers, strict=True):
-                count = style.config.training.accumulate
-                rows = [trainer.rows[row] for row in range(step * count, (step + 1) * count)]
-                began = time.perf_counter()
-                trainer.step()
-                synchronise(processes.device)
-                seconds = time.perf_counter() - began
-                if step >= WARM:
-                    told = sum(
-                        style.task.batch(store, row, torch.device("cpu")).tokens for row in rows
-                    )
-                    style.steps.append((seconds, sum(map(len, rows)), told))
+    models = [(style.config, style.task) for style in styles]
+    for style, steps in zip(styles, time_steps(models, store, device, WARM, STEPS), strict=True):
+        style.steps = steps
 
 
 def time_answers(
