@@ -29,7 +29,6 @@ from regard.files import remove_leftovers, write_file
 from regard.model.parameters import operations
 from regard.model.transformer import Transformer
 from regard.text.rows import Rows
-from regard.text.store import Store
 from regard.training.checkpoint import Checkpoints, to_bytes
 from regard.training.machine import peak
 from regard.training.optimiser import (
@@ -44,16 +43,23 @@ from regard.training.progress import Progress, said
 HOPELESS = 5  # steps in a row without a finite loss before the run stops
 
 
+class Corpus(Protocol):
+    """What the loop needs to know of the examples; the rest is between them and their task."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
 class Task(Protocol):
     """What the loop needs to know of a task."""
 
     name: ClassVar[str]
     counted: ClassVar[int]
 
-    def sizes(self, store: Store) -> list[NDArray[Any]]: ...
+    def sizes(self, store: Any) -> list[NDArray[Any]]: ...
 
     def batch(
-        self, store: Store, examples: NDArray[np.int64], device: torch.device, seed: int
+        self, store: Any, examples: NDArray[np.int64], device: torch.device, seed: int
     ) -> Any: ...
 
     def loss(
@@ -87,7 +93,7 @@ class Trainer:
         run: Path,
         model: Transformer,
         task: Task,
-        store: Store,
+        store: Corpus,
         processes: Processes,
         progress: Progress,
         validate: Callable[[Transformer], dict[str, Any]] | None,
