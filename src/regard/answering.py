@@ -7,7 +7,6 @@ number. Whatever is wrong is said with the number of the line it is wrong in.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import stat
 import sys
@@ -19,7 +18,7 @@ from regard.decoding.answers import Answer
 from regard.details import as_json, brief, details, every_answer, numbers_of, one_line, rounded
 from regard.errors import InputError
 from regard.models import Model
-from regard.tasks.answer import Questions
+from regard.tasks.answer import Asked, Questions
 from regard.tasks.classify import Classify
 from regard.tasks.fill import MASK, Fill
 from regard.tasks.generate import Generate
@@ -159,12 +158,12 @@ class Replies(Printer):
     kind = Questions
 
     def print(self, texts: list[str], place: Place) -> None:
-        asked: dict[int, tuple[str, str]] = {}
+        asked: dict[int, Asked] = {}
         task = self.model.of(Questions)
 
         def check(i: int, text: str) -> None:
             if text.strip():
-                asked[i] = self.parse(text, place.line(i))
+                asked[i] = Asked.of(text, self.options.context, place.line(i))
                 try:
                     task.room(task.target.encode(asked[i][1]), self.model.longest, place.line(i))
                 except InputError:
@@ -192,24 +191,6 @@ class Replies(Printer):
                 print("\t".join(one_line(one.text) for one in (answer, *answer.others)))
         if bad is not None:
             raise bad
-
-    def parse(self, text: str, where: str) -> tuple[str, str]:
-        """context and question"""
-        if self.options.context is not None:
-            return self.options.context, text
-        context, tab, question = text.partition("\t")
-        if text.lstrip().startswith("{"):
-            try:
-                whole = json.loads(text)
-                context, question = whole["context"], whole["question"]
-                tab = "\t" if isinstance(context, str) and isinstance(question, str) else ""
-            except (ValueError, KeyError, TypeError, RecursionError):
-                tab = ""
-        if not tab or not question.strip():
-            raise InputError(
-                f'{where}: needs CONTEXT<tab>QUESTION or {{"context", "question"}}, or --context'
-            )
-        return context, question
 
 
 class Continuations(Printer):

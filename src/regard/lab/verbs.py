@@ -6,14 +6,16 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
+from regard.lab.ablate_rows import GROUPS
 from regard.model.config import PRESETS
 from regard.settings import settings
 from regard.verbs import machine_options
 
 
-def styles_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--task", default="translate", help="translate | classify")
+def training_options(verb: argparse.ArgumentParser, name: str, settable: str) -> None:
+    """Of measurements that train models of their own."""
     for split, said in (
         ("train", "translate: SOURCE TARGET; none: the built-in corpus"),
         ("valid", "held-out data, for the learning curves"),
@@ -23,21 +25,32 @@ def styles_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--preset", help=" | ".join(PRESETS) + " (tiny; for the built-in corpus of 2 + 2 layers)"
     )
-    verb.add_argument("--steps", type=int, metavar="N", help="of training, for each style")
+    verb.add_argument("--steps", type=int, metavar="N", help="of each training")
     verb.add_argument("--seed", nargs="+", type=int, default=[1], metavar="N", help="one or more")
-    verb.add_argument("--out", type=Path, default=Path("regard-styles"), metavar="DIR")
+    verb.add_argument("--out", type=Path, default=Path(f"regard-{name}"), metavar="DIR")
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
-        help="change one option; layers are the encoder-decoder's; repeatable",
+        help=f"change one option; {settable}; repeatable",
     )  # fmt: skip
     machine_options(verb)
 
 
-def styles(options: argparse.Namespace) -> int:
-    """Train the three styles on one task; compare quality, parameters and time."""
+def training_settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """--set, and --steps as one of them."""
     values = settings(options.assignments)
     if options.steps is not None:
         values["training"] = {"steps": options.steps, **values.get("training", {})}
+    return values
+
+
+def styles_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--task", default="translate", help="translate | classify")
+    training_options(verb, "styles", "layers are the encoder-decoder's")
+
+
+def styles(options: argparse.Namespace) -> int:
+    """Train the three styles on one task; compare quality, parameters and time."""
+    values = training_settings(options)
     from regard.lab.styles import compare
 
     files = {split: getattr(options, split) for split in ("train", "valid", "test")}
@@ -49,6 +62,32 @@ def styles(options: argparse.Namespace) -> int:
     return 0
 
 
+def ablate_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--task", default="translate", help="translate | classify | answer")
+    verb.add_argument(
+        "--rows", nargs="+", default=list(GROUPS), metavar="ROW",
+        help="groups or single rows (A-heads-1); all: "
+        + "; ".join(f"{group}: {said}" for group, said in GROUPS.items()),
+    )  # fmt: skip
+    verb.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once (1)")
+    training_options(verb, "ablate", "of the base, and so of all rows")
+
+
+def ablate(options: argparse.Namespace) -> int:
+    """Train variations of a model on your data; table 3 of the paper, with significance."""
+    values = training_settings(options)
+    from regard.lab.ablate import ablate as measure
+
+    files = {split: getattr(options, split) for split in ("train", "valid", "test")}
+    report = measure(
+        options.out, options.task, files, options.preset, values, options.rows, options.seed,
+        options.jobs, options.device, options.quiet,
+    )  # fmt: skip
+    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    return 1 if report.failed else 0
+
+
 LABS = [
     ("styles", styles, styles_options),
+    ("ablate", ablate, ablate_options),
 ]

@@ -7,6 +7,7 @@ out, and counted.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -33,6 +34,25 @@ Example = tuple[Path, Question]
 class Asked(NamedTuple):
     context: str
     question: str
+
+    @classmethod
+    def of(cls, text: str, context: str | None, where: str) -> Asked:
+        """A line as people write it: CONTEXT<tab>QUESTION, JSON, or a question to a context."""
+        if context is not None:
+            return cls(context, text)
+        context, tab, question = text.partition("\t")
+        if text.lstrip().startswith("{"):
+            try:
+                whole = json.loads(text)
+                context, question = whole["context"], whole["question"]
+                tab = "\t" if isinstance(context, str) and isinstance(question, str) else ""
+            except (ValueError, KeyError, TypeError, RecursionError):
+                tab = ""
+        if not tab or not question.strip():
+            raise InputError(
+                f'{where}: needs CONTEXT<tab>QUESTION or {{"context", "question"}}, or --context'
+            )
+        return cls(context, question)
 
 
 class Questions(Sequences):

@@ -189,19 +189,31 @@ class Classify(Task):
 
     # ---- use ----------------------------------------------------------------------------
 
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """What is read of each text."""
+        rows = (ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts)))
+        if self.style == "encoder":
+            return [[Tokenizer.cls, *ids] for ids in rows]
+        return [asked(self.style, ids) for ids in rows]
+
+    def written(self, label: str) -> list[int]:
+        """What is written for a label, where it is written."""
+        ids: list[int] = self._written[self.numbers[label]].tolist()
+        return ids
+
     @torch.no_grad()
     def logits(self, model: Transformer, texts: Sequence[str]) -> NDArray[np.float64]:
         """[texts, classes], before the temperature."""
-        rows = [ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts))]
+        rows = self.ids(texts)
         if self.style == "encoder":
 
             def read(row: Packed, hidden: Tensor) -> list[Any]:
                 logits = model.head(hidden, row, model.output_matrix())
                 return list(logits.double().cpu().numpy())
 
-            found = forward(model, [[Tokenizer.cls, *ids] for ids in rows], read)
+            found = forward(model, rows, read)
             return np.array(found).reshape(len(texts), len(self.labels))
-        requests = [Request(asked(self.style, ids)) for ids in rows for _ in self.labels]
+        requests = [Request(ids) for ids in rows for _ in self.labels]
         answers = [row.tolist() for _ in rows for row in self._written]
         sums = [sum(seen.logprobs) for seen in score(model, requests, answers)]
         return np.array(sums).reshape(len(texts), len(self.labels))

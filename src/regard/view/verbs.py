@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
+from regard.errors import InputError
 from regard.model.config import STYLES
 from regard.settings import section_settings
-from regard.verbs import architecture_options
+from regard.verbs import architecture_options, model_to_use, opened
 
 
 def walk_options(verb: argparse.ArgumentParser) -> None:
@@ -68,7 +70,62 @@ def positions(options: argparse.Namespace) -> int:
     return 0
 
 
+def attention_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "text", nargs="?", metavar="TEXT", help="what the model reads; none: one line from stdin"
+    )
+    verb.add_argument("--target", metavar="TEXT", help="what it writes, instead of its own answer")
+    verb.add_argument("--context", metavar="TEXT", help="of a question, if the model answers them")
+    verb.add_argument(
+        "--stack", choices=("encoder", "decoder", "cross"),
+        help="(default: cross, or the one that there is)",
+    )  # fmt: skip
+    verb.add_argument(
+        "--kind", choices=("grid", "head", "lines", "mean", "rollout"), default="grid",
+        help="grid: all heads small; head, lines: one; mean: of all heads; rollout: of all layers",
+    )  # fmt: skip
+    verb.add_argument("--layer", type=int, metavar="N", help="from 1 (head, lines: the last)")
+    verb.add_argument("--head", type=int, metavar="N", help="from 1 (head, lines: the first)")
+    verb.add_argument(
+        "--out", type=Path, metavar="FILE",
+        help="NAME.png or NAME.svg, for both, or NAME.html (default: MODEL/attention.png)",
+    )  # fmt: skip
+    model_to_use(verb)
+
+
+def attention(options: argparse.Namespace) -> int:
+    """Where a trained model looks: every layer and head, as PNG and SVG or as one HTML page."""
+    from regard.text.lines import read_blocks
+    from regard.view.attention import as_dict, choose, told
+    from regard.view.attention_page import write_page
+    from regard.view.attention_pictures import draw_attention
+    from regard.view.attention_rows import gather
+    from regard.view.picture import picture_name
+
+    out = options.model / "attention" if options.out is None else options.out
+    page = out.suffix == ".html"
+    if not page:
+        picture_name(out)
+    model = opened(options)
+    shape = model.config.model
+    view = choose(shape, options.kind, options.stack, options.layer, options.head)
+    text = options.text
+    if text is None:
+        lines = [line for _, block, _ in read_blocks(sys.stdin.fileno(), "stdin") for line in block]
+        if len(lines) != 1:
+            raise InputError(f"standard input has {len(lines)} lines: one picture shows one text")
+        text = lines[0]
+    seen = gather(model, text, options.target, options.context)
+    files = [str(path) for path in (write_page if page else draw_attention)(seen, view, out)]
+    if options.json:
+        print(json.dumps(as_dict(seen, view, files), ensure_ascii=False))
+    else:
+        print("\n".join([*told(seen, view), *files]))
+    return 0
+
+
 VIEWS = [
+    ("attention", attention, attention_options),
     ("walk", walk, walk_options),
     ("curves", curves, curves_options),
     ("positions", positions, positions_options),

@@ -1,0 +1,136 @@
+"""The rows of the paper's Table 3 for any base model: what each of them changes.
+
+The paper varied one model; here the same ratios are taken of whichever model is the base. So the
+rows of the paper's base are the paper's rows, and those of a small model are what they would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regard.config import Config
+from regard.errors import InputError, unknown
+
+Values = dict[str, dict[str, Any]]  # settings by section
+Build = Callable[[Values], Config]  # the base with these settings changed
+
+BASE = "base"
+GROUPS = {  # and what a group of rows is about
+    BASE: "the model itself",
+    "A": "heads, at equal cost",
+    "B": "head size",
+    "C": "layers, width, feed-forward",
+    "D": "dropout, label smoothing",
+    "E": "learned positions",
+    "norm": "post-norm or pre-norm",
+    "tied": "which embeddings are one matrix",
+    "mixer": "what mixes the encoder's positions",
+}
+TIES = ("all", "source-target", "target-output", "none")
+MIXERS = ("attention", "lstm", "gru", "convolution", "dilated")
+WINDOW = 8
+SIGNS = {  # the paper's letters
+    "model.encoder_layers": "N", "model.decoder_layers": "N dec.", "model.d_model": "d_model",
+    "model.d_ff": "d_ff", "model.heads": "h", "model.head_size": "d_k", "model.dropout": "P_drop",
+    "training.label_smoothing": "ε_ls",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    group: str
+    changes: dict[str, Any]  # by their whole names: {"model.heads": 1}
+    config: Config
+
+    def differs(self) -> str:
+        """What is not as in the base, in the paper's letters."""
+        changes = dict(self.changes)
+        decoder = changes.get("model.decoder_layers")
+        if decoder is not None and changes.get("model.encoder_layers", decoder) == decoder:
+            changes = {"model.encoder_layers": changes.pop("model.decoder_layers")} | changes
+        return " ".join(f"{SIGNS.get(k, k.split('.')[1])}={v}" for k, v in changes.items())
+
+
+def make_rows(wanted: Sequence[str], build: Build) -> tuple[list[Row], list[tuple[str, str]]]:
+    """The rows that were asked for, by group or by name, the base first; and those that make no
+    sense for this base, with the reason. One that was asked for by its own name must make sense."""
+    base = build({})
+    candidates = list(all_rows(base))
+    known = [*GROUPS, *(name for _, name, _ in candidates)]
+    for name in wanted:
+        if name not in known:
+            raise unknown("row", name, known)
+    rows, skipped = [Row(BASE, BASE, {}, base)], list[tuple[str, str]]()
+    for group, name, changes in candidates:
+        if group not in wanted and name not in wanted:
+            continue
+        try:
+            row = make_row(group, name, changes, build)
+            same = [one.name for one in rows if one.config == row.config]
+            if same:
+                raise InputError(f"it is the same as {same[0]}")
+            rows.append(row)
+        except InputError as error:
+            if name in wanted:
+                raise InputError(f"--rows {name}: {error}") from None
+            skipped.append((name, str(error)))
+    return rows, skipped
+
+
+def make_row(group: str, name: str, changes: dict[str, Any] | str, build: Build) -> Row:
+    if isinstance(changes, str):
+        raise InputError(changes)
+    values: Values = {}
+    for key, value in changes.items():
+        section, _, option = key.partition(".")
+        values.setdefault(section, {})[option] = value
+    return Row(name, group, changes, build(values))
+
+
+def all_rows(base: Config) -> Iterable[tuple[str, str, dict[str, Any] | str]]:
+    """(group, name, changes or why there are none) of each row that there could be."""
+    m = base.model
+    width = m.heads * m.head_size
+    for top, bottom in ((1, 8), (1, 2), (2, 1), (4, 1)):
+        heads = max(1, m.heads * top // bottom)
+        changes: dict[str, Any] | str = {"model.heads": heads, "model.head_size": width // heads}
+        if width % heads:
+            changes = f"{heads} heads cannot share {width} features evenly"
+        yield "A", f"A-heads-{heads}", changes
+    for part in (4, 2):
+        size = m.head_size // part
+        small = f"head size {m.head_size} has no whole part of 1/{part}"
+        fits = m.head_size % part == 0
+        yield "B", f"B-key-{size}", {"model.head_size": size} if fits else small
+    for top in (1, 2, 4):
+        layers = {
+            f"model.{stack}_layers": max(1, round(n * top / 3))
+            for stack, n in (("encoder", m.encoder_layers), ("decoder", m.decoder_layers))
+            if n
+        }
+        yield "C", "C-layers-" + "+".join(map(str, dict.fromkeys(layers.values()))), layers
+    for name, key in (("width", "d_model"), ("ff", "d_ff")):
+        for top, bottom in ((1, 2), (2, 1)):
+            size = getattr(m, key) * top // bottom
+            changes = {f"model.{key}": size}
+            if key == "d_model":  # each head keeps its share of the width
+                changes["model.head_size"] = max(1, m.head_size * top // bottom)
+            yield "C", f"C-{name}-{size}", changes
+    for value in (0.0, min(0.5, 2 * m.dropout) or 0.1):
+        yield "D", f"D-dropout-{value:.2g}", {"model.dropout": value}
+    for value in (0.0, 0.2):
+        yield "D", f"D-smoothing-{value:.2g}", {"training.label_smoothing": value}
+    yield "E", "E-learned", {"model.positions": "learned"}
+    for name, first in (("post", False), ("pre", True)):
+        if first != m.norm_first:
+            yield "norm", f"norm-{name}", {"model.norm_first": first}
+    for tie in TIES:
+        if tie != m.tie_embeddings:
+            yield "tied", f"tied-{tie}", {"model.tie_embeddings": tie}
+    for mixer in MIXERS:
+        if mixer != m.mixer:
+            yield "mixer", f"mixer-{mixer}", {"model.mixer": mixer}
+    yield "mixer", f"mixer-window-{WINDOW}", {"model.window": WINDOW}

@@ -1,0 +1,195 @@
+"""Many trainings, some at once: each is a `regard train --resume` of its own, with its own log.
+
+They are processes, so that small models can share a GPU, so that one that fails leaves the others
+alone, and so that whatever ends us (Ctrl-C, a kill) ends as it does for one training: what was done
+is saved, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import TimeRemainingColumn as TimeLeft
+
+from regard.config import Config
+from regard.files import write_file
+from regard.training.progress import duration
+
+PAUSE = 0.2  # seconds between two looks at the processes
+TAIL = 4096  # bytes at the end of a file that hold its last line
+
+
+@dataclass
+class Training:
+    name: str  # ROW-SEED
+    config: Config
+    out: Path
+    failed: str = ""  # why, in one line
+    process: subprocess.Popen[bytes] | None = None
+    task: TaskID | None = field(default=None, repr=False)
+
+    @property
+    def run(self) -> Path:
+        return self.out / "runs" / self.name
+
+    @property
+    def log(self) -> Path:
+        return self.out / "logs" / f"{self.name}.log"
+
+    def start(self, device: str, threads: int | None) -> None:
+        file = self.out / "configs" / f"{self.name}.yaml"
+        for folder in (file.parent, self.log.parent, self.run.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_file(file, self.config.to_yaml())
+        command = ["train", "--config", file, "--resume", "--out", self.run, "--device", device]
+        environment = dict(os.environ)
+        if threads is not None:  # the library's own default is all cores, for each process
+            for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
+                environment.setdefault(name, str(threads))
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "regard", *map(str, command)], env=environment,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us, and through us each of them once
+                preexec_fn=die_with_parent(),
+            )  # fmt: skip
+
+    def step(self) -> int:
+        """How far it is, from the end of its metrics."""
+        for line in reversed(last_lines(self.run / "metrics.jsonl")):
+            try:
+                return int(json.loads(line)["step"])
+            except (ValueError, KeyError, TypeError):
+                continue  # torn
+        return 0
+
+    def ended(self) -> bool:
+        """Whether the process is done; what went wrong is what it said last."""
+        assert self.process is not None
+        code = self.process.poll()
+        if code:
+            said = [line for line in last_lines(self.log) if line.strip()]
+            why = said[-1].strip().removeprefix("regard: ") if said else f"it ended with {code}"
+            self.failed = why if code > 0 else f"killed by signal {-code}; last: {why}"
+        return code is not None
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """For the new process: ask the kernel for a Ctrl-C should the parent be killed. Nobody would be
+    left to send one, and the next call would train in the same folder. Linux only."""
+    if sys.platform != "linux":
+        return None
+    control = ctypes.CDLL(None).prctl  # found here: after a fork, little is safe to do
+    set_death_signal = 1
+
+    def ask() -> None:
+        control(set_death_signal, signal.SIGINT)
+
+    return ask
+
+
+def last_lines(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            return file.read().decode(errors="replace").replace("\r", "\n").splitlines()
+    except OSError:
+        return []
+
+
+def train_all(trainings: Sequence[Training], at_once: int, device: str, console: Console) -> None:
+    """Train all of them, so many at once. One that fails says so in `failed`.
+
+    Ctrl-C or a SIGTERM: each saves and stops; KeyboardInterrupt when the last has.
+    """
+    threads = max(1, (os.cpu_count() or 1) // at_once) if at_once > 1 else None
+    waiting, running, done = list(trainings), list[Training](), 0
+    asked: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+
+    show = Show(trainings, console)
+    previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with show.bars:
+            while (waiting or running) and not asked:
+                while waiting and len(running) < at_once:
+                    running.append(waiting.pop(0))
+                    running[-1].start(device, threads)
+                    show.started(running[-1])
+                time.sleep(PAUSE)
+                for training in [one for one in running if one.ended()]:
+                    running.remove(training)
+                    done += 1
+                    show.ended(training, done)
+                show.steps(running)
+            if running:
+                console.print(f"stopping {len(running)} trainings; each saves what it has")
+    finally:
+        for training in running:
+            assert training.process is not None
+            training.process.send_signal(signal.SIGINT)
+        for training in running:
+            assert training.process is not None
+            training.process.wait()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if asked:
+        raise KeyboardInterrupt("stopped, and saved; the same command goes on")
+
+
+class Show:
+    """A bar for each training that runs, and one for all; a line for each that has ended."""
+
+    def __init__(self, trainings: Sequence[Training], console: Console) -> None:
+        self.trainings, self.console, self.began = trainings, console, time.monotonic()
+        columns: list[Any] = [
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("steps"), TimeLeft(),
+        ]  # fmt: skip
+        self.bars = Progress(
+            *columns, console=console, transient=True,
+            disable=console.quiet or not console.is_terminal, refresh_per_second=2,
+            speed_estimate_period=300,
+        )  # fmt: skip
+        total = sum(one.config.training.steps for one in trainings)
+        self.all = self.bars.add_task(f"{len(trainings)} trainings", total=total)
+
+    def started(self, training: Training) -> None:
+        steps = training.config.training.steps
+        training.task = self.bars.add_task(f"  {training.name}", total=steps)
+
+    def steps(self, running: Sequence[Training]) -> None:
+        if self.bars.disable:
+            return
+        for training in running:
+            assert training.task is not None
+            self.bars.update(training.task, completed=training.step())
+        ended = [one for one in self.trainings if one.process is not None and one not in running]
+        whole = sum(one.config.training.steps for one in ended)
+        self.bars.update(self.all, completed=whole + sum(one.step() for one in running))
+
+    def ended(self, training: Training, done: int) -> None:
+        if training.task is not None:
+            self.bars.remove_task(training.task)
+        spent = time.monotonic() - self.began
+        left = duration(spent / done * (len(self.trainings) - done))
+        said = f"failed: {training.failed} (see {training.log})" if training.failed else "trained"
+        self.console.print(
+            f"{training.name}: {said}; {done} of {len(self.trainings)}, about {left} left",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip

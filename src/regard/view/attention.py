@@ -1,0 +1,228 @@
+"""What `regard view attention` shows: the weights of a stack, and how one picture is cut from them.
+
+The weights are those of a real pass (attention_rows.py). Attention rollout (Abnar & Zuidema 2020)
+follows them through the layers: a layer passes on half of what a token has (the residual
+connection) and mixes in half from where it looks, so what reaches layer l of the input is
+R_l = (I/2 + A_l/2) R_{l-1}, with A_l the mean of the heads. In a decoder with cross-attention the
+input is two texts, and what reaches it of the source follows from the same rule: see `followed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.config import choice
+from regard.errors import InputError
+from regard.model.config import ModelConfig
+
+Weights = NDArray[np.float32]
+KINDS = ("grid", "head", "lines", "mean", "rollout")
+STACKS = ("encoder", "decoder", "cross")
+ONE_HEAD = ("head", "lines")  # kinds that show one head
+LISTED = 24  # lines of the table that goes with a picture
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The attention of one stack: row i of a head says where token i of `rows` looks."""
+
+    name: str
+    rows: list[str]  # n tokens as a person reads them
+    columns: list[str]  # m
+    weights: Weights  # [L, H, n, m]
+    rollout: Weights  # [L, n, m]: of the input, what has reached each layer
+    writes: list[str] = field(default_factory=list)  # what a decoder writes then; "": nothing
+
+    def named(self, i: int) -> str:
+        """Row i in words."""
+        writes = self.writes[i] if self.writes else ""
+        return f"{self.rows[i]} (writes {writes})" if writes else self.rows[i]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """All stacks of a model that look at something, for one text."""
+
+    model: str
+    task: str
+    style: str
+    text: str
+    target: str  # what the decoder wrote, or was given; "" where it does not write
+    stacks: dict[str, Stack]
+
+    @property
+    def size(self) -> int:
+        """How many weights there are."""
+        return sum(stack.weights.size + stack.rollout.size for stack in self.stacks.values())
+
+
+@dataclass(frozen=True)
+class View:
+    """Which of them a picture shows; layer and head count from 1, None: all of them."""
+
+    kind: str
+    stack: str
+    layer: int | None
+    head: int | None
+
+    @property
+    def said(self) -> str:
+        """In words, for a title."""
+        stack = {"cross": "cross-attention"}.get(self.stack, f"self-attention of the {self.stack}")
+        layers = "all layers" if self.layer is None else f"layer {self.layer}"
+        if self.kind == "rollout":
+            through = "all layers" if self.layer is None else f"layers 1 to {self.layer}"
+            return f"{stack}, rollout through {through}"
+        heads = "all heads" if self.head is None else f"head {self.head}"
+        return f"{stack}, {layers}, {'mean over heads' if self.kind == 'mean' else heads}"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One matrix of a picture: [n, m]."""
+
+    title: str
+    weights: Weights
+
+
+def stacks_of(config: ModelConfig) -> dict[str, int]:
+    """The stacks of a model that have attention, with the number of their layers."""
+    found = {}
+    if config.has_encoder and config.mixer == "attention":
+        found["encoder"] = config.encoder_layers
+    if config.has_decoder:
+        found["decoder"] = config.decoder_layers
+        if config.has_encoder:
+            found["cross"] = config.decoder_layers
+    return found
+
+
+def choose(
+    config: ModelConfig,
+    kind: str = "grid",
+    stack: str | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+) -> View:
+    """What to show, or why this model does not have it; before anything is computed."""
+    choice("kind", kind, KINDS)
+    known = stacks_of(config)
+    has = f"model.style={config.style}"
+    if config.mixer != "attention":
+        has += f" with model.mixer={config.mixer}"
+    if not known:
+        raise InputError(f"{has} has no attention to look at")
+    if stack is None:
+        stack = "cross" if "cross" in known else next(iter(known))
+    choice("stack", stack, STACKS)
+    if stack not in known:
+        raise InputError(f"{has} has no {stack} attention: it has --stack {' and '.join(known)}")
+    if kind in ("mean", "rollout") and head is not None:
+        raise InputError(f"--kind {kind} and --head exclude each other: it is of all heads")
+    for name, value, most in (("layer", layer, known[stack]), ("head", head, config.heads)):
+        if value is not None and not 1 <= value <= most:
+            what = f"the {stack} has" if name == "layer" else "each layer has"
+            some = f"{most} {name}{'' if most == 1 else 's'}"
+            raise InputError(f"--{name} {value}: {what} {some}, counted from 1")
+    if kind in ONE_HEAD:
+        layer, head = layer or known[stack], head or 1
+    return View(kind, stack, layer, head)
+
+
+def panels(view: View, stack: Stack) -> list[list[Panel]]:
+    """The matrices of a picture, as they stand in rows and columns."""
+    count, heads = stack.weights.shape[:2]
+    layers = range(1, count + 1) if view.layer is None else [view.layer]
+    if view.kind == "rollout":
+        through = view.layer or count
+        return [[Panel(f"through layer {through}", stack.rollout[through - 1])]]
+    if view.kind == "mean":
+        return [[Panel(f"layer {layer}", stack.weights[layer - 1].mean(0)) for layer in layers]]
+    shown = range(1, heads + 1) if view.head is None else [view.head]
+    return [
+        [Panel(f"layer {layer}, head {h}", stack.weights[layer - 1, h - 1]) for h in shown]
+        for layer in layers
+    ]
+
+
+# ---- rollout ----------------------------------------------------------------------------
+
+
+def rollout(weights: Weights) -> Weights:
+    """[L, H, n, n] -> [L, n, n]: of each token of the input, what has reached each layer."""
+    reached = np.eye(weights.shape[-1])
+    layers = []
+    for layer in weights.mean(1, dtype=np.float64):  # [n, n]
+        reached = halved(layer) @ reached
+        layers.append(reached)
+    return np.array(layers, np.float32)
+
+
+def followed(decoder: Weights, cross: Weights, encoder: Weights | None) -> Weights:
+    """[L, n, m]: of each token of the source, what has reached each layer of a decoder.
+
+    decoder[L, H, n, n], cross[L, H, n, m]: its weights; encoder[m, m]: the rollout of the encoder,
+    None where it has no attention: then it is of the encoder's output that the shares are told.
+
+    A layer mixes its rows (self-attention) and then halves them and mixes in the memory (cross-
+    attention). What is missing from 1 in a row, 2^-l after layer l, came of the target.
+    """
+    memory = np.eye(cross.shape[-1]) if encoder is None else encoder
+    reached = np.zeros(cross.shape[-2:])
+    layers = []
+    for own, other in zip(decoder.mean(1, dtype=np.float64), cross.mean(1), strict=True):
+        reached = halved(own) @ reached / 2 + other @ memory / 2
+        layers.append(reached)
+    return np.array(layers, np.float32)
+
+
+def halved(layer: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A layer with its residual connection: half of itself, half of where it looks; rows sum to 1
+    whatever they were rounded to."""
+    mixed = layer / 2 + np.eye(len(layer)) / 2
+    return mixed / mixed.sum(-1, keepdims=True)
+
+
+# ---- in words ---------------------------------------------------------------------------
+
+
+def told(attention: Attention, view: View) -> list[str]:
+    """A few lines about what is shown: where each token looks most, or how sharply heads look."""
+    stack = attention.stacks[view.stack]
+    shown = panels(view, stack)
+    lines = [f"{attention.model}: {view.said}"]
+    if len(shown) == len(shown[0]) == 1:
+        for i, row in enumerate(shown[0][0].weights[:LISTED]):
+            best = int(row.argmax())
+            seen = f"{stack.columns[best]} ({row[best]:.2f})"
+            lines.append(f"  {stack.named(i)} looks most at {seen}")
+        more = len(stack.rows) - LISTED
+        return lines + ([f"  and {more} more"] if more > 0 else [])
+    lines.append("  how sharply they look: the largest weight of a token, mean over tokens")
+    for row in shown:
+        sharp = [f"{panel.weights.max(-1).mean():.2f}" for panel in row]
+        name = "layers" if view.kind == "mean" else row[0].title.partition(",")[0]
+        lines.append(f"  {name:9} {'  '.join(sharp)}")
+    return lines
+
+
+def as_dict(attention: Attention, view: View, files: Sequence[str]) -> dict[str, Any]:
+    """The same for programs, with every weight that is shown."""
+    stack = attention.stacks[view.stack]
+    shown: Any = [
+        [np.round(panel.weights.astype(float), 6).tolist() for panel in row]
+        for row in panels(view, stack)
+    ]
+    if view.kind != "grid":  # grid: a row for each layer; mean of all layers: one for each
+        shown = shown[0] if view.kind == "mean" and view.layer is None else shown[0][0]
+    about = {name: getattr(attention, name) for name in ("model", "task", "style", "text")}
+    written = {"target": attention.target, "writes": stack.writes} if stack.writes else {}
+    return {
+        **about, **vars(view), **written, "rows": stack.rows, "columns": stack.columns,
+        "weights": shown, "files": list(files),
+    }  # fmt: skip

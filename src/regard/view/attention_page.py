@@ -1,0 +1,92 @@
+"""Attention as one HTML file that works offline: everything is in it, and nothing is fetched.
+
+The weights stand in it as 16-bit numbers. Tokens are anybody's text: they stand in a block of JSON
+in which no `<` is left, the script sets them as text, and the page's policy lets nothing run but
+that one script.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.errors import InputError
+from regard.files import write_file
+from regard.view.attention import Attention, View
+
+MOST_WEIGHTS = 8_000_000  # of a page: 21 MB
+
+
+def write_page(attention: Attention, view: View, out: Path) -> list[Path]:
+    """Write NAME.html; gives back the file."""
+    if attention.size > MOST_WEIGHTS:
+        raise InputError(
+            f"{out}: {attention.size:,} weights, a page has room for {MOST_WEIGHTS:,}: shorten TEXT"
+        )
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_file(out, page(attention, view))
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}") from None
+    return [out]
+
+
+def page(attention: Attention, view: View) -> str:
+    folder = files("regard.view")
+    template, style, script = (
+        folder.joinpath(f"attention.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
+    )
+    parts = {
+        "policy": "; ".join([
+            "default-src 'none'", f"style-src '{digest(style)}'", f"script-src '{digest(script)}'",
+            "base-uri 'none'", "form-action 'none'",
+        ]),
+        "title": html.escape(f"Where {attention.model} looks"),
+        "style": style, "script": script, "data": safe(content(attention, view)),
+    }  # fmt: skip
+    first, *rest = template.split("{{")
+    pieces = (piece.split("}}", 1) for piece in rest)  # so that no part is looked into
+    return first + "".join(parts[name] + after for name, after in pieces)
+
+
+def content(attention: Attention, view: View) -> dict[str, object]:
+    """All that the script needs, and what it shows first."""
+    stack = attention.stacks[view.stack]
+    return {
+        "text": attention.text, "target": attention.target,
+        "view": {
+            "stack": view.stack, "layer": view.layer or len(stack.weights), "head": view.head or 1,
+            "what": view.kind if view.kind in ("mean", "rollout") else "head",
+            "how": "lines" if view.kind == "lines" else "map",
+        },
+        "stacks": [
+            {
+                "name": one.name, "rows": one.rows, "columns": one.columns, "writes": one.writes,
+                "layers": len(one.weights), "heads": one.weights.shape[1],
+                "weights": packed(one.weights), "rollout": packed(one.rollout),
+            }
+            for one in attention.stacks.values()
+        ],
+    }  # fmt: skip
+
+
+def packed(weights: NDArray[np.float32]) -> str:
+    """base64 of little-endian 16-bit numbers: 65535 is 1, so that no weight is off by 0.00001."""
+    whole = np.round(np.clip(weights, 0, 1) * 65535.0).astype("<u2")
+    return base64.b64encode(whole.tobytes()).decode()
+
+
+def safe(value: object) -> str:
+    """JSON that no text in it can end."""
+    return json.dumps(value, ensure_ascii=True).replace("<", "\\u003c")
+
+
+def digest(inline: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()

@@ -1,0 +1,237 @@
+"""Attention as pictures: heat maps small and large, and lines between two columns of tokens.
+
+Colour goes by the square root of a weight, so that a weight of 0.04 is a fifth of the way to black
+and not invisible; the scale beside the picture says so. Lightness carries it, not hue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regard.view.attention import Attention, Panel, Stack, View, Weights, panels
+from regard.view.picture import picture_name, save_picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#ffffff", "#dbe8f4", "#a9c9e3", "#6a9fcb", "#2f6ea5", "#12406f", "#041c3a")
+NUMBERED = 20  # tokens of a side up to which every weight is written into its cell
+NAMED = 32  # tokens of a side up to which small maps name them; above, they count them
+FAINT = 0.01  # weights below have no line, ever
+TICKS = (0, 0.02, 0.1, 0.25, 0.5, 1)
+
+
+def draw_attention(attention: Attention, view: View, out: Path) -> list[Path]:
+    """Write the picture as PNG and SVG; gives back the two files."""
+    out = picture_name(out / "attention" if out.is_dir() else out)
+    stack = attention.stacks[view.stack]
+    shown = panels(view, stack)
+
+    def draw() -> Figure:
+        if view.kind == "lines":
+            return lines_picture(attention, view, stack, shown[0][0])
+        if len(shown) == len(shown[0]) == 1:
+            return large_picture(attention, view, stack, shown[0][0])
+        return small_pictures(attention, view, stack, shown)
+
+    return save_picture(draw, out)
+
+
+def blank(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=100, layout="constrained")
+
+
+def headed(picture: Figure, attention: Attention, view: View) -> None:
+    """Which model, what of it, and which text."""
+    most = int(picture.get_size_inches()[0] * 8.5)
+    words = [view.said[0].upper() + view.said[1:]]
+    for text in filter(None, (attention.text, attention.target and f"→ {attention.target}")):
+        text = " ".join(text.split())
+        words.append(text if len(text) <= most else text[: most - 1] + "…")
+    picture.suptitle("\n".join(words), fontsize=13, parse_math=False)
+
+
+def scale() -> dict[str, Any]:
+    """How a weight becomes a colour, the same in every picture."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    colours = LinearSegmentedColormap.from_list("attention", COLOURS)
+    return {"cmap": colours, "norm": PowerNorm(0.5, 0, 1)}
+
+
+def add_scale(picture: Figure, image: Any, axes: Any) -> None:
+    bar = picture.colorbar(image, ax=axes, ticks=TICKS, shrink=0.9, aspect=30, pad=0.02)
+    bar.ax.set_yticklabels([f"{tick:g}" for tick in TICKS])
+    bar.set_label("attention weight, square-root scale", fontsize=11)
+    bar.outline.set_visible(False)
+
+
+def heat_map(axes: Axes, weights: Weights) -> Any:
+    axes.grid(False)
+    image = axes.imshow(weights, aspect="auto", interpolation="nearest", **scale())
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+        spine.set_color("#999999")
+    return image
+
+
+def name_tokens(axis: Any, tokens: Sequence[str], size: float, **how: Any) -> None:
+    axis.set_ticks(range(len(tokens)), tokens, fontsize=size, **how)
+    for label in axis.get_ticklabels():
+        label.set_parse_math(False)  # a dollar is a dollar
+
+
+def count_tokens(axis: Any, count: int) -> None:
+    axis.set_ticks([0, count - 1] if count > 1 else [0])
+    axis.set_ticklabels(["1", str(count)] if count > 1 else ["1"], fontsize=9)
+
+
+def reads(stack: Stack) -> tuple[str, str]:
+    """What the two sides are."""
+    if stack.name == "encoder":
+        return "token that looks", "token that is looked at"
+    looks = "token that the decoder has just read: it looks, and writes the next"
+    return (looks if stack.writes else "token that looks"), (
+        "token of the source that is looked at" if stack.name == "cross" else "what it looks at"
+    )
+
+
+# ---- heat maps --------------------------------------------------------------------------
+
+
+def small_pictures(
+    attention: Attention, view: View, stack: Stack, shown: list[list[Panel]]
+) -> Figure:
+    """Every layer and head as a small map; tokens are named at the rim."""
+    n, m = len(stack.rows), len(stack.columns)
+    named = max(n, m) <= NAMED
+    cell = 0.16 if named else 2.4 / max(n, m)
+    high, wide = (max(1.1, cell * count) for count in (n, m))
+    rows, columns = len(shown), len(shown[0])
+    longest = [max(map(len, tokens)) * 0.09 + 0.3 for tokens in (stack.rows, stack.columns)]
+    picture = blank(
+        max(6.5, columns * (wide + 0.25) + longest[0] + 1.6),
+        rows * (high + 0.42) + longest[1] + 1.5,
+    )
+    every = picture.subplots(rows, columns, squeeze=False)
+    image = None
+    for i, row in enumerate(shown):
+        for j, panel in enumerate(row):
+            axes = every[i, j]
+            image = heat_map(axes, panel.weights)
+            axes.set_title(panel.title, fontsize=11, pad=4)
+            axes.set(xticks=[], yticks=[])
+            if j == 0:
+                if named:
+                    name_tokens(axes.yaxis, stack.rows, 9)
+                else:
+                    count_tokens(axes.yaxis, n)
+            if i == rows - 1:
+                if named:
+                    name_tokens(axes.xaxis, stack.columns, 9, rotation=90)
+                else:
+                    count_tokens(axes.xaxis, m)
+    looks, seen = reads(stack)
+    picture.supylabel(looks if rows * high > 5 else "token that looks", fontsize=11)
+    picture.supxlabel(seen, fontsize=11)
+    add_scale(picture, image, every)
+    headed(picture, attention, view)
+    return picture
+
+
+def large_picture(attention: Attention, view: View, stack: Stack, panel: Panel) -> Figure:
+    """One matrix with its tokens on both axes, and its numbers where there is room for them."""
+    n, m = len(stack.rows), len(stack.columns)
+    numbered = max(n, m) <= NUMBERED
+    cell, size = (0.5, 12.0) if numbered else (0.22, 10.0) if max(n, m) <= 80 else (0.14, 7.0)
+    margins = [max(map(len, tokens)) * size * 0.011 for tokens in (stack.rows, stack.columns)]
+    picture = blank(max(7.5, m * cell + margins[0] + 2.2), max(4.5, n * cell + margins[1] + 2.1))
+    axes = picture.subplots()
+    image = heat_map(axes, panel.weights)
+    name_tokens(axes.yaxis, stack.rows, size)
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    name_tokens(axes.xaxis, stack.columns, size, rotation=90)
+    looks, seen = reads(stack)
+    axes.set_ylabel(looks if n * cell > 5 else "token that looks", fontsize=11)
+    axes.set_xlabel(seen, fontsize=11, labelpad=8)
+    if numbered:
+        for i, row in enumerate(panel.weights.tolist()):
+            for j, weight in enumerate(row):
+                colour = "white" if weight > 0.3 else "#222222" if weight >= 0.005 else "#aaaaaa"
+                axes.text(j, i, f"{weight:.2f}".lstrip("0") if weight < 0.995 else "1", ha="center",
+                          va="center", fontsize=9.5, color=colour)  # fmt: skip
+    add_scale(picture, image, axes)
+    headed(picture, attention, view)
+    return picture
+
+
+# ---- lines ------------------------------------------------------------------------------
+
+
+def lines_picture(attention: Attention, view: View, stack: Stack, panel: Panel) -> Figure:
+    tall = max(len(stack.rows), len(stack.columns))
+    picture = blank(9, max(4, 0.3 * tall + 1.9))
+    axes = picture.subplots()
+    draw_lines(axes, stack, panel.weights)
+    looks, seen = reads(stack)
+    axes.set_title(f"left: {looks}\nright: {seen}", fontsize=11, loc="left")
+    axes.text(0.5, -0.01, f"width and darkness: the weight; no line below {least_line(stack):.2g}",
+              fontsize=11, transform=axes.transAxes, ha="center", va="top")  # fmt: skip
+    headed(picture, attention, view)
+    return picture
+
+
+def least_line(stack: Stack) -> float:
+    """The weight below which a line would only be haze: twice an even share, within limits."""
+    return float(np.clip(2 / len(stack.columns), FAINT, 5 * FAINT))
+
+
+def draw_lines(axes: Axes, stack: Stack, weights: Weights, only: Sequence[int] = ()) -> None:
+    """Two columns of tokens and a line for each weight; `only`: of these rows, which are bold, and
+    with the sum of their weights, over their number, written beside what they look at."""
+    from matplotlib.collections import LineCollection
+
+    tall = max(weights.shape)
+    places = [
+        np.linspace(0, tall - 1, count) if count > 1 else np.array([(tall - 1) / 2])
+        for count in weights.shape
+    ]
+    rows = list(only) or list(range(len(weights)))
+    least = FAINT if only else least_line(stack)
+    chosen = [(i, j) for i in rows for j in np.flatnonzero(weights[i] >= least)]
+    chosen.sort(key=lambda pair: weights[pair])  # the strongest on top
+    strength = np.array([weights[pair] for pair in chosen])
+    dark = np.sqrt(strength)
+    axes.add_collection(LineCollection(
+        [[(0, places[0][i]), (1, places[1][j])] for i, j in chosen],
+        linewidths=0.4 + 4.6 * strength, colors=[(0.03, 0.16, 0.3, a) for a in dark],
+    ))  # fmt: skip
+    for i, token in enumerate(stack.rows):
+        looks = not only or i in only
+        text = stack.named(i) if only and looks else token
+        label(
+            axes, -0.02, places[0][i], text, bool(only) and looks, "black" if looks else "#888888"
+        )
+    seen = weights[rows].mean(0)
+    for j, token in enumerate(stack.columns):
+        numbered = bool(only) and seen[j] >= FAINT
+        text = f"{token}  {seen[j]:.2f}" if numbered else token
+        label(axes, 1.02, places[1][j], text, numbered and seen[j] >= 10 * FAINT, "black")
+    axes.set(xlim=(0, 1), ylim=(tall - 0.5, -0.5))
+    axes.axis("off")
+
+
+def label(axes: Axes, x: float, y: float, text: str, bold: bool, colour: str) -> None:
+    axes.text(
+        x, y, text, ha="left" if x > 0 else "right", va="center", fontsize=12, color=colour,
+        weight="bold" if bold else "normal", parse_math=False,
+    )  # fmt: skip
