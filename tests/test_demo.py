@@ -19,8 +19,14 @@ def test_the_demo_trains_translates_reports_and_draws(tmp_path, monkeypatch, cap
     assert f"sacreBLEU {scores['bleu']:.2f} on 500 held-out sentences" in said
     assert "The animal didn't cross" in said
     assert "What to try next" in said
-    for name in ("model.safetensors", "curves.png", "curves.svg"):
-        assert (tmp_path / "demo" / "run" / name).stat().st_size > 1000
+    for name in ("run/model.safetensors", "run/curves.png", "pronoun.png", "pronoun.svg"):
+        assert (tmp_path / "demo" / name).stat().st_size > 1000
+    head = scores["pronoun_head"]
+    (tired, wide), animal, street = head["weights"], 0, 1
+    assert head["margin"] == min(tired[animal] - tired[street], wide[street] - wide[animal])
+    assert f"head {head['head']} of layer {head['layer']} of" in said
+    for phrase in (f"{tired[animal]:.2f}, ", f" {wide[street]:.2f}"):
+        assert phrase in said
     demo.demo(tmp_path / "demo", quiet=True)  # a second one replaces the first
 
 

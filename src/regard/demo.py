@@ -2,13 +2,14 @@
 
 Train on the built-in corpus from nothing, translate sentences it has never seen, and look at the
 word that needs attention: what "it" is in German depends on an adjective at the far end of the
-sentence.
+sentence. The head that finds out is searched and drawn.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from regard.run import train
 from regard.tasks.translate import bleu
 from regard.text.builtin import PRONOUN_SENTENCE, builtin_corpus, pronoun_accuracy
 from regard.view.curves import draw_curves
+from regard.view.pronoun import Look, draw_pronoun, find_heads, read_sentences, told
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 128, "dropout": 0.1},
@@ -63,7 +65,11 @@ def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
         **bleu(answers, wanted), "exact": sum(map(str.__eq__, answers, wanted)) / len(test),
         "pronouns": right / total, "minutes": round(minutes, 2), "sentences": len(test),
     }  # fmt: skip
-    show(Console(stderr=to_stderr, highlight=False), out, scores, test, answers, total)
+    sentences = read_sentences(model)
+    looks = find_heads(sentences)
+    draw_pronoun(sentences, looks[0], out / "pronoun")
+    scores["pronoun_head"] = asdict(looks[0]) | {"margin": looks[0].margin}
+    show(Console(stderr=to_stderr, highlight=False), out, scores, test, answers, total, looks)
     return scores
 
 
@@ -74,6 +80,7 @@ def show(
     test: list[tuple[str, str]],
     answers: list[str],
     total: int,
+    looks: list[Look],
 ) -> None:
     table = Table("sentences never seen in training", "what the model makes of them", expand=True)
     showcase = [english for english, _ in PRONOUN_SENTENCE]
@@ -87,12 +94,16 @@ def show(
         f"({scores['exact']:.1%} word for word), the right pronoun in {scores['pronouns']:.1%} of "
         f"{total}, trained in {scores['minutes']:.1f} minutes\n{scores['bleu_signature']}"
     )
+    console.print("\n" + "\n".join(told(looks)) + "\n", markup=False, soft_wrap=True)
+    for name in ("pronoun.png", "pronoun.svg"):
+        console.print(f"the picture of it: {out / name}", soft_wrap=True)
     for path in draw_curves([out / "run"], None):
         console.print(f"the curves of the training: {path}", soft_wrap=True)
     console.print(
         "\nWhat to try next:\n"
         f"  regard translate -m {out}/run "
         '"The dog didn\'t cross the river because it was too deep."\n'
+        f'  regard view attention -m {out}/run --out attention.html "The cat slept."\n'
         '  regard view walk "The cat slept."\n'
         f"  regard info {out}/run\n"
         "  regard train --task translate --train YOUR.en YOUR.de --preset tiny --out run",

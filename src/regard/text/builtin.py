@@ -31,6 +31,7 @@ PRONOUN_SENTENCE = (
     ("The animal didn't cross the street because it was too wide.",
      "Das Tier überquerte die Straße nicht, weil sie zu breit war."),
 )  # fmt: skip
+PRONOUN_PHRASES = (("The animal", "the street"), ("Das Tier", "die Straße"))  # what it can be
 PRONOUN_COMPOSITION = ("animal", "cross", "street")
 
 # ---- the words ------------------------------------------------------------------------------

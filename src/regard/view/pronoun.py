@@ -1,0 +1,167 @@
+"""The pronoun picture: what looks at "the animal" in one sentence and at "the street" in the other.
+
+In "The animal didn't cross the street because it was too tired" (or "too wide") only the last
+adjective tells what `it` is. A translator may find out in three places: in the encoder, where `it`
+is read; in the decoder, when it is about to write the German pronoun and looks at the source
+(cross) or at the German that it has written so far. Every head of all three is searched. What
+counts of a head is the smaller of two margins: the weight on the right phrase (article and noun)
+less that on the wrong one, in each sentence. A head that prefers the same noun in both sentences,
+as many do, has a negative one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from regard.text.builtin import PRONOUN_PHRASES, PRONOUN_SENTENCE, pronoun_of
+from regard.text.tokenizer import Tokenizer
+from regard.view.attention import Attention
+from regard.view.attention_pictures import blank, draw_lines
+from regard.view.attention_rows import gather
+from regard.view.picture import save_picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from regard.models import Model
+
+CLEAR = 0.1  # a margin that is worth talking about
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One of the two, read by the model, and where in it things stand, for each stack."""
+
+    attention: Attention
+    rows: dict[str, list[int]]  # the tokens that look
+    phrases: dict[str, tuple[list[int], list[int]]]  # the tokens of the animal, of the street
+
+    def weights(self, stack: str, layer: int, head: int) -> tuple[float, float]:
+        """On the animal and on the street: sums over a phrase's tokens, mean over the rows."""
+        look = self.attention.stacks[stack].weights[layer - 1, head - 1]  # [n, m]
+        seen = look[self.rows[stack]].mean(0)
+        animal, street = (float(seen[places].sum()) for places in self.phrases[stack])
+        return animal, street
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a head does in both sentences: weights[sentence][phrase]; layer and head from 1."""
+
+    stack: str
+    layer: int
+    head: int
+    weights: tuple[tuple[float, float], tuple[float, float]]
+
+    @property
+    def margin(self) -> float:
+        """By how much the right phrase is ahead of the wrong one, in the worse of the sentences."""
+        tired, wide = self.weights
+        return min(tired[0] - tired[1], wide[1] - wide[0])
+
+    @property
+    def name(self) -> str:
+        stack = {"cross": "cross-attention"}.get(self.stack, f"the {self.stack}")
+        return f"head {self.head} of layer {self.layer} of {stack}"
+
+
+def read_sentences(model: Model) -> tuple[Sentence, Sentence]:
+    """Both sentences with their right translations, as a translator reads them."""
+    first, second = (read_sentence(model, *pair) for pair in PRONOUN_SENTENCE)
+    return first, second
+
+
+def read_sentence(model: Model, english: str, german: str) -> Sentence:
+    attention = gather(model, english, german)
+    source, target = getattr(model.task, "source", model.task.tokenizer), model.task.tokenizer
+    animal, street = (places(source, english, phrase) for phrase in PRONOUN_PHRASES[0])
+    # Behind <bos>, a token of the translation stands one later than it is written.
+    tier, straße = ([i + 1 for i in places(target, german, p)] for p in PRONOUN_PHRASES[1])
+    written = places(target, german, f"weil {pronoun_of(german)}", skip="weil")
+    return Sentence(
+        attention,
+        {"encoder": places(source, english, "it"), "decoder": written, "cross": written},
+        {"encoder": (animal, street), "decoder": (tier, straße), "cross": (animal, street)},
+    )
+
+
+def places(tokenizer: Tokenizer, text: str, phrase: str, skip: str = "") -> list[int]:
+    """Which tokens of a text a phrase in it is made of; skip: less these words at its beginning."""
+    found = re.search(rf"\b{re.escape(phrase)}\b", text)
+    assert found is not None, f"{phrase!r} is not in {text!r}"
+    start, end = (len(text[:i].encode()) for i in (found.start() + len(skip), found.end()))
+    start += bool(skip)  # the blank behind them
+    sizes = tokenizer.sizes[tokenizer.encode(text)]  # bytes of each token
+    ends = np.cumsum(sizes)
+    inside: list[int] = np.flatnonzero((ends > start) & (ends - sizes < end)).tolist()
+    return inside
+
+
+def find_heads(sentences: tuple[Sentence, Sentence]) -> list[Look]:
+    """Every head of every stack, the one that tells the two nouns apart best first."""
+    found = []
+    for name, stack in sentences[0].attention.stacks.items():
+        layers, heads = stack.weights.shape[:2]
+        for layer in range(1, layers + 1):
+            for head in range(1, heads + 1):
+                tired, wide = (sentence.weights(name, layer, head) for sentence in sentences)
+                found.append(Look(name, layer, head, (tired, wide)))
+    return sorted(found, key=lambda look: -look.margin)
+
+
+def told(looks: list[Look]) -> list[str]:
+    """What was found, with its numbers, also where it is little."""
+    best = looks[0]
+    lines = [f'What "it" is: {verdict(best)}, of {len(looks)} heads.', *numbers(best)]
+    own = next((look for look in looks if look.stack == "encoder"), best)
+    if own is not best:
+        lines += [f'Where "it" is read: {verdict(own)} there.', *numbers(own)]
+    return lines
+
+
+def verdict(best: Look) -> str:
+    if best.margin >= CLEAR:
+        return f"{best.name} tells it best"
+    return f"no head tells it; {best.name} comes nearest"
+
+
+def numbers(look: Look) -> list[str]:
+    """The four weights in words."""
+    phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
+    lines = []
+    for (english, german), weights in zip(PRONOUN_SENTENCE, look.weights, strict=True):
+        who = '"it"' if look.stack == "encoder" else f'before it writes "{pronoun_of(german)}" it'
+        seen = ", ".join(f"{p} {w:.2f}" for p, w in zip(phrases, weights, strict=True))
+        lines.append(f"  {english.rpartition(' was ')[2][:-1] + ':':10} {who} looks at {seen}")
+    return lines
+
+
+def draw_pronoun(sentences: tuple[Sentence, Sentence], look: Look, out: Path) -> list[Path]:
+    """The two sentences side by side, with a head's lines from the pronoun."""
+    phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
+
+    def draw() -> Figure:
+        stacks = [sentence.attention.stacks[look.stack] for sentence in sentences]
+        tall = max(len(side) for stack in stacks for side in (stack.rows, stack.columns))
+        picture = blank(15, 0.33 * tall + 2.4)
+        panels = picture.subplots(1, 2)
+        for panel, sentence, stack, weights in zip(
+            panels, sentences, stacks, look.weights, strict=True
+        ):
+            rows = sentence.rows[look.stack]
+            draw_lines(panel, stack, stack.weights[look.layer - 1, look.head - 1], rows)
+            panel.set_title(sentence.attention.text, fontsize=12, pad=12)
+            seen = ",  ".join(f"{p}: {w:.2f}" for p, w in zip(phrases, weights, strict=True))
+            panel.text(0.5, -0.02, seen, transform=panel.transAxes, ha="center", va="top",
+                       fontsize=14, weight="bold")  # fmt: skip
+        name = look.name[0].upper() + look.name[1:]
+        what = '"it" looks' if look.stack == "encoder" else 'it looks to write the pronoun for "it"'
+        picture.suptitle(f"{name}: where {what}", fontsize=15, weight="bold")
+        return picture
+
+    return save_picture(draw, out)
