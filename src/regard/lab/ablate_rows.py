@@ -58,13 +58,13 @@ def make_rows(wanted: Sequence[str], build: Build) -> tuple[list[Row], list[tupl
     """The rows that were asked for, by group or by name, the base first; and those that make no
     sense for this base, with the reason. One that was asked for by its own name must make sense."""
     base = build({})
-    candidates = list(all_rows(base))
-    known = [*GROUPS, *(name for _, name, _ in candidates)]
+    candidates = {name: (group, changes) for group, name, changes in all_rows(base)}
+    known = [*GROUPS, *candidates]
     for name in wanted:
         if name not in known:
             raise unknown("row", name, known)
     rows, skipped = [Row(BASE, BASE, {}, base)], list[tuple[str, str]]()
-    for group, name, changes in candidates:
+    for name, (group, changes) in candidates.items():
         if group not in wanted and name not in wanted:
             continue
         try:

@@ -1,0 +1,467 @@
+"""`regard lab ablate`: its rows against the paper's, its statistics against other ways to compute
+them, and the command from end to end, very small."""
+
+import csv
+import io
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from xml.etree import ElementTree
+
+import pytest
+
+from regard.cli import main
+from regard.config import Config
+from regard.errors import InputError
+from regard.lab import ablate_measured
+from regard.lab.ablate_measured import Result, compare, together
+from regard.lab.ablate_rows import BASE, GROUPS, make_rows
+from regard.lab.significance import holm, incomplete_beta, student_tails, welch
+from regard.model.parameters import closed_form
+from regard.text.builtin import builtin_corpus
+
+# ---- statistics -----------------------------------------------------------------------------
+
+
+def integral(function, low, high, pieces=20_000):
+    """By Simpson's rule."""
+    width = (high - low) / pieces
+    inner = sum((4 if i % 2 else 2) * function(low + i * width) for i in range(1, pieces))
+    return width / 3 * (function(low) + inner + function(high))
+
+
+@pytest.mark.parametrize("t", [0.0, 0.1, 1.0, 2.5, 12.706, 300.0])
+def test_students_tails_have_their_closed_forms(t):
+    assert student_tails(t, 1) == pytest.approx(1 - 2 / math.pi * math.atan(t), abs=1e-12)
+    assert student_tails(-t, 2) == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-12)
+    assert student_tails(t, 1e7) == pytest.approx(math.erfc(t / math.sqrt(2)), abs=1e-6)
+
+
+@pytest.mark.parametrize(("t", "freedom"), [(2.228, 10), (0.7, 3.6), (4.1, 1.3), (2.0, 57.2)])
+def test_students_tails_are_the_integral_of_the_density(t, freedom):
+    log = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
+    front = math.exp(log) / math.sqrt(freedom * math.pi)
+    body = integral(lambda x: front * (1 + x * x / freedom) ** (-(freedom + 1) / 2), -t, t)
+    assert student_tails(t, freedom) == pytest.approx(1 - body, abs=1e-10)
+
+
+def test_far_tails_are_not_lost_in_rounding():
+    # For large t the tail of 5 degrees of freedom is near 2 * 5^2.5 * C(5) / 5 / t^5.
+    assert student_tails(1e4, 5) == pytest.approx(1.8979e-19, rel=1e-3)
+    assert student_tails(math.inf, 5) == 0
+
+
+@pytest.mark.parametrize(("a", "b", "x"), [(2, 3, 0.4), (7, 2, 0.9), (1, 1, 0.3), (40, 60, 0.35)])
+def test_the_incomplete_beta_is_the_tail_of_a_binomial(a, b, x):
+    n = a + b - 1
+    tail = sum(math.comb(n, k) * x**k * (1 - x) ** (n - k) for k in range(a, n + 1))
+    assert incomplete_beta(a, b, x) == pytest.approx(tail, rel=1e-12)
+    assert incomplete_beta(a, b, 0) == 0
+    assert incomplete_beta(a, b, 1) == 1
+
+
+def test_welch_gives_the_figures_of_a_published_example():
+    # https://en.wikipedia.org/wiki/Welch%27s_t-test, examples 1 and 2 of its table
+    first = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7,
+             21.4]  # fmt: skip
+    second = [27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8, 22.0, 24.8, 20.2, 21.9, 22.1, 22.9, 20.5,
+              24.4]  # fmt: skip
+    found = welch(first, second)
+    assert found.difference / found.error == pytest.approx(-2.46, abs=0.005)
+    assert found.freedom == pytest.approx(25.0, abs=0.05)
+    assert found.p == pytest.approx(0.021, abs=0.0005)
+
+
+def test_what_never_varies_differs_for_certain_or_not_at_all():
+    assert welch([2.0, 2.0], [1.0, 1.0]).p == 0
+    assert welch([2.0, 2.0], [2.0, 2.0]).p == 1
+    tiny = welch([1e-200, 2e-200], [3e-200, 5e-200])
+    assert 0 <= tiny.p <= 1
+
+
+def test_holm_multiplies_by_what_is_left_and_never_turns_the_order():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1, 1]
+    assert holm([]) == []
+
+
+# ---- rows -----------------------------------------------------------------------------------
+
+
+def builder(preset="base", task="translate", **model):
+    def build(changes):
+        values = {"model": {"vocabulary_size": 37_000, "norm_first": False, **model}}
+        for section, keys in changes.items():
+            values[section] = {**values.get(section, {}), **keys}
+        return Config.build(task, preset, values)
+
+    return build
+
+
+def test_the_rows_of_the_papers_base_are_the_papers():
+    rows, skipped = make_rows([*"ABCDE"], builder())
+    changes = {row.name: row.changes for row in rows}
+    sizes = [
+        (c["model.heads"], c["model.head_size"]) for n, c in changes.items() if n.startswith("A")
+    ]
+    assert sizes == [(1, 512), (4, 128), (16, 32), (32, 16)]
+    assert [c["model.head_size"] for n, c in changes.items() if n.startswith("B")] == [16, 32]
+    assert not skipped
+    # Table 3: parameters in millions. Ours has a vocabulary a little smaller: 63 where it says 65.
+    printed = {"base": 65, "A-heads-1": 65, "A-heads-32": 65, "C-layers-2": 36, "C-layers-4": 50,
+               "C-layers-8": 80, "C-width-256": 28, "C-width-1024": 168, "C-ff-1024": 53,
+               "C-ff-4096": 90}  # fmt: skip
+    assert [name for name in changes if name.startswith("C")] == list(printed)[3:]
+    for row in rows:
+        millions = sum(part.parameters for part in closed_form(row.config.model).values()) / 1e6
+        if row.name in printed:
+            assert millions == pytest.approx(printed[row.name], rel=0.08), row.name
+    assert changes["C-width-256"]["model.head_size"] == 32
+    assert changes["C-width-1024"]["model.head_size"] == 128
+    assert [n for n in changes if n.startswith("D")] == [
+        "D-dropout-0", "D-dropout-0.2", "D-smoothing-0", "D-smoothing-0.2",
+    ]  # fmt: skip
+    assert rows[-1].config.model.positions == "learned"
+
+
+def test_a_row_differs_from_the_base_in_what_it_says_and_in_nothing_else():
+    rows, _ = make_rows(list(GROUPS), builder("tiny"))
+    base = rows[0].config
+    for row in rows[1:]:
+        for section in ("model", "data", "training", "decoding"):
+            before, now = (vars(getattr(config, section)) for config in (base, row.config))
+            changed = {f"{section}.{key}" for key in now if now[key] != before[key]}
+            derived = {"training.learning_rate"} if "model.d_model" in row.changes else set()
+            said = {key for key in row.changes if key.startswith(section)}
+            assert changed - derived <= said, row.name
+        assert row.config != base
+    names = [row.name for row in rows]
+    assert len(set(names)) == len(names)
+    assert {"A-heads-1", "C-layers-3", "norm-pre", "tied-none", "mixer-lstm", "mixer-window-8"} < {
+        *names
+    }
+
+
+def test_rows_are_chosen_by_group_or_by_name():
+    rows, _ = make_rows(["B", "mixer-gru"], builder())
+    assert [row.name for row in rows] == [BASE, "B-key-16", "B-key-32", "mixer-gru"]
+    assert rows[1].differs() == "d_k=16"
+    assert make_rows(["C-layers-2"], builder())[0][1].differs() == "N=2"
+    with pytest.raises(InputError, match=r"unknown row 'A-heads-3'; did you mean 'A-heads-32'\?"):
+        make_rows(["A-heads-3"], builder())
+
+
+def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
+    rows, skipped = make_rows(list(GROUPS), builder(
+        "tiny", heads=1, head_size=6, encoder_layers=1, decoder_layers=1, dropout=0.0,
+        positions="rotary", max_length=10,
+    ))  # fmt: skip
+    why = dict(skipped)
+    assert "same as base" in why["A-heads-1"]
+    assert "4 heads cannot share 6 features" in why["A-heads-4"]
+    assert "no whole part of 1/4" in why["B-key-1"]
+    assert "head_size must be even" in why["B-key-3"]
+    assert "same as base" in why["C-layers-1"]
+    assert "same as base" in why["D-dropout-0"]
+    assert "model.max_length=10" in why["E-learned"]
+    assert not set(why) & {row.name for row in rows if row.name != BASE}
+    with pytest.raises(InputError, match="--rows E-learned: model.max_length=10"):
+        make_rows(["E-learned"], builder("tiny", max_length=10))
+    _, skipped = make_rows(["tied", "mixer"], builder("tiny", "classify"))
+    assert "only an encoder-decoder has both" in dict(skipped)["tied-source-target"]
+
+
+# ---- measures -------------------------------------------------------------------------------
+
+
+def results(tmp_path, scores, curves=()):
+    """Results of made-up runs: {row: [BLEU of each seed]}, and the validations on the way."""
+    rows, _ = make_rows([name for name in scores if name != BASE], builder("tiny"))
+    found = []
+    for row in rows:
+        runs = []
+        for seed, score in enumerate(scores[row.name]):
+            run = tmp_path / f"{row.name}-{seed}"
+            run.mkdir()
+            lines = [{"step": s, "valid_bleu": v} for s, v in dict(curves).get(row.name, [])]
+            lines.append({"step": 9, "final": "last", "bleu": score, "loss": math.log(5.0)})
+            (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+            runs.append(run)
+        found.append(Result(row, runs))
+    return found
+
+
+def test_differences_are_means_over_seeds_with_welchs_p_and_holms_correction(tmp_path):
+    scores = {
+        BASE: [30.0, 31.0, 32.0],
+        "A-heads-1": [20.0, 21.0, 20.5],
+        "E-learned": [30.5, 31, 31],
+    }
+    found = results(tmp_path, scores)
+    compare(found)
+    worse, same = found[1].difference, found[2].difference
+    assert worse.value == pytest.approx(20.5 - 31)
+    assert same.value == pytest.approx(92.5 / 3 - 31)
+    alone = [welch(scores[name], scores[BASE]).p for name in ("A-heads-1", "E-learned")]
+    assert [worse.p, same.p] == alone
+    assert worse.adjusted == pytest.approx(2 * alone[0])
+    assert (worse.significant, same.significant) == (True, False)
+    assert found[0].difference is None
+    expected = {"value": 20.5, "seeds": scores["A-heads-1"], "spread": 0.5}
+    assert found[1].to_dict()["valid_bleu"] == expected
+    assert found[1].to_dict()["perplexity"]["value"] == pytest.approx(5.0)
+
+
+def test_time_to_quality_is_the_first_validation_that_reached_it_times_the_time_of_a_step(tmp_path):
+    curves = {BASE: [(3, 10.0), (6, 18.5), (9, 20.0)], "A-heads-1": [(3, 17.9), (6, 18.0), (9, 3)],
+              "E-learned": [(9, 17.9)]}  # fmt: skip
+    scores = {BASE: [20.0, 20.0], "A-heads-1": [3.0, 3.0], "E-learned": [17.9, 17.9]}
+    found = results(tmp_path, scores, curves)
+    compare(found)
+    assert [one.reached for one in found] == [[6, 6], [6, 6], [None, None]]
+    found[0].ms = 500.0
+    assert found[0].seconds_to_quality == pytest.approx(3.0)
+    assert found[2].seconds_to_quality is None
+    found[0].reached = [6, None]
+    assert found[0].seconds_to_quality is None, "a mean over those that got there would flatter"
+
+
+def test_few_models_of_one_shape_are_timed_together_and_none_is_forgotten(tmp_path):
+    rows, _ = make_rows(list(GROUPS), builder("tiny"))
+    found = [Result(row, []) for row in rows]
+    for compiled in (True, False):
+        chunks = list(together(found, compiled))
+        timed = [one.row.name for chunk in chunks for one in chunk]
+        assert set(timed) == {row.name for row in rows}
+        assert len(set(timed) - {BASE}) == len([name for name in timed if name != BASE])
+        assert max(map(len, chunks)) <= ablate_measured.TOGETHER
+        for chunk in chunks:
+            shapes = {ablate_measured.shape(one) for one in chunk}
+            assert len(shapes) == 1 or not compiled
+            assert compiled or chunk[0] is found[0]
+    assert list(together(found[:1], True)) == [found[:1]]
+
+
+# ---- the command ----------------------------------------------------------------------------
+
+SMALL = [
+    "--steps", "6", "--device", "cpu",
+    *(f"--set={one}" for one in (
+        "model.encoder_layers=1", "model.decoder_layers=1", "model.d_model=16", "model.heads=2",
+        "model.d_ff=16", "data.vocabulary_size=400", "training.batch_tokens=300",
+        "training.validate_every=3", "training.average=1", "decoding.max_length=1",
+    )),
+]  # fmt: skip
+
+
+def regard(*arguments):
+    """What the command line prints and says, and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr("sys.argv", ["regard", "lab", "ablate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return out.getvalue(), err.getvalue(), ended.value.code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ablate")
+    for split, size in (("train", 150), ("valid", 20), ("test", 10)):
+        pairs = [pair for pair in builtin_corpus(split, 4 * size) if len(pair[0]) < 50][:size]
+        for side, name in enumerate(("en", "de")):
+            lines = "".join(pair[side] + "\n" for pair in pairs)
+            (folder / f"{split}.{name}").write_text(lines, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGARD_CACHE", str(folder / "cache"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        for name, value in (("WARM", 1), ("STEPS", 2), ("SAMPLES", 100)):
+            patch.setattr(ablate_measured, name, value)
+        yield folder
+
+
+def given(folder, *splits):
+    return [w for s in splits for w in (f"--{s}", folder / f"{s}.en", folder / f"{s}.de")]
+
+
+@pytest.fixture(scope="module")
+def arguments(folder):
+    return [*given(folder, "train", "valid"), "--out", folder / "lab", *SMALL,
+            "--rows", "A-heads-1"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def first(folder, arguments):
+    """Two seeds, two rows, and one training that cannot work: what is printed, said, ended."""
+    blocked = folder / "lab" / "runs" / "A-heads-1-2"
+    blocked.mkdir(parents=True)
+    (folder / "lab" / "regard-ablate").touch()
+    (blocked / "thesis.txt").write_text("years of work")
+    out, err, code = regard(*arguments, "--seed", "1", "2", "--jobs", "2")
+    (blocked / "thesis.txt").unlink()
+    blocked.rmdir()
+    return out, err, code
+
+
+@pytest.fixture(scope="module")
+def second(first, folder, arguments):
+    """The same again, with the hindrance gone, on test data, as an object."""
+    before = weights(folder)
+    test = given(folder, "test")
+    out, err, code = regard(*arguments, *test, "--seed", "1", "2", "--json", "--quiet")
+    assert (code, err) == (0, "")
+    after = weights(folder)
+    assert {path: after[path] for path in before} == before, "what is there is not trained again"
+    return json.loads(out)
+
+
+def weights(folder):
+    return {
+        p: os.stat(p).st_mtime_ns for p in (folder / "lab" / "runs").glob("*/model.safetensors")
+    }
+
+
+def test_a_row_that_fails_is_reported_with_its_last_line_and_the_others_go_on(first, folder):
+    out, err, code = first
+    assert code == 1
+    why = f"{folder}/lab/runs/A-heads-1-2 exists and is not a run: take another --out"
+    assert f"A-heads-1-2: failed: {why}" in err
+    assert f"failed: A-heads-1: seed 2: {why}" in " ".join(out.split())
+    assert "4 of 4" in err
+    rows = [line.split()[0] for line in out.splitlines()[4:] if line]
+    assert rows[0] == "base"
+    assert "A-heads-1" not in rows, "no figure of a row that is not whole"
+
+
+def test_the_object_has_every_row_with_mean_spread_and_significance(second, folder):
+    assert [row["name"] for row in second["rows"]] == [BASE, "A-heads-1"]
+    assert (second["counts"], second["examples"], second["seeds"]) == ("test", 10, [1, 2])
+    assert second["failed"] == second["skipped"] == {}
+    for row in second["rows"]:
+        for key in ("valid_bleu", "test_bleu", "perplexity"):
+            values = row[key]["seeds"]
+            assert row[key]["value"] == pytest.approx(sum(values) / 2)
+            assert row[key]["spread"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+        runs = [folder / "lab" / "runs" / f"{row['name']}-{seed}" for seed in (1, 2)]
+        finals = [json.loads((r / "metrics.jsonl").read_text().splitlines()[-1]) for r in runs]
+        assert row["valid_bleu"]["seeds"] == [final["bleu"] for final in finals]
+        assert row["perplexity"]["seeds"] == pytest.approx([math.exp(f["loss"]) for f in finals])
+        assert row["ms_per_step"] > 0
+    base, other = second["rows"][0], second["rows"][1]
+    assert "difference" not in base
+    between = other["test_bleu"]["value"] - base["test_bleu"]["value"]
+    assert other["difference"]["value"] == pytest.approx(between)
+    assert second["rows"][0]["parameters"] == second["rows"][1]["parameters"]
+    config = Config.load(folder / "lab" / "runs" / "A-heads-1-2" / "config.yaml")
+    assert (config.model.heads, config.model.head_size, config.training.seed) == (1, 16, 2)
+    assert any("Welch" in note for note in second["notes"])
+
+
+def test_the_files_say_the_same_as_the_object(second, folder):
+    assert json.loads((folder / "lab" / "ablate.json").read_text()) == second
+    lines = list(csv.DictReader((folder / "lab" / "ablate.csv").open(encoding="utf-8")))
+    for line, row in zip(lines, second["rows"], strict=True):
+        assert line["name"] == row["name"]
+        assert float(line["test_bleu"]) == row["test_bleu"]["value"]
+        assert float(line["perplexity_spread"]) == row["perplexity"]["spread"]
+    assert lines[0]["difference"] == ""
+    tree = ElementTree.parse(folder / "lab" / "ablate.svg")
+    text = " ".join("".join(node.itertext()) for node in tree.iter() if node.tag.endswith("}text"))
+    assert "A-heads-1   h=1 d_k=16" in text
+    assert "test BLEU: difference to the base" in text
+    assert sorted(second["files"]) == sorted(
+        str(folder / "lab" / f"ablate.{end}") for end in ("png", "svg", "json", "csv")
+    )
+
+
+def test_one_seed_is_compared_by_the_bootstrap_over_examples(second, arguments, folder):
+    before = weights(folder)
+    out, _, code = regard(*arguments, "--seed", "1")
+    assert code == 0
+    assert weights(folder) == before
+    assert "paired bootstrap over 20 examples" in " ".join(out.split())
+    found = json.loads((folder / "lab" / "ablate.json").read_text())
+    for row, then in zip(found["rows"], second["rows"], strict=True):
+        assert row["valid_bleu"]["seeds"] == then["valid_bleu"]["seeds"][:1]
+        assert row["interval"][0] <= row["interval"][1]
+    assert 0 < found["rows"][1]["difference"]["p"] <= 1
+
+
+def test_other_settings_do_not_mix_with_those_of_the_folder(second, arguments):
+    for change, message in (
+        (["--set", "training.learning_rate=0.5"], "training.learning_rate is "),
+        (["--steps", "5"], "has training.steps=6 already"),
+    ):
+        _, err, code = regard(*arguments, *change)
+        assert code == 2
+        assert message in err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--rows", "F"], "unknown row 'F'; known: base, A, B"),
+        (["--rows", "mixer-lsmt"], "unknown row 'mixer-lsmt'; did you mean 'mixer-lstm'?"),
+        (["--rows", "E-learned", "--set", "model.max_length=9"], "--rows E-learned: model.max_len"),
+        (["--task", "embed"], "unknown task 'embed'"),
+        (["--task", "classify"], "the built-in corpus is for translate"),
+        (["--train", "a", "b"], "--valid is missing"),
+        (["--train", "a", "b", "--valid", "c", "d"], "a: no such file"),
+        (["--seed", "1", "1"], "--seed 1 1: one of them stands there twice"),
+        (["--jobs", "0"], "--jobs must be at least 1, not 0"),
+        (["--set", "training.seed=2"], "use --seed"),
+        (["--set", "model.head=8"], "model.head"),
+        (["--preset", "tny"], "unknown preset 'tny'; did you mean 'tiny'?"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_one_line_before_anything_is_written(
+    change, message, folder, monkeypatch
+):
+    monkeypatch.chdir(folder)
+    out, err, code = regard(*change, "--out", "none")
+    assert (out, code) == ("", 2)
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert not (folder / "none").exists()
+
+
+def test_a_folder_of_somebody_else_is_never_touched(folder, arguments):
+    thesis = folder / "thesis"
+    thesis.mkdir()
+    (thesis / "thesis.txt").write_text("years of work")
+    _, err, code = regard(*arguments, "--out", thesis)
+    assert code == 2
+    assert "exists and is not of regard lab ablate: take another --out" in err
+    assert [path.name for path in thesis.iterdir()] == ["thesis.txt"]
+
+
+def test_other_training_files_are_noticed_before_anything_is_trained(second, arguments, folder):
+    files = ["--train", folder / "valid.en", folder / "valid.de"]
+    _, err, code = regard(*arguments, *files)
+    assert code == 2
+    assert "data.train is" in err
+
+
+def test_ctrl_c_stops_every_training_which_saves_and_can_go_on(folder, arguments):
+    out = folder / "stopped"
+    command = [sys.executable, "-m", "regard", "lab", "ablate", *map(str, arguments), "--out",
+               str(out), "--steps", "100000", "--rows", "base"]  # fmt: skip
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    metrics = out / "runs" / "base-1" / "metrics.jsonl"
+    until = time.monotonic() + 60
+    while not metrics.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped, and saved; the same command goes on" in err
+    log = (out / "logs" / "base-1.log").read_text()
+    assert "stopped, and saved" in log
+    saved = list((out / "runs" / "base-1" / "checkpoints").glob("step-*/state.json"))
+    assert len(saved) == 1
+    assert json.loads(saved[0].read_text())["step"] > 0
