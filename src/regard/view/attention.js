@@ -192,7 +192,7 @@ function drawLines(weights) {
   const room = available();
   const span = Math.max(80, Math.min(SPAN, room - left - right));
   const tall = Math.max(rows.length, columns.length) * LINE;
-  const at = (i, count) => (i + 0.5) * tall / count;
+  const at = (i, count) => (i + 0.5 - count / 2) * LINE + tall / 2;
   place = { left, span, tall, at, weights, context: sized(left + span + right, tall) };
   rows.forEach((token, i) => make("text", token, svg, { x: left - 6, y: at(i, rows.length),
     "font-size": size, "text-anchor": "end", "dominant-baseline": "central", "data-row": i }));

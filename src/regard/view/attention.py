@@ -197,10 +197,11 @@ def told(attention: Attention, view: View) -> list[str]:
     shown = panels(view, stack)
     lines = [f"{attention.model}: {view.said}"]
     if len(shown) == len(shown[0]) == 1:
+        looks = "is made most of" if view.kind == "rollout" else "looks most at"
         for i, row in enumerate(shown[0][0].weights[:LISTED]):
             best = int(row.argmax())
             seen = f"{stack.columns[best]} ({row[best]:.2f})"
-            lines.append(f"  {stack.named(i)} looks most at {seen}")
+            lines.append(f"  {stack.named(i)} {looks} {seen}")
         more = len(stack.rows) - LISTED
         return lines + ([f"  and {more} more"] if more > 0 else [])
     lines.append("  how sharply they look: the largest weight of a token, mean over tokens")

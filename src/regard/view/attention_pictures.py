@@ -28,7 +28,6 @@ TICKS = (0, 0.02, 0.1, 0.25, 0.5, 1)
 
 def draw_attention(attention: Attention, view: View, out: Path) -> list[Path]:
     """Write the picture as PNG and SVG; gives back the two files."""
-    out = picture_name(out / "attention" if out.is_dir() else out)
     stack = attention.stacks[view.stack]
     shown = panels(view, stack)
 
@@ -39,7 +38,7 @@ def draw_attention(attention: Attention, view: View, out: Path) -> list[Path]:
             return large_picture(attention, view, stack, shown[0][0])
         return small_pictures(attention, view, stack, shown)
 
-    return save_picture(draw, out)
+    return save_picture(draw, picture_name(out))
 
 
 def blank(width: float, height: float) -> Figure:
@@ -69,7 +68,7 @@ def scale() -> dict[str, Any]:
 def add_scale(picture: Figure, image: Any, axes: Any) -> None:
     bar = picture.colorbar(image, ax=axes, ticks=TICKS, shrink=0.9, aspect=30, pad=0.02)
     bar.ax.set_yticklabels([f"{tick:g}" for tick in TICKS])
-    bar.set_label("attention weight, square-root scale", fontsize=11)
+    bar.set_label("attention weight,\nsquare-root scale", fontsize=11)
     bar.outline.set_visible(False)
 
 
@@ -201,10 +200,7 @@ def draw_lines(axes: Axes, stack: Stack, weights: Weights, only: Sequence[int] =
     from matplotlib.collections import LineCollection
 
     tall = max(weights.shape)
-    places = [
-        np.linspace(0, tall - 1, count) if count > 1 else np.array([(tall - 1) / 2])
-        for count in weights.shape
-    ]
+    places = [np.arange(count) + (tall - count) / 2 for count in weights.shape]
     rows = list(only) or list(range(len(weights)))
     least = FAINT if only else least_line(stack)
     chosen = [(i, j) for i in rows for j in np.flatnonzero(weights[i] >= least)]

@@ -98,7 +98,7 @@ def read(model: Model, text: str, target: str | None, context: str | None) -> Ro
     if not text.strip():
         raise InputError("TEXT is empty: there is nothing to look at")
     if context is not None and not isinstance(task, Questions):
-        raise InputError(f"--context belongs to a model that answers: this one can {task.name}")
+        raise InputError(f"--context belongs to a model that can answer: this one can {task.name}")
     if isinstance(task, Sequences):
         request = requested(model, text, context)
     elif isinstance(task, Classify) and style != "encoder":
@@ -106,7 +106,10 @@ def read(model: Model, text: str, target: str | None, context: str | None) -> Ro
         request = Request(task.ids([text])[0])
     else:
         if target is not None:
-            raise InputError(f"--target: a model that can {task.name} reads one text: give it all")
+            raise InputError(
+                f"--target belongs to a model that writes an answer: this one reads one text, to "
+                f"{task.name}"
+            )
         row = bounded(alone(model, text), "TEXT")
         return Rows(row, [], []) if style == "encoder" else Rows([], row, [])
     bounded(list(request.source), "TEXT")

@@ -100,12 +100,12 @@ def attention(options: argparse.Namespace) -> int:
     from regard.view.attention_page import write_page
     from regard.view.attention_pictures import draw_attention
     from regard.view.attention_rows import gather
-    from regard.view.picture import picture_name
 
-    out = options.model / "attention" if options.out is None else options.out
+    out = options.out or options.model
+    out = out / "attention" if out.is_dir() else out
     page = out.suffix == ".html"
-    if not page:
-        picture_name(out)
+    if out.suffix not in ("", ".png", ".svg", ".html"):
+        raise InputError(f"--out {out}: write NAME.png or NAME.svg, for both, or NAME.html")
     model = opened(options)
     shape = model.config.model
     view = choose(shape, options.kind, options.stack, options.layer, options.head)

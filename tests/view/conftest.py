@@ -1,0 +1,70 @@
+"""Model folders as training leaves them, of every task and style. Their weights are random: where
+they look is noise, but always the same, and they need no training."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+import regard
+from regard import Config, Transformer
+from regard.cli import main
+from regard.tasks.make import make_task
+from regard.text.builtin import builtin_corpus
+from regard.text.tokenizer import Tokenizer
+from regard.training.checkpoint import to_bytes
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """folder("classify", "encoder", mixer="lstm"): a model of two layers and four heads."""
+    sentences = [text for pair in builtin_corpus("train", 200) for text in pair]
+
+    @cache
+    def make(task, style, vocabulary="bpe", longest=64, **model):
+        sizes = {"d_model": 32, "heads": 4, "d_ff": 32, "style": style, **model}
+        sizes |= {f"{stack}_layers": sizes.get(f"{stack}_layers", 2) for stack in style.split("-")}
+        data = {"vocabulary": vocabulary, "vocabulary_size": 400, "max_length": longest}
+        values = {"model": sizes, "data": data, "decoding": {"max_length": 6}}
+        config = Config.build(task, "tiny", values)
+        tokenizer = Tokenizer.learn(sentences, vocabulary, 400, quiet=True)
+        made = make_task(config, (tokenizer, tokenizer), ["good", "bad", "so so"])
+        config = replace(config, model=replace(config.model, **made.model_options()))
+        torch.manual_seed(5)
+        network = Transformer(config.model)
+        for table in network.embeddings.values():
+            table.weight.data *= 3  # or all heads would look everywhere alike
+        path = tmp_path_factory.mktemp(f"{task}-{style}")
+        (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        made.save(path)
+        (path / "model.safetensors").write_bytes(to_bytes(dict(network.state_dict())))
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def model(folder):
+    """The same, loaded."""
+    return cache(lambda *which, **options: regard.load(folder(*which, **options), "cpu"))
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """call("view", "attention", ...): (exit code, standard output, standard error)."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it
+
+    def run(*command, given=""):
+        (tmp_path / "stdin").write_text(given, encoding="utf-8")
+        with (tmp_path / "stdin").open() as stdin, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", stdin)
+            patch.setattr(sys, "argv", ["regard", *map(str, command)])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run

@@ -1,0 +1,413 @@
+"""What `regard view attention` shows is what the model reads and where it looks, and its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from regard import InputError, ModelConfig
+from regard.text.tokenizer import SPECIALS
+from regard.view.attention import (
+    Attention,
+    Stack,
+    as_dict,
+    choose,
+    followed,
+    panels,
+    rollout,
+    stacks_of,
+    told,
+)
+from regard.view.attention_rows import MOST, gather
+
+TEXT = "The old dog saw a cat."
+QUESTION = "The dog is old.\tWho is old?"
+STYLES = ("encoder-decoder", "encoder", "decoder")
+KINDS = ("grid", "head", "lines", "mean", "rollout")
+
+
+def recorded(model, monkeypatch, act):
+    """The rows (source, target) of every pass that an act makes."""
+    rows, real = [], model.transformer.hidden
+
+    def hidden(source=None, target=None, capture=None):
+        rows.append(tuple(None if row is None else row.tokens.tolist() for row in (source, target)))
+        return real(source, target, capture)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.transformer, "hidden", hidden)
+        act()
+    return rows
+
+
+# ---- what is read -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "style", "text", "act"),
+    [
+        ("classify", "encoder", TEXT, lambda m: m.classify(TEXT)),
+        ("fill", "encoder", "The <mask> saw.", lambda m: m.fill("The <mask> saw.")),
+        ("fill", "encoder", TEXT, lambda m: m.embed(TEXT)),
+        ("embed", "encoder", TEXT, lambda m: m.embed(TEXT)),
+        ("embed", "decoder", TEXT, lambda m: m.embed(TEXT)),
+        ("translate", "encoder", TEXT, lambda m: m.translate(TEXT)),
+        ("answer", "encoder", QUESTION, lambda m: m.answer("Who is old?", "The dog is old.")),
+    ],
+)
+def test_a_model_that_writes_nothing_is_shown_the_row_that_its_verb_reads(
+    model, monkeypatch, task, style, text, act
+):
+    one = model(task, style)
+    [(source, target)] = recorded(one, monkeypatch, lambda: act(one))
+    seen = gather(one, text)
+    [stack] = seen.stacks.values()
+    assert stack.name == style
+    assert stack.rows == stack.columns == one.task.tokenizer.tokens(source or target)
+    assert not stack.writes
+    assert stack.weights.shape == (2, 4, len(stack.rows), len(stack.rows))
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_a_translation_is_shown_as_the_verb_gives_its_attention(model, style):
+    one = model("translate", style)
+    [answer] = one.answers(TEXT, attention=True)
+    seen = gather(one, TEXT)
+    assert list(seen.stacks) == list(stacks_of(one.config.model)) == list(answer.attention)
+    for name, stack in seen.stacks.items():
+        wanted = np.stack([layer.numpy() for layer in answer.attention[name]])
+        np.testing.assert_array_equal(stack.weights, wanted)
+    stack = seen.stacks["decoder"]
+    spell = one.task.tokenizer.tokens
+    both = style == "encoder-decoder"
+    begin = ["<bos>"] if both else spell(answer.source)
+    assert stack.rows == [*begin, *spell(answer.tokens)][:-1]
+    assert stack.writes == [""] * (len(begin) - 1) + spell(answer.tokens)
+    assert seen.target == answer.text
+    if both:
+        assert seen.stacks["cross"].columns == seen.stacks["encoder"].rows == spell(answer.source)
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_a_given_target_is_read_as_the_decoder_is_taught(model, monkeypatch, style):
+    one = model("translate", style)
+    rows = recorded(one, monkeypatch, lambda: one.score([(TEXT, "Der alte Hund.")]))
+    [(source, target)] = rows
+    seen = gather(one, TEXT, "Der alte Hund.")
+    assert seen.stacks["decoder"].rows == one.task.tokenizer.tokens(target)
+    assert seen.stacks["decoder"].writes[-1] == "<eos>"
+    assert seen.target == "Der alte Hund."
+    if source:
+        assert seen.stacks["encoder"].rows == one.task.tokenizer.tokens(source)
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_a_classifier_that_writes_its_label_shows_that_label_or_a_given_one(model, style):
+    one = model("classify", style)
+    spell = one.task.tokenizer.tokens
+    for label, seen in (
+        (one.classify(TEXT)[0].label, gather(one, TEXT)),
+        ("so so", gather(one, TEXT, "so so")),
+    ):
+        written = [*one.task.tokenizer.encode(label), 2]
+        assert [token for token in seen.stacks["decoder"].writes if token] == spell(written)
+    with pytest.raises(InputError, match="unknown --target: label 'god'; did you mean 'good'"):
+        gather(one, TEXT, "god")
+
+
+def test_questions_are_read_with_their_context(model):
+    one = model("answer", "encoder-decoder")
+    seen = gather(one, "Who is old?", context="The dog is old.")
+    assert seen.stacks["encoder"].rows == gather(one, QUESTION).stacks["encoder"].rows
+    text = "".join(seen.stacks["encoder"].rows).replace("▁", " ")
+    assert text == "The dog is old.<sep>Who is old?<eos>"
+
+
+def test_a_text_that_is_gone_on_with_is_read_behind_its_beginning(model):
+    seen = gather(model("generate", "decoder"), TEXT).stacks["decoder"]
+    assert seen.rows[0] == "<bos>"
+    assert "".join(seen.rows[1:]).replace("▁", " ") == TEXT
+    assert np.triu(seen.weights, 1).max() == 0  # nobody sees what comes later
+
+
+def test_bytes_and_marks_are_named_and_nothing_a_user_types_becomes_special(model):
+    seen = gather(model("generate", "decoder", vocabulary="byte"), "é <eos>\n$x$")
+    rows = seen.stacks["decoder"].rows
+    assert rows[:4] == ["<bos>", "\\xc3", "\\xa9", "▁"]
+    assert "\\n" in rows
+    assert sum(token in SPECIALS for token in rows) == 1
+
+
+def test_rows_of_weights_sum_to_one(model):
+    for task, style in (("translate", "encoder-decoder"), ("fill", "encoder")):
+        for stack in gather(model(task, style), TEXT).stacks.values():
+            np.testing.assert_allclose(stack.weights.sum(-1), 1, atol=1e-5)
+
+
+# ---- rollout ----------------------------------------------------------------------------
+
+
+def random_weights(random, *shape):
+    weights = random.random(shape) ** 4
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def test_rollout_is_the_product_of_all_layers():
+    random = np.random.default_rng(0)
+    weights = random_weights(random, 3, 2, 5, 5)
+    wanted = np.eye(5)
+    for layer in range(3):
+        mean = (weights[layer, 0] + weights[layer, 1]) / 2
+        wanted = (0.5 * mean + 0.5 * np.eye(5)) @ wanted
+        np.testing.assert_allclose(rollout(weights)[layer], wanted, atol=1e-6)
+    np.testing.assert_allclose(rollout(weights).sum(-1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_reaches_a_decoder_of_the_source_is_that_of_one_large_network(known):
+    """The whole model as one Markov chain over source and target: a matrix for each sub-layer."""
+    random = np.random.default_rng(1)
+    n, m, half = 4, 6, 0.5
+    decoder, cross = random_weights(random, 3, 2, n, n), random_weights(random, 3, 2, n, m)
+    encoder = random_weights(random, 2, 2, m, m)
+    chain = np.eye(m + n)
+    for layer in encoder if known else []:
+        step = np.eye(m + n)
+        step[:m, :m] = half * np.eye(m) + half * layer.mean(0)
+        chain = step @ chain
+    found = followed(decoder, cross, rollout(encoder)[-1] if known else None)
+    for i in range(3):
+        step, other = np.eye(m + n), np.eye(m + n)
+        step[m:, m:] = half * np.eye(n) + half * decoder[i].mean(0)
+        other[m:, m:] = half * np.eye(n)
+        other[m:, :m] = half * cross[i].mean(0)
+        chain = other @ step @ chain
+        np.testing.assert_allclose(found[i], chain[m:, :m], atol=1e-6)
+        np.testing.assert_allclose(found[i].sum(-1), 1 - half ** (i + 1), atol=1e-6)
+
+
+# ---- what is chosen ---------------------------------------------------------------------
+
+
+def stack_of(name="encoder", n=3, m=3, layers=2, heads=2):
+    weights = random_weights(np.random.default_rng(2), layers, heads, n, m)
+    rows, columns = ([f"{side}{i}" for i in range(count)] for side, count in (("q", n), ("k", m)))
+    return Stack(name, rows, columns, weights, weights.mean(1))
+
+
+def attention_of(stack):
+    return Attention("it", "translate", "encoder-decoder", "text", "", {stack.name: stack})
+
+
+@pytest.fixture(scope="module")
+def shape():
+    return ModelConfig.preset("tiny", vocabulary_size=50, heads=2, encoder_layers=2)
+
+
+def test_every_kind_shows_its_part_of_the_weights(shape):
+    stack = stack_of()
+    shown = {
+        kind: [
+            [panel.weights for panel in row]
+            for row in panels(choose(shape, kind, "encoder"), stack)
+        ]
+        for kind in KINDS
+    }
+    np.testing.assert_array_equal(shown["grid"], stack.weights)
+    np.testing.assert_array_equal(shown["head"], [[stack.weights[1, 0]]])  # the last layer's first
+    np.testing.assert_array_equal(shown["lines"], [[stack.weights[1, 0]]])
+    np.testing.assert_allclose(shown["mean"], [stack.weights.mean(1)])
+    np.testing.assert_array_equal(shown["rollout"], [[stack.rollout[1]]])
+    [[first]] = panels(choose(shape, "rollout", "encoder", 1), stack)
+    np.testing.assert_array_equal(first.weights, stack.rollout[0])
+    row = panels(choose(shape, "grid", "encoder", head=2), stack)
+    np.testing.assert_array_equal([[p.weights for p in r] for r in row], stack.weights[:, 1:])
+
+
+@pytest.mark.parametrize(
+    ("style", "mixer", "options", "said"),
+    [
+        ("encoder", "attention", {"stack": "cross"}, "model.style=encoder has no cross attention: it has --stack encoder"),
+        ("decoder", "attention", {"stack": "encoder"}, "model.style=decoder has no encoder attention: it has --stack decoder"),
+        ("encoder-decoder", "lstm", {"stack": "encoder"}, "model.style=encoder-decoder with model.mixer=lstm has no encoder attention: it has --stack decoder and cross"),
+        ("encoder", "convolution", {}, "model.style=encoder with model.mixer=convolution has no attention to look at"),
+        ("decoder", "attention", {"layer": 5}, "--layer 5: the decoder has 4 layers, counted from 1"),
+        ("decoder", "attention", {"layer": 0}, "--layer 0: the decoder has 4 layers, counted from 1"),
+        ("decoder", "attention", {"head": 9}, "--head 9: each layer has 4 heads, counted from 1"),
+        ("decoder", "attention", {"head": 1, "kind": "mean"}, "--kind mean and --head exclude each other: it is of all heads"),
+        ("decoder", "attention", {"kind": "head map"}, "unknown kind 'head map'; did you mean 'head'?"),
+    ],
+)  # fmt: skip
+def test_what_a_model_does_not_have_is_said_in_one_line(style, mixer, options, said):
+    config = ModelConfig.preset("tiny", vocabulary_size=50, style=style, mixer=mixer)
+    with pytest.raises(InputError) as error:
+        choose(config, **options)
+    assert str(error.value) == said
+
+
+def test_cross_is_shown_first_where_there_is_one():
+    for style, wanted in zip(STYLES, ("cross", "encoder", "decoder"), strict=True):
+        config = ModelConfig.preset("tiny", vocabulary_size=50, style=style)
+        assert choose(config).stack == wanted
+
+
+def test_an_encoder_without_attention_leaves_the_decoder_to_look_at(model):
+    one = model("translate", "encoder-decoder", mixer="gru")
+    seen = gather(one, TEXT)
+    assert list(seen.stacks) == ["decoder", "cross"] == list(stacks_of(one.config.model))
+    cross = seen.stacks["cross"]
+    np.testing.assert_allclose(cross.rollout[-1].sum(-1), 0.75, atol=1e-5)
+
+
+def test_the_table_names_the_token_that_is_looked_at_most(shape):
+    stack = replace(stack_of(), writes=["", "x", "y"])
+    lines = told(attention_of(stack), choose(shape, "head", "encoder", 1, 2))
+    best = stack.weights[0, 1].argmax(-1)
+    assert lines[0] == "it: self-attention of the encoder, layer 1, head 2"
+    assert lines[1] == f"  q0 looks most at k{best[0]} ({stack.weights[0, 1, 0].max():.2f})"
+    assert lines[2].startswith(f"  q1 (writes x) looks most at k{best[1]}")
+    lines = told(attention_of(stack), choose(shape, "grid", "encoder"))
+    assert (
+        lines[-1]
+        == f"  layer 2   {'  '.join(f'{v:.2f}' for v in stack.weights[1].max(-1).mean(-1))}"
+    )
+    many = told(attention_of(stack_of(n=40)), choose(shape, "head", "encoder"))
+    assert len(many) == 26
+    assert many[-1] == "  and 16 more"
+
+
+def test_programs_get_the_weights_that_are_shown(shape):
+    stack = stack_of()
+    found = as_dict(attention_of(stack), choose(shape, "mean", "encoder", 2), ["a.png"])
+    assert (found["rows"], found["columns"]) == (stack.rows, stack.columns)
+    np.testing.assert_allclose(found["weights"], stack.weights[1].mean(0), atol=1e-6)
+    assert found["files"] == ["a.png"]
+    for kind, dimensions in zip(KINDS, (4, 2, 2, 3, 2), strict=True):
+        weights = as_dict(attention_of(stack), choose(shape, kind, "encoder"), [])["weights"]
+        assert np.ndim(weights) == dimensions
+
+
+# ---- the command ------------------------------------------------------------------------
+
+
+def words(svg):
+    tree = ElementTree.fromstring(svg.read_bytes())
+    return ["".join(node.itertext()).strip() for node in tree.iter() if node.tag.endswith("}text")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_drawn_with_its_tokens(folder, call, tmp_path, kind):
+    path = folder("translate", "encoder-decoder")
+    text = "The $dog$ saw <b>."
+    code, said, _ = call(
+        "view", "attention", "-m", path, "--kind", kind, "--out", tmp_path / "p.png", "--json", text
+    )
+    assert code == 0
+    found = json.loads(said)
+    assert found["files"] == [str(tmp_path / "p.png"), str(tmp_path / "p.svg")]
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    drawn = words(tmp_path / "p.svg")
+    for token in (*found["rows"], *found["columns"], "<b>."[:2]):
+        assert any(token in word for word in drawn), token
+    if kind in ("grid", "mean"):
+        assert "layer 2" in " ".join(drawn)
+    if kind != "lines":
+        assert {"0", "0.25", "1"} <= set(drawn)  # the scale
+    assert text in drawn[-1] or any(text in word for word in drawn)
+
+
+def test_numbers_stand_in_the_cells_of_a_small_head(folder, call, tmp_path):
+    path = folder("fill", "encoder")
+    code, said, _ = call(
+        "view", "attention", "-m", path, "--kind", "head", "--layer", 1, "--head", 2,
+        "--out", tmp_path / "p", "--json", "The <mask>.",
+    )  # fmt: skip
+    assert code == 0
+    drawn = words(tmp_path / "p.svg")
+    for row in json.loads(said)["weights"]:
+        for weight in row:
+            assert f"{weight:.2f}".lstrip("0") in drawn
+
+
+def test_the_same_text_gives_the_same_bytes(folder, call, tmp_path):
+    path = folder("fill", "encoder")
+    for name in ("a", "b"):
+        for end in ("png", "html"):
+            assert (
+                call("view", "attention", "-m", path, "--out", tmp_path / f"{name}.{end}", TEXT)[0]
+                == 0
+            )
+    for end in ("png", "svg", "html"):
+        assert (tmp_path / f"a.{end}").read_bytes() == (tmp_path / f"b.{end}").read_bytes()
+
+
+def test_without_out_the_pictures_lie_in_the_models_folder(folder, call):
+    path = folder("classify", "encoder")
+    code, said, _ = call("view", "attention", "-m", path, given="The dog.\n")
+    assert code == 0
+    assert said.splitlines()[-2:] == [str(path / "attention.png"), str(path / "attention.svg")]
+    assert (path / "attention.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("kind", ["grid", "lines"])
+def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind):
+    path = folder("generate", "decoder", vocabulary="byte", longest=400)
+    for text in ("x", "y" * (MOST - 1)):
+        code, _, wrong = call(
+            "view", "attention", "-m", path, "--kind", kind, "--out", tmp_path / "p", text
+        )
+        assert (code, wrong) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("task", "style", "options", "said"),
+    [
+        ("translate", "encoder-decoder", [" "], "TEXT is empty: there is nothing to look at"),
+        ("translate", "encoder-decoder", ["a " * 70], "TEXT is longer than the 64 tokens that the model was trained on: shorten it"),
+        ("classify", "encoder", ["a " * 70], "TEXT is longer than the 64 tokens that the model was trained on: shorten it"),
+        ("translate", "encoder-decoder", ["--target", "x" * 300, "a"], "what the decoder reads has 301 tokens, a picture room for 200: shorten TEXT"),
+        ("translate", "encoder", ["--target", "b", "a"], "--target: model.style=encoder fills the places of its answer at once and reads none: leave it out"),
+        ("classify", "encoder", ["--target", "good", "a"], "--target belongs to a model that writes an answer: this one reads one text, to classify"),
+        ("classify", "encoder", ["--context", "good", "a"], "--context belongs to a model that can answer: this one can classify"),
+        ("answer", "encoder-decoder", ["a"], 'TEXT: needs CONTEXT<tab>QUESTION or {"context", "question"}, or --context'),
+        ("fill", "encoder", ["--stack", "cross", "a"], "model.style=encoder has no cross attention: it has --stack encoder"),
+        ("fill", "encoder", ["--out", "a.jpg", "a"], "--out a.jpg: write NAME.png or NAME.svg, for both, or NAME.html"),
+        ("fill", "encoder", [], "standard input has 2 lines: one picture shows one text"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shown_is_refused_in_one_line(folder, call, task, style, options, said):
+    path = folder(task, style)
+    code, out, wrong = call("view", "attention", "-m", path, *options, given="one\ntwo\n")
+    assert (code, out, wrong) == (2, "", f"regard: {said}\n")
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(folder, call, tmp_path):
+    (tmp_path / "file").touch()
+    path = folder("fill", "encoder")
+    for name in ("a.png", "a.html"):
+        code, _, wrong = call(
+            "view", "attention", "-m", path, "--out", tmp_path / "file" / name, "x"
+        )
+        assert code == 2
+        assert "cannot be written" in wrong
+
+
+def test_help_answers_without_torch():
+    code = (
+        "import sys; from regard.cli import build_parser\n"
+        "try: build_parser().parse_args(['view', 'attention', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
+    )
+    assert made.returncode == 0, made.stderr
+    assert "--stack" in made.stdout
