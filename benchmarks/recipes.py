@@ -115,6 +115,17 @@ RECIPES = [
 ]  # fmt: skip
 
 
+# The paper's Table 3: 28 rows with two seeds, on the development set as there. One set of final
+# weights is enough (average, keep), and four validations show when quality came.
+ABLATION = [
+    "lab", "ablate", "--train", *pair("train"), "--valid", *pair("val"), "--preset", "tiny",
+    "--seed", "1", "2", "--steps", "1000", "--jobs", "8", "--device", "cuda",
+    *(word for option in ("validate_every=250", "checkpoint_every=500", "average=1", "keep=1")
+      for word in ("--set", f"training.{option}")),
+    "--out", f"{RUNS}/ablate",
+]  # fmt: skip
+
+
 def split(data: Path, runs: Path) -> None:
     """Cut what has no validation set of its own: every tenth row (every fiftieth document), and
     tiny shakespeare after nine tenths of its characters, where nanoGPT cuts it."""

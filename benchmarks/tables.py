@@ -110,6 +110,13 @@ number of parameters. A decoder reads the sentence before it writes; an encoder 
 its answer at once, and no place knows what the others say.
 """
 
+ABLATION = """\
+## Ablation: the paper's Table 3 on Multi30k
+
+`regard lab ablate`: each row is the base with one thing changed, on {examples:,} validation pairs,
+{seeds} seeds, {steps:,} steps each. The base: {base}.
+"""
+
 
 def tables(found: Found) -> str:
     parts = [HEAD]
@@ -120,6 +127,8 @@ def tables(found: Found) -> str:
             parts += [by_task(rows)] if any(kinds(row) for row in rows) else []
     if "styles" in found:
         parts += [STYLES, styles(found["styles"])]
+    if "ablate" in found:
+        parts += [ablation(found["ablate"])]
     parts += ["## Commands\n", "```", *commands(found), "```", ""]
     return "\n".join(parts)
 
@@ -140,6 +149,45 @@ def styles(found: dict[str, Any]) -> str:
         ]  # fmt: skip
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n\nTimes: {found['machine']}.\n"
+
+
+def ablation(found: dict[str, Any]) -> str:
+    model, training = found["base"]["model"], found["base"]["training"]
+    layers = f"{model['encoder_layers']} + {model['decoder_layers']} layers"
+    base = (
+        f"{layers}, d_model {model['d_model']}, d_ff {model['d_ff']}, {model['heads']} heads of "
+        f"size {model['head_size']}, dropout {model['dropout']}, label smoothing "
+        f"{training['label_smoothing']}"
+    )
+    key = f"{found['counts']}_{found['metric']}"
+    title = {"valid_bleu": "valid BLEU", "test_bleu": "test BLEU"}[key]
+    lines = [f"| row | what differs | parameters, 10⁶ | perplexity | {title} | difference | p "
+             "| ms a step | s to 90% |",
+             "|---" * 9 + "|"]  # fmt: skip
+    for row in found["rows"]:
+        one, seconds = row.get("difference"), row["seconds_to_quality"]
+        between = ["", ""]
+        if one is not None:
+            bold = "**" if one["significant"] else ""
+            between = [f"{bold}{one['value']:+.1f}{bold}", f"{one['adjusted']:.3f}"]
+        cells = [
+            row["name"], row["differs"].replace("_", "\\_"), f"{row['parameters'] / 1e6:.2f}",
+            spread(row["perplexity"], 2), spread(row[key], 1), *between,
+            f"{row['ms_per_step']:.1f}", "never" if seconds is None else f"{seconds:.1f}",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    said = [f"- {note.replace('*:', 'bold:')}" for note in found["notes"]]
+    said += [f"- Left out: {name}: {why}." for name, why in found["skipped"].items()]
+    said += [f"- Failed: {name}: {why}." for name, why in found["failed"].items()]
+    head = ABLATION.format(
+        examples=found["examples"], seeds=len(found["seeds"]), steps=found["steps"], base=base
+    )
+    return "\n".join([head, *lines, "", *said, "", f"Trained and timed on {found['machine']}.", ""])
+
+
+def spread(figures: dict[str, Any], places: int) -> str:
+    deviation = f" ±{figures['spread']:.{places}f}" if "spread" in figures else ""
+    return f"{figures['value']:.{places}f}{deviation}"
 
 
 def filled(said: str, row: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -179,7 +181,7 @@ def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
 # ---- measures -------------------------------------------------------------------------------
 
 
-def results(tmp_path, scores, curves=()):
+def made_up(tmp_path, scores, curves=()):
     """Results of made-up runs: {row: [BLEU of each seed]}, and the validations on the way."""
     rows, _ = make_rows([name for name in scores if name != BASE], builder("tiny"))
     found = []
@@ -202,7 +204,7 @@ def test_differences_are_means_over_seeds_with_welchs_p_and_holms_correction(tmp
         "A-heads-1": [20.0, 21.0, 20.5],
         "E-learned": [30.5, 31, 31],
     }
-    found = results(tmp_path, scores)
+    found = made_up(tmp_path, scores)
     compare(found)
     worse, same = found[1].difference, found[2].difference
     assert worse.value == pytest.approx(20.5 - 31)
@@ -221,7 +223,7 @@ def test_time_to_quality_is_the_first_validation_that_reached_it_times_the_time_
     curves = {BASE: [(3, 10.0), (6, 18.5), (9, 20.0)], "A-heads-1": [(3, 17.9), (6, 18.0), (9, 3)],
               "E-learned": [(9, 17.9)]}  # fmt: skip
     scores = {BASE: [20.0, 20.0], "A-heads-1": [3.0, 3.0], "E-learned": [17.9, 17.9]}
-    found = results(tmp_path, scores, curves)
+    found = made_up(tmp_path, scores, curves)
     compare(found)
     assert [one.reached for one in found] == [[6, 6], [6, 6], [None, None]]
     found[0].ms = 500.0
@@ -400,6 +402,34 @@ def test_other_settings_do_not_mix_with_those_of_the_folder(second, arguments):
         _, err, code = regard(*arguments, *change)
         assert code == 2
         assert message in err
+
+
+def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, arguments, monkeypatch):
+    command = ["lab", "ablate", *map(str, arguments[:6]), "--out", "runs/lab", *arguments[8:],
+               "--seed", "1", "2"]  # fmt: skip
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    results, page_of = (
+        import_module("benchmarks.results"),
+        import_module("benchmarks.tables").tables,
+    )
+    monkeypatch.setattr(results, "ABLATION", command)
+    where = ["--data", str(folder), "--runs", str(folder), "--out", str(folder / "results")]
+    results.main(["run", "ablate", *where, "--where", "a machine"])
+    kept = json.loads((folder / "results" / "ablate.json").read_text())
+    assert kept["rows"][1]["valid_bleu"] == second["rows"][1]["valid_bleu"]
+    assert str(folder) not in json.dumps(kept["rows"])
+    kept["rows"][1]["difference"] |= {"value": -2.345, "adjusted": 0.01, "significant": True}
+    kept["skipped"], kept["failed"] = {"B-key-1": "no sense"}, {"E-learned": "seed 2: full disk"}
+    page = page_of({"ablate": kept})
+    row = next(line for line in page.splitlines() if line.startswith("| A-heads-1 |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1] == "h=1 d\\_k=16"
+    assert cells[5:7] == ["**-2.3**", "0.010"]
+    assert page.splitlines().count("|---|---|---|---|---|---|---|---|---|") == 1
+    assert "Left out: B-key-1: no sense." in page
+    assert "Failed: E-learned: seed 2: full disk." in page
+    assert "on a machine" in page
+    assert "regard lab ablate --train" in page
 
 
 @pytest.mark.parametrize(

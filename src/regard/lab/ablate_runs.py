@@ -56,8 +56,8 @@ class Training:
         write_file(file, self.config.to_yaml())
         command = ["train", "--config", file, "--resume", "--out", self.run, "--device", device]
         environment = dict(os.environ)
-        if threads is not None:  # the library's own default is all cores, for each process
-            for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
+        if threads is not None:  # each library's own default is all cores, for each process
+            for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
                 environment.setdefault(name, str(threads))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
