@@ -123,12 +123,14 @@ def practise(
     training: dict[str, Any] | None = None,
     device: str = "auto",
     seed: int = 1,
-    watch: Callable[[Practised], None] | None = None,
+    start: Transformer | None = None,
+    watch: Callable[[Practised], bool | None] | None = None,
 ) -> Practised:
     """Train on exercises of these lengths until the time is over or the steps are done.
 
     training: options of the section `training`, as everywhere.
-    watch: called after every step; what it takes is not counted as training.
+    start: a model that goes on learning; none: a new one.
+    watch: called after every step; what it takes is not counted as training; True ends it.
     """
     options = {
         "batch_tokens": max(2048, max(lengths)), "learning_rate": 1e-3, "warmup": 50,
@@ -141,8 +143,9 @@ def practise(
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            config, Path(folder), Transformer(model), Drill(make), store, processes, progress, None
-        )
+            config, Path(folder), start or Transformer(model), Drill(make), store, processes,
+            progress, None,
+        )  # fmt: skip
         progress.pause()  # its clock starts
         done = Practised(trainer.model, 0, 0.0, 0)
         while done.steps < steps and done.seconds < seconds:
@@ -152,6 +155,6 @@ def practise(
             done.seconds += time.perf_counter() - began
             done.tokens += int(trainer.sizes[0][trainer.rows[done.steps]].sum())
             done.steps += 1
-            if watch is not None:
-                watch(done)
+            if watch is not None and watch(done):
+                break
     return done

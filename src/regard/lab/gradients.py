@@ -1,0 +1,107 @@
+"""How much the last output of an encoder depends on the input t steps back: the gradient, in
+float64, so that what decays is told from what is exactly zero.
+
+Measured with random vectors: for v of independent normal numbers the expected square of |v' J| is
+the square of J's Frobenius norm, where J[D, D] is the derivative of the last output by one input.
+Each sequence has its own v; what is given back are root mean squares over sequences.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from regard.lab.memory import refuse
+from regard.model.config import ModelConfig
+from regard.model.transformer import Transformer
+from regard.tasks.task import Ids, packed
+
+SMALLEST = 1e-290  # near the end of float64: what is less is no longer told from zero
+AT_ONCE = 16_384  # tokens
+
+Norms = NDArray[np.float64]
+
+
+def gradient_norms(model: Transformer, sequences: Sequence[Ids], seed: int = 1) -> Norms:
+    """|v' J| for sequences of one length n: [B, n], at t the input t steps before the last.
+
+    The output is that of the last layer, the input an embedding with its position.
+    """
+    length = len(sequences[0])
+    model = copy.deepcopy(model).double().train()  # cuDNN has gradients of recurrence only so
+    model.engine = "padded"
+    model.requires_grad_(False)
+    random = np.random.default_rng(seed)
+    at_once = max(1, AT_ONCE // length)
+    found = [
+        chunk_norms(model, sequences[first : first + at_once], random)
+        for first in range(0, len(sequences), at_once)
+    ]
+    return np.concatenate(found)
+
+
+def chunk_norms(model: Transformer, sequences: Sequence[Ids], random: np.random.Generator) -> Norms:
+    count, length, width = len(sequences), len(sequences[0]), model.config.d_model
+    device = model.output_matrix().device
+    inputs: list[Tensor] = []
+
+    def begin(_: nn.Module, __: tuple[Tensor, ...], embedded: Tensor) -> Tensor:
+        inputs.append(embedded.detach().requires_grad_())
+        return inputs[0]
+
+    hook = model.table("source").register_forward_hook(begin)
+    output = model.hidden(packed(list(sequences), device)).view(count, length, width)[:, -1]
+    hook.remove()
+    vectors = torch.from_numpy(random.standard_normal((count, width))).to(device)
+    (gradient,) = torch.autograd.grad((output * vectors).sum(), inputs)
+    if model.config.scale_embeddings:
+        gradient = gradient / math.sqrt(width)
+    return norms(gradient.view(count, length, width).flip(1).cpu().numpy(), 2)
+
+
+def norms(x: NDArray[np.float64], axis: int) -> Norms:
+    """Lengths of vectors; their squares may be too small for a number."""
+    largest = np.abs(x).max(axis, keepdims=True)
+    unit = np.divide(x, largest, out=np.zeros_like(x), where=largest > 0)
+    return np.sqrt((unit**2).sum(axis)) * largest.squeeze(axis)
+
+
+def root_mean_square(x: NDArray[np.float64], axis: int = 0) -> Norms:
+    return norms(x, axis) / math.sqrt(x.shape[axis])
+
+
+def reach(found: Norms) -> int:
+    """The largest t at which the gradient found[t] is not zero; where it became too small for a
+    number there is no telling, and the path goes on."""
+    farthest = int(np.flatnonzero(found)[-1])
+    return farthest if found[farthest] > SMALLEST else len(found) - 1
+
+
+def decay(found: Norms) -> float:
+    """The factor a step of the exponential that fits found[1:], where it is above zero."""
+    steps = np.flatnonzero(found > SMALLEST)
+    steps = steps[steps > 0]
+    slope = np.polyfit(steps, np.log(found[steps]), 1)[0]
+    return float(np.exp(slope))
+
+
+def measure_reach(config: ModelConfig, length: int, device: torch.device, seed: int = 1) -> int:
+    """How far back a sequence of this length reaches the last output of a new model."""
+    torch.manual_seed(seed)
+    model = Transformer(config).to(device)
+    random = np.random.default_rng(seed)
+    tokens = random.integers(config.vocabulary_size, size=length)
+    return reach(gradient_norms(model, [tokens], seed)[0])
+
+
+def refuse_tokens(config: ModelConfig, tokens: int, device: torch.device, option: str) -> None:
+    """Refuse sequences for which there is no memory: all that layers keep for the way back, as it
+    was measured for these kinds: about 40 D + 6 F numbers a token and layer."""
+    layer = 40 * config.d_model + 6 * config.d_ff
+    refuse(tokens * config.encoder_layers * layer * 8, device, option)
