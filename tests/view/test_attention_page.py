@@ -1,0 +1,335 @@
+"""The page of attention: what it holds, that nothing in it can run but its script, and what happens
+in a real browser (Chromium, driven over HTTP as the W3C's WebDriver says; no library for it)."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from regard import InputError
+from regard.view import attention_page
+from regard.view.attention import Attention, Stack, View
+from regard.view.attention_page import page, write_page
+
+EVIL = "</script><img src=x onerror=document.title='bad'>"
+DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
+NEEDS = pytest.mark.skipif(
+    not (DRIVER and BROWSER), reason="needs chromium and chromedriver: apt install chromium-driver"
+)
+
+
+def attention(n=3, m=4, layers=2, heads=2, tokens=("a", "▁b", "<eos>", "c")):
+    """A cross stack whose weights are those of a seed, and a decoder's."""
+    random = np.random.default_rng(3)
+    stacks = {}
+    for name, width in (("decoder", n), ("cross", m)):
+        weights = random.random((layers, heads, n, width)) ** 3
+        weights = (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+        rows, columns = ([tokens[i % len(tokens)] for i in range(size)] for size in (n, width))
+        writes = [f"w{i}" for i in range(n)]
+        stacks[name] = Stack(name, rows, columns, weights, weights.mean(1), writes)
+    return Attention("model", "translate", "encoder-decoder", "text", "target", stacks)
+
+
+VIEW = View("grid", "cross", None, None)
+
+
+class Parts(HTMLParser):
+    """What a browser would find: elements, and the text of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.inline, self.inside = [], {}, ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag in ("script", "style"):
+            self.inside = dict(attributes).get("type", tag)
+
+    def handle_data(self, data):
+        if self.inside:
+            self.inline[self.inside], self.inside = data, ""
+
+
+def test_the_page_holds_the_weights_to_four_digits():
+    seen = attention()
+    data = json.loads(Parts(page(seen, VIEW)).inline["application/json"])
+    for stack, held in zip(seen.stacks.values(), data["stacks"], strict=True):
+        assert (held["rows"], held["columns"]) == (stack.rows, stack.columns)
+        for name in ("weights", "rollout"):
+            wanted = getattr(stack, name)
+            found = np.frombuffer(base64.b64decode(held[name]), "<u2").reshape(wanted.shape)
+            np.testing.assert_allclose(found / 65535, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "head", "wanted"),
+    [
+        ("grid", None, None, {"what": "head", "how": "map", "layer": 2, "head": 1}),
+        ("lines", 1, 2, {"what": "head", "how": "lines", "layer": 1, "head": 2}),
+        ("mean", None, None, {"what": "mean", "how": "map", "layer": 2, "head": 1}),
+        ("rollout", 1, None, {"what": "rollout", "how": "map", "layer": 1, "head": 1}),
+    ],
+)
+def test_the_page_begins_with_what_was_asked_for(kind, layer, head, wanted):
+    text = page(attention(), View(kind, "decoder", layer, head))
+    data = json.loads(Parts(text).inline["application/json"])
+    assert data["view"] == {"stack": "decoder", **wanted}
+
+
+def test_no_token_is_ever_markup():
+    seen = attention(tokens=(EVIL, "<!--", "{{script}}", "]]>"))
+    text = page(seen, VIEW)
+    found, usual = Parts(text), Parts(page(attention(), VIEW))
+    assert found.elements == usual.elements
+    data = json.loads(found.inline["application/json"])
+    assert data["stacks"][0]["rows"] == [EVIL, "<!--", "{{script}}"]
+    named = Attention(f"<b>{EVIL}", "fill", "encoder", EVIL, "", seen.stacks)
+    assert [tag for tag, _ in Parts(page(named, VIEW)).elements] == [
+        tag for tag, _ in usual.elements
+    ]
+
+
+def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
+    found = Parts(page(attention(), VIEW))
+    [policy] = [a["content"] for tag, a in found.elements if tag == "meta" and "http-equiv" in a]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    for name in ("script", "style"):
+        digest = hashlib.sha256(found.inline[name].encode()).digest()
+        assert rules.pop(f"{name}-src") == f"'sha256-{base64.b64encode(digest).decode()}'"
+    assert set(rules.values()) == {"'none'"}
+    assert rules["default-src"] == "'none'"
+    asked = {name for _, attributes in found.elements for name in attributes} & {"src", "href"}
+    assert not asked
+    assert not re.search(
+        r"https?:|//\w|@import|url\(", "".join(found.inline.values()).replace("// ", "")
+    )
+
+
+def test_a_page_that_would_be_too_large_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(attention_page, "MOST_WEIGHTS", 10)
+    with pytest.raises(InputError, match="weights, a page has room for 10: shorten TEXT"):
+        write_page(attention(), VIEW, tmp_path / "a.html")
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_the_largest_page_stays_under_30_megabytes():
+    assert attention_page.MOST_WEIGHTS * 2 * 4 / 3 < 30e6
+
+
+# ---- in a browser -----------------------------------------------------------------------
+
+
+class Browser:
+    """A few of WebDriver's commands."""
+
+    def __init__(self, port):
+        self.base = f"http://127.0.0.1:{port}"
+        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,1000"]
+        options = {"args": arguments, "binary": BROWSER}
+        wanted = {"goog:chromeOptions": options,
+                  "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}  # fmt: skip
+        body = {"capabilities": {"alwaysMatch": wanted}}
+        self.base += f"/session/{self.call('/session', body)['sessionId']}"
+
+    def call(self, path, body=None, method="POST"):
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.base + path, content, {"Content-Type": "application/json"}, method=method
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["value"]
+
+    def open(self, path):
+        for kind in ("browser", "performance"):  # forget what was before
+            self.call("/se/log", {"type": kind})
+        self.call("/url", {"url": path.as_uri()})
+
+    def script(self, text):
+        return self.call("/execute/sync", {"script": text, "args": []})
+
+    def find(self, selector):
+        return self.call("/element", {"using": "css selector", "value": selector})
+
+    def text(self, selector):
+        [reference] = self.find(selector).values()
+        return self.call(f"/element/{reference}/text", method="GET")
+
+    def click(self, selector):
+        [reference] = self.find(selector).values()
+        self.call(f"/element/{reference}/click", {})
+
+    def hover(self, selector, x=0, y=0):
+        move = {
+            "type": "pointerMove",
+            "duration": 20,
+            "origin": self.find(selector),
+            "x": x,
+            "y": y,
+        }
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}}
+        self.call("/actions", {"actions": [mouse | {"actions": [move]}]})
+
+    def press(self, *keys):
+        typed = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
+        self.call("/actions", {"actions": [{"type": "key", "id": "keys", "actions": typed}]})
+
+    def complaints(self):
+        return [entry["message"] for entry in self.call("/se/log", {"type": "browser"})]
+
+    def requests(self):
+        entries = self.call("/se/log", {"type": "performance"})
+        events = [json.loads(entry["message"])["message"] for entry in entries]
+        sent = [e for e in events if e["method"] == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    driver = subprocess.Popen(
+        [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        started = Browser(port)
+        yield started
+        started.call("", method="DELETE")
+    finally:
+        driver.terminate()
+        driver.wait()
+
+
+ARROW_UP, ARROW_DOWN, ARROW_RIGHT, ESCAPE = "\ue013", "\ue015", "\ue014", "\ue00c"
+
+
+@NEEDS
+def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
+    seen = attention()
+    write_page(seen, View("head", "cross", 1, 2), tmp_path / "a.html")
+    browser.open(tmp_path / "a.html")
+    assert browser.text("#shown") == "Cross-attention: layer 1, head 2"
+    assert browser.text("#told") == ""
+    stack = seen.stacks["cross"]
+    browser.hover("#stage [data-row='1']")
+    row = stack.weights[0, 1, 1]
+    best = int(row.argmax())
+    said = browser.text("#told")
+    assert said.startswith("▁b (writes w1) looks at")
+    listed = re.findall(r"(\S+)\n(\d\.\d{4})", said)
+    assert listed[0] == (stack.columns[best], f"{row[best]:.4f}")
+    assert [float(weight) for _, weight in listed] == pytest.approx(
+        sorted(row, reverse=True), abs=1e-4
+    )
+    browser.hover("#stage [data-column='2']")
+    assert browser.text("#told").startswith("<eos> is looked at by")
+    place = browser.script(
+        "return [place.left, place.top, place.cell, stage.offsetWidth, stage.offsetHeight]"
+    )
+    left, top, cell, width, height = place
+    x, y = left + 3.5 * cell - width / 2, top + 2.5 * cell - height / 2
+    browser.hover("#stage", int(x), int(y))  # row 3, column 4, as a person points
+    assert browser.text("#told").startswith(
+        f"<eos> (writes w2) looks at c: {stack.weights[0, 1, 2, 3]:.4f}"
+    )
+    browser.hover("h1")
+    assert browser.text("#told") == ""
+    assert browser.complaints() == []
+    assert browser.requests() == [(tmp_path / "a.html").as_uri()]
+
+
+@NEEDS
+def test_every_stack_head_and_kind_can_be_chosen(browser, tmp_path):
+    seen = attention()
+    write_page(seen, VIEW, tmp_path / "a.html")
+    browser.open(tmp_path / "a.html")
+    browser.click("#grid button[aria-label='layer 2, head 2']")
+    assert browser.text("#shown") == "Cross-attention: layer 2, head 2"
+    pressed = "return [...document.querySelectorAll('[aria-pressed=true]')].map((b) => b.ariaLabel)"
+    assert browser.script(pressed) == ["layer 2, head 2"]
+    browser.click("[name=stack][value=decoder]")
+    assert browser.text("#shown") == "Self-attention of the decoder: layer 2, head 2"
+    stack = seen.stacks["decoder"]
+    for what, title, matrix in (
+        ("mean", "layer 2, mean over heads", stack.weights[1].mean(0)),
+        ("rollout", "rollout through layer 2", stack.rollout[1]),
+        ("head", "layer 2, head 2", stack.weights[1, 1]),
+    ):
+        browser.click(f"[name=what][value={what}]")
+        assert browser.text("#shown") == f"Self-attention of the decoder: {title}"
+        for how in ("lines", "map"):
+            browser.click(f"[name=how][value={how}]")
+            browser.hover("#stage [data-row='0']")
+            weights = re.findall(r"\d\.\d{4}", browser.text("#told"))
+            assert [float(w) for w in weights] == pytest.approx(sorted(matrix[0])[::-1], abs=1e-4)
+    assert browser.script("return form.elements.head.disabled") is False
+    assert browser.complaints() == []
+
+
+@NEEDS
+def test_the_keyboard_is_enough(browser, tmp_path):
+    seen = attention()
+    write_page(seen, View("head", "cross", 1, 1), tmp_path / "a.html")
+    browser.open(tmp_path / "a.html")
+    browser.script("stage.focus()")
+    browser.press(ARROW_DOWN, ARROW_DOWN, ARROW_RIGHT)
+    weights = seen.stacks["cross"].weights[0, 0]
+    assert browser.text("#told").startswith(f"▁b (writes w1) looks at a: {weights[1, 0]:.4f}")
+    browser.press(ARROW_UP, ARROW_UP, ARROW_UP)
+    assert browser.text("#told").startswith("a is looked at by")
+    browser.press(ESCAPE)
+    assert browser.text("#told") == ""
+    order = "return [...document.querySelectorAll('input, select, button, [tabindex]')].every((e) => e.tabIndex >= 0)"
+    assert browser.script(order)
+    browser.script("document.querySelector('#grid button:last-of-type').focus()")
+    browser.press("\ue007")  # Enter
+    assert browser.text("#shown") == "Cross-attention: layer 2, head 2"
+
+
+@NEEDS
+def test_markup_in_a_text_stays_text(browser, tmp_path):
+    seen = attention(tokens=(EVIL, "b", "<img src=x onerror=alert(1)>", "d"))
+    seen = Attention("m", "translate", "encoder-decoder", EVIL, EVIL, seen.stacks)
+    write_page(seen, VIEW, tmp_path / "a.html")
+    browser.open(tmp_path / "a.html")
+    assert browser.text("#text") == EVIL
+    browser.hover("#stage [data-row='0']")
+    assert browser.text("#told").startswith(f"{EVIL} (writes w0) looks at")
+    assert browser.script("return [document.images.length, document.title]") == [0, "Where m looks"]
+    assert browser.complaints() == []
+    assert browser.requests() == [(tmp_path / "a.html").as_uri()]
+
+
+@NEEDS
+@pytest.mark.parametrize("size", [1, 200])
+def test_one_token_and_two_hundred_fit(browser, tmp_path, size):
+    seen = attention(size, size, 1, 1)
+    write_page(seen, View("head", "cross", 1, 1), tmp_path / "a.html")
+    browser.open(tmp_path / "a.html")
+    for how in ("map", "lines"):
+        browser.click(f"[name=how][value={how}]")
+        browser.hover(f"#stage [data-row='{size - 1}']")
+        assert "looks at" in browser.text("#told")
+        lines = browser.script("return document.querySelectorAll('#told li').length")
+        assert lines == min(size, 12)
+    assert browser.script("return document.documentElement.scrollWidth <= innerWidth")
+    assert browser.complaints() == []
