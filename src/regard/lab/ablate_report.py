@@ -114,8 +114,8 @@ class Report:
                 "tells of other examples, not of another training: take more --seed for that."
             )
         said.append(
-            "Perplexity is that of a word piece on the validation data, on which the final weights "
-            "are chosen as well. Quality is that of greedy search."
+            "perplexity: that of a word piece on the validation data, on which the final weights "
+            "are chosen as well. Quality: that of greedy search."
         )
         said.append(
             f"All rows have the base's recipe (learning rate {rate:.2g}, warm-up, steps): it was "
@@ -132,7 +132,7 @@ class Report:
             )
         goal = figure(self, NEAR * statistics.fmean(self.base.valid))
         said.append(
-            f"Time to quality: steps until validation first reached {goal} ({NEAR:.0%} of the "
+            f"to {NEAR:.0%}: steps until validation first reached {goal} ({NEAR:.0%} of the "
             "base's final), times the time of a step, which is measured apart and in turns. The "
             "seconds of the trainings themselves do not compare where several ran at once."
         )
@@ -170,8 +170,8 @@ class Report:
         name = NAMES[self.metric]
         tests = [f"test {name}"] if self.base.tests else []
         return [
-            "row", "what differs", "parameters, 10⁶", "perplexity", f"valid {name}", *tests,
-            "difference", "p", "ms a step", f"time to {NEAR:.0%}",
+            "row", "what differs", "10⁶", "perplexity", f"valid {name}", *tests, "diff.", "p", "ms",
+            f"to {NEAR:.0%}",
         ]  # fmt: skip
 
     def show(self) -> None:
@@ -186,8 +186,9 @@ class Report:
             f"{self.machine}\nbase: {self.base_said()}\n"
         )
         table = Table(*self.head(), box=None, pad_edge=False)
-        for column in table.columns[2:]:
-            column.justify = "right"
+        for i, column in enumerate(table.columns):
+            column.no_wrap = i != 1  # on a narrow screen, only words are folded
+            column.justify = "left" if i < 2 else "right"
         group = self.base.row.group
         for result in self.results:
             if result.row.group != group:
@@ -195,9 +196,9 @@ class Report:
                 group = result.row.group
             table.add_row(*self.cells(result))
         console.print(table)
-        console.print()
+        console.print("\n10⁶: parameters in millions. ms: of a training step.")
         for note in self.notes():
-            console.print(note)
+            console.print(note, markup=False)
         for name, why in self.skipped:
             console.print(f"left out: {name}: {why}", markup=False)
         for name, why in self.failed:
