@@ -87,7 +87,36 @@ def ablate(options: argparse.Namespace) -> int:
     return 1 if report.failed else 0
 
 
+def positions_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--length", type=int, default=256, metavar="N", help="positions (256)")
+    verb.add_argument("--d-model", type=int, default=512, metavar="N", help="(512)")
+    verb.add_argument(
+        "--base", nargs="+", type=float, default=[100.0, 10_000.0], metavar="X",
+        help="of the sinusoids, one or more (100 10000)",
+    )  # fmt: skip
+    verb.add_argument("--steps", type=int, metavar="N", help="of each training (800)")
+    verb.add_argument("--seconds", type=float, metavar="S", help="of each training, instead")
+    verb.add_argument(
+        "--seed", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
+    )
+    verb.add_argument("--out", type=Path, default=Path("regard-positions"), metavar="DIR")
+    machine_options(verb)
+
+
+def positions(options: argparse.Namespace) -> int:
+    """Sinusoids against theory; sinusoidal, learned, rotary and no positions at new lengths."""
+    from regard.lab.positions import measure
+
+    report = measure(
+        options.out, options.length, options.d_model, options.base, options.steps,
+        options.seconds, options.seed, options.device, options.quiet,
+    )  # fmt: skip
+    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    return 0
+
+
 LABS = [
     ("styles", styles, styles_options),
     ("ablate", ablate, ablate_options),
+    ("positions", positions, positions_options),
 ]
