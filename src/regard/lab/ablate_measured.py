@@ -182,6 +182,8 @@ def measure_time(
     medians: list[tuple[Result, float, float | None]] = []
     with progress("timing training steps", len(chunks), quiet) as done:
         for i, chunk in enumerate(chunks):
+            if compiled and i and shape(chunk[0]) != shape(chunks[i - 1][0]):
+                torch.compiler.reset()  # or it would compile for any shape, or not at all
             models = [(result.row.config, task) for result in chunk]
             times = time_steps(models, store, device, WARM, STEPS)
             own = [1000 * statistics.median(seconds for seconds, *_ in each) for each in times]
@@ -191,7 +193,6 @@ def measure_time(
             gc.collect()
             if compiled:
                 torch.cuda.empty_cache()
-                torch.compiler.reset()
             done(i + 1)
     base.ms = statistics.median(beside)
     for result, ms, with_base in medians:
