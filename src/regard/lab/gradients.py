@@ -83,11 +83,11 @@ def reach(found: Norms) -> int:
     return farthest if found[farthest] > SMALLEST else len(found) - 1
 
 
-def decay(found: Norms) -> float:
-    """The factor a step of the exponential that fits found[1:], where it is above zero."""
-    steps = np.flatnonzero(found > SMALLEST)
-    steps = steps[steps > 0]
-    slope = np.polyfit(steps, np.log(found[steps]), 1)[0]
+def decay(steps: Sequence[int], found: Norms) -> float:
+    """The factor a step of the exponential that fits the gradients so many steps back, as far as
+    they are numbers; every gradient weighs the same."""
+    real = found > SMALLEST
+    slope = np.polyfit(np.asarray(steps)[real], np.log(found[real]), 1)[0]
     return float(np.exp(slope))
 
 

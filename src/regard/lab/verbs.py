@@ -6,12 +6,16 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.lab.ablate_rows import GROUPS
+from regard.lab.kinds import KERNEL, KINDS, WINDOW
 from regard.model.config import PRESETS
 from regard.settings import settings
 from regard.verbs import machine_options
+
+if TYPE_CHECKING:
+    from regard.lab.school import School
 
 
 def training_options(verb: argparse.ArgumentParser, name: str, settable: str) -> None:
@@ -115,8 +119,76 @@ def positions(options: argparse.Namespace) -> int:
     return 0
 
 
+def school_options(verb: argparse.ArgumentParser) -> None:
+    """What `path` and `recall` have in common."""
+    verb.add_argument(
+        "--mixers", nargs="+", default=list(KINDS), metavar="KIND",
+        help=" | ".join(KINDS) + " (all)",
+    )  # fmt: skip
+    verb.add_argument("--layers", type=int, default=2, metavar="N", help="(2)")
+    verb.add_argument("--d-model", type=int, default=64, metavar="N", help="(64)")
+    verb.add_argument(
+        "--window", type=int, default=WINDOW, metavar="R", help=f"of restricted ({WINDOW})"
+    )
+    verb.add_argument(
+        "--kernel", type=int, default=KERNEL, metavar="K", help=f"of convolutions ({KERNEL})"
+    )
+    verb.add_argument("--seconds", type=float, metavar="S", help="of training, each model (10)")
+    verb.add_argument("--steps", type=int, metavar="N", help="of training, instead of seconds")
+    verb.add_argument(
+        "--seed", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
+    )
+
+
+def chosen_school(options: argparse.Namespace) -> School:
+    from regard.lab.school import School
+
+    seconds = 10.0 if options.seconds is None and options.steps is None else options.seconds
+    return School(
+        options.mixers, options.layers, options.d_model, options.window, options.kernel, seconds,
+        options.steps, options.seed, options.device,
+    )  # fmt: skip
+
+
+def path_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--length", type=int, default=256, metavar="N", help="of sequences (256)")
+    school_options(verb)
+    verb.add_argument("--out", type=Path, default=Path("regard-path"), metavar="DIR")
+    machine_options(verb)
+
+
+def path(options: argparse.Namespace) -> int:
+    """Gradient from the last output to the input t steps back, before and after training."""
+    from regard.lab.path import measure_path
+
+    report = measure_path(options.out, options.length, chosen_school(options), options.quiet)
+    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    return 0
+
+
+def recall_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--distances", nargs="+", type=int, default=[2**i for i in range(10)], metavar="N",
+        help="steps back (1 2 4 ... 512)",
+    )  # fmt: skip
+    school_options(verb)
+    verb.add_argument("--out", type=Path, default=Path("regard-recall"), metavar="DIR")
+    machine_options(verb)
+
+
+def recall(options: argparse.Namespace) -> int:
+    """Accuracy at recalling a token n steps back, for equal training time."""
+    from regard.lab.recall import measure_recall
+
+    report = measure_recall(options.out, options.distances, chosen_school(options), options.quiet)
+    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    return 0
+
+
 LABS = [
     ("styles", styles, styles_options),
     ("ablate", ablate, ablate_options),
     ("positions", positions, positions_options),
+    ("path", path, path_options),
+    ("recall", recall, recall_options),
 ]

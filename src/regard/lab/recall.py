@@ -1,0 +1,99 @@
+"""`regard lab recall`: how far back each kind of layer finds a token again, after equal training
+time (section 4: path lengths, in practice).
+
+One training for each kind and seed, by lessons (lessons.py), and accuracy at each distance after
+it. How far the input reaches at all comes from the gradient (gradients.py): beyond it nothing can
+be learned; within it, what is not recalled was not learned in the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.errors import InputError
+from regard.lab.drill import Drill
+from regard.lab.gradients import measure_reach
+from regard.lab.lessons import Learned, exercises
+from regard.lab.recall_report import RecallReport, draw_recall
+from regard.lab.report import write_tables
+from regard.lab.school import Bar, School
+from regard.lab.trainings import begin, check_out
+from regard.training.machine import keep_freed_memory
+from regard.training.processes import choose_device
+
+QUESTIONS = 256  # for each distance and seed
+UNSEEN = 10_000_000  # seed of the questions: not one that exercises are made from
+
+
+def measure_recall(
+    out: Path, distances: Sequence[int], school: School, quiet: bool = False
+) -> RecallReport:
+    """Train, ask, draw; everything is written to the folder `out`."""
+    for distance in distances:
+        if distance < 1:
+            raise InputError(f"--distances must be at least 1, not {distance}")
+    if len(set(distances)) < len(distances):
+        raise InputError(f"--distances {' '.join(map(str, distances))}: one stands there twice")
+    distances = sorted(distances)
+    farthest = distances[-1]
+    school.check(farthest + 1 + school.before(farthest), f"--distances {farthest}")
+    check_out(out, "recall")
+    keep_freed_memory()
+    report = RecallReport(school, distances, QUESTIONS)
+    bar = Bar(school, quiet)
+    with bar.progress:
+        for name in school.mixers:
+            learned, right = list[Learned](), list[list[int]]()
+            for seed in school.seeds:
+                bar.name(f"{school.title(name)}, seed {seed}")
+                learned.append(school.teach(name, seed, farthest, distances, bar))
+                right.append(ask(learned[-1], distances, school.before(farthest), seed))
+            reach = measure_reach(
+                school.config(name), farthest + 1 + school.before(farthest),
+                choose_device(school.device),
+            )  # fmt: skip
+            report.add(name, reach, summary(distances, learned, right))
+    begin(out, "recall")
+    report.files += write_tables(out, "recall", report.to_dict(), report.rows())
+    report.files += draw_recall(report, out)
+    return report
+
+
+def ask(learned: Learned, distances: Sequence[int], before: int, seed: int) -> list[int]:
+    """How many of the questions are answered right at each distance."""
+    drill = Drill(exercises(before))
+    return [
+        round(QUESTIONS * drill.accuracy(learned.model, t + 1 + before, QUESTIONS, UNSEEN + seed))
+        for t in distances
+    ]
+
+
+def summary(
+    distances: Sequence[int], learned: Sequence[Learned], right: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Accuracy over seeds, what was done in the time, and when each distance was learned."""
+    steps, seconds = [one.steps for one in learned], [one.seconds for one in learned]
+    accuracies = []
+    for i, distance in enumerate(distances):
+        answers = [one[i] for one in right]
+        low, high = wilson(sum(answers), QUESTIONS * len(answers))
+        accuracies.append({
+            "distance": distance, "accuracy": sum(answers) / (QUESTIONS * len(answers)),
+            "low": low, "high": high, "seeds": [count / QUESTIONS for count in answers],
+            "learned_after_seconds": [one.passed.get(distance) for one in learned],
+        })  # fmt: skip
+    return {
+        "accuracies": accuracies, "steps": steps, "seconds": seconds,
+        "ms_per_step": 1000 * sum(seconds) / sum(steps),
+    }  # fmt: skip
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """The 95% interval of a proportion (Wilson 1927)."""
+    z, share = 1.96, right / count
+    middle = share + z * z / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
