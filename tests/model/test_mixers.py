@@ -25,11 +25,12 @@ def vectors(lengths, d_model=8):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mixer", ["lstm", "gru"])
-def test_recurrence_over_a_packed_row_is_that_of_each_sequence_alone(mixer, causal):
+@pytest.mark.parametrize("lengths", [LENGTHS, [4, 4, 4]])
+def test_recurrence_over_a_packed_row_is_that_of_each_sequence_alone(mixer, causal, lengths):
     module = Recurrence(config(mixer=mixer), causal).double()
-    x = vectors(LENGTHS)
-    mixed = module(x, RowPlan(LENGTHS, "cpu"))
-    alone = [module.recurrence(one[:, None])[0][:, 0] for one in x.split(LENGTHS)]
+    x = vectors(lengths)
+    mixed = module(x, RowPlan(lengths, "cpu"))
+    alone = [module.recurrence(one[:, None])[0][:, 0] for one in x.split(lengths)]
     torch.testing.assert_close(mixed, torch.cat(alone))
 
 

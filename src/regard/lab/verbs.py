@@ -119,6 +119,36 @@ def positions(options: argparse.Namespace) -> int:
     return 0
 
 
+def complexity_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--layers", nargs="+", default=[], metavar="LAYER", help="which (all)")
+    verb.add_argument("--lengths", nargs="+", type=int, default=[], metavar="N", help="64 to 16384")
+    verb.add_argument("--widths", nargs="+", type=int, default=[], metavar="D", help="64 to 1024")
+    verb.add_argument("--window", type=int, default=64, metavar="R", help="of restricted attention")
+    verb.add_argument("--kernel", type=int, default=3, metavar="K", help="of the convolutions")
+    verb.add_argument(
+        "--limit", type=float, default=3.0, metavar="SECONDS",
+        help="a pass that would take longer is not timed (3)",
+    )  # fmt: skip
+    verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    verb.add_argument("--out", type=Path, default=Path("regard-complexity"), metavar="DIR")
+    machine_options(verb)
+
+
+def complexity(options: argparse.Namespace) -> int:
+    """Measure the paper's table 1: operations, sequential steps, path length, time, memory."""
+    from regard.lab.complexity import complexity as measure
+    from regard.lab.complexity_report import make_report
+
+    found = measure(
+        options.layers, options.lengths, options.widths, options.window, options.kernel,
+        options.limit, options.device, options.dtype, options.quiet,
+    )  # fmt: skip
+    report = make_report(found)
+    report.write(options.out)
+    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    return 0
+
+
 def school_options(verb: argparse.ArgumentParser) -> None:
     """What `path` and `recall` have in common."""
     verb.add_argument(
@@ -186,6 +216,7 @@ def recall(options: argparse.Namespace) -> int:
 
 
 LABS = [
+    ("complexity", complexity, complexity_options),
     ("styles", styles, styles_options),
     ("ablate", ablate, ablate_options),
     ("positions", positions, positions_options),

@@ -1,0 +1,208 @@
+"""`regard lab complexity`: the paper's table 1, measured on real layers (section 4).
+
+Parameters, operations, sequential steps and path lengths are counted, and the same everywhere;
+times and memory are this machine's. Every count stands beside its closed form, every curve beside
+the exponent that the table gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from regard.errors import InputError, unknown
+from regard.lab import layers as table
+from regard.lab.counting import CPU, counted, path_length
+from regard.lab.layers import LAYERS, Layer
+from regard.lab.memory import available_memory, refuse, size
+from regard.lab.timing import PASSES, measure, needed_memory
+from regard.training.machine import peak
+from regard.training.processes import choose_device
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+WIDTHS = (64, 128, 256, 512, 1024)
+LONGEST_PATH = 4096  # tokens: a path of that many layers says enough
+MOST_OPERATIONS = 4e11  # of a pass in which they are counted
+LIMIT = 3.0  # seconds that a pass may take to be measured
+
+
+@dataclass
+class Findings:
+    """Everything that was counted and measured; a list of points for each quantity."""
+
+    layers: list[str]
+    lengths: list[int]
+    widths: list[int]
+    window: int
+    kernel: int
+    machine: str
+    peak: float  # operations a second of a large matrix product here
+    parameters: list[dict[str, Any]] = field(default_factory=list)
+    operations: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[dict[str, Any]] = field(default_factory=list)
+    times: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, Any]] = field(default_factory=list)
+
+    def points(self, what: str, **wanted: Any) -> list[dict[str, Any]]:
+        """The points of a quantity that have these values."""
+        found: list[dict[str, Any]] = getattr(self, what)
+        return [p for p in found if all(p[key] == value for key, value in wanted.items())]
+
+    def title(self, name: str) -> str:
+        return table.title(name, self.window, self.kernel)
+
+
+def complexity(
+    names: Sequence[str] = (),
+    lengths: Sequence[int] = (),
+    widths: Sequence[int] = (),
+    window: int = 64,
+    kernel: int = 3,
+    limit: float = LIMIT,
+    device: str = "auto",
+    dtype: str = "auto",
+    quiet: bool = False,
+) -> Findings:
+    """Count and measure; sizes that are not given are the usual ones, as far as they fit."""
+    where = choose_device(device)
+    check(names, lengths, widths, window, kernel, limit, where)
+    if dtype == "auto":
+        dtype = "bfloat16" if where.type == "cuda" else "float32"
+    kind: torch.dtype = getattr(torch, dtype)
+    chosen = sorted(set(lengths)) or list(LENGTHS), sorted(set(widths)) or list(WIDTHS)
+    found = Findings(
+        list(names) or list(LAYERS), *chosen, window, kernel, said_machine(where, dtype),
+        peak(where, kind),
+    )  # fmt: skip
+    console = Console(stderr=True, quiet=quiet)
+    work = len(found.layers) * len(found.lengths)
+    with Progress(console=console, transient=True) as bar:
+        counting = bar.add_task("counting", total=work)
+        for name in found.layers:
+            count(found, name, lambda: bar.advance(counting))
+        timing = bar.add_task("timing", total=work * len(found.widths))
+        time_all(found, where, kind, limit, lambda: bar.advance(timing))
+    found.peak = max(found.peak, peak(where, kind))  # the machine may have been busy before
+    return found
+
+
+def said_machine(device: torch.device, dtype: str) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, {dtype}"
+    threads = torch.get_num_threads()
+    return f"cpu, {threads} thread{'' if threads == 1 else 's'}, {dtype}"
+
+
+def check(
+    names: Sequence[str],
+    lengths: Sequence[int],
+    widths: Sequence[int],
+    window: int,
+    kernel: int,
+    limit: float,
+    device: torch.device,
+) -> None:
+    """Refuse what cannot be measured, before anything is."""
+    for name in names:
+        if name not in LAYERS:
+            raise unknown("layer", name, LAYERS)
+    for option, values, least in (
+        ("--lengths", lengths, 2), ("--widths", widths, 2), ("--window", [window], 1),
+        ("--kernel", [kernel], 1),
+    ):  # fmt: skip
+        for value in values:
+            if value < least:
+                raise InputError(f"{option} must be at least {least}, not {value}")
+    for width in widths:
+        if width % 2 or (width > table.HEAD and width % table.HEAD):
+            raise InputError(
+                f"--widths {width}: heads have {table.HEAD} features, so give an even number up to "
+                f"{table.HEAD} or a multiple of it"
+            )
+    if not limit > 0:
+        raise InputError(f"--limit must be above 0 seconds, not {limit}")
+    for name in names or LAYERS:
+        if not names and name == table.REFERENCE:
+            continue  # nobody asked for it: it is measured as far as it fits
+        for length in lengths:
+            for width in widths or WIDTHS:
+                needed = needed_memory(name, length, width, window, kernel)
+                refuse(needed, device, f"{name} with --lengths {length} and a width of {width}")
+
+
+def count(found: Findings, name: str, advance: Callable[[], None]) -> None:
+    """What does not depend on the machine. Operations: every length at the smallest width, every
+    width at the longest length that is soon over."""
+    r, k = found.window, found.kernel
+    for d in found.widths:
+        formula, number = table.parameters(name, d, k)
+        actual = Layer(name, d, r, k, CPU).parameters()
+        found.parameters.append(
+            {"layer": name, "d": d, "counted": actual, "formula": formula, "expected": number}
+        )
+    soon = [
+        n for n in found.lengths
+        if table.operations(name, n, found.widths[-1], r, k)[1] <= MOST_OPERATIONS
+        and needed_memory(name, n, found.widths[-1], r, k) < available_memory(CPU)
+    ]  # fmt: skip
+    sizes = [(n, found.widths[0]) for n in found.lengths]
+    sizes += [(soon[-1] if soon else found.lengths[0], d) for d in found.widths[1:]]
+    for n, d in sizes:
+        if needed_memory(name, n, d, r, k) < available_memory(CPU):
+            total, chain = counted(Layer(name, d, r, k, CPU), n)
+            formula, value = table.operations(name, n, d, r, k)
+            found.operations.append(
+                {"layer": name, "n": n, "d": d, "counted": total, "formula": formula,
+                 "expected": value}
+            )  # fmt: skip
+            if d == found.widths[0]:
+                found.steps.append({"layer": name, "n": n, "counted": chain})
+            if d == found.widths[0] and n <= LONGEST_PATH:
+                found.paths.append(
+                    {"layer": name, "n": n, "counted": path_length(name, n, r, k),
+                     "expected": table.path(name, n, r, k)}
+                )  # fmt: skip
+        if d == found.widths[0]:
+            advance()
+
+
+def time_all(
+    found: Findings,
+    device: torch.device,
+    dtype: torch.dtype,
+    limit: float,
+    advance: Callable[[], None],
+) -> None:
+    """Forward and training step at every length and width, layers in turns. What would take longer
+    than the limit, going by the length before it, is left out, and so is what does not fit."""
+    r, k = found.window, found.kernel
+    for d in found.widths:
+        made = {name: Layer(name, d, r, k, device, dtype) for name in found.layers}
+        before: dict[tuple[str, str], tuple[int, float]] = {}
+        for n in found.lengths:
+            for name, layer in made.items():
+                for which in PASSES:
+                    place = {"layer": name, "n": n, "d": d, "pass": which}
+                    needed = needed_memory(name, n, d, r, k)
+                    last = before.get((name, which))
+                    quadratic = name in ("attention", table.REFERENCE)
+                    growth = (n / last[0]) ** (2 if quadratic else 1) if last else 1.0
+                    if needed > available_memory(device):
+                        why = f"needs about {size(needed)}"
+                    elif last and last[1] * growth > limit:
+                        why = f"would take about {last[1] * growth:.0f} s"
+                    else:
+                        took = measure(layer, n, which == "training")
+                        before[name, which] = n, took.seconds
+                        found.times.append(
+                            {**place, "seconds": took.seconds, "memory": took.memory}
+                        )
+                        continue
+                    found.left_out.append({**place, "why": why})
+                advance()

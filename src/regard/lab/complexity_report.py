@@ -1,0 +1,321 @@
+"""What `regard lab complexity` says: theory beside measurement, agreement marked, the rest
+explained."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from regard.lab.complexity import Findings
+from regard.lab.fits import Fit, crossing, line, power
+from regard.lab.layers import THEORY, operations
+from regard.lab.report import write_tables
+from regard.lab.timing import PASSES
+
+LONG = 4096  # tokens: from here on curves are long enough to show their exponent
+NEAR = 0.1  # how far a fitted exponent may be from the table's
+RIVALS = ("lstm", "gru", "convolution")  # that attention is compared with
+EXPLAINED = {
+    "attention": "Self-attention: the table leaves out the four projections, 8 n d² of the "
+    "4 n² d + 8 n d² operations. They are the larger part until n = 2 d: below that the exponent "
+    "of n is nearer to 1 and that of d nearer to 2.",
+    "restricted": "Restricted self-attention: the projections again, which do not depend on r and "
+    "make the exponent of d nearer to 2; and the engine works in pieces of at least 64 queries "
+    "with all keys that one of them sees, so that it computes more than the definition asks for. "
+    "A layer sees r tokens to each side, so the path is (n - 1) / r.",
+    "convolution": "Convolution: table 1 has one path length, O(log_k n); the text below it gives "
+    "that to dilated kernels and O(n / k) to contiguous ones, and books repeat one or the other "
+    "(Dive into Deep Learning, section 11.6: O(n / k)). Both are right, of two different layers, "
+    "and both are measured here. Exactly: a kernel of k tokens reaches k - 1 further, so the "
+    "paths are (n - 1) / (k - 1) and log_k n, rounded up. k n d² is the full convolution; a "
+    "separable one (k n d + n d², in the paper's text) is not measured.",
+    "lstm": "Recurrence: the table counts one matrix, n d²; an LSTM has four gates with two "
+    "matrices each (16 n d² operations), a GRU three. One step is about ten operations that wait "
+    "for each other, so the chain is about ten times n.",
+    "feed-forward": "Feed-forward: not in the table; it works on each position by itself, so that "
+    "no number of layers brings the first input to the last output.",
+}
+
+
+@dataclass
+class Row:
+    """A layer's line of the table."""
+
+    layer: str
+    parameters: str
+    parameters_agree: bool
+    operations: str  # as the table has it
+    in_n: Fit | None
+    in_d: Fit | None
+    in_n_agrees: bool
+    in_d_agrees: bool
+    computed_over_needed: float  # the largest ratio of counted and closed form
+    sequential: str
+    chain: list[tuple[int, int]]  # (n, operations that wait for each other)
+    chain_in_n: Fit | None
+    sequential_agrees: bool
+    path: str
+    paths: list[tuple[int, int | None]]
+    path_agrees: bool
+    longest: dict[str, Any] = field(default_factory=dict)  # pass -> time, memory and their fits
+
+
+@dataclass
+class Report:
+    found: Findings
+    rows: list[Row]
+    crossings: list[dict[str, Any]]
+    files: list[Path] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self.found),
+            "table": [asdict(row) for row in self.rows],
+            "crossings": self.crossings,
+            "notes": self.notes(),
+            "files": [str(path) for path in self.files],
+        }
+
+    def notes(self) -> list[str]:
+        return [EXPLAINED[name] for name in EXPLAINED if name in self.found.layers]
+
+    def write(self, out: Path) -> None:
+        from regard.lab.complexity_picture import draw_complexity
+
+        self.files = draw_complexity(self.found, out)
+        self.files += [out / "complexity.json", out / "complexity.csv"]
+        write_tables(out, "complexity", self.to_dict(), csv_rows(self.found))
+
+    def show(self) -> None:
+        console = Console(highlight=False)
+        found = self.found
+        console.print(
+            f"n = {found.lengths[0]:,} to {found.lengths[-1]:,} tokens, d = {found.widths[0]:,} to "
+            f"{found.widths[-1]:,}, r = {found.window}, k = {found.kernel}; {found.machine}\n"
+        )
+        console.print(self.counts())
+        console.print(self.costs())
+        if self.crossings:
+            console.print(self.passing())
+        if found.left_out:
+            few = ", ".join(
+                f"{found.title(p['layer'])} {p['pass']} n={p['n']:,} d={p['d']:,} ({p['why']})"
+                for p in found.left_out[:3]
+            )
+            console.print(f"\nleft out: {len(found.left_out)} points: {few}, ...")
+        for note in self.notes():
+            console.print(f"\n{note}")
+        for path in self.files:
+            console.print(f"written: {path}", soft_wrap=True)
+
+    def counts(self) -> Table:
+        """Theory beside what was counted; ✓: they agree."""
+        table = Table(
+            title="Counted: ✓ agrees with the table's exponent or form", title_justify="left"
+        )
+        for name in ("layer", "parameters", "operations O", "exponent of n", "exponent of d",
+                     "computed / needed", "sequential O", "chain", "path O", "path"):  # fmt: skip
+            table.add_column(name)
+        for row in self.rows:
+            last = row.chain[-1] if row.chain else (0, 0)
+            table.add_row(
+                self.found.title(row.layer), f"{row.parameters} {mark(row.parameters_agree)}",
+                row.operations, f"{said_fit(row.in_n)} {mark(row.in_n_agrees)}",
+                f"{said_fit(row.in_d)} {mark(row.in_d_agrees)}",
+                f"{row.computed_over_needed:.2f}", row.sequential,
+                f"{last[1]:,} at n={last[0]:,} {mark(row.sequential_agrees)}", row.path,
+                f"{said_path(row.paths)} {mark(row.path_agrees)}" if row.paths else "",
+            )  # fmt: skip
+        return table
+
+    def costs(self) -> Table:
+        found = self.found
+        d = middle(found.widths)
+        table = Table(
+            title=f"Measured at d = {d:,}; exponents of n from {LONG:,} tokens on",
+            title_justify="left",
+        )
+        for name in ("layer", "pass", "longest n", "ms", "exponent", "MB", "exponent", "of peak"):
+            table.add_column(name, justify="left" if name in ("layer", "pass") else "right")
+        for row in self.rows:
+            for which in PASSES:
+                one = row.longest.get(which)
+                if one is None:
+                    continue
+                memory = "" if one["memory"] is None else f"{one['memory'] / 1e6:,.1f}"
+                share = "" if which == "training" else f"{one['fraction_of_peak']:.0%}"
+                table.add_row(
+                    found.title(row.layer) if which == PASSES[0] else "", which, f"{one['n']:,}",
+                    f"{1000 * one['seconds']:,.1f}", said_fit(one["seconds_in_n"]), memory,
+                    said_fit(one["memory_in_n"]), share,
+                )  # fmt: skip
+        return table
+
+    def passing(self) -> Table:
+        """From which length on self-attention takes longer than the others."""
+        table = Table(
+            title="Self-attention takes longer than this one from n = ... on", title_justify="left"
+        )
+        table.add_column("layer")
+        table.add_column("by")
+        for d in self.found.widths:
+            table.add_column(f"d = {d:,}", justify="right")
+        for rival in dict.fromkeys(one["rival"] for one in self.crossings):
+            own = [one for one in self.crossings if one["rival"] == rival]
+            table.add_row(
+                self.found.title(rival), "operations",
+                *(f"{by_operations(self.found, rival, d):,.0f}" for d in self.found.widths),
+            )  # fmt: skip
+            for which in PASSES:
+                cells = {one["d"]: said_crossing(one) for one in own if one["pass"] == which}
+                table.add_row("", which, *(cells.get(d, "") for d in self.found.widths))
+        return table
+
+
+def make_report(found: Findings) -> Report:
+    return Report(found, [make_row(found, name) for name in found.layers], crossings(found))
+
+
+def make_row(found: Findings, name: str) -> Row:
+    theory = THEORY[name]
+    parameters = found.points("parameters", layer=name)
+    counts = found.points("operations", layer=name)
+    small = [p for p in counts if p["d"] == found.widths[0]]
+    wide = [p for p in counts if p["n"] == counts[-1]["n"]] if counts else []
+    # Exponents are those of long sequences: where n is a few times d.
+    tail = [p for p in small if p["n"] >= 16 * p["d"]]
+    tail = tail if len(tail) > 2 else small[-3:]
+    in_n = power([p["n"] for p in tail], [p["counted"] for p in tail])
+    in_d = power([p["d"] for p in wide], [p["counted"] for p in wide])
+    chain = [(p["n"], p["counted"]) for p in found.points("steps", layer=name)]
+    chain_fit = power([n for n, _ in chain[-5:]], [c for _, c in chain[-5:]])
+    paths = found.points("paths", layer=name)
+    return Row(
+        name, parameters[0]["formula"],
+        all(p["counted"] == p["expected"] for p in parameters),
+        theory.operations, in_n, in_d,
+        near(in_n, theory.in_n), near(in_d, theory.in_d),
+        max((p["counted"] / p["expected"] for p in counts), default=0.0),
+        theory.sequential, chain, chain_fit, near(chain_fit, theory.steps_in_n),
+        theory.path, [(p["n"], p["counted"]) for p in paths],
+        all(p["counted"] == p["expected"] for p in paths) and grows(paths, theory.growth),
+        {which: cost for which in PASSES if (cost := costs_of(found, name, which))},
+    )  # fmt: skip
+
+
+def costs_of(found: Findings, name: str, which: str) -> dict[str, Any] | None:
+    """Time and memory at the longest length measured, with their exponents for long sequences."""
+    points = found.points("times", layer=name, d=middle(found.widths), **{"pass": which})
+    if not points:
+        return None
+    last = points[-1]
+    long = [p for p in points if p["n"] >= LONG]
+    work = operations(name, last["n"], last["d"], found.window, found.kernel)[1]
+    return {
+        "n": last["n"], "seconds": last["seconds"], "memory": last["memory"],
+        "seconds_in_n": power([p["n"] for p in long], [p["seconds"] for p in long]),
+        "memory_in_n": power([p["n"] for p in long], [p["memory"] or 0 for p in long]),
+        "fraction_of_peak": work / last["seconds"] / found.peak,
+    }  # fmt: skip
+
+
+def crossings(found: Findings) -> list[dict[str, Any]]:
+    """From which length on self-attention costs more than its rivals: by operations (closed form)
+    and by measured time, at each width."""
+    if "attention" not in found.layers:
+        return []
+    results = []
+    for rival in (name for name in RIVALS if name in found.layers):
+        for which in PASSES:
+            for d in found.widths:
+                points = {
+                    name: {p["n"]: p["seconds"] for p in
+                           found.points("times", layer=name, d=d, **{"pass": which})}
+                    for name in ("attention", rival)
+                }  # fmt: skip
+                both = sorted(points["attention"].keys() & points[rival].keys())
+                if len(both) < 2:
+                    continue
+                lines = [[points[name][n] for n in both] for name in ("attention", rival)]
+                results.append({
+                    "rival": rival, "pass": which, "d": d, "from": both[0], "to": both[-1],
+                    "n": crossing(both, *lines), "above": lines[0][-1] > lines[1][-1],
+                    "by_operations": by_operations(found, rival, d),
+                })  # fmt: skip
+    return results
+
+
+def by_operations(found: Findings, rival: str, d: int) -> float:
+    """Where 4 n² d + 8 n d² is as much as the rival's n d² times its factor."""
+    factor = operations(rival, 1, 1, found.window, found.kernel)[1]
+    return max(0.0, (factor - 8) * d / 4)
+
+
+def said_crossing(one: dict[str, Any]) -> str:
+    if one["n"] is not None:
+        return f"{one['n']:,.0f}"
+    return "always" if one["above"] else f"not up to {one['to']:,}"
+
+
+def grows(paths: list[dict[str, Any]], growth: str) -> bool:
+    """Whether the path grows with n as the table says."""
+    known = [(p["n"], p["counted"]) for p in paths if p["counted"] is not None]
+    if growth == "never":
+        return not known
+    if not known or len(known) < len(paths):
+        return False
+    if growth == "constant":
+        return all(count == 1 for _, count in known)
+    n = np.array([p[0] for p in known], dtype=np.float64)
+    count = np.array([p[1] for p in known], dtype=np.float64)
+    if len(n) < 3:
+        return True  # nothing to fit: that it equals the closed form has to be enough
+    fit = power(n.tolist(), count.tolist())
+    if growth == "logarithmic":  # a straight line over log n, but for rounding up
+        slope, _ = line(np.log(n), count)
+        rest = count - count.mean() - slope * (np.log(n) - np.log(n).mean())
+        return slope > 0 and bool(np.abs(rest).max() < 1)
+    return near(fit, 1.0)
+
+
+def near(fit: Fit | None, wanted: float) -> bool:
+    return fit is not None and abs(fit.exponent - wanted) <= NEAR
+
+
+def mark(agrees: bool) -> str:
+    return "✓" if agrees else "✗"
+
+
+def middle(widths: list[int]) -> int:
+    return widths[len(widths) // 2]
+
+
+def said_fit(fit: Fit | None) -> str:
+    return "" if fit is None else str(fit)
+
+
+def said_path(paths: list[tuple[int, int | None]]) -> str:
+    first, last = paths[0], paths[-1]
+    if last[1] is None:
+        return "none"
+    return f"{first[1]:,} at n={first[0]:,}, {last[1]:,} at n={last[0]:,}"
+
+
+def csv_rows(found: Findings) -> list[dict[str, Any]]:
+    """Every figure as a line of its own."""
+    rows: list[dict[str, Any]] = []
+    for what in ("parameters", "operations", "steps", "paths"):
+        for point in getattr(found, what):
+            where = {"layer": point["layer"], "n": point.get("n", ""), "d": point.get("d", "")}
+            values = {"measured": point["counted"], "expected": point.get("expected", "")}
+            rows.append({"what": what, **where, **values})
+    for point in found.times:
+        where = {key: point[key] for key in ("layer", "n", "d")}
+        for unit in ("seconds", "memory"):
+            rows.append({"what": f"{point['pass']} {unit}", **where, "measured": point[unit]})
+    return rows

@@ -1,0 +1,132 @@
+"""What can be counted of a layer while it runs: operations, the longest chain of them, and how many
+layers it takes until the first input reaches the last output."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as tree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from regard.lab.layers import Layer
+from regard.model.mixers import Recurrence
+
+CPU = torch.device("cpu")
+
+
+def sdpa_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return sdpa_flop_count(query, key, value)
+
+
+# torch's counter knows the GPU's attention kernels, but not the CPU's.
+ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_operations}
+
+
+class Chain(TorchDispatchMode):
+    """The longest chain of operations each of which needs a result of the one before.
+
+    Every operation that runs is seen here. A tensor is known by its memory: what looks at it in
+    another shape is the same tensor, and makes the chain no longer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth: dict[int, int] = {}
+        self.longest = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        took = [memory(leaf) for leaf in tree.tree_leaves((args, kwargs)) if is_tensor(leaf)]
+        result = func(*args, **(kwargs or {}))
+        changes = func._schema.is_mutable
+        before = max((self.depth.get(one, 0) for one in took), default=0)
+        for leaf in tree.tree_leaves(result):
+            if is_tensor(leaf) and (changes or memory(leaf) not in took):
+                self.depth[memory(leaf)] = before + 1
+                self.longest = max(self.longest, before + 1)
+        return result
+
+
+def is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
+
+
+def memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def step_by_step() -> Iterator[None]:
+    """Recurrence as the loop of operations that it is: by default a CPU library runs all steps
+    as one operation, in which nothing can be counted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+@torch.no_grad()
+def counted(layer: Layer, n: int) -> tuple[int, int]:
+    """Operations of a forward pass of n tokens, and the longest chain of dependent ones."""
+    x, plan = torch.randn(n, layer.config.d_model), layer.plan(n)
+    with step_by_step(), FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
+        chain = Chain()
+        with chain:
+            layer(x, plan)
+    return counter.get_total_flops(), chain.longest
+
+
+def path_length(name: str, n: int, window: int, kernel: int, d: int = 4) -> int | None:
+    """How many layers (of a recurrence: steps) lie between the first input and the last output.
+
+    From the last output the gradient is pulled back through one layer after the other until it
+    touches the first position. Between layers only its support is kept, with fresh numbers on it:
+    after a thousand layers the numbers themselves would have vanished. None: it never gets there.
+    """
+    torch.manual_seed(0)
+    layer = Layer(name, d, window, kernel, CPU)
+    if isinstance(layer.module, Recurrence):
+        return steps_back(layer.module, n, d)
+    touched = torch.zeros(n, dtype=torch.bool)
+    touched[-1] = True
+    for count in range(1, n + 1):
+        if name == "dilated":
+            layer = Layer(name, d, window, kernel, CPU, number=count - 1)
+        x = torch.randn(n, d, requires_grad=True)
+        back = torch.randn(n, d) * touched[:, None]
+        (gradient,) = torch.autograd.grad(layer(x, layer.plan(n)), x, back)
+        reached = (gradient != 0).any(-1)
+        if reached[0]:
+            return count
+        if torch.equal(reached, touched):
+            return None  # and so it would go on
+        touched = reached
+    return None
+
+
+def steps_back(module: Recurrence, n: int, d: int) -> int | None:
+    """The same for a recurrence, through one step after the other."""
+    cell = module.recurrence
+    two = isinstance(cell, torch.nn.LSTM)  # a state of two parts: output and memory cell
+    back: list[Tensor] = [torch.randn(1, 1, d)]
+    for count in range(1, n + 1):
+        x = torch.randn(1, 1, d, requires_grad=True)
+        state = [torch.randn(1, 1, d, requires_grad=True) for _ in range(1 + two)]
+        _, after = cell(x, (state[0], state[1]) if two else state[0])
+        given = list(after) if two else [after]
+        gradients = torch.autograd.grad(given[: len(back)], [x, *state], back, allow_unused=True)
+        if count == n:  # the step that reads the first input
+            return count if bool((gradients[0] != 0).any()) else None
+        back = [torch.randn(1, 1, d) * (0 if g is None else (g != 0)) for g in gradients[1:]]
+    return None

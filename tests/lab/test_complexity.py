@@ -1,0 +1,260 @@
+"""The paper's table 1: what is counted equals its closed form, layer by layer, and what does not
+fit is refused before it is tried."""
+
+import csv
+import io
+import json
+import math
+from contextlib import redirect_stderr, redirect_stdout
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from regard.cli import main
+from regard.lab import layers, memory
+from regard.lab.complexity import complexity
+from regard.lab.complexity_report import EXPLAINED, grows, make_report
+from regard.lab.counting import CPU, Chain, counted, path_length
+from regard.lab.fits import crossing, power
+from regard.lab.layers import LAYERS, Layer
+from regard.lab.timing import measure, needed_memory, peak_memory
+
+WINDOW, KERNEL = 16, 3
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def regard(*arguments):
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr("sys.argv", ["regard", "lab", "complexity", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return out.getvalue(), err.getvalue(), ended.value.code
+
+
+def layer(name, d=64, **options):
+    return Layer(name, d, WINDOW, KERNEL, CPU, **options)
+
+
+# ---- counts ------------------------------------------------------------------------------
+
+
+@every_layer
+@pytest.mark.parametrize("d", [64, 128])
+def test_parameters_are_those_of_the_closed_form(name, d):
+    assert layer(name, d).parameters() == layers.parameters(name, d, KERNEL)[1]
+
+
+@every_layer
+@pytest.mark.parametrize(("n", "d"), [(32, 64), (96, 64), (48, 128)])
+def test_operations_are_those_of_the_closed_form(name, n, d):
+    needed = layers.operations(name, n, d, WINDOW, KERNEL)[1]
+    operations, _ = counted(layer(name, d), n)
+    if name == "restricted":  # in pieces: at least what the definition asks for
+        assert needed <= operations <= layers.operations("attention", n, d, WINDOW, KERNEL)[1]
+    else:
+        assert operations == needed
+
+
+def test_restricted_attention_computes_in_proportion_to_the_length():
+    operations = [counted(layer("restricted"), n)[0] for n in (512, 1024, 2048)]
+    assert power((512, 1024, 2048), operations).exponent == pytest.approx(1, abs=0.02)
+    assert operations[-1] < 0.2 * counted(layer("attention"), 2048)[0]
+
+
+@pytest.mark.parametrize(("name", "grows"), [("attention", False), ("restricted", False), ("lstm", True), ("gru", True), ("convolution", False), ("dilated", False), ("feed-forward", False)])  # fmt: skip
+def test_only_recurrence_has_a_chain_that_grows_with_the_length(name, grows):
+    short, long = (counted(layer(name), n)[1] for n in (200, 400))
+    assert (long > short) == grows
+    if grows:
+        assert long == pytest.approx(2 * short, rel=0.02)
+
+
+def test_the_chain_of_known_operations_is_as_long_as_it_is():
+    x = torch.ones(3)
+    with Chain() as chain:
+        y = x + 1  # 1
+        z = y.view(3, 1)[1:]  # the same memory
+        w = z * 2  # 2
+        (x * 3).sum()  # beside it: 2
+        w += 1  # 3: in place
+        torch.cat([w, w])  # 4
+    assert chain.longest == 4
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("n", [2, 3, 17, 40])
+def test_the_path_found_from_gradients_is_that_of_the_closed_form(name, n):
+    assert path_length(name, n, WINDOW, KERNEL) == layers.path(name, n, WINDOW, KERNEL)
+
+
+def test_known_paths():
+    assert [path_length("restricted", 33, r, 3) for r in (1, 8, 32)] == [32, 4, 1]
+    assert [path_length("convolution", 33, 1, k) for k in (1, 2, 5, 33)] == [None, 32, 8, 1]
+    assert [path_length("dilated", n, 1, 2) for n in (2, 4, 5, 32)] == [1, 2, 3, 5]
+    assert path_length("lstm", 12, 1, 3) == 12
+
+
+# ---- fits --------------------------------------------------------------------------------
+
+
+def test_an_exact_power_is_found_without_error():
+    fit = power([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0])
+    assert (fit.exponent, fit.error) == (pytest.approx(2), pytest.approx(0, abs=1e-12))
+    assert str(fit) == "2.00 ± 0.00"
+    assert power([1, 2], [1.0, 2.0]).error is None
+    assert power([1, 1], [1.0, 2.0]) is None
+    assert power([1, 2], [0.0, 2.0]) is None
+
+
+def test_the_error_of_an_exponent_is_that_of_the_textbook():
+    x, y = [1, math.e, math.e**2], [1.0, math.e**1.5, math.e**2]  # logs: (0, 0), (1, 1.5), (2, 2)
+    fit = power(x, y)
+    assert fit.exponent == pytest.approx(1)
+    assert fit.error == pytest.approx(math.sqrt(1 / 6 / 2))  # residuals 1/6, 1/3, 1/6; sum of x² 2
+
+
+def test_lines_cross_where_they_do():
+    lengths = [64, 128, 256, 512]
+    quadratic, linear = [n * n / 200 for n in lengths], [float(n) for n in lengths]
+    assert crossing(lengths, quadratic, linear) == pytest.approx(200)
+    assert crossing(lengths, linear, quadratic) is None  # it is passed, and does not pass
+    assert crossing(lengths[:2], quadratic[:2], linear[:2]) is None
+
+
+def test_growth_is_told_from_other_growth():
+    def points(*counts):
+        return [{"n": 2**i, "counted": c} for i, c in enumerate(counts, 3)]
+
+    assert grows(points(1, 1, 1), "constant")
+    assert not grows(points(1, 1, 2), "constant")
+    assert grows(points(8, 16, 32), "linear")
+    assert not grows(points(3, 4, 5), "linear")
+    assert grows(points(3, 4, 5, 6), "logarithmic")
+    assert not grows(points(8, 16, 32, 64, 128), "logarithmic")
+    assert grows(points(None, None), "never")
+    assert not grows(points(None, 4), "never")
+
+
+# ---- memory ------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not memory.MEMORY.exists(), reason="only Linux tells")
+def test_peak_memory_is_what_was_held_at_once():
+    def work():
+        for _ in range(3):
+            torch.ones(20_000_000)  # 80 MB, one after the other
+
+    assert 75e6 < peak_memory(work, CPU) < 100e6
+
+
+@pytest.mark.skipif(not memory.MEMORY.exists(), reason="only Linux tells")
+@pytest.mark.parametrize("name", ["attention", "restricted"])
+def test_fast_attention_takes_memory_in_proportion_to_the_length(name):
+    found = [measure(layer(name, 64), n, training=True).memory for n in (4096, 8192)]
+    assert power((4096, 8192), found).exponent < 1.25
+
+
+@pytest.mark.skipif(not memory.MEMORY.exists(), reason="only Linux tells")
+@pytest.mark.parametrize("name", ["reference", "restricted", "convolution", "lstm"])
+def test_what_is_predicted_is_enough_and_not_far_too_much(name):
+    used = measure(layer(name, 64), 2048, training=True).memory
+    assert used < needed_memory(name, 2048, 64, WINDOW, KERNEL) < 8 * used
+
+
+# ---- the command -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    out = tmp_path_factory.mktemp("complexity")
+    printed, said, code = regard(
+        "--lengths", 32, 64, 128, "--widths", 32, 64, "--window", 8, "--device", "cpu",
+        "--out", out, "--quiet", "--json",
+    )  # fmt: skip
+    assert (code, said) == (0, "")
+    return json.loads(printed), out
+
+
+def test_the_report_has_every_layer_with_its_counts_and_costs(report):
+    found, _ = report
+    rows = {row["layer"]: row for row in found["table"]}
+    assert tuple(rows) == LAYERS
+    assert all(row["parameters_agree"] for row in rows.values())
+    assert all(row["path_agrees"] for row in rows.values())
+    assert all(row["sequential_agrees"] for row in rows.values())
+    assert rows["lstm"]["in_d"]["exponent"] == pytest.approx(2)
+    assert rows["lstm"]["in_n"]["exponent"] == pytest.approx(1)
+    assert rows["attention"]["paths"] == [[32, 1], [64, 1], [128, 1]]
+    assert len(found["times"]) == len(LAYERS) * 3 * 2 * 2
+    assert all(point["seconds"] > 0 for point in found["times"])
+    assert len(found["notes"]) == len(EXPLAINED)
+    assert {one["rival"] for one in found["crossings"]} == {"lstm", "gru", "convolution"}
+    assert [one["by_operations"] for one in found["crossings"] if one["rival"] == "lstm"][:2] == [64, 128]  # fmt: skip
+
+
+def test_the_files_hold_what_is_reported(report):
+    found, out = report
+    kept = json.loads((out / "complexity.json").read_text(encoding="utf-8"))
+    assert kept == found
+    rows = list(csv.DictReader((out / "complexity.csv").open(encoding="utf-8")))
+    one = [r for r in rows if (r["what"], r["layer"], r["n"]) == ("paths", "lstm", "128")]
+    assert [r["measured"] for r in one] == ["128"]
+    assert len([r for r in rows if r["what"] == "training seconds"]) == len(LAYERS) * 6
+    tree = ElementTree.parse(out / "complexity.svg")
+    words = ["".join(node.itertext()) for node in tree.iter() if node.tag.endswith("}text")]
+    assert "self-attention" in words
+    assert "restricted (r=8)" in words
+    assert (out / "complexity.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_people_see_theory_beside_measurement(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    printed, _, code = regard(
+        "--lengths", 32, 64, "--widths", 32, "--layers", "attention", "lstm", "convolution",
+        "--device", "cpu", "--out", tmp_path, "--quiet",
+    )  # fmt: skip
+    assert code == 0
+    assert "64 at n=64 ✓" in printed
+    assert "Dive into Deep Learning" in printed
+    assert "Self-attention takes longer than this one" in printed
+
+
+def test_what_would_take_too_long_is_left_out_and_said():
+    found = complexity(["attention"], [64, 256], [64], limit=1e-9, device="cpu", quiet=True)
+    assert [(p["n"], p["pass"]) for p in found.left_out] == [(256, "forward"), (256, "training")]
+    assert "would take about" in found.left_out[0]["why"]
+    assert make_report(found).to_dict()["table"][0]["longest"]["forward"]["n"] == 64
+
+
+def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked(monkeypatch):
+    monkeypatch.setattr("regard.lab.complexity.available_memory", lambda _: 8e6)
+    found = complexity([], [64, 512], [32], window=8, device="cpu", quiet=True)
+    assert {p["layer"] for p in found.left_out if p["n"] == 512} == {"reference"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--lengths", 1], "--lengths must be at least 2, not 1"),
+        (["--widths", 96], "--widths 96: heads have 64 features, so give an even number up to 64 or a multiple of it"),
+        (["--window", 0], "--window must be at least 1, not 0"),
+        (["--limit", 0], "--limit must be above 0 seconds, not 0.0"),
+        (["--layers", "lstn"], "unknown layer 'lstn'; did you mean 'lstm'?"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, said, tmp_path):
+    out, err, code = regard(*arguments, "--out", tmp_path / "out")
+    assert (out, err, code) == ("", f"regard: {said}\n", 2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_lengths_that_do_not_fit_are_refused_with_the_estimate(tmp_path):
+    _, err, code = regard("--lengths", 4_000_000, "--layers", "reference", "--out", tmp_path / "out", "--device", "cpu")  # fmt: skip
+    assert code == 2
+    assert err.startswith(
+        "regard: reference with --lengths 4000000 and a width of 64 needs about 640,"
+    )
+    assert "GB are free on the cpu" in err
+    assert len(err.splitlines()) == 1
