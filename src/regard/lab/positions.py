@@ -64,13 +64,14 @@ def measure(
     where = choose_device(device)
     keep_freed_memory()
     steps = STEPS if steps is None and seconds is None else steps
-    report = Report(length, d_model, list(bases), list(seeds), where.type)
+    budget = f"{steps:,} steps" if seconds is None else f"{seconds:g} seconds"
+    report = Report(length, d_model, list(bases), list(seeds), where.type, budget)
     console = Console(stderr=True, highlight=False, quiet=quiet)
     with Progress(console=console, transient=True, disable=quiet) as progress:
         measure_formula(report, progress)
         train_all(report, steps, seconds, device, progress)
     begin(out, "positions")
-    report.files += write_tables(out, "positions", report.to_dict(), report.rows())
+    report.files += write_tables(out, "positions", report.figures(), report.rows())
     report.files += draw_report(report, out)
     return report
 

@@ -40,6 +40,7 @@ class Report:
     bases: list[float]
     seeds: list[int]
     device: str
+    budget: str  # of each training
     findings: list[Finding] = field(default_factory=list)
     products: dict[float, list[float]] = field(default_factory=dict)  # over k, of PE(0)·PE(0)
     nearest: list[Nearest] = field(default_factory=list)
@@ -73,7 +74,7 @@ class Report:
 
     # ---- to keep ------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         return {
             "length": self.length, "d_model": self.d_model, "bases": self.bases,
             "findings": [one.to_dict() for one in [*self.findings, *self.checks()]],
@@ -85,16 +86,17 @@ class Report:
                 "device": self.device, "runs": [asdict(one) for one in self.trained],
             },
             "table_maps": {name: value for name, (value, _) in self.map_errors().items()},
-            "files": [str(path) for path in self.files],
         }  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.figures(), "files": [str(path) for path in self.files]}
 
     def rows(self) -> list[dict[str, Any]]:
         """A line for each figure."""
         lines: list[dict[str, Any]] = []
         for found in [*self.findings, *self.checks()]:
-            lines.append(
-                {"part": "training" if found.base is None else "formula", **found.to_dict()}
-            )
+            part = "training" if found.base is None else "formula"
+            lines.append({"part": part, **found.to_dict()})
         for near in self.nearest:
             values = near.to_dict()
             values["measured"] = values.pop("distance")
@@ -130,7 +132,7 @@ class Report:
         count = len(self.seeds)
         console.print(
             f"\nEvery position tells the token {SHIFT} places before it; trained on "
-            f"{TRAINED // 2} to {TRAINED} tokens, {self.trained[0].steps:,} steps, "
+            f"{TRAINED // 2} to {TRAINED} tokens, {self.budget}, "
             f"{count} seed{'s: mean±deviation' if count > 1 else ''}.\n% right by length, and at "
             f"positions from {TRAINED} on, which were never trained\n"
         )

@@ -1,0 +1,344 @@
+"""What is measured of positions is what an independent computation says; the theory is not taken on
+trust; and a model learns order exactly where it has positions."""
+
+import csv
+import io
+import json
+import math
+from contextlib import redirect_stderr, redirect_stdout
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from regard import Transformer
+from regard.cli import main
+from regard.lab import memory, positions_formula, positions_trained
+from regard.lab.drill import exercise_model
+from regard.lab.positions_formula import (
+    compare_all,
+    decay,
+    fit_map,
+    linear_map,
+    linear_maps,
+    map_error,
+    needed_memory,
+    wavelengths,
+)
+from regard.lab.positions_trained import (
+    MODEL,
+    SHIFT,
+    TESTED,
+    TRAINED,
+    best_blind,
+    beyond,
+    change_by_order,
+    kinds,
+    shifted,
+    table_maps,
+    train_kind,
+)
+
+
+def paper(positions, d_model, base):
+    """The formula of section 3.5, number by number."""
+    return np.array([
+        [(math.cos if i % 2 else math.sin)(p / base ** (i // 2 * 2 / d_model)) for i in range(d_model)]
+        for p in positions
+    ])  # fmt: skip
+
+
+def by_name(findings):
+    return {found.what: found for found in findings}
+
+
+# ---- the sinusoids ----------------------------------------------------------------------
+
+
+def test_the_linear_map_by_formula_takes_any_position_to_the_one_k_further_on():
+    for offset in (1, 7, 1000):
+        moved = paper([0, 3, 5000], 12, 50.0) @ linear_map(offset, 12, 50.0).numpy()
+        assert moved == pytest.approx(
+            paper([offset, 3 + offset, 5000 + offset], 12, 50.0), abs=1e-9
+        )
+
+
+def test_least_squares_finds_a_map_in_sinusoids_and_none_in_rows_of_chance():
+    rows = torch.from_numpy(paper(range(80), 8, 100.0))
+    matrix, left_out = fit_map(rows, 5)
+    assert left_out.tolist() == list(range(2, 75, 4))
+    assert map_error(matrix, rows[left_out], rows[left_out + 5]) < 1e-9
+    assert torch.allclose(matrix, linear_map(5, 8, 100.0), atol=1e-8), "80 positions say it all"
+    rows = torch.randn(80, 8, dtype=torch.float64)
+    matrix, left_out = fit_map(rows, 5)
+    assert map_error(matrix, rows[left_out], rows[left_out + 5]) > 0.8
+
+
+def test_a_map_fitted_on_few_positions_of_many_features_is_wrong_beyond_them():
+    found = by_name(linear_maps(32, 128, 10_000.0))
+    assert found["M_k by formula: error beyond"].agrees
+    assert found["M_k fitted: error between"].agrees
+    assert found["M_k fitted: error beyond"].measured > 0.1
+    assert not found["M_k fitted: error beyond"].agrees
+    assert found["independent rows of 96"].theory == 96
+    assert found["independent rows of 96"].measured < 96
+
+
+@pytest.mark.parametrize(("size", "base"), [(2, 100.0), (4, 30.0), (16, 10_000.0)])
+def test_the_nearest_two_are_those_of_all_pairs(monkeypatch, size, base):
+    monkeypatch.setattr(positions_formula, "POSITIONS", (16, 48, 128))
+    nearest, deviation = compare_all(size, base)
+    assert deviation < 1e-12
+    for found, count in zip(nearest, (16, 48, 128), strict=True):
+        rows = paper(range(count), size, base)
+        apart = np.linalg.norm(rows[:, None] - rows, axis=-1) + 9 * np.eye(count)
+        p, q = np.unravel_index(apart.argmin(), apart.shape)
+        assert found.positions == count
+        assert found.distance == pytest.approx(apart.min(), rel=1e-6)
+        assert found.offset == abs(p - q) or apart[0, found.offset] == pytest.approx(apart.min())
+        assert found.agrees
+
+
+def test_rows_whose_dot_product_knows_the_position_are_found_out(monkeypatch):
+    monkeypatch.setattr(positions_formula, "POSITIONS", (16, 48))
+    monkeypatch.setattr(
+        positions_formula,
+        "rows_of",
+        lambda start, end, size, base: torch.randn(end - start, size).double(),
+    )
+    nearest, deviation = compare_all(8, 100.0)
+    assert deviation > 0.1
+    assert not any(found.agrees for found in nearest)
+
+
+def test_wavelengths_go_from_two_pi_to_almost_base_times_two_pi():
+    found = by_name(wavelengths(256, 512, 10_000.0))
+    assert all(one.agrees for one in found.values())
+    assert found["shortest wavelength"].measured == pytest.approx(6.2832, abs=1e-4)
+    assert found["longest wavelength"].measured == pytest.approx(60_611.5, abs=0.1)
+    whole = sum(2 * math.pi * 10_000 ** (2 * i / 512) <= 256 for i in range(256))
+    assert found["pairs with a whole wave in 256"].measured == whole == 104
+
+
+@pytest.mark.parametrize("base", [100.0, 10_000.0])
+def test_the_dot_product_falls_with_the_logarithm_of_k(base):
+    rows = paper(range(256), 512, base)
+    products = rows @ rows[0] / (rows[0] @ rows[0])
+    found = by_name(decay(256, 512, base))
+    assert found["k where it is below half"].measured == np.argmax(products < 0.5)
+    assert found["k after which it first rises"].measured == np.argmax(np.diff(products) > 0)
+    law = np.arange(2, min(255, int(base / 4)) + 1)
+    slope = np.polyfit(np.log(law), products[law], 1)[0]
+    assert found["its slope over ln k"].measured == pytest.approx(slope)
+    assert found["its slope over ln k"].theory == pytest.approx(-1 / math.log(base))
+    assert all(one.agrees in (True, None) for one in found.values())
+
+
+def test_where_pairs_are_few_the_law_is_said_not_to_hold():
+    found = by_name(decay(256, 8, 10_000.0))
+    assert found["PE(0)·PE(k) minus sum of cosines"].agrees
+    assert found["k where it is below half"].agrees is False
+
+
+# ---- the task ---------------------------------------------------------------------------
+
+
+def test_every_position_is_to_tell_the_token_some_places_before_it():
+    random = np.random.default_rng(0)
+    tokens, where, answers = shifted(random, 40)
+    assert where.tolist() == list(range(SHIFT, 40))
+    assert answers.tolist() == tokens[: 40 - SHIFT].tolist()
+    tokens, where, answers = beyond(random, 100)
+    assert where.tolist() == list(range(TRAINED, 100))
+    assert answers.tolist() == tokens[TRAINED - SHIFT : 100 - SHIFT].tolist()
+
+
+def test_the_best_blind_guess_is_what_guessing_the_most_frequent_other_token_gives(monkeypatch):
+    monkeypatch.setattr(positions_trained, "TOLD", 60_000)
+    random, right = np.random.default_rng(5), []
+    for _ in range(6000):
+        tokens = random.integers(0, 16, 10)
+        for i in range(SHIFT, 10):
+            counts = np.bincount(np.delete(tokens, i), minlength=16)
+            right.append(tokens[i - SHIFT] == counts.argmax())
+    assert best_blind(10, 1) == pytest.approx(np.mean(right), abs=0.01)
+
+
+def test_without_positions_shuffling_changes_nothing_and_with_them_it_does():
+    for kind in kinds([100.0]):
+        torch.manual_seed(1)
+        model = Transformer(exercise_model({**MODEL, **kind.options}))
+        change = change_by_order(model, 1)
+        assert change < 1e-5 if kind.name == "none" else change > 1e-3, kind.name
+
+
+def test_a_learned_table_starts_as_far_from_a_linear_map_as_chance():
+    model = Transformer(exercise_model({**MODEL, "positions": "learned"}))
+    found = {one.table: one.error for one in table_maps(model, [100.0], 1)}
+    assert found["sinusoidal 100"] < 1e-9
+    assert found["learned"] > 1
+    assert found["chance"] > 1
+
+
+def test_rotary_positions_learn_order_and_no_positions_cannot(monkeypatch):
+    monkeypatch.setattr(positions_trained, "TOLD", 4096)
+    compared = {kind.name: kind for kind in kinds([100.0])}
+    watched = []
+    rotary, _ = train_kind(compared["rotary"], 1, 200, None, "cpu", watched.append)
+    none, model = train_kind(compared["none"], 1, 200, None, "cpu", watched.append)
+    assert rotary.steps == none.steps == 200
+    assert len(watched) == 400
+    assert rotary.right[TRAINED] > 0.9
+    assert none.right[TRAINED] < best_blind(TRAINED, 1) + 0.03
+    assert set(rotary.right) == set(TESTED)
+    assert set(rotary.beyond) == set(TESTED[1:])
+    assert change_by_order(model, 2) < 1e-5
+
+
+# ---- the command ------------------------------------------------------------------------
+
+
+def regard(*arguments):
+    """What the command line prints and says, and its exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr("sys.argv", ["regard", "lab", "positions", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return out.getvalue(), err.getvalue(), ended.value.code
+
+
+SIZES = ["--length", 24, "--d-model", 8, "--base", 20, 300, "--steps", 2, "--seed", 1, 2]
+
+
+@pytest.fixture(scope="module")
+def small():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positions_formula, "POSITIONS", (16, 64))
+        patch.setattr(positions_trained, "TOLD", 1024)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(small, tmp_path_factory):
+    """The folder, and what was printed."""
+    folder = tmp_path_factory.mktemp("positions") / "lab"
+    out, err, code = regard(*SIZES, "--device", "cpu", "--out", folder)
+    assert code == 0, err
+    return folder, out, err
+
+
+def test_what_is_printed_has_theory_beside_measurement(measured):
+    _, out, err = measured
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "shortest wavelength 20 6.283 6.283 yes" in lines
+    assert "d_model base of 16 of 64 agrees" in lines
+    assert "positions 64 128 256 512 ≥64 of 128 ≥64 of 512" in lines
+    assert "chance 6.2 6.2 6.2 6.2 6.2 6.2" in lines
+    for kind in ("sinusoidal 20", "sinusoidal 300", "learned", "rotary", "none"):
+        assert any(line.startswith(f"{kind} ") and line.count("±") == 6 for line in lines), kind
+    assert "Without positions it has not yet learned to guess as well as it could." in out
+    assert "trained 10 of 10: none, seed 2:" in err
+    assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("written"))
+
+
+def test_the_files_say_what_the_command_says(measured, small, tmp_path):
+    folder, _, _ = measured
+    names = {path.name for path in folder.iterdir()}
+    pictures = {
+        f"{name}.{end}" for name in ("positions", "positions-training") for end in ("png", "svg")
+    }
+    assert names == pictures | {"positions.json", "positions.csv", "regard-positions"}
+    kept = json.loads((folder / "positions.json").read_text())
+    out, err, code = regard(*SIZES, "--device", "cpu", "--out", folder, "--json", "--quiet")
+    assert (err, code) == ("", 0)
+    said = json.loads(out)
+    assert [path.rpartition("/")[2] for path in said["files"]] == [
+        "positions.json", "positions.csv", "positions.png", "positions.svg",
+        "positions-training.png", "positions-training.svg",
+    ]  # fmt: skip
+    for run in [*kept["training"]["runs"], *said["training"]["runs"]]:
+        del run["seconds"]
+    assert {key: value for key, value in said.items() if key != "files"} == kept, "not repeatable"
+    rows = list(csv.DictReader((folder / "positions.csv").open()))
+    told = [row for row in rows if row["what"] == "told right" and row["kind"] == "rotary"]
+    runs = [run for run in kept["training"]["runs"] if run["kind"] == "rotary"]
+    assert {(row["seed"], row["length"]): float(row["measured"]) for row in told} == {
+        (str(run["seed"]), n): right for run in runs for n, right in run["right"].items()
+    }
+    near = [row for row in rows if row["part"] == "uniqueness"]
+    assert len(near) == 2 * 3 * 2  # bases, widths up to 8, positions
+    assert len(kept["dot_product"]["20"]) == 24
+
+
+def test_the_pictures_name_what_they_show(measured):
+    folder, _, _ = measured
+
+    def words(name):
+        tree = ElementTree.fromstring((folder / name).read_bytes())
+        return {"".join(n.itertext()).strip() for n in tree.iter() if n.tag.endswith("}text")}
+
+    assert {"sinusoidal, base 20: 24 × 8", "d_model 4, base 300", "base 300, p = 0"} <= words(
+        "positions.svg"
+    )
+    training = words("positions-training.svg")
+    assert {
+        "sinusoidal 300",
+        "learned",
+        "rotary",
+        "none",
+        "chance",
+        "best blind to order",
+    } <= training
+    assert {"told right, %", "tokens", "512", "Positions from 64 on, never trained"} <= training
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--length", 1], "--length must be at least 2, not 1: positions are compared"),
+        (["--d-model", 5], "--d-model must be even, not 5: sinusoids come in sine and cosine pairs"),
+        (["--base", 100, 1], "--base must be above 1, not 1: it is what wavelengths grow by"),
+        (["--base", 100, 100], "--base 100 100: give up to 4 different ones"),
+        (["--base", 2, 3, 4, 5, 6], "--base 2 3 4 5 6: give up to 4 different ones"),
+        (["--steps", 0], "--steps must be at least 1, not 0"),
+        (["--seconds", 0], "--seconds must be above 0, not 0"),
+        (["--seconds", "nan"], "--seconds must be above 0, not nan"),
+        (["--seconds", 2, "--steps", 2], "--steps and --seconds exclude each other"),
+        (["--seed", 1, 1], "--seed 1 1: one of them stands there twice"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_refused_before_anything_is_done(
+    tmp_path, monkeypatch, options, said
+):
+    monkeypatch.chdir(tmp_path)
+    assert regard(*options) == ("", f"regard: {said}\n", 2)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / "theirs").touch()
+    _, said, code = regard("--out", tmp_path)
+    assert (said, code) == (
+        f"regard: {tmp_path} exists and is not of regard lab positions: take another --out\n", 2,
+    )  # fmt: skip
+
+
+def test_what_does_not_fit_memory_is_refused_with_the_estimate(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device: 10**9)
+    _, said, code = regard("--length", 512, "--d-model", 8192, "--out", tmp_path / "new")
+    needed = needed_memory(512, 8192) / 1e9
+    assert code == 2
+    assert said.startswith(
+        f"regard: --length 512 with --d-model 8192 needs about {needed:.1f} GB but 1.0 GB are free on the cpu"
+    )
+
+
+def test_a_time_instead_of_steps_ends_each_training(small, tmp_path):
+    out, err, code = regard(
+        "--length", 8, "--d-model", 2, "--base", 20, "--seconds", 0.05, "--seed", 1,
+        "--device", "cpu", "--quiet", "--out", tmp_path / "lab",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "0.05 seconds, 1 seed." in out
