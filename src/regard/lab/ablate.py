@@ -42,6 +42,7 @@ from regard.text.rows import Rows
 from regard.text.store import Store
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import choose_device
+from regard.view.info import final_scores
 
 NAME = "ablate"
 
@@ -159,6 +160,11 @@ def with_seed(config: Config, seed: int) -> Config:
 
 
 def failures(row: Row, seeds: Sequence[int], every: dict[tuple[str, int], Training]) -> list[str]:
-    """Why the row cannot be reported: the first of its seeds that failed."""
-    said = [(seed, every[row.name, seed].failed) for seed in seeds]
-    return [f"seed {seed}: {why}" for seed, why in said if why][:1]
+    """Why the row cannot be reported: the first of its seeds that failed, or that learned nothing
+    which has a figure."""
+    for seed in seeds:
+        one = every[row.name, seed]
+        why = one.failed or ("" if "loss" in final_scores(one.run) else "its loss is not finite")
+        if why:
+            return [f"seed {seed}: {why}"]
+    return []

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from regard.evaluating import SURE, WIDE
 from regard.lab.ablate_measured import NEAR, QUALITY, Result
-from regard.lab.ablate_rows import GROUPS
+from regard.lab.ablate_rows import GROUPS, SIGNS
 from regard.training.progress import duration
 from regard.view.picture import COLOURS, MARKERS, save_picture
 
@@ -99,6 +99,7 @@ class Report:
     def notes(self) -> list[str]:
         """What to know before a figure is believed; only what concerns the rows there are."""
         groups = {result.row.group for result in self.results}
+        rates = {result.row.config.training.learning_rate for result in self.results}
         rate = self.base.row.config.training.learning_rate
         said = []
         if len(self.seeds) > 1:
@@ -120,8 +121,8 @@ class Report:
         said.append(
             f"All rows have the base's recipe (learning rate {rate:.2g}, warm-up, steps): it was "
             "made for the base, and another row may do better with one of its own."
-            + (" Where d_model differs the rate is the paper's for that width, unless "
-               "training.learning_rate is set." if "C" in groups else "")
+            + (" Where d_model differs, so does the rate: it is the paper's for that width."
+               if len(rates) > 1 else "")
             + (" Post-norm in particular wants a lower rate than pre-norm." if "norm" in groups
                else "")
         )  # fmt: skip
@@ -254,14 +255,17 @@ def draw(report: Report) -> Figure:
             each = [scale * one - middle for one in result.qualities]
             panel.plot(each, [y] * len(each), "|", color=colour, markersize=9)
         panel.plot(
-            value, y, marker, color=colour, markersize=9, markeredgewidth=2, zorder=3,
+            value, y, marker, color=colour, markersize=10, markeredgewidth=1.6, zorder=3,
             markerfacecolor=colour if result.difference.significant else "white",
         )  # fmt: skip
     if len(report.seeds) > 1:
         deviation = statistics.stdev(scale * one for one in report.base.qualities)
         panel.axvspan(-deviation, deviation, color="#e0e0e0", zorder=0)
     panel.axvline(0, color="#222222", linewidth=1)
-    labels = [f"{result.row.name}   {result.row.differs()}" for result in rows]
+    labels = [  # where the name does not say it all
+        one.name + (f"   {one.differs()}" if one.changes.keys() & SIGNS.keys() else "")
+        for one in (result.row for result in rows)
+    ]
     panel.set_yticks(heights, labels)
     panel.grid(axis="y", visible=False)
     panel.set_ylim((heights[-1] if heights else 0) + 0.7, -0.7)
@@ -272,5 +276,5 @@ def draw(report: Report) -> Figure:
     else:
         said = "line: 95% interval of the row's own score over the examples"
     picture.suptitle("What each change does to the base", fontsize=17, weight="bold")
-    panel.set_title(f"full mark: significant (Holm, {SURE}); {said}", loc="left", fontsize=11)
+    panel.set_title(f"full mark: significant (Holm, {SURE})\n{said}", loc="left", fontsize=11)
     return picture
