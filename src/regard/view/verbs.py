@@ -101,7 +101,7 @@ def attention(options: argparse.Namespace) -> int:
     from regard.view.attention_pictures import draw_attention
     from regard.view.attention_rows import gather
 
-    out = options.out or options.model
+    out = options.out or options.model / "attention"
     out = out / "attention" if out.is_dir() else out
     page = out.suffix == ".html"
     if out.suffix not in ("", ".png", ".svg", ".html"):
