@@ -244,12 +244,11 @@ def draw_formula(report: Report) -> Figure:
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(16, 13), dpi=100, layout="constrained")
-    count = len(report.bases)
-    grid = picture.add_gridspec(2, 2 * count)
-    for i, base in enumerate(report.bases):
-        panel = picture.add_subplot(grid[0, 2 * i : 2 * i + 2])
+    above, below = picture.subfigures(2, 1, squeeze=False, height_ratios=(5, 6))[:, 0]
+    heat = above.subplots(1, len(report.bases), squeeze=False)[0]
+    for panel, base in zip(heat, report.bases, strict=True):
         draw_heat(panel, formula(report.length, report.d_model, base))
-    left, right = (picture.add_subplot(grid[1, at]) for at in (slice(count), slice(count, None)))
+    left, right = below.subplots(1, 2)
     draw_decay(left, report)
     draw_nearest(right, report)
     picture.suptitle("Sinusoidal positions", fontsize=17, weight="bold")
@@ -268,13 +267,20 @@ def draw_decay(panel: Axes, report: Report) -> None:
                    color="white", markeredgecolor=COLOURS[i], label=f"p = {LATER:,}")  # fmt: skip
         law = [x for x in k if x <= base / 2]
         values = [1 - (math.log(x) + EULER) / math.log(base) for x in law]
-        panel.plot(law, values, color="#777777", linewidth=1,
-                   label="1 − (ln k + 0.577) / ln base" if i == 0 else "")  # fmt: skip
+        panel.plot(law, values, color="#777777", linewidth=1)
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter("{x:,.0f}")
     panel.set(xlabel="k", ylabel="PE(p)·PE(p+k) / PE(p)·PE(p)")
-    panel.set_title("The dot product knows k, not p, and falls with ln k", loc="left", pad=12)
-    panel.legend(frameon=False, handlelength=4)
+    panel.set_title("Dot product over k; thin: 1 − (ln k + 0.577) / ln base", loc="left", pad=12)
+    add_legend(panel)
+
+
+def add_legend(panel: Axes) -> None:
+    """Below, where it covers nothing."""
+    panel.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False, handlelength=4,
+        fontsize=12,
+    )  # fmt: skip
 
 
 def draw_nearest(panel: Axes, report: Report) -> None:
@@ -293,7 +299,7 @@ def draw_nearest(panel: Axes, report: Report) -> None:
     panel.xaxis.set_minor_formatter("")
     panel.yaxis.set_major_formatter("{x:g}")
     panel.set_title("How near two positions come", loc="left", pad=12)
-    panel.legend(frameon=False, handlelength=4, fontsize=11)
+    add_legend(panel)
 
 
 def draw_training(report: Report) -> Figure:
