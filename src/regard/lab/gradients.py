@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.lab.memory import refuse
 from regard.model.config import ModelConfig
 from regard.model.transformer import Transformer
 from regard.tasks.task import Ids, packed
@@ -98,10 +97,3 @@ def measure_reach(config: ModelConfig, length: int, device: torch.device, seed: 
     random = np.random.default_rng(seed)
     tokens = random.integers(config.vocabulary_size, size=length)
     return reach(gradient_norms(model, [tokens], seed)[0])
-
-
-def refuse_tokens(config: ModelConfig, tokens: int, device: torch.device, option: str) -> None:
-    """Refuse sequences for which there is no memory: all that layers keep for the way back, as it
-    was measured for these kinds: about 40 D + 6 F numbers a token and layer."""
-    layer = 40 * config.d_model + 6 * config.d_ff
-    refuse(tokens * config.encoder_layers * layer * 8, device, option)

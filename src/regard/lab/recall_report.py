@@ -118,7 +118,7 @@ def draw(report: RecallReport) -> Figure:
     each = f"{school.steps} steps" if school.seconds is None else f"{school.seconds:g} s"
     panel.set_title(
         f"{school.layers} layers, {each} of training each; bars: lowest and highest seed; "
-        "▼ where the gradient says that the reach ends", loc="left", pad=26, fontsize=13,
+        "▼ where the gradient says that the reach ends", loc="left", pad=52, fontsize=13,
     )  # fmt: skip
     handles, names = panel.get_legend_handles_labels()
     picture.legend(
@@ -135,7 +135,7 @@ def draw_kinds(panel: Axes, report: RecallReport) -> None:
     for i, (kind, colour, dashes, marker) in enumerate(styles):
         found = kind["accuracies"]
         # A little aside of each other, so that lines at the top can be told apart.
-        x = [one["distance"] * 1.025 ** (i - len(report.kinds) // 2) for one in found]
+        x = [one["distance"] * 1.015 ** (i - len(report.kinds) // 2) for one in found]
         panel.plot(
             x, [100 * one["accuracy"] for one in found], color=colour, linestyle=dashes,
             marker=marker, markersize=8, linewidth=2, label=kind["title"], zorder=3,

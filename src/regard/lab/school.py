@@ -14,7 +14,6 @@ from rich.progress import Progress
 
 from regard.errors import InputError
 from regard.lab.drill import exercise_model, practise
-from regard.lab.gradients import refuse_tokens
 from regard.lab.kinds import check_kinds, kinds, title
 from regard.lab.lessons import (
     TRAINING,
@@ -26,6 +25,7 @@ from regard.lab.lessons import (
     row_tokens,
     tokens_before,
 )
+from regard.lab.memory import refuse
 from regard.lab.trainings import check_seeds
 from regard.model.config import ModelConfig
 from regard.model.transformer import Transformer
@@ -67,7 +67,17 @@ class School:
             if seed < 0:
                 raise InputError(f"--seed must be at least 0, not {seed}")
         where = choose_device(self.device)
-        refuse_tokens(self.config("attention"), row_tokens(longest), where, what)
+        refuse(self.needed_memory(longest, where), where, what)
+
+    def needed_memory(self, longest: int, device: torch.device) -> float:
+        """Bytes of a training step on the longest sequences, as it was measured: what layers keep
+        for the way back. Gradients of one such sequence in float64 need as many, and on a GPU the
+        whole matrix of attention with them, for which there is no lean kernel."""
+        keeps = max(90 if name in ("lstm", "gru") else 25 for name in self.mixers) * self.d_model
+        needed = 4.0 * keeps * self.layers * row_tokens(longest)
+        if device.type == "cuda" and "attention" in self.mixers:
+            needed += 3.0 * 8 * HEADS * longest**2
+        return needed
 
     def config(self, name: str) -> ModelConfig:
         return exercise_model({

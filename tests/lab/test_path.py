@@ -1,0 +1,229 @@
+"""Gradients against torch's own Jacobian, reach against the closed forms, and the command."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from regard.cli import main
+from regard.errors import InputError
+from regard.lab.gradients import (
+    SMALLEST,
+    decay,
+    gradient_norms,
+    measure_reach,
+    norms,
+    reach,
+    root_mean_square,
+)
+from regard.lab.kinds import KINDS, check_kinds, kinds, title
+from regard.lab.path import factor, geometric_mean, measure_model
+from regard.lab.school import School
+from regard.text.batching import Packed
+
+CPU = torch.device("cpu")
+
+
+def make(mixers=KINDS, **changes):
+    options = {
+        "mixers": list(mixers), "layers": 2, "d_model": 8, "window": 3, "kernel": 3,
+        "seconds": None, "steps": 6, "seeds": [1], "device": "cpu",
+    }  # fmt: skip
+    return School(**{**options, **changes})
+
+
+# ---- the gradient ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_norms_are_those_of_the_jacobian(name):
+    """Over many random vectors the mean square is the Frobenius norm of torch's Jacobian."""
+    model = make().new_model(name, 1).double()
+    tokens = np.random.default_rng(1).integers(33, size=7)
+    found = root_mean_square(gradient_norms(model, [tokens] * 3000))
+
+    source, table = torch.from_numpy(tokens), model.table("source")
+
+    def last(x):
+        hook = table.register_forward_hook(lambda *_: x / model.config.d_model**0.5)
+        out = model.hidden(Packed.of([source]))[-1]
+        hook.remove()
+        return out
+
+    x = table(source).detach() * model.config.d_model**0.5
+    jacobian = torch.autograd.functional.jacobian(last, x)  # [D, n, D]
+    expected = jacobian.square().sum((0, 2)).sqrt().flip(0).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0.06)
+    assert np.array_equal(found == 0, expected == 0)
+
+
+CLOSED = [  # kind, layers, window, kernel -> how far back
+    ("restricted", 1, 3, 3, 3), ("restricted", 3, 2, 3, 6), ("restricted", 2, 8, 3, 16),
+    ("convolution", 1, 8, 3, 1), ("convolution", 4, 8, 3, 4), ("convolution", 3, 8, 5, 6),
+    ("dilated", 1, 8, 3, 1), ("dilated", 2, 8, 3, 4), ("dilated", 3, 8, 3, 13),
+    ("dilated", 2, 8, 5, 12), ("feed-forward", 3, 8, 3, 0),
+    ("attention", 1, 8, 3, 29), ("lstm", 1, 8, 3, 29), ("gru", 2, 8, 3, 29),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "layers", "window", "kernel", "far"), CLOSED)
+def test_the_gradient_is_exactly_zero_where_the_closed_form_says(name, layers, window, kernel, far):
+    config = make(layers=layers, window=window, kernel=kernel).config(name)
+    assert measure_reach(config, 30, CPU) == far
+
+
+def test_a_dilated_convolution_reaches_every_place_up_to_its_farthest():
+    model = make(layers=3).new_model("dilated", 1)
+    tokens = np.random.default_rng(1).integers(33, size=40)
+    assert np.flatnonzero(gradient_norms(model, [tokens])[0]).tolist() == list(range(14))
+
+
+def test_the_model_that_is_measured_stays_as_it_was():
+    model = make().new_model("gru", 1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    gradient_norms(model, [np.arange(9)])
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert model.output_matrix().dtype == torch.float32
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_what_is_too_small_for_a_number_is_not_the_end_of_the_path():
+    assert reach(np.array([1.0, 0.5, 0.0, 0.0])) == 1
+    assert reach(np.array([1.0, 0.5, SMALLEST / 2, 0.0])) == 3
+
+
+def test_norms_of_very_small_numbers_do_not_vanish():
+    np.testing.assert_allclose(norms(np.array([[3e-200, 4e-200], [0, 0]]), 1), [5e-200, 0])
+
+
+def test_the_factor_of_an_exponential_is_found():
+    steps = [1, 2, 4, 8]
+    curve = 5 * 0.8 ** np.array(steps)
+    assert decay(steps, curve) == pytest.approx(0.8)
+    found = factor(steps, np.stack([curve, 0.9 ** np.array(steps)]))
+    assert found["mean"] == pytest.approx(0.85)
+    assert found["deviation"] == pytest.approx(np.std([0.8, 0.9], ddof=1))
+    assert factor(steps, curve[None])["deviation"] is None
+
+
+def test_means_over_seeds_are_geometric():
+    assert geometric_mean(np.array([[1.0, 0.0], [1e-4, 0.0]])) == pytest.approx([1e-2, 0])
+
+
+def test_recurrence_decays_and_attention_does_not():
+    school = make(layers=1, d_model=16)
+    distances = [1, 2, 4, 8, 16, 31]
+    gru, attention = (
+        measure_model(school.new_model(name, 1), 32, distances, 1) for name in ("gru", "attention")
+    )
+    assert 0.5 < decay(distances, gru.recalled) < 0.9
+    assert 0.95 < decay(distances, attention.recalled) < 1.05
+    assert gru.others.shape == (32,)
+
+
+# ---- the kinds ---------------------------------------------------------------------------
+
+
+def test_the_kinds_have_one_name_for_options_and_one_for_people():
+    assert kinds(window=5)["restricted"] == {"mixer": "attention", "window": 5}
+    assert kinds(kernel=7)["dilated"] == {"mixer": "dilated", "kernel": 7}
+    assert [title(name, 5, 7) for name in KINDS] == [
+        "self-attention", "restricted (r=5)", "LSTM", "GRU", "convolution (k=7)", "dilated (k=7)",
+        "feed-forward",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"unknown --mixers 'attenton'; did you mean 'attention'"):
+        check_kinds(["attenton"])
+
+
+# ---- the command -------------------------------------------------------------------------
+
+
+def lab(*words):
+    words = ["regard", "lab", *words, "--device", "cpu", "--quiet"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it
+        patch.setattr("sys.argv", list(map(str, words)))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return ended.value.code or 0
+
+
+def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
+    out = tmp_path / "path"
+    options = ["--length", 12, "--d-model", 8, "--steps", 6, "--seed", 1, 2, "--out", out]
+    assert lab("path", *options, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["distances"] == [1, 2, 4, 8, 11]
+    assert list(said["kinds"]) == list(KINDS)
+    for state in ("at initialisation", "after training"):
+        reached = {name: kind["states"][state]["reach"] for name, kind in said["kinds"].items()}
+        assert reached == {
+            "attention": 11, "restricted": 11, "lstm": 11, "gru": 11, "convolution": 2,
+            "dilated": 4, "feed-forward": 0,
+        }  # fmt: skip
+    assert said["kinds"]["convolution"]["states"]["after training"]["recalled"]["gradient"][2:] == [
+        0, 0, 0,
+    ]  # fmt: skip
+    assert said["kinds"]["gru"]["steps"] == [6, 6]
+    kept = json.loads((out / "path.json").read_text())
+    assert kept["kinds"] == said["kinds"]
+    with (out / "path.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 7 * 2 * 5
+    assert {row["gradient"] for row in rows if row["kind"] == "feed-forward"} == {"0.0"}
+    assert (out / "path.png").read_bytes().startswith(b"\x89PNG")
+    assert "restricted (r=8)" in (out / "path.svg").read_text()
+
+
+def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
+    names = ["convolution", "feed-forward"]
+    options = ["--length", 256, "--d-model", 8, "--steps", 1, "--seed", 1, "--mixers", *names]
+    assert lab("path", *options, "--out", tmp_path / "p") == 0
+    said = capsys.readouterr().out
+    assert "…" not in said
+    rows = [line.split() for line in said.splitlines() if line.startswith("feed-forward")]
+    assert rows == [["feed-forward", *["0"] * 9, "0"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--length", 2], "--length must be at least 3, not 2"),
+        (["--seconds", 0], "--seconds must be above 0, not 0"),
+        (["--seconds", "nan"], "--seconds must be above 0, not nan"),
+        (["--steps", 0], "--steps must be at least 1, not 0"),
+        (["--steps", 5, "--seconds", 5], "--seconds and --steps exclude each other"),
+        (["--mixers", "gruu"], "unknown --mixers 'gruu'; did you mean 'gru'?"),
+        (["--mixers", "gru", "gru"], "--mixers gru gru: one of them stands there twice"),
+        (["--seed", 1, 1], "--seed 1 1: one of them stands there twice"),
+        (["--seed", -1], "--seed must be at least 0, not -1"),
+        (["--layers", 0], "--layers must be at least 1, not 0"),
+        (["--window", 0], "--window must be at least 1, not 0"),
+        (["--kernel", 0], "--kernel must be at least 1, not 0"),
+        (["--d-model", 30], "--d-model must be a multiple of 4, not 30"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, capsys):
+    assert lab("path", *words, "--out", tmp_path / "path") == 2
+    assert capsys.readouterr().err.strip().removeprefix("regard: ") == said
+    assert not (tmp_path / "path").exists()
+
+
+def test_sequences_that_do_not_fit_memory_are_refused_with_the_estimate(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("regard.lab.memory.available_memory", lambda device: 2_000_000_000)
+    assert lab("path", "--length", 1_000_000, "--out", tmp_path / "path") == 2
+    # 2 sequences x 1e6 tokens x 2 layers x 90 x 64 numbers of 4 bytes
+    assert "--length 1000000 needs about 92.2 GB but 2.0 GB are free" in capsys.readouterr().err
+    assert School(["attention"], 2, 64, 8, 3, 1, None, [1], "cpu").needed_memory(
+        1_000_000, CPU
+    ) == pytest.approx(25.6e9)
+
+
+def test_a_folder_of_somebody_else_is_not_touched(tmp_path, capsys):
+    (tmp_path / "letters").write_text("mine")
+    assert lab("path", "--out", tmp_path) == 2
+    assert "is not of regard lab path: take another --out" in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""The exercise, the lessons, and the command that compares the kinds of layer."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from regard.cli import main
+from regard.lab.drill import Drill
+from regard.lab.kinds import KINDS
+from regard.lab.lessons import (
+    QUERY,
+    SYMBOLS,
+    Learned,
+    exercise,
+    exercises,
+    learn,
+    lesson_distances,
+    tokens_before,
+)
+from regard.lab.recall import summary, wilson
+from regard.lab.school import School
+
+
+def school(name, **changes):
+    options = {
+        "mixers": [name], "layers": 1, "d_model": 32, "window": 2, "kernel": 3,
+        "seconds": None, "steps": 6, "seeds": [1], "device": "cpu",
+    }  # fmt: skip
+    return School(**{**options, **changes})
+
+
+# ---- exercises and lessons ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "distance"), [(2, 1), (9, 1), (9, 5), (9, 8)])
+def test_the_answer_is_the_marked_token_so_many_steps_before_the_query(length, distance):
+    made = exercise(np.random.default_rng(1), length, distance)
+    marked = np.flatnonzero((made.tokens >= SYMBOLS) & (made.tokens < QUERY))
+    assert marked.tolist() == [length - 1 - distance]
+    assert made.tokens[-1] == QUERY
+    assert made.where.tolist() == [length - 1]
+    assert made.answers.tolist() == [made.tokens[marked[0]] - SYMBOLS]
+
+
+def test_answers_are_as_likely_as_each_other():
+    random = np.random.default_rng(1)
+    answers = [exercises(1)(random, 6).answers[0] for _ in range(1600)]
+    counts = np.bincount(answers, minlength=SYMBOLS)
+    assert len(counts) == SYMBOLS
+    assert counts.min() > 60
+
+
+def test_lessons_double_up_to_the_farthest_and_hold_what_is_asked():
+    assert lesson_distances(1) == [1]
+    assert lesson_distances(8) == [1, 2, 4, 8]
+    assert lesson_distances(11, [3, 11]) == [1, 2, 3, 4, 8, 11]
+
+
+@pytest.mark.parametrize(("layers", "kernel", "before"), [(1, 3, 0), (2, 3, 1), (3, 3, 4)])
+def test_there_is_room_to_go_too_far_and_back(layers, kernel, before):
+    assert tokens_before(layers, kernel, 100) == before
+    assert tokens_before(layers, kernel, 2) == min(before, 2)
+
+
+@pytest.fixture(scope="module")
+def window() -> Learned:
+    """One layer of attention with a window of 2, after lessons up to 4 back."""
+    pupil = school("restricted")
+    model = pupil.new_model("restricted", 1)
+    return learn(pupil.config("restricted"), [1, 2, 4], 0, steps=90, device="cpu", start=model)
+
+
+def test_lessons_end_where_the_reach_ends(window):
+    assert window.steps == 90
+    assert list(window.passed) == [1, 2]
+    assert 0 < window.passed[1] < window.passed[2] < window.seconds
+    drill = Drill(exercises(0))
+    accuracies = [drill.accuracy(window.model, t + 1, 400, 9) for t in (1, 2, 3, 4)]
+    assert min(accuracies[:2]) > 0.9
+    assert max(accuracies[2:]) < 0.2
+
+
+def test_what_has_learned_all_lessons_goes_on_until_the_end():
+    pupil, ticks = school("attention"), []
+    learned = learn(
+        pupil.config("attention"), [1, 2], 0, steps=80, device="cpu",
+        start=pupil.new_model("attention", 1), tick=lambda seconds, steps: ticks.append(steps),
+    )  # fmt: skip
+    assert list(learned.passed) == [1, 2]
+    assert learned.steps == len(ticks) == 80
+
+
+def test_time_ends_the_lessons():
+    pupil = school("gru")
+    model = pupil.new_model("gru", 1)
+    learned = learn(pupil.config("gru"), [1], 0, seconds=1e-9, device="cpu", start=model)
+    assert (learned.steps, learned.passed) == (1, {})
+
+
+def test_the_models_of_one_seed_start_from_the_same_weights():
+    pupil = school("gru")
+    one, same, other = (pupil.new_model("gru", seed).output_matrix() for seed in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+# ---- what is said ------------------------------------------------------------------------
+
+
+def test_the_interval_is_wilsons():
+    # Both ends solve (p - share)^2 = z^2 p (1 - p) / n.
+    for right, count in ((0, 256), (20, 256), (256, 256)):
+        for p in wilson(right, count):
+            assert (p - right / count) ** 2 == pytest.approx(1.96**2 * p * (1 - p) / count)
+    low, high = wilson(128, 256)
+    assert low < 0.5 < high
+
+
+def test_accuracy_is_over_all_seeds():
+    model = school("gru").new_model("gru", 1)
+    learned = [Learned(model, 10, 2.0, {4: 1.5}), Learned(model, 30, 2.0, {})]
+    found = summary([4], learned, [[256], [64]])
+    (one,) = found["accuracies"]
+    assert one["accuracy"] == 320 / 512
+    assert one["seeds"] == [1.0, 0.25]
+    assert one["learned_after_seconds"] == [1.5, None]
+    assert (one["low"], one["high"]) == wilson(320, 512)
+    assert found["ms_per_step"] == 100
+
+
+def lab(*words):
+    words = ["regard", "lab", "recall", *words, "--device", "cpu", "--quiet"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it
+        patch.setattr("sys.argv", list(map(str, words)))
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return ended.value.code or 0
+
+
+def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
+    out = tmp_path / "recall"
+    options = ["--distances", 24, 1, 3, "--d-model", 8, "--steps", 5, "--seed", 1, 2, "--out", out]
+    assert lab(*options, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["chance"] == 1 / 16
+    assert list(said["kinds"]) == list(KINDS)
+    assert {name: kind["reach"] for name, kind in said["kinds"].items()} == {
+        "attention": 25, "restricted": 16, "lstm": 25, "gru": 25, "convolution": 2, "dilated": 4,
+        "feed-forward": 0,
+    }  # fmt: skip
+    for kind in said["kinds"].values():
+        assert kind["steps"] == [5, 5]
+        assert [one["distance"] for one in kind["accuracies"]] == [1, 3, 24]
+        for one in kind["accuracies"]:
+            assert 0 <= one["low"] <= one["accuracy"] <= one["high"] <= 1
+            assert one["accuracy"] == pytest.approx(np.mean(one["seeds"]))
+    kept = json.loads((out / "recall.json").read_text())
+    assert kept["kinds"] == said["kinds"]
+    with (out / "recall.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 7 * 3 * 2
+    assert {row["steps"] for row in rows} == {"5"}
+    assert (out / "recall.png").read_bytes().startswith(b"\x89PNG")
+    svg = (out / "recall.svg").read_text()
+    assert "chance 6.2%" in svg
+    assert "restricted (r=8)" in svg
+
+
+def test_the_table_says_reach_steps_and_time(tmp_path, capsys):
+    options = ["--distances", 1, 64, "--d-model", 8, "--steps", 2, "--mixers", "convolution"]
+    assert lab(*options, "--layers", 3, "--seed", 1, "--out", tmp_path / "r") == 0
+    said = capsys.readouterr().out
+    assert "chance 6.2%" in said
+    row = next(line for line in said.splitlines() if line.startswith("convolution (k=3)")).split()
+    assert row[-3:-1] == ["3", "2"]  # reach, steps
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--distances", 4, 0], "--distances must be at least 1, not 0"),
+        (["--distances", 4, 4], "--distances 4 4: one stands there twice"),
+        (["--seconds", -1], "--seconds must be above 0, not -1"),
+        (["--mixers", "lsmt"], "unknown --mixers 'lsmt'; did you mean 'lstm'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, capsys):
+    assert lab(*words, "--out", tmp_path / "recall") == 2
+    assert capsys.readouterr().err.strip().removeprefix("regard: ") == said
+    assert not (tmp_path / "recall").exists()
+
+
+def test_distances_that_do_not_fit_memory_are_refused_with_the_estimate(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("regard.lab.memory.available_memory", lambda device: 2_000_000_000)
+    assert lab("--distances", 1_000_000, "--out", tmp_path / "recall") == 2
+    assert "--distances 1000000 needs about 92.2 GB but 2.0 GB" in capsys.readouterr().err
