@@ -26,6 +26,7 @@ from regard.lab.school import Bar, School
 from regard.lab.trainings import begin, check_out
 from regard.model.transformer import Transformer
 from regard.training.machine import keep_freed_memory
+from regard.training.processes import choose_device
 
 SEQUENCES = 8  # for each distance
 STATES = ("at initialisation", "after training")
@@ -46,22 +47,23 @@ def measure_path(out: Path, length: int, school: School, quiet: bool = False) ->
     school.check(length, f"--length {length}")
     check_out(out, "path")
     keep_freed_memory()
+    where = choose_device(school.device)
     distances = lesson_distances(length - 1)
-    found: dict[str, dict[str, list[Gradients]]] = {}
+    found: dict[str, dict[str, list[Gradients]]] = {
+        name: {state: [] for state in STATES} for name in school.mixers
+    }
     steps: dict[str, list[int]] = {name: [] for name in school.mixers}
     bar = Bar(school, quiet)
     with bar.progress:
-        for name in school.mixers:
-            found[name] = {state: [] for state in STATES}
-            for seed in school.seeds:
-                bar.name(f"{school.title(name)}, seed {seed}")
-                model = school.new_model(name, seed)
-                before = measure_model(model, length, distances, seed)
-                learned = school.teach(name, seed, length - 1, (), bar)
-                after = measure_model(learned.model, length, distances, seed)
-                for state, gradients in zip(STATES, (before, after), strict=True):
-                    found[name][state].append(gradients)
-                steps[name].append(learned.steps)
+        for seed, name in school.models():
+            bar.name(f"{school.title(name)}, seed {seed}")
+            model = school.new_model(name, seed)
+            before = measure_model(model.to(where), length, distances, seed)
+            learned = school.teach(name, seed, length - 1, (), bar)
+            after = measure_model(learned.model, length, distances, seed)
+            for state, gradients in zip(STATES, (before, after), strict=True):
+                found[name][state].append(gradients)
+            steps[name].append(learned.steps)
     report = PathReport(length, school, distances)
     for name, states in found.items():
         report.add(

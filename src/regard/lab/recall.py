@@ -43,19 +43,19 @@ def measure_recall(
     check_out(out, "recall")
     keep_freed_memory()
     report = RecallReport(school, distances, QUESTIONS)
+    before = school.before(farthest)
+    learned: dict[str, list[Learned]] = {name: [] for name in school.mixers}
+    right: dict[str, list[list[int]]] = {name: [] for name in school.mixers}
     bar = Bar(school, quiet)
     with bar.progress:
+        for seed, name in school.models():
+            bar.name(f"{school.title(name)}, seed {seed}")
+            learned[name].append(school.teach(name, seed, farthest, distances, bar))
+            right[name].append(ask(learned[name][-1], distances, before, seed))
+        where = choose_device(school.device)
         for name in school.mixers:
-            learned, right = list[Learned](), list[list[int]]()
-            for seed in school.seeds:
-                bar.name(f"{school.title(name)}, seed {seed}")
-                learned.append(school.teach(name, seed, farthest, distances, bar))
-                right.append(ask(learned[-1], distances, school.before(farthest), seed))
-            reach = measure_reach(
-                school.config(name), farthest + 1 + school.before(farthest),
-                choose_device(school.device),
-            )  # fmt: skip
-            report.add(name, reach, summary(distances, learned, right))
+            reach = measure_reach(school.config(name), farthest + 1 + before, where)
+            report.add(name, reach, summary(distances, learned[name], right[name]))
     begin(out, "recall")
     report.files += write_tables(out, "recall", report.to_dict(), report.rows())
     report.files += draw_recall(report, out)

@@ -4,8 +4,9 @@ are put into, and how long it learns."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -68,6 +69,11 @@ class School:
                 raise InputError(f"--seed must be at least 0, not {seed}")
         where = choose_device(self.device)
         refuse(self.needed_memory(longest, where), where, what)
+
+    def models(self) -> Iterator[tuple[int, str]]:
+        """(seed, kind): all kinds, again and again, so that a machine that is busy for a while is
+        not unfair to one of them."""
+        return product(self.seeds, self.mixers)
 
     def needed_memory(self, longest: int, device: torch.device) -> float:
         """Bytes of a training step on the longest sequences, as it was measured: what layers keep
