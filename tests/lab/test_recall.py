@@ -20,7 +20,7 @@ from regard.lab.lessons import (
     lesson_distances,
     tokens_before,
 )
-from regard.lab.recall import summary, wilson
+from regard.lab.recall import QUESTIONS, summary, wilson
 from regard.lab.school import School
 
 
@@ -122,12 +122,12 @@ def test_the_interval_is_wilsons():
 def test_accuracy_is_over_all_seeds():
     model = school("gru").new_model("gru", 1)
     learned = [Learned(model, 10, 2.0, {4: 1.5}), Learned(model, 30, 2.0, {})]
-    found = summary([4], learned, [[256], [64]])
+    found = summary([4], learned, [[QUESTIONS], [QUESTIONS // 4]])
     (one,) = found["accuracies"]
-    assert one["accuracy"] == 320 / 512
+    assert one["accuracy"] == 0.625
     assert one["seeds"] == [1.0, 0.25]
     assert one["learned_after_seconds"] == [1.5, None]
-    assert (one["low"], one["high"]) == wilson(320, 512)
+    assert (one["low"], one["high"]) == wilson(QUESTIONS * 5 // 4, 2 * QUESTIONS)
     assert found["ms_per_step"] == 100
 
 

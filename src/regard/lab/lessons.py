@@ -97,7 +97,7 @@ def learn(
             shown = done.seconds
             if lesson == len(distances) or done.steps % CHECK:
                 return False
-            some = max(32, min(128, 8192 // goal))
+            some = max(20, min(100, 4096 // goal))
             passed = drill.accuracy(done.model, goal, some, seed + done.steps) >= PASS
             if passed:
                 learned.passed[distances[lesson]] = learned.seconds + done.seconds

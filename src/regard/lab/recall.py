@@ -24,7 +24,7 @@ from regard.lab.trainings import begin, check_out
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import choose_device
 
-QUESTIONS = 256  # for each distance and seed
+QUESTIONS = 128  # for each distance and seed
 UNSEEN = 10_000_000  # seed of the questions: not one that exercises are made from
 
 

@@ -163,7 +163,7 @@ def school_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--kernel", type=int, default=KERNEL, metavar="K", help=f"of convolutions ({KERNEL})"
     )
-    verb.add_argument("--seconds", type=float, metavar="S", help="of training, each model (10)")
+    verb.add_argument("--seconds", type=float, metavar="S", help="of training, each model (8)")
     verb.add_argument("--steps", type=int, metavar="N", help="of training, instead of seconds")
     verb.add_argument(
         "--seed", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
@@ -173,7 +173,7 @@ def school_options(verb: argparse.ArgumentParser) -> None:
 def chosen_school(options: argparse.Namespace) -> School:
     from regard.lab.school import School
 
-    seconds = 10.0 if options.seconds is None and options.steps is None else options.seconds
+    seconds = 8.0 if options.seconds is None and options.steps is None else options.seconds
     return School(
         options.mixers, options.layers, options.d_model, options.window, options.kernel, seconds,
         options.steps, options.seed, options.device,
