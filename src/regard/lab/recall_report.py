@@ -143,11 +143,17 @@ def draw_kinds(panel: Axes, report: RecallReport) -> None:
         for at, one in zip(x, found, strict=True):
             ends = [100 * min(one["seeds"]), 100 * max(one["seeds"])]
             panel.plot([at, at], ends, color=colour, linewidth=1.5)
-        if 0 < kind["reach"] < report.distances[-1]:
-            panel.annotate(
-                f"{kind['title']}\n▼", (kind["reach"], 102.5), color=colour, fontsize=11,
-                ha="center", va="bottom", annotation_clip=False,
-            )  # fmt: skip
+    ends = [one for one in report.kinds.values() if 0 < one["reach"] < report.distances[-1]]
+    ends.sort(key=lambda one: one["reach"])
+    raised, before = 0, 0.0
+    for kind in ends:  # two that would meet stand at two heights
+        raised = 1 - raised if kind["reach"] < 1.9 * before else 0
+        before = kind["reach"]
+        gap = "\n" * (1 + raised)
+        panel.annotate(
+            f"{kind['title']}{gap}▼", (before, 102.5), fontsize=11,
+            ha="center", va="bottom", annotation_clip=False,
+        )  # fmt: skip
     panel.axhline(100 * CHANCE, color="#777777", linewidth=1, linestyle=(0, (2, 2)))
     panel.annotate(
         f"chance {CHANCE:.1%}", (1, 100 * CHANCE), (4, -4), xycoords=("axes fraction", "data"),
