@@ -174,17 +174,17 @@ class Report:
         return table
 
     def training_table(self) -> Table:
-        table = Table("positions", box=None, pad_edge=False)
+        table = Table("positions", box=None, padding=(0, 1, 0, 0))
         for length in TESTED:
             table.add_column(f"{length}", justify="right")
         for length in (TESTED[1], TESTED[-1]):
-            table.add_column(f"≥{TRAINED} of {length}", justify="right")
+            table.add_column(f"≥{TRAINED}\nof {length}", justify="right")
         for kind in self.kinds:
             cells = [self.accuracy(kind, length) for length in TESTED]
             cells += [self.accuracy(kind, length, True) for length in (TESTED[1], TESTED[-1])]
             table.add_row(kind, *(percent(cell, len(self.seeds)) for cell in cells))
         blind = [f"{100 * self.blind[length]:.1f}" for length in TESTED]
-        table.add_row("best blind to order", *blind)
+        table.add_row("best blind guess", *blind)
         chance = f"{100 / VOCABULARY:.1f}"
         table.add_row("chance", *[chance] * (len(TESTED) + 2))
         return table
@@ -332,7 +332,7 @@ def draw_accuracy(panel: Axes, report: Report, beyond: bool) -> None:
         labels.append((Point(lengths[-1], shares[-1]), kind, colour))
     blind = [100 * report.blind[n] for n in lengths]
     panel.plot(lengths, blind, color="#777777", linewidth=1)
-    labels.append((Point(lengths[-1], blind[-1]), "best blind to order", "#555555"))
+    labels.append((Point(lengths[-1], blind[-1]), "best blind guess", "#555555"))
     panel.axhline(100 / VOCABULARY, color="#777777", linewidth=1, linestyle=(0, (1.5, 1.5)))
     labels.append((Point(lengths[-1], 100 / VOCABULARY), "chance", "#555555"))
     panel.set(xscale="log", xlabel="tokens", ylabel="told right, %", ylim=(0, 103))
