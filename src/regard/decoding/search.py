@@ -144,7 +144,9 @@ class Search:
                 "a search reads something before its first step for all its sentences or for none: "
                 "use decode, which keeps them apart"
             )
-        engine = Captured if self.model.output_matrix().is_cuda else Eager
+        # A captured program encodes a rectangle; only attention knows how to ignore its padding.
+        captured = self.model.output_matrix().is_cuda and self.model.config.mixer == "attention"
+        engine = Captured if captured else Eager
         self.engine = engine(self.model, job)
         yield from self.engine
 
