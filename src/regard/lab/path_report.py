@@ -107,15 +107,16 @@ def draw(report: PathReport) -> Figure:
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(16, 8.5), dpi=100, layout="constrained")
-    panels = picture.subplots(1, 2, sharey=True)
+    panels = picture.subplots(1, 2)
     states = list(next(iter(report.kinds.values()))["states"])
     for panel, state in zip(panels, states, strict=True):
         draw_state(panel, report, state)
         panel.set_title(state[0].upper() + state[1:], loc="left", pad=14)
-    panels[0].set_ylabel("gradient, log scale")
-    values = [row["gradient"] for row in report.rows() if row["gradient"] > 0]
-    low = max(FLOOR, min(values, default=0.1))
-    panels[0].set_ylim(10 ** (math.floor(math.log10(low)) - 1), 10 * max(values, default=1.0))
+        panel.set_ylabel("gradient (log scale, each panel its own)")
+        found = [row["gradient"] for row in report.rows() if row["state"] == state]
+        values = [value for value in found if value > 0] or [1.0]
+        low = math.floor(math.log10(max(FLOOR, min(values))))
+        panel.set_ylim(10.0 ** (low - 0.5), 3 * max(values))
     handles, names = panels[0].get_legend_handles_labels()
     picture.legend(
         handles, names, loc="outside lower center", ncols=4, handlelength=5, frameon=False,
