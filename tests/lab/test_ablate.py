@@ -23,7 +23,7 @@ from regard.errors import InputError
 from regard.lab import ablate_measured
 from regard.lab.ablate_measured import Result, compare, together
 from regard.lab.ablate_rows import BASE, GROUPS, make_rows
-from regard.lab.significance import holm, incomplete_beta, student_tails, welch
+from regard.lab.significance import Spread, holm, incomplete_beta, pooled, student, student_tails
 from regard.model.parameters import closed_form
 from regard.text.builtin import builtin_corpus
 
@@ -67,23 +67,27 @@ def test_the_incomplete_beta_is_the_tail_of_a_binomial(a, b, x):
     assert incomplete_beta(a, b, 1) == 1
 
 
-def test_welch_gives_the_figures_of_a_published_example():
-    # https://en.wikipedia.org/wiki/Welch%27s_t-test, examples 1 and 2 of its table
+def test_student_gives_the_figures_of_a_published_example():
+    # https://en.wikipedia.org/wiki/Welch%27s_t-test, the first example of its table
     first = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7,
              21.4]  # fmt: skip
     second = [27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8, 22.0, 24.8, 20.2, 21.9, 22.1, 22.9, 20.5,
               24.4]  # fmt: skip
-    found = welch(first, second)
+    spread = pooled([first, second])
+    found = student(first, second, spread)
+    assert spread.freedom == 28
     assert found.difference / found.error == pytest.approx(-2.46, abs=0.005)
-    assert found.freedom == pytest.approx(25.0, abs=0.05)
     assert found.p == pytest.approx(0.021, abs=0.0005)
 
 
 def test_what_never_varies_differs_for_certain_or_not_at_all():
-    assert welch([2.0, 2.0], [1.0, 1.0]).p == 0
-    assert welch([2.0, 2.0], [2.0, 2.0]).p == 1
-    tiny = welch([1e-200, 2e-200], [3e-200, 5e-200])
-    assert 0 <= tiny.p <= 1
+    assert student([2.0, 2.0], [1.0, 1.0], Spread(0.0, 2)).p == 0
+    assert student([2.0, 2.0], [2.0, 2.0], Spread(0.0, 2)).p == 1
+
+
+def test_the_spread_of_all_rows_is_that_around_their_own_means():
+    spread = pooled([[1.0, 3.0], [10.0, 10.0], [5.0, 6.0, 7.0]])
+    assert spread == Spread(pytest.approx(math.sqrt((2 + 0 + 2) / 4)), 4)
 
 
 def test_holm_multiplies_by_what_is_left_and_never_turns_the_order():
@@ -198,7 +202,7 @@ def made_up(tmp_path, scores, curves=()):
     return found
 
 
-def test_differences_are_means_over_seeds_with_welchs_p_and_holms_correction(tmp_path):
+def test_differences_are_means_over_seeds_with_students_p_and_holms_correction(tmp_path):
     scores = {
         BASE: [30.0, 31.0, 32.0],
         "A-heads-1": [20.0, 21.0, 20.5],
@@ -209,7 +213,9 @@ def test_differences_are_means_over_seeds_with_welchs_p_and_holms_correction(tmp
     worse, same = found[1].difference, found[2].difference
     assert worse.value == pytest.approx(20.5 - 31)
     assert same.value == pytest.approx(92.5 / 3 - 31)
-    alone = [welch(scores[name], scores[BASE]).p for name in ("A-heads-1", "E-learned")]
+    spread = pooled(list(scores.values()))
+    names = ("A-heads-1", "E-learned")
+    alone = [student(scores[name], scores[BASE], spread).p for name in names]
     assert [worse.p, same.p] == alone
     assert worse.adjusted == pytest.approx(2 * alone[0])
     assert (worse.significant, same.significant) == (True, False)
@@ -361,7 +367,7 @@ def test_the_object_has_every_row_with_mean_spread_and_significance(second, fold
     assert second["rows"][0]["parameters"] == second["rows"][1]["parameters"]
     config = Config.load(folder / "lab" / "runs" / "A-heads-1-2" / "config.yaml")
     assert (config.model.heads, config.model.head_size, config.training.seed) == (1, 16, 2)
-    assert any("Welch" in note for note in second["notes"])
+    assert any("Student" in note for note in second["notes"])
 
 
 def test_the_files_say_the_same_as_the_object(second, folder):

@@ -1,7 +1,7 @@
 """What `regard lab ablate` measures of a row: quality, its difference to the base, time of a step,
 and the time it takes to become as good as most of the base.
 
-Several seeds: Welch's t-test over the trainings. One seed: the paired bootstrap of `regard
+Several seeds: Student's t-test over the trainings. One seed: the paired bootstrap of `regard
 evaluate --against` over the examples, which knows nothing of how another seed would have trained.
 """
 
@@ -20,7 +20,7 @@ import torch
 
 from regard.evaluating import SURE, evaluated, judged
 from regard.lab.ablate_rows import Row
-from regard.lab.significance import holm, welch
+from regard.lab.significance import holm, pooled, student
 from regard.lab.stepping import time_steps
 from regard.model.parameters import closed_form
 from regard.models import load
@@ -152,8 +152,9 @@ def compare(found: Sequence[Result]) -> None:
     """The difference of each row to the base, which is the first; p corrected for their number."""
     base, others = found[0], found[1:]
     if len(base.runs) > 1:
+        spread = pooled([result.qualities for result in found])
         for result in others:
-            test = welch(result.qualities, base.qualities)
+            test = student(result.qualities, base.qualities, spread)
             result.difference = Difference(test.difference, test.p, test.error)
     differences = [one.difference for one in others if one.difference is not None]
     for one, p in zip(differences, holm([one.p for one in differences]), strict=True):

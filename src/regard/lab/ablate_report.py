@@ -104,9 +104,9 @@ class Report:
         said = []
         if len(self.seeds) > 1:
             said.append(
-                f"p: Welch's t-test over {len(self.seeds)} seeds of each row, after Holm's "
-                f"correction for {len(self.results) - 1} comparisons; {STAR}: below {SURE}. "
-                "±: standard deviation over the seeds. Few seeds find large differences only."
+                f"p: Student's t-test over {len(self.seeds)} seeds of each row, their deviation "
+                f"pooled over all rows, after Holm's correction for {len(self.results) - 1} "
+                f"comparisons; {STAR}: below {SURE}. ±: standard deviation of the row's own seeds."
             )
         else:
             said.append(

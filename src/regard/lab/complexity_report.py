@@ -26,7 +26,8 @@ EXPLAINED = {
     "of n is nearer to 1 and that of d nearer to 2.",
     "restricted": "Restricted self-attention: the projections again, which do not depend on r and "
     "make the exponent of d nearer to 2; and the engine works in pieces of at least 64 queries "
-    "with all keys that one of them sees, so that it computes more than the definition asks for. "
+    "with all keys that one of them sees, so that it computes more than the definition asks for, "
+    "and from n = 2 max(64, r) on its chain is two operations longer. "
     "A layer sees r tokens to each side, so the path is (n - 1) / r.",
     "convolution": "Convolution: table 1 has one path length, O(log_k n); the text below it gives "
     "that to dilated kernels and O(n / k) to contiguous ones, and books repeat one or the other "
@@ -99,6 +100,7 @@ class Report:
             f"{found.widths[-1]:,}, r = {found.window}, k = {found.kernel}; {found.machine}\n"
         )
         console.print(self.counts())
+        console.print(self.chains())
         console.print(self.costs())
         if self.crossings:
             console.print(self.passing())
@@ -114,34 +116,44 @@ class Report:
             console.print(f"written: {path}", soft_wrap=True)
 
     def counts(self) -> Table:
-        """Theory beside what was counted; ✓: they agree."""
-        table = Table(
-            title="Counted: ✓ agrees with the table's exponent or form", title_justify="left"
-        )
-        for name in ("layer", "parameters", "operations O", "exponent of n", "exponent of d",
-                     "computed / needed", "sequential O", "chain", "path O", "path"):  # fmt: skip
-            table.add_column(name)
+        table = plain(
+            "Counted: parameters and operations; ✓: as the closed form or the paper's table has it",
+            "layer", "parameters", "operations", "exponent of n", "of d", "computed / needed",
+        )  # fmt: skip
         for row in self.rows:
-            last = row.chain[-1] if row.chain else (0, 0)
             table.add_row(
                 self.found.title(row.layer), f"{row.parameters} {mark(row.parameters_agree)}",
-                row.operations, f"{said_fit(row.in_n)} {mark(row.in_n_agrees)}",
-                f"{said_fit(row.in_d)} {mark(row.in_d_agrees)}",
-                f"{row.computed_over_needed:.2f}", row.sequential,
-                f"{last[1]:,} at n={last[0]:,} {mark(row.sequential_agrees)}", row.path,
-                f"{said_path(row.paths)} {mark(row.path_agrees)}" if row.paths else "",
+                f"O({row.operations})", f"{said_fit(row.in_n)} {mark(row.in_n_agrees)}",
+                f"{said_fit(row.in_d)} {mark(row.in_d_agrees)}" if row.in_d else "",
+                f"{row.computed_over_needed:.2f}",
+            )  # fmt: skip
+        return table
+
+    def chains(self) -> Table:
+        n, far = self.found.steps[-1]["n"], self.found.paths[-1]["n"] if self.found.paths else 0
+        table = plain(
+            "Counted: operations that wait for each other; layers (of a recurrence: steps) from "
+            "the first input to the last output",
+            "layer", "sequential", f"chain, n = {n:,}", "path", f"counted, n = {far:,}",
+        )  # fmt: skip
+        for row in self.rows:
+            count = dict(row.paths).get(far)
+            path = f"O({row.path})" if row.path != "never" else row.path
+            table.add_row(
+                self.found.title(row.layer), f"O({row.sequential})",
+                f"{dict(row.chain).get(n, 0):,} {mark(row.sequential_agrees)}", path,
+                f"{'none' if count is None else f'{count:,}'} {mark(row.path_agrees)}"
+                if row.paths else "",
             )  # fmt: skip
         return table
 
     def costs(self) -> Table:
         found = self.found
         d = middle(found.widths)
-        table = Table(
-            title=f"Measured at d = {d:,}; exponents of n from {LONG:,} tokens on",
-            title_justify="left",
-        )
-        for name in ("layer", "pass", "longest n", "ms", "exponent", "MB", "exponent", "of peak"):
-            table.add_column(name, justify="left" if name in ("layer", "pass") else "right")
+        table = plain(
+            f"Measured at d = {d:,}; exponents of n from {LONG:,} tokens on",
+            "layer", "pass", "longest n", "ms", "exponent", "MB", "exponent", "of peak",
+        )  # fmt: skip
         for row in self.rows:
             for which in PASSES:
                 one = row.longest.get(which)
@@ -158,13 +170,10 @@ class Report:
 
     def passing(self) -> Table:
         """From which length on self-attention takes longer than the others."""
-        table = Table(
-            title="Self-attention takes longer than this one from n = ... on", title_justify="left"
-        )
-        table.add_column("layer")
-        table.add_column("by")
-        for d in self.found.widths:
-            table.add_column(f"d = {d:,}", justify="right")
+        table = plain(
+            "Self-attention takes longer than this layer from n = ... on",
+            "layer", "by", *(f"d = {d:,}" for d in self.found.widths),
+        )  # fmt: skip
         for rival in dict.fromkeys(one["rival"] for one in self.crossings):
             own = [one for one in self.crossings if one["rival"] == rival]
             table.add_row(
@@ -175,6 +184,14 @@ class Report:
                 cells = {one["d"]: said_crossing(one) for one in own if one["pass"] == which}
                 table.add_row("", which, *(cells.get(d, "") for d in self.found.widths))
         return table
+
+
+def plain(title: str, *columns: str) -> Table:
+    """A table that also fits a narrow terminal."""
+    table = Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i < 2 else "right")
+    return table
 
 
 def make_report(found: Findings) -> Report:

@@ -91,7 +91,7 @@ class Drill:
             batch = self.exercises(lengths, device, random)
             assert batch.source is not None
             hidden = model.hidden(batch.source)[batch.where]  # [t, D]
-            told = (model.head.words(hidden) @ model.output_matrix().t()).argmax(-1)
+            told = model.head(hidden, batch.source, model.output_matrix()).argmax(-1)
             right, total = right + int((told == batch.labels).sum()), total + batch.tokens
         return right / total
 

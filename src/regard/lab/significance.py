@@ -1,8 +1,9 @@
-"""Is a difference between two sets of trainings more than chance? Welch's t-test and Holm's rule.
+"""Is a difference between two sets of trainings more than chance? Student's t-test and Holm's rule.
 
-Welch's test allows each side its own spread, which models that learn better or worse have. Many
-rows against one base would find "differences" by chance alone; Holm's correction (1979) keeps the
-chance that any of them is a false one below the level that a single test has.
+Two or three seeds of a row say little about how far seeds fall apart; those of all rows together
+say it well, so their deviation is pooled, as in an analysis of variance. It is taken to be the same
+in every row. Many rows against one base would find "differences" by chance alone; Holm's correction
+(1979) keeps the chance that any of them is a false one below the level that a single test has.
 """
 
 from __future__ import annotations
@@ -16,27 +17,34 @@ SMALL = 1e-300  # stands for a zero that something is divided by
 
 
 @dataclass(frozen=True)
-class Welch:
+class Spread:
+    """How far a training falls from the mean of its own row, over all rows together."""
+
+    deviation: float
+    freedom: int  # degrees: trainings less rows
+
+
+def pooled(rows: Sequence[Sequence[float]]) -> Spread:
+    """At least one row with two values."""
+    squares = sum(statistics.variance(row) * (len(row) - 1) for row in rows if len(row) > 1)
+    freedom = sum(len(row) - 1 for row in rows)
+    return Spread(math.sqrt(squares / freedom), freedom)
+
+
+@dataclass(frozen=True)
+class Test:
     difference: float  # mean of ours - mean of theirs
     error: float  # its standard error
-    freedom: float  # degrees of freedom (Satterthwaite); 0 where nothing varies
     p: float  # two-sided
 
 
-def welch(ours: Sequence[float], theirs: Sequence[float]) -> Welch:
-    """At least two values on each side."""
-    parts = [statistics.variance(side) / len(side) for side in (ours, theirs)]
+def student(ours: Sequence[float], theirs: Sequence[float], spread: Spread) -> Test:
+    """Student's t-test with the spread of all rows."""
     difference = statistics.fmean(ours) - statistics.fmean(theirs)
-    variance = sum(parts)
-    if variance == 0:  # the same again and again: any difference is one
-        return Welch(difference, 0.0, 0.0, 0.0 if difference else 1.0)
-    # Shares of the variance, since the squares of tiny variances would be zeros.
-    shares = [part / variance for part in parts]
-    freedom = 1 / sum(
-        share**2 / (len(side) - 1) for share, side in zip(shares, (ours, theirs), strict=True)
-    )
-    error = math.sqrt(variance)
-    return Welch(difference, error, freedom, student_tails(difference / error, freedom))
+    error = spread.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs))
+    if error == 0:  # the same again and again: any difference is one
+        return Test(difference, 0.0, 0.0 if difference else 1.0)
+    return Test(difference, error, student_tails(difference / error, spread.freedom))
 
 
 def student_tails(t: float, freedom: float) -> float:

@@ -7,6 +7,7 @@ mixer. All of them keep to their own sequence of the packed row.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,10 @@ from torch.nn.utils.rnn import PackedSequence
 from regard.model.config import ModelConfig
 from regard.model.linear import Linear
 from regard.text.batching import positions_of
+
+# cuDNN takes bfloat16 weights, but torch does not keep them in one piece for it, and says so at
+# every new model.
+warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
 
 
 class RowPlan:
