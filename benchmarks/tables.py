@@ -118,7 +118,7 @@ ABLATION = """\
 These are short trainings of a small model: what is ahead after them need not stay ahead. With a
 recurrent or convolutional encoder it learns faster here than with self-attention, at as many steps.
 The trainings were made 8 to 14 at once, in three calls of the command below. A step of so small a
-model waits for the host, not for the GPU: differences of less than a fifth in `ms a step` are noise.
+model waits for the host, not for the GPU: differences below a fifth in `ms a step` are noise.
 """
 
 
