@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from regard.errors import InputError
+
 PREFIX = ".tmp-"  # nothing with this name is ever read
 
 
@@ -25,6 +27,18 @@ def write_file(path: Path, content: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_result(path: Path, content: bytes | str) -> None:
+    """The same for a place that the user named: its folder is made, and what is in the way is said
+    in one line."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
+    except (FileExistsError, NotADirectoryError):
+        raise InputError(f"{path} cannot be written: {path.parent} is not a folder") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def test_a_model_without_positions_says_which_views_it_has(folder):
     assert code == 2
     assert said == (
         f"regard: {where} has no positions (model.positions=none): "
-        "its views are regard view attention and regard view curves\n"
+        "its views are regard view attention and curves\n"
     )
 
 
@@ -147,6 +147,17 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(tmp_path, monkeypatch, opti
     monkeypatch.chdir(tmp_path)
     assert regard(*options) == ("", f"regard: {said}\n", 2)
     assert not any(tmp_path.iterdir())
+
+
+def test_weights_without_the_table_that_the_configuration_names_are_refused(folder):
+    where, model = folder("learned")
+    weights = dict(model.state_dict())
+    del weights["decoder.positions.weight"]
+    save_file(weights, where / "model.safetensors")
+    _, said, code = regard("-m", where)
+    assert (said, code) == (
+        f"regard: {where}: its weights have no decoder.positions.weight as its config.yaml says\n", 2,
+    )  # fmt: skip
 
 
 def test_a_learned_table_has_no_more_rows_than_it_has(folder):

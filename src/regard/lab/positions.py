@@ -62,6 +62,7 @@ def measure(
     """
     check(out, length, d_model, bases, steps, seconds, seeds)
     where = choose_device(device)
+    begin(out, "positions")
     keep_freed_memory()
     steps = STEPS if steps is None and seconds is None else steps
     budget = f"{steps:,} steps" if seconds is None else f"{seconds:g} seconds"
@@ -70,7 +71,6 @@ def measure(
     with Progress(console=console, transient=True, disable=quiet) as progress:
         measure_formula(report, progress)
         train_all(report, steps, seconds, device, progress)
-    begin(out, "positions")
     report.files += write_tables(out, "positions", report.figures(), report.rows())
     report.files += draw_report(report, out)
     return report
@@ -88,9 +88,9 @@ def check(
     """Refuse what cannot be measured, before anything is."""
     for base in bases:
         check_sizes(length, d_model, base)
-    if len(set(bases)) < len(bases) or len(bases) > BASES:
-        given = " ".join(f"{base:g}" for base in bases)
-        raise InputError(f"--base {given}: give up to {BASES} different ones")
+    given = [f"{base:g}" for base in bases]  # as they are told apart
+    if len(set(given)) < len(given) or len(given) > BASES:
+        raise InputError(f"--base {' '.join(given)}: give up to {BASES} different ones")
     if steps is not None and seconds is not None:
         raise InputError("--steps and --seconds exclude each other")
     if steps is not None and steps < 1:

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.errors import InputError
-from regard.files import write_file
+from regard.files import write_result
 
 
 def write_tables(
@@ -25,10 +24,6 @@ def write_tables(
     writer.writerows(rows)
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     paths = [out / f"{name}.json", out / f"{name}.csv"]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for path, content in zip(paths, (text, table.getvalue()), strict=True):
-            write_file(path, content)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written to: {error.strerror}") from None
+    for path, content in zip(paths, (text, table.getvalue()), strict=True):
+        write_result(path, content)
     return paths

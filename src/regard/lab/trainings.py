@@ -9,7 +9,7 @@ from typing import Any
 from regard.config import Config
 from regard.demo import OPTIONS
 from regard.errors import InputError
-from regard.files import write_file
+from regard.files import write_file, write_result
 from regard.run import same_run
 from regard.tasks.translate import Translate
 from regard.text.builtin import builtin_corpus
@@ -18,6 +18,7 @@ from regard.training.checkpoint import Checkpoints
 from regard.view.info import final_scores
 
 Values = dict[str, dict[str, Any]]  # settings by section, as in a configuration
+MOST_SEED = 2**32 - 1  # others are made from it, and torch has 64 bits for one
 
 # For the built-in corpus, where nothing else is asked for: the demo's, with smaller steps.
 BUILTIN: Values = {
@@ -40,6 +41,11 @@ def check_settings(values: Values, ours: Mapping[str, str]) -> None:
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        if seed < 0:
+            raise InputError(f"--seed must be at least 0, not {seed}")
+        if seed > MOST_SEED:
+            raise InputError(f"--seed must be at most {MOST_SEED}, not {seed}")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"--seed {' '.join(map(str, seeds))}: one of them stands there twice")
 
@@ -74,8 +80,9 @@ def check_out(out: Path, name: str) -> None:
 
 
 def begin(out: Path, name: str) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"regard-{name}").touch()
+    """Make the folder, before the work: where it cannot be written to, nothing would be left of
+    it."""
+    write_result(out / f"regard-{name}", "")
 
 
 def write_builtin(out: Path, name: str) -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.errors import InputError
-from regard.files import write_file
+from regard.files import write_result
 from regard.view.attention import Attention, View
 
 MOST_WEIGHTS = 8_000_000  # of a page: 21 MB
@@ -30,11 +30,7 @@ def write_page(attention: Attention, view: View, out: Path) -> list[Path]:
         raise InputError(
             f"{out}: {attention.size:,} weights, a page has room for {MOST_WEIGHTS:,}: shorten TEXT"
         )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_file(out, page(attention, view))
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}") from None
+    write_result(out, page(attention, view))
     return [out]
 
 

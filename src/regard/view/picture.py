@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import InputError
-from regard.files import write_file
+from regard.files import write_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,9 +52,5 @@ def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
         for path, keys in zip(paths, (("Software",), ("Date", "Creator")), strict=True):
             content = io.BytesIO()
             picture.savefig(content, format=path.suffix[1:], metadata=dict.fromkeys(keys))
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_file(path, content.getvalue())
-            except OSError as error:
-                raise InputError(f"{path} cannot be written: {error.strerror}") from None
+            write_result(path, content.getvalue())
     return paths

@@ -20,6 +20,7 @@ from regard.errors import InputError
 from regard.model.config import ModelConfig
 from regard.model.positions import Rotation, sinusoids
 from regard.models import newest_weights
+from regard.view.attention import stacks_of
 from regard.view.picture import COLOURS, DASHES, picture_name, save_picture
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LENGTH, D_MODEL, BASE = 256, 512, 10_000.0  # what is drawn unless something else is asked for
+MOST_BASE = 1e100  # its wavelengths are still numbers
 MOST = 2**25  # numbers in a picture: more would take memory, and nobody would see them
 
 
@@ -76,8 +78,11 @@ def check_sizes(length: int, d_model: int, base: float) -> None:
         raise InputError(
             f"--d-model must be even, not {d_model}: sinusoids come in sine and cosine pairs"
         )
-    if not 1 < base < float("inf"):
-        raise InputError(f"--base must be above 1, not {base:g}: it is what wavelengths grow by")
+    if not 1 < base <= MOST_BASE:
+        end = f" and at most {MOST_BASE:g}" if base > MOST_BASE else ""
+        raise InputError(
+            f"--base must be above 1{end}, not {base:g}: it is what wavelengths grow by"
+        )
     if length * d_model > MOST:
         raise InputError(
             f"--length {length} of {d_model} features is more than a picture shows: "
@@ -98,8 +103,8 @@ def of_model(folder: Path, length: int | None) -> list[Encodings]:
     config = Config.load(folder / "config.yaml").model
     if config.positions == "none":
         raise InputError(
-            f"{folder} has no positions (model.positions=none): "
-            "its views are regard view attention and regard view curves"
+            f"{folder} has no positions (model.positions=none): its views are regard view "
+            + ("attention and curves" if stacks_of(config) else "curves")
         )
     learned = config.positions == "learned"
     size = config.head_size if config.positions == "rotary" else config.d_model
@@ -114,15 +119,13 @@ def of_model(folder: Path, length: int | None) -> list[Encodings]:
             f"--length {length}: the learned table of {folder} has {config.max_length} rows"
         )
     weights = newest_weights(folder)
-    tables = {
-        stack: weights[f"{stack}.positions.weight"].double()
-        for stack in ("encoder", "decoder")
-        if f"{stack}.positions.weight" in weights
-    }
-    return [
-        Encodings(f"learned by the {stack}", table[:length], "feature")
-        for stack, table in tables.items()
-    ]
+    found = []
+    for stack in (s for s in ("encoder", "decoder") if getattr(config, f"has_{s}")):
+        table = weights.get(name := f"{stack}.positions.weight")
+        if table is None or table.shape != (config.max_length, size):
+            raise InputError(f"{folder}: its weights have no {name} as its config.yaml says")
+        found.append(Encodings(f"learned by the {stack}", table[:length].double(), "feature"))
+    return found
 
 
 def rotary(config: ModelConfig, length: int) -> Encodings:
