@@ -24,6 +24,14 @@ WINDOW, KERNEL = 16, 3
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Times are not tested: each pass is run only as often as it must be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("regard.lab.timing.ENOUGH", 0.0)
+        yield
+
+
 def regard(*arguments):
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -130,6 +138,9 @@ def test_growth_is_told_from_other_growth():
     assert grows(points(1, 1, 1), "constant")
     assert not grows(points(1, 1, 2), "constant")
     assert grows(points(8, 16, 32), "linear")
+    assert grows(points(1, 1, 1, 2, 4), "linear")  # a window of 64, rounded up
+    assert not grows(points(8, 4, 2), "linear")
+    assert not grows(points(8, 32, 128), "linear")
     assert not grows(points(3, 4, 5), "linear")
     assert grows(points(3, 4, 5, 6), "logarithmic")
     assert not grows(points(8, 16, 32, 64, 128), "logarithmic")
@@ -242,6 +253,7 @@ def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked
         (["--window", 0], "--window must be at least 1, not 0"),
         (["--limit", 0], "--limit must be above 0 seconds, not 0.0"),
         (["--layers", "lstn"], "unknown layer 'lstn'; did you mean 'lstm'?"),
+        (["--layers", "gru", "gru"], "--layers gru gru: one of them stands there twice"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, said, tmp_path):
@@ -254,7 +266,47 @@ def test_lengths_that_do_not_fit_are_refused_with_the_estimate(tmp_path):
     _, err, code = regard("--lengths", 4_000_000, "--layers", "reference", "--out", tmp_path / "out", "--device", "cpu")  # fmt: skip
     assert code == 2
     assert err.startswith(
-        "regard: reference with --lengths 4000000 and a width of 64 needs about 640,"
+        "regard: reference with a length of 4000000 and a width of 64 needs about 640,"
     )
     assert "GB are free on the cpu" in err
     assert len(err.splitlines()) == 1
+
+
+def test_widths_that_do_not_fit_any_length_are_refused_too(tmp_path):
+    out = tmp_path / "out"
+    _, err, code = regard(
+        "--widths", 6_400_000, "--layers", "lstm", "--out", out, "--device", "cpu"
+    )
+    assert code == 2
+    assert err.startswith("regard: lstm with a length of 64 and a width of 6400000 needs about")
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("regard.lab.complexity.count", lambda *_: pytest.fail("it was begun"))
+    (tmp_path / "file").touch()
+    for out, said in (
+        (tmp_path, f"{tmp_path} exists and is not of regard lab complexity: take another --out"),
+        (tmp_path / "file" / "out", f"{tmp_path}/file/out/regard-complexity cannot be written: {tmp_path}/file/out is not a folder"),
+    ):  # fmt: skip
+        assert regard("--layers", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {said}\n", 2)  # fmt: skip
+
+
+def test_one_length_has_no_exponent_and_so_no_mark(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ("--lengths", 32, "--widths", 32, "--layers", "feed-forward", "--device", "cpu", "--quiet")  # fmt: skip
+    printed, _, code = regard(*options, "--out", tmp_path)
+    assert code == 0  # and no path to draw either
+    assert "✗" not in printed
+    (row,) = json.loads(regard(*options, "--out", tmp_path, "--json")[0])["table"]
+    assert (row["in_n_agrees"], row["in_d_agrees"], row["sequential_agrees"]) == (None, None, None)
+
+
+def test_where_the_system_does_not_tell_the_peak_there_is_none(monkeypatch):
+    def refused(*_):
+        raise PermissionError
+
+    worked = []
+    monkeypatch.setattr("regard.lab.timing.Path.write_text", refused)
+    assert peak_memory(lambda: worked.append(1), CPU) is None
+    assert worked == [1]

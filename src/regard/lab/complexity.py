@@ -7,8 +7,10 @@ the exponent that the table gives it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from regard.lab.counting import CPU, counted, path_length
 from regard.lab.layers import LAYERS, Layer
 from regard.lab.memory import available_memory, refuse, size
 from regard.lab.timing import PASSES, measure, needed_memory
+from regard.lab.trainings import begin, check_out
 from regard.training.machine import peak
 from regard.training.processes import choose_device
 
@@ -68,10 +71,17 @@ def complexity(
     device: str = "auto",
     dtype: str = "auto",
     quiet: bool = False,
+    out: Path | None = None,
 ) -> Findings:
-    """Count and measure; sizes that are not given are the usual ones, as far as they fit."""
+    """Count and measure; sizes that are not given are the usual ones, as far as they fit.
+
+    out: the folder that a report will be written to; it is made before the work.
+    """
     where = choose_device(device)
     check(names, lengths, widths, window, kernel, limit, where)
+    if out is not None:
+        check_out(out, "complexity")
+        begin(out, "complexity")
     if dtype == "auto":
         dtype = "bfloat16" if where.type == "cuda" else "float32"
     kind: torch.dtype = getattr(torch, dtype)
@@ -87,7 +97,9 @@ def complexity(
         for name in found.layers:
             count(found, name, lambda: bar.advance(counting))
         timing = bar.add_task("timing", total=work * len(found.widths))
+        gc.freeze()  # what is there already is not searched again before each measurement
         time_all(found, where, kind, limit, lambda: bar.advance(timing))
+        gc.unfreeze()
     found.peak = max(found.peak, peak(where, kind))  # the machine may have been busy before
     return found
 
@@ -112,6 +124,8 @@ def check(
     for name in names:
         if name not in LAYERS:
             raise unknown("layer", name, LAYERS)
+    if len(set(names)) < len(names):
+        raise InputError(f"--layers {' '.join(names)}: one of them stands there twice")
     for option, values, least in (
         ("--lengths", lengths, 2), ("--widths", widths, 2), ("--window", [window], 1),
         ("--kernel", [kernel], 1),
@@ -130,10 +144,10 @@ def check(
     for name in names or LAYERS:
         if not names and name == table.REFERENCE:
             continue  # nobody asked for it: it is measured as far as it fits
-        for length in lengths:
+        for length in lengths or LENGTHS[:1]:
             for width in widths or WIDTHS:
                 needed = needed_memory(name, length, width, window, kernel)
-                refuse(needed, device, f"{name} with --lengths {length} and a width of {width}")
+                refuse(needed, device, f"{name} with a length of {length} and a width of {width}")
 
 
 def count(found: Findings, name: str, advance: Callable[[], None]) -> None:

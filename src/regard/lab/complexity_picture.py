@@ -59,7 +59,11 @@ def draw_panel(panel: Axes, found: Findings, points: list[dict[str, Any]], key: 
             linewidth=2, fillstyle="none" if i >= len(COLOURS) else "full",
         )  # fmt: skip
     panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
+    if any(p[key] for p in points):
+        panel.set_yscale("log")
+    else:  # no path at all, say: a logarithmic scale would need a number
+        panel.set_yticks([])
+        panel.text(0.5, 0.5, "none", transform=panel.transAxes, ha="center")
     panel.set_xlabel("tokens (n)")
     panel.set_xlim(found.lengths[0] / 1.2, found.lengths[-1] * 1.2)
     panel.xaxis.set_major_formatter("{x:,.0f}")

@@ -53,13 +53,13 @@ class Row:
     operations: str  # as the table has it
     in_n: Fit | None
     in_d: Fit | None
-    in_n_agrees: bool
-    in_d_agrees: bool
+    in_n_agrees: bool | None  # None: too few points to fit
+    in_d_agrees: bool | None
     computed_over_needed: float  # the largest ratio of counted and closed form
     sequential: str
     chain: list[tuple[int, int]]  # (n, operations that wait for each other)
     chain_in_n: Fit | None
-    sequential_agrees: bool
+    sequential_agrees: bool | None
     path: str
     paths: list[tuple[int, int | None]]
     path_agrees: bool
@@ -109,7 +109,8 @@ class Report:
                 f"{found.title(p['layer'])} {p['pass']} n={p['n']:,} d={p['d']:,} ({p['why']})"
                 for p in found.left_out[:3]
             )
-            console.print(f"\nleft out: {len(found.left_out)} points: {few}, ...")
+            more = ", ..." if len(found.left_out) > 3 else ""
+            console.print(f"\nleft out: {len(found.left_out)} points: {few}{more}")
         for note in self.notes():
             console.print(f"\n{note}")
         for path in self.files:
@@ -290,22 +291,21 @@ def grows(paths: list[dict[str, Any]], growth: str) -> bool:
         return all(count == 1 for _, count in known)
     n = np.array([p[0] for p in known], dtype=np.float64)
     count = np.array([p[1] for p in known], dtype=np.float64)
-    if len(n) < 3:
+    if len(n) < 3 or count.min() == count.max():
         return True  # nothing to fit: that it equals the closed form has to be enough
-    fit = power(n.tolist(), count.tolist())
-    if growth == "logarithmic":  # a straight line over log n, but for rounding up
-        slope, _ = line(np.log(n), count)
-        rest = count - count.mean() - slope * (np.log(n) - np.log(n).mean())
-        return slope > 0 and bool(np.abs(rest).max() < 1)
-    return near(fit, 1.0)
+    if growth == "linear":  # some c for which it is c (n - 1), rounded up
+        return bool(((count - 1) / (n - 1)).max() < (count / (n - 1)).min())
+    slope, _ = line(np.log(n), count)  # a straight line over log n, but for rounding up
+    rest = count - count.mean() - slope * (np.log(n) - np.log(n).mean())
+    return slope > 0 and bool(np.abs(rest).max() < 1)
 
 
-def near(fit: Fit | None, wanted: float) -> bool:
-    return fit is not None and abs(fit.exponent - wanted) <= NEAR
+def near(fit: Fit | None, wanted: float) -> bool | None:
+    return None if fit is None else abs(fit.exponent - wanted) <= NEAR
 
 
-def mark(agrees: bool) -> str:
-    return "✓" if agrees else "✗"
+def mark(agrees: bool | None) -> str:
+    return {True: "✓", False: "✗", None: ""}[agrees]
 
 
 def middle(widths: list[int]) -> int:
@@ -314,13 +314,6 @@ def middle(widths: list[int]) -> int:
 
 def said_fit(fit: Fit | None) -> str:
     return "" if fit is None else str(fit)
-
-
-def said_path(paths: list[tuple[int, int | None]]) -> str:
-    first, last = paths[0], paths[-1]
-    if last[1] is None:
-        return "none"
-    return f"{first[1]:,} at n={first[0]:,}, {last[1]:,} at n={last[0]:,}"
 
 
 def csv_rows(found: Findings) -> list[dict[str, Any]]:

@@ -72,7 +72,11 @@ def peak_memory(work: Callable[[], None], device: torch.device) -> int | None:
         work()
         return None
     ctypes.CDLL(None).malloc_trim(0)  # free memory that is kept would hide what is taken again
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    except OSError:  # some containers do not let it
+        work()
+        return None
     before = resident("VmRSS")
     work()
     return max(0, resident("VmHWM") - before)
@@ -89,9 +93,9 @@ def needed_memory(name: str, n: int, d: int, window: int, kernel: int) -> float:
     """Bytes that a training step is predicted to need, on the safe side."""
     rows = {"convolution": 8 + 3 * kernel, "dilated": 8 + 3 * kernel, "feed-forward": 30}
     row = 4.0 * n * d * rows.get(name, 40)
-    weights = 4.0 * d * d * 20
+    weights = 4.0 * d * d * max(20, 4 * kernel if name in ("convolution", "dilated") else 0)
     if name == REFERENCE:  # scores, masked scores, weights and their gradients, for each head
         return row + weights + 10 * 4.0 * n * n * max(1, d // 64)
     if name == "restricted":  # keys stand in three pieces, and each piece has its mask
-        return 2 * row + weights + 12.0 * n * max(64, window)
+        return 2 * row + weights + 12.0 * n * max(64, min(window, n))
     return row + weights

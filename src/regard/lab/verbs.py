@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from regard.lab.ablate_rows import GROUPS
 from regard.lab.kinds import KERNEL, KINDS, WINDOW
@@ -16,6 +16,18 @@ from regard.verbs import machine_options
 
 if TYPE_CHECKING:
     from regard.lab.school import School
+
+
+class Report(Protocol):
+    """What every measurement gives back."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def show(self) -> None: ...
+
+
+def tell(report: Report, options: argparse.Namespace) -> None:
+    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
 
 
 def training_options(verb: argparse.ArgumentParser, name: str, settable: str) -> None:
@@ -62,7 +74,7 @@ def styles(options: argparse.Namespace) -> int:
         options.out, options.task, files, options.preset, values, options.seed,
         options.device, options.quiet,
     )  # fmt: skip
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    tell(report, options)
     return 0
 
 
@@ -87,7 +99,7 @@ def ablate(options: argparse.Namespace) -> int:
         options.out, options.task, files, options.preset, values, options.rows, options.seed,
         options.jobs, options.device, options.quiet,
     )  # fmt: skip
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    tell(report, options)
     return 1 if report.failed else 0
 
 
@@ -115,7 +127,7 @@ def positions(options: argparse.Namespace) -> int:
         options.out, options.length, options.d_model, options.base, options.steps,
         options.seconds, options.seed, options.device, options.quiet,
     )  # fmt: skip
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    tell(report, options)
     return 0
 
 
@@ -141,11 +153,11 @@ def complexity(options: argparse.Namespace) -> int:
 
     found = measure(
         options.layers, options.lengths, options.widths, options.window, options.kernel,
-        options.limit, options.device, options.dtype, options.quiet,
+        options.limit, options.device, options.dtype, options.quiet, options.out,
     )  # fmt: skip
     report = make_report(found)
     report.write(options.out)
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    tell(report, options)
     return 0
 
 
@@ -192,7 +204,7 @@ def path(options: argparse.Namespace) -> int:
     from regard.lab.path import measure_path
 
     report = measure_path(options.out, options.length, chosen_school(options), options.quiet)
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    tell(report, options)
     return 0
 
 
@@ -211,7 +223,7 @@ def recall(options: argparse.Namespace) -> int:
     from regard.lab.recall import measure_recall
 
     report = measure_recall(options.out, options.distances, chosen_school(options), options.quiet)
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    tell(report, options)
     return 0
 
 
