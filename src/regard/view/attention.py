@@ -116,7 +116,9 @@ def choose(
     if config.mixer != "attention":
         has += f" with model.mixer={config.mixer}"
     if not known:
-        raise InputError(f"{has} has no attention to look at")
+        raise InputError(
+            f"{has} has no attention to look at: its views are regard view positions and curves"
+        )
     if stack is None:
         stack = "cross" if "cross" in known else next(iter(known))
     choice("stack", stack, STACKS)
@@ -126,7 +128,8 @@ def choose(
         raise InputError(f"--kind {kind} and --head exclude each other: it is of all heads")
     for name, value, most in (("layer", layer, known[stack]), ("head", head, config.heads)):
         if value is not None and not 1 <= value <= most:
-            what = f"the {stack} has" if name == "layer" else "each layer has"
+            whole = "cross-attention" if stack == "cross" else f"the {stack}"
+            what = f"{whole} has" if name == "layer" else "each layer has"
             some = f"{most} {name}{'' if most == 1 else 's'}"
             raise InputError(f"--{name} {value}: {what} {some}, counted from 1")
     if kind in ONE_HEAD:

@@ -122,7 +122,8 @@ def read(model: Model, text: str, target: str | None, context: str | None) -> Ro
         return Rows(list(request.source), [], [])
     answer = answered(model, request, text, target)
     both = style == "encoder-decoder"
-    row = bounded([*request.begin(both), *answer[:-1]], "what the decoder reads")
+    row = [*request.begin(both), *answer[:-1]]
+    bounded(row, "what the decoder reads", "TEXT" if target is None else "TEXT or --target")
     return Rows(list(request.source) if both else [], row, answer)
 
 
@@ -177,7 +178,9 @@ def too_long(model: Model) -> InputError:
     )
 
 
-def bounded(row: list[int], what: str) -> list[int]:
+def bounded(row: list[int], what: str, shorten: str = "TEXT") -> list[int]:
     if len(row) > MOST:
-        raise InputError(f"{what} has {len(row)} tokens, a picture room for {MOST}: shorten TEXT")
+        raise InputError(
+            f"{what} has {len(row)} tokens, a picture room for {MOST}: shorten {shorten}"
+        )
     return row
