@@ -34,7 +34,7 @@ def draw(found: Findings) -> Figure:
         (f"Operations, counted (d = {small})", "Chain of dependent operations, counted",
          "Path: layers or steps from first input\nto last output, from gradients",
          f"Forward pass, seconds (d = {d})", f"Training step, seconds (d = {d})",
-         f"Peak memory of a training step, MB (d = {d})"),
+         f"Peak memory of a training step,\nMB (d = {d})"),
         (operations, found.steps, found.paths, times["forward"], times["training"], memory),
         ("counted", "counted", "counted", "seconds", "seconds", "memory"),
         strict=True,
