@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from regard.lab.significance import said_p
 from regard.training.progress import duration
 
 Found = dict[str, dict[str, Any]]
@@ -173,7 +174,7 @@ def ablation(found: dict[str, Any]) -> str:
         between = ["", ""]
         if one is not None:
             bold = "**" if one["significant"] else ""
-            between = [f"{bold}{one['value']:+.1f}{bold}", f"{one['adjusted']:.3f}"]
+            between = [f"{bold}{one['value']:+.1f}{bold}", said_p(one["adjusted"])]
         cells = [
             row["name"], row["differs"].replace("_", "\\_"), f"{row['parameters'] / 1e6:.2f}",
             spread(row["perplexity"], 2), spread(row[key], 1), *between,

@@ -23,7 +23,15 @@ from regard.errors import InputError
 from regard.lab import ablate_measured
 from regard.lab.ablate_measured import Result, compare, together
 from regard.lab.ablate_rows import BASE, GROUPS, make_rows
-from regard.lab.significance import Spread, holm, incomplete_beta, pooled, student, student_tails
+from regard.lab.significance import (
+    Spread,
+    holm,
+    incomplete_beta,
+    pooled,
+    said_p,
+    student,
+    student_tails,
+)
 from regard.model.parameters import closed_form
 from regard.text.builtin import builtin_corpus
 
@@ -94,6 +102,10 @@ def test_holm_multiplies_by_what_is_left_and_never_turns_the_order():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1, 1]
     assert holm([]) == []
+
+
+def test_a_small_p_is_never_said_to_be_zero():
+    assert [said_p(p) for p in (1.0, 0.0321, 0.001, 0.0004, 0.0)] == ["1.000", "0.032", "0.001", "<0.001", "<0.001"]  # fmt: skip
 
 
 # ---- rows -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from rich.table import Table
 from regard.evaluating import SURE, WIDE
 from regard.lab.ablate_measured import NEAR, QUALITY, Result
 from regard.lab.ablate_rows import GROUPS, SIGNS
+from regard.lab.significance import said_p
 from regard.training.progress import duration
 from regard.view.picture import COLOURS, MARKERS, save_picture
 
@@ -162,7 +163,7 @@ class Report:
             found += ["", ""]
         else:
             mark = STAR if one.significant else " "
-            found += [f"{self.scale * one.value:+.1f}{mark}", f"{one.adjusted:.3f}"]
+            found += [f"{self.scale * one.value:+.1f}{mark}", said_p(one.adjusted)]
         seconds = result.seconds_to_quality
         found += [f"{result.ms:.1f}", "never" if seconds is None else duration(seconds)]
         return found

@@ -82,6 +82,11 @@ def incomplete_beta(a: float, b: float, x: float) -> float:
     return front * found
 
 
+def said_p(p: float) -> str:
+    """Never as 0: no test says that."""
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """Each p as it is among all of them: compare these with the level."""
     adjusted, largest = [0.0] * len(p), 0.0
