@@ -15,7 +15,7 @@ from regard.cli import main
 from regard.lab import layers, memory
 from regard.lab.complexity import complexity
 from regard.lab.complexity_report import EXPLAINED, grows, make_report
-from regard.lab.counting import CPU, Chain, counted, path_length
+from regard.lab.counting import CPU, Counter, counted, path_length
 from regard.lab.fits import crossing, power
 from regard.lab.layers import LAYERS, Layer
 from regard.lab.timing import measure, needed_memory, peak_memory
@@ -81,7 +81,7 @@ def test_only_recurrence_has_a_chain_that_grows_with_the_length(name, grows):
 
 def test_the_chain_of_known_operations_is_as_long_as_it_is():
     x = torch.ones(3)
-    with Chain() as chain:
+    with Counter() as chain:
         y = x + 1  # 1
         z = y.view(3, 1)[1:]  # the same memory
         w = z * 2  # 2

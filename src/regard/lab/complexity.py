@@ -31,7 +31,7 @@ LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 WIDTHS = (64, 128, 256, 512, 1024)
 LONGEST_PATH = 4096  # tokens: a path of that many layers says enough
 MOST_OPERATIONS = 4e11  # of a pass in which they are counted
-LIMIT = 3.0  # seconds that a pass may take to be measured
+LIMIT = 1.0  # seconds that a pass may take to be measured
 
 
 @dataclass
@@ -152,7 +152,7 @@ def check(
 
 def count(found: Findings, name: str, advance: Callable[[], None]) -> None:
     """What does not depend on the machine. Operations: every length at the smallest width, every
-    width at the longest length that is soon over."""
+    width at one length, of attention the longest that is soon over."""
     r, k = found.window, found.kernel
     for d in found.widths:
         formula, number = table.parameters(name, d, k)
@@ -166,7 +166,10 @@ def count(found: Findings, name: str, advance: Callable[[], None]) -> None:
         and needed_memory(name, n, found.widths[-1], r, k) < available_memory(CPU)
     ]  # fmt: skip
     sizes = [(n, found.widths[0]) for n in found.lengths]
-    sizes += [(soon[-1] if soon else found.lengths[0], d) for d in found.widths[1:]]
+    # Where operations are in proportion to n, any length shows how they grow with d.
+    linear = table.THEORY[name].in_n == 1
+    usual = found.lengths[len(found.lengths) // 2]
+    sizes += [(usual if linear or not soon else soon[-1], d) for d in found.widths[1:]]
     for n, d in sizes:
         if needed_memory(name, n, d, r, k) < available_memory(CPU):
             total, chain = counted(Layer(name, d, r, k, CPU), n)

@@ -4,15 +4,14 @@ layers it takes until the first input reaches the last output."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from regard.lab.layers import Layer
 from regard.model.mixers import Recurrence
@@ -21,24 +20,29 @@ CPU = torch.device("cpu")
 
 
 def sdpa_operations(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
 # torch's counter knows the GPU's attention kernels, but not the CPU's.
-ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_operations}
+OPERATIONS = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_operations,
+}
 
 
-class Chain(TorchDispatchMode):
-    """The longest chain of operations each of which needs a result of the one before.
+class Counter(TorchDispatchMode):
+    """Sees every operation that runs: how many floating-point operations it is (by torch's own
+    counter, `torch.utils.flop_counter`), and how many lie in the longest chain of which each needs
+    a result of the one before.
 
-    Every operation that runs is seen here. A tensor is known by its memory: what looks at it in
-    another shape is the same tensor, and makes the chain no longer.
+    A tensor is known by its memory: what looks at it in another shape is the same tensor, and
+    makes the chain no longer.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.depth: dict[int, int] = {}
-        self.longest = 0
+        self.longest = self.operations = 0
 
     def __torch_dispatch__(
         self,
@@ -47,19 +51,27 @@ class Chain(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        took = [memory(leaf) for leaf in tree.tree_leaves((args, kwargs)) if is_tensor(leaf)]
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        took = [memory(tensor) for tensor in tensors((*args, *kwargs.values()))]
+        result = func(*args, **kwargs)
+        if count := OPERATIONS.get(func._overloadpacket):
+            self.operations += count(*args, **kwargs, out_val=result)
         changes = func._schema.is_mutable
         before = max((self.depth.get(one, 0) for one in took), default=0)
-        for leaf in tree.tree_leaves(result):
-            if is_tensor(leaf) and (changes or memory(leaf) not in took):
-                self.depth[memory(leaf)] = before + 1
+        for tensor in tensors(result if isinstance(result, tuple | list) else (result,)):
+            if changes or memory(tensor) not in took:
+                self.depth[memory(tensor)] = before + 1
                 self.longest = max(self.longest, before + 1)
         return result
 
 
-def is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor)
+def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments or results of an operation, and in lists among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from (one for one in value if isinstance(one, Tensor))
 
 
 def memory(tensor: Tensor) -> int:
@@ -80,11 +92,9 @@ def step_by_step() -> Iterator[None]:
 def counted(layer: Layer, n: int) -> tuple[int, int]:
     """Operations of a forward pass of n tokens, and the longest chain of dependent ones."""
     x, plan = torch.randn(n, layer.config.d_model), layer.plan(n)
-    with step_by_step(), FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
-        chain = Chain()
-        with chain:
-            layer(x, plan)
-    return counter.get_total_flops(), chain.longest
+    with step_by_step(), Counter() as counter:
+        layer(x, plan)
+    return counter.operations, counter.longest
 
 
 def path_length(name: str, n: int, window: int, kernel: int, d: int = 4) -> int | None:

@@ -8,7 +8,6 @@ the process's resident memory, which has what the kernels themselves keep.
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 from regard.lab.layers import REFERENCE, Layer
 from regard.training.machine import synchronise
 
-ENOUGH, MOST = 0.3, 30  # seconds and times that a pass is repeated
+ENOUGH, MOST = 0.15, 30  # seconds and times that a pass is repeated
 PASSES = ("forward", "training")
 
 
@@ -49,7 +48,7 @@ def measure(layer: Layer, n: int, training: bool) -> Measured:
         layer.module.zero_grad(set_to_none=True)
         memory = peak_memory(once, layer.device)
         best, began, times = float("inf"), time.perf_counter(), 0
-        while times < 2 or (time.perf_counter() - began < ENOUGH and times < MOST):
+        while not times or (time.perf_counter() - began < ENOUGH and times < MOST):
             synchronise(layer.device)
             start = time.perf_counter()
             once()
@@ -60,7 +59,6 @@ def measure(layer: Layer, n: int, training: bool) -> Measured:
 
 def peak_memory(work: Callable[[], None], device: torch.device) -> int | None:
     """Bytes that `work` needs at most beside what was there before."""
-    gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats(device)

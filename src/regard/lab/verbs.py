@@ -138,8 +138,8 @@ def complexity_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--window", type=int, default=64, metavar="R", help="of restricted attention")
     verb.add_argument("--kernel", type=int, default=3, metavar="K", help="of the convolutions")
     verb.add_argument(
-        "--limit", type=float, default=3.0, metavar="SECONDS",
-        help="a pass that would take longer is not timed (3)",
+        "--limit", type=float, default=1.0, metavar="SECONDS",
+        help="a pass that would take longer is not timed (1)",
     )  # fmt: skip
     verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     verb.add_argument("--out", type=Path, default=Path("regard-complexity"), metavar="DIR")
