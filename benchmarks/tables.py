@@ -14,7 +14,7 @@ HEAD = """# Results
 Made by `python -m benchmarks results write` from `docs/results/*.json`, which `python -m benchmarks
 results run NAME --data $REGARD_DATA` makes: it trains and evaluates by the command line, with the
 commands at the end of this page. Intervals are 95%, by bootstrap over the test examples; each row
-is one training with one seed. CPU rows were trained with one thread on two cores that did other
+is one training with one seed, but for the ablation. CPU rows were trained with one thread on two cores that did other
 work as well (three or four processes at once): their times are upper bounds. Settings were tried
 out in a few runs per task before, so validation scores are a little flattered. In the very first
 trials the test sets of TREC, AG News and bAbI stood in for validation sets; the settings were not
@@ -116,10 +116,6 @@ ABLATION = """\
 
 `regard lab ablate`: each row is the base with one thing changed, on {examples:,} validation pairs,
 {seeds} seeds, {steps:,} steps each. The base: {base}.
-These are short trainings of a small model: what is ahead after them need not stay ahead. With a
-recurrent or convolutional encoder it learns faster here than with self-attention, at as many steps.
-The trainings were made 8 to 14 at once, in three calls of the command below. A step of so small a
-model waits for the host, not for the GPU: differences below a fifth in `ms a step` are noise.
 """
 
 

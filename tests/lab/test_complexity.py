@@ -18,7 +18,7 @@ from regard.lab.complexity_report import EXPLAINED, grows, make_report
 from regard.lab.counting import CPU, Counter, counted, path_length
 from regard.lab.fits import crossing, power
 from regard.lab.layers import LAYERS, Layer
-from regard.lab.timing import measure, needed_memory, peak_memory
+from regard.lab.timing import Pass, needed_memory, peak_memory
 
 WINDOW, KERNEL = 16, 3
 every_layer = pytest.mark.parametrize("name", LAYERS)
@@ -163,14 +163,14 @@ def test_peak_memory_is_what_was_held_at_once():
 @pytest.mark.skipif(not memory.MEMORY.exists(), reason="only Linux tells")
 @pytest.mark.parametrize("name", ["attention", "restricted"])
 def test_fast_attention_takes_memory_in_proportion_to_the_length(name):
-    found = [measure(layer(name, 64), n, training=True).memory for n in (4096, 8192)]
+    found = [Pass(layer(name, 64), n, training=True).memory() for n in (4096, 8192)]
     assert power((4096, 8192), found).exponent < 1.25
 
 
 @pytest.mark.skipif(not memory.MEMORY.exists(), reason="only Linux tells")
 @pytest.mark.parametrize("name", ["reference", "restricted", "convolution", "lstm"])
 def test_what_is_predicted_is_enough_and_not_far_too_much(name):
-    used = measure(layer(name, 64), 2048, training=True).memory
+    used = Pass(layer(name, 64), 2048, training=True).memory()
     assert used < needed_memory(name, 2048, 64, WINDOW, KERNEL) < 8 * used
 
 
@@ -190,7 +190,7 @@ def report(tmp_path_factory):
 
 def test_the_report_has_every_layer_with_its_counts_and_costs(report):
     found, _ = report
-    rows = {row["layer"]: row for row in found["table"]}
+    rows = {row["kind"]: row for row in found["table"]}
     assert tuple(rows) == LAYERS
     assert all(row["parameters_agree"] for row in rows.values())
     assert all(row["path_agrees"] for row in rows.values())
@@ -210,7 +210,7 @@ def test_the_files_hold_what_is_reported(report):
     kept = json.loads((out / "complexity.json").read_text(encoding="utf-8"))
     assert kept == found
     rows = list(csv.DictReader((out / "complexity.csv").open(encoding="utf-8")))
-    one = [r for r in rows if (r["what"], r["layer"], r["n"]) == ("paths", "lstm", "128")]
+    one = [r for r in rows if (r["what"], r["kind"], r["n"]) == ("paths", "lstm", "128")]
     assert [r["measured"] for r in one] == ["128"]
     assert len([r for r in rows if r["what"] == "training seconds"]) == len(LAYERS) * 6
     tree = ElementTree.parse(out / "complexity.svg")
@@ -223,7 +223,7 @@ def test_the_files_hold_what_is_reported(report):
 def test_people_see_theory_beside_measurement(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     printed, _, code = regard(
-        "--lengths", 32, 64, "--widths", 32, "--layers", "attention", "lstm", "convolution",
+        "--lengths", 32, 64, "--widths", 32, "--kinds", "attention", "lstm", "convolution",
         "--device", "cpu", "--out", tmp_path, "--quiet",
     )  # fmt: skip
     assert code == 0
@@ -242,7 +242,7 @@ def test_what_would_take_too_long_is_left_out_and_said():
 def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked(monkeypatch):
     monkeypatch.setattr("regard.lab.complexity.available_memory", lambda _: 8e6)
     found = complexity([], [64, 512], [32], window=8, device="cpu", quiet=True)
-    assert {p["layer"] for p in found.left_out if p["n"] == 512} == {"reference"}
+    assert {p["kind"] for p in found.left_out if p["n"] == 512} == {"reference"}
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked
         (["--widths", 96], "--widths 96: heads have 64 features, so give an even number up to 64 or a multiple of it"),
         (["--window", 0], "--window must be at least 1, not 0"),
         (["--limit", 0], "--limit must be above 0 seconds, not 0.0"),
-        (["--layers", "lstn"], "unknown layer 'lstn'; did you mean 'lstm'?"),
-        (["--layers", "gru", "gru"], "--layers gru gru: one of them stands there twice"),
+        (["--kinds", "lstn"], "unknown kind 'lstn'; did you mean 'lstm'?"),
+        (["--kinds", "gru", "gru"], "--kinds gru gru: one of them stands there twice"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, said, tmp_path):
@@ -263,7 +263,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, said, tmp_path):
 
 
 def test_lengths_that_do_not_fit_are_refused_with_the_estimate(tmp_path):
-    _, err, code = regard("--lengths", 4_000_000, "--layers", "reference", "--out", tmp_path / "out", "--device", "cpu")  # fmt: skip
+    _, err, code = regard("--lengths", 4_000_000, "--kinds", "reference", "--out", tmp_path / "out", "--device", "cpu")  # fmt: skip
     assert code == 2
     assert err.startswith(
         "regard: reference with a length of 4000000 and a width of 64 needs about 640,"
@@ -274,9 +274,7 @@ def test_lengths_that_do_not_fit_are_refused_with_the_estimate(tmp_path):
 
 def test_widths_that_do_not_fit_any_length_are_refused_too(tmp_path):
     out = tmp_path / "out"
-    _, err, code = regard(
-        "--widths", 6_400_000, "--layers", "lstm", "--out", out, "--device", "cpu"
-    )
+    _, err, code = regard("--widths", 6_400_000, "--kinds", "lstm", "--out", out, "--device", "cpu")
     assert code == 2
     assert err.startswith("regard: lstm with a length of 64 and a width of 6400000 needs about")
     assert not out.exists()
@@ -289,12 +287,12 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path,
         (tmp_path, f"{tmp_path} exists and is not of regard lab complexity: take another --out"),
         (tmp_path / "file" / "out", f"{tmp_path}/file/out/regard-complexity cannot be written: {tmp_path}/file/out is not a folder"),
     ):  # fmt: skip
-        assert regard("--layers", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {said}\n", 2)  # fmt: skip
+        assert regard("--kinds", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {said}\n", 2)  # fmt: skip
 
 
 def test_one_length_has_no_exponent_and_so_no_mark(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    options = ("--lengths", 32, "--widths", 32, "--layers", "feed-forward", "--device", "cpu", "--quiet")  # fmt: skip
+    options = ("--lengths", 32, "--widths", 32, "--kinds", "feed-forward", "--device", "cpu", "--quiet")  # fmt: skip
     printed, _, code = regard(*options, "--out", tmp_path)
     assert code == 0  # and no path to draw either
     assert "✗" not in printed

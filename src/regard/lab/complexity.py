@@ -7,7 +7,7 @@ the exponent that the table gives it.
 
 from __future__ import annotations
 
-import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,28 +17,29 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from regard.errors import InputError, unknown
+from regard.errors import InputError
 from regard.lab import layers as table
 from regard.lab.counting import CPU, counted, path_length
+from regard.lab.kinds import check_kinds
 from regard.lab.layers import LAYERS, Layer
 from regard.lab.memory import available_memory, refuse, size
-from regard.lab.timing import PASSES, measure, needed_memory
+from regard.lab.timing import PASSES, Pass, needed_memory
 from regard.lab.trainings import begin, check_out
-from regard.training.machine import peak
+from regard.training.machine import keep_freed_memory, peak
 from regard.training.processes import choose_device
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 WIDTHS = (64, 128, 256, 512, 1024)
 LONGEST_PATH = 4096  # tokens: a path of that many layers says enough
 MOST_OPERATIONS = 4e11  # of a pass in which they are counted
-LIMIT = 1.0  # seconds that a pass may take to be measured
+ROUNDS = 2  # in which everything is timed
 
 
 @dataclass
 class Findings:
     """Everything that was counted and measured; a list of points for each quantity."""
 
-    layers: list[str]
+    kinds: list[str]
     lengths: list[int]
     widths: list[int]
     window: int
@@ -67,7 +68,7 @@ def complexity(
     widths: Sequence[int] = (),
     window: int = 64,
     kernel: int = 3,
-    limit: float = LIMIT,
+    limit: float = 1.0,  # seconds that a pass may take to be measured
     device: str = "auto",
     dtype: str = "auto",
     quiet: bool = False,
@@ -91,15 +92,15 @@ def complexity(
         peak(where, kind),
     )  # fmt: skip
     console = Console(stderr=True, quiet=quiet)
-    work = len(found.layers) * len(found.lengths)
+    work = len(found.kinds) * len(found.lengths)
     with Progress(console=console, transient=True) as bar:
         counting = bar.add_task("counting", total=work)
-        for name in found.layers:
+        for name in found.kinds:
             count(found, name, lambda: bar.advance(counting))
-        timing = bar.add_task("timing", total=work * len(found.widths))
-        gc.freeze()  # what is there already is not searched again before each measurement
-        time_all(found, where, kind, limit, lambda: bar.advance(timing))
-        gc.unfreeze()
+        weighing = bar.add_task("weighing", total=work * len(found.widths))
+        weigh_all(found, where, kind, limit, lambda: bar.advance(weighing))
+        timing = bar.add_task("timing", total=ROUNDS * len(found.times))
+        time_all(found, where, kind, lambda: bar.advance(timing))
     found.peak = max(found.peak, peak(where, kind))  # the machine may have been busy before
     return found
 
@@ -121,11 +122,7 @@ def check(
     device: torch.device,
 ) -> None:
     """Refuse what cannot be measured, before anything is."""
-    for name in names:
-        if name not in LAYERS:
-            raise unknown("layer", name, LAYERS)
-    if len(set(names)) < len(names):
-        raise InputError(f"--layers {' '.join(names)}: one of them stands there twice")
+    check_kinds(names, LAYERS)
     for option, values, least in (
         ("--lengths", lengths, 2), ("--widths", widths, 2), ("--window", [window], 1),
         ("--kernel", [kernel], 1),
@@ -158,7 +155,7 @@ def count(found: Findings, name: str, advance: Callable[[], None]) -> None:
         formula, number = table.parameters(name, d, k)
         actual = Layer(name, d, r, k, CPU).parameters()
         found.parameters.append(
-            {"layer": name, "d": d, "counted": actual, "formula": formula, "expected": number}
+            {"kind": name, "d": d, "counted": actual, "formula": formula, "expected": number}
         )
     soon = [
         n for n in found.lengths
@@ -175,37 +172,38 @@ def count(found: Findings, name: str, advance: Callable[[], None]) -> None:
             total, chain = counted(Layer(name, d, r, k, CPU), n)
             formula, value = table.operations(name, n, d, r, k)
             found.operations.append(
-                {"layer": name, "n": n, "d": d, "counted": total, "formula": formula,
+                {"kind": name, "n": n, "d": d, "counted": total, "formula": formula,
                  "expected": value}
             )  # fmt: skip
             if d == found.widths[0]:
-                found.steps.append({"layer": name, "n": n, "counted": chain})
+                found.steps.append({"kind": name, "n": n, "counted": chain})
             if d == found.widths[0] and n <= LONGEST_PATH:
                 found.paths.append(
-                    {"layer": name, "n": n, "counted": path_length(name, n, r, k),
+                    {"kind": name, "n": n, "counted": path_length(name, n, r, k),
                      "expected": table.path(name, n, r, k)}
                 )  # fmt: skip
         if d == found.widths[0]:
             advance()
 
 
-def time_all(
+def weigh_all(
     found: Findings,
     device: torch.device,
     dtype: torch.dtype,
     limit: float,
     advance: Callable[[], None],
 ) -> None:
-    """Forward and training step at every length and width, layers in turns. What would take longer
-    than the limit, going by the length before it, is left out, and so is what does not fit."""
+    """Memory of a forward pass and a training step at every length and width. What would take
+    longer than the limit, going by the length before it, is left out, and so is what does not
+    fit."""
     r, k = found.window, found.kernel
     for d in found.widths:
-        made = {name: Layer(name, d, r, k, device, dtype) for name in found.layers}
+        made = {name: Layer(name, d, r, k, device, dtype) for name in found.kinds}
         before: dict[tuple[str, str], tuple[int, float]] = {}
         for n in found.lengths:
             for name, layer in made.items():
                 for which in PASSES:
-                    place = {"layer": name, "n": n, "d": d, "pass": which}
+                    place = {"kind": name, "n": n, "d": d, "pass": which}
                     needed = needed_memory(name, n, d, r, k)
                     last = before.get((name, which))
                     quadratic = name in ("attention", table.REFERENCE)
@@ -213,13 +211,30 @@ def time_all(
                     if needed > available_memory(device):
                         why = f"needs about {size(needed)}"
                     elif last and last[1] * growth > limit:
-                        why = f"would take about {last[1] * growth:.0f} s"
+                        why = f"would take about {last[1] * growth:.1g} s"
                     else:
-                        took = measure(layer, n, which == "training")
-                        before[name, which] = n, took.seconds
-                        found.times.append(
-                            {**place, "seconds": took.seconds, "memory": took.memory}
-                        )
+                        one = Pass(layer, n, which == "training")
+                        found.times.append({**place, "seconds": math.inf, "memory": one.memory()})
+                        before[name, which] = n, one.seconds(enough=0)
                         continue
                     found.left_out.append({**place, "why": why})
                 advance()
+
+
+def time_all(
+    found: Findings, device: torch.device, dtype: torch.dtype, advance: Callable[[], None]
+) -> None:
+    """Time what was weighed, layers in turns, all of it twice: a machine that is busy for a while
+    is not so again at the same point."""
+    if device.type == "cpu":
+        keep_freed_memory()  # as in training: pages that the system takes back are slow to return
+    for _ in range(ROUNDS):
+        made: dict[tuple[str, int], Layer] = {}
+        for point in found.times:  # width by width
+            key = point["kind"], point["d"]
+            if key not in made:
+                made = {one: layer for one, layer in made.items() if one[1] == key[1]}
+                made[key] = Layer(*key, found.window, found.kernel, device, dtype)
+            took = Pass(made[key], point["n"], point["pass"] == "training").seconds()
+            point["seconds"] = min(point["seconds"], took)
+            advance()

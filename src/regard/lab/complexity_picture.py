@@ -42,7 +42,7 @@ def draw(found: Findings) -> Figure:
         draw_panel(panel, found, points, key)
         panel.set_title(title, loc="left", pad=10)
     lines = list(picture.axes[0].lines)
-    names = [found.title(name) for name in found.layers]
+    names = [found.title(name) for name in found.kinds]
     picture.legend(lines, names, loc="outside lower center", ncols=4, handlelength=5)
     picture.suptitle(
         f"Why attention: cost over length ({found.machine})", fontsize=17, weight="bold"
@@ -51,8 +51,8 @@ def draw(found: Findings) -> Figure:
 
 
 def draw_panel(panel: Axes, found: Findings, points: list[dict[str, Any]], key: str) -> None:
-    for i, name in enumerate(found.layers):
-        own = [p for p in points if p["layer"] == name and p[key]]
+    for i, name in enumerate(found.kinds):
+        own = [p for p in points if p["kind"] == name and p[key]]
         panel.plot(
             [p["n"] for p in own], [p[key] for p in own], color=COLOURS[i % len(COLOURS)],
             linestyle=DASHES[i % len(DASHES)], marker=MARKERS[i % len(MARKERS)], markersize=7,

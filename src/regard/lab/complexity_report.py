@@ -47,7 +47,7 @@ EXPLAINED = {
 class Row:
     """A layer's line of the table."""
 
-    layer: str
+    kind: str
     parameters: str
     parameters_agree: bool
     operations: str  # as the table has it
@@ -83,7 +83,7 @@ class Report:
         }
 
     def notes(self) -> list[str]:
-        return [EXPLAINED[name] for name in EXPLAINED if name in self.found.layers]
+        return [EXPLAINED[name] for name in EXPLAINED if name in self.found.kinds]
 
     def write(self, out: Path) -> None:
         from regard.lab.complexity_picture import draw_complexity
@@ -106,7 +106,7 @@ class Report:
             console.print(self.passing())
         if found.left_out:
             few = ", ".join(
-                f"{found.title(p['layer'])} {p['pass']} n={p['n']:,} d={p['d']:,} ({p['why']})"
+                f"{found.title(p['kind'])} {p['pass']} n={p['n']:,} d={p['d']:,} ({p['why']})"
                 for p in found.left_out[:3]
             )
             more = ", ..." if len(found.left_out) > 3 else ""
@@ -118,12 +118,13 @@ class Report:
 
     def counts(self) -> Table:
         table = plain(
-            "Counted: parameters and operations; ✓: as the closed form or the paper's table has it",
-            "layer", "parameters", "operations", "exponent of n", "of d", "computed / needed",
+            "Counted: parameters, operations, exponents of n and d fitted to them, and how much is "
+            "computed of what the definition asks for; ✓: as the closed form or the paper has it",
+            "layer", "parameters", "operations", "n", "d", "times",
         )  # fmt: skip
         for row in self.rows:
             table.add_row(
-                self.found.title(row.layer), f"{row.parameters} {mark(row.parameters_agree)}",
+                self.found.title(row.kind), f"{row.parameters} {mark(row.parameters_agree)}",
                 f"O({row.operations})", f"{said_fit(row.in_n)} {mark(row.in_n_agrees)}",
                 f"{said_fit(row.in_d)} {mark(row.in_d_agrees)}" if row.in_d else "",
                 f"{row.computed_over_needed:.2f}",
@@ -135,16 +136,16 @@ class Report:
         table = plain(
             "Counted: operations that wait for each other; layers (of a recurrence: steps) from "
             "the first input to the last output",
-            "layer", "sequential", f"chain, n = {n:,}", "path", f"counted, n = {far:,}",
+            "layer", "sequential", f"at n={n:,}", "path", f"at n={far:,}",
         )  # fmt: skip
         for row in self.rows:
-            count = dict(row.paths).get(far)
+            chains, paths = dict(row.chain), dict(row.paths)
             path = f"O({row.path})" if row.path != "never" else row.path
+            count = "none" if paths.get(far) is None else f"{paths[far]:,}"
             table.add_row(
-                self.found.title(row.layer), f"O({row.sequential})",
-                f"{dict(row.chain).get(n, 0):,} {mark(row.sequential_agrees)}", path,
-                f"{'none' if count is None else f'{count:,}'} {mark(row.path_agrees)}"
-                if row.paths else "",
+                self.found.title(row.kind), f"O({row.sequential})",
+                f"{chains[n]:,} {mark(row.sequential_agrees)}" if n in chains else "", path,
+                f"{count} {mark(row.path_agrees)}" if far in paths else "",
             )  # fmt: skip
         return table
 
@@ -152,8 +153,9 @@ class Report:
         found = self.found
         d = middle(found.widths)
         table = plain(
-            f"Measured at d = {d:,}; exponents of n from {LONG:,} tokens on",
-            "layer", "pass", "longest n", "ms", "exponent", "MB", "exponent", "of peak",
+            f"Measured at d = {d:,} and the longest n; exponents of n from {LONG:,} tokens on; "
+            "peak: of the speed of a matrix product",
+            "layer", "pass", "n", "ms", "exponent", "MB", "exponent", "peak",
         )  # fmt: skip
         for row in self.rows:
             for which in PASSES:
@@ -163,7 +165,7 @@ class Report:
                 memory = "" if one["memory"] is None else f"{one['memory'] / 1e6:,.1f}"
                 share = "" if which == "training" else f"{one['fraction_of_peak']:.0%}"
                 table.add_row(
-                    found.title(row.layer) if which == PASSES[0] else "", which, f"{one['n']:,}",
+                    found.title(row.kind) if which == PASSES[0] else "", which, f"{one['n']:,}",
                     f"{1000 * one['seconds']:,.1f}", said_fit(one["seconds_in_n"]), memory,
                     said_fit(one["memory_in_n"]), share,
                 )  # fmt: skip
@@ -191,18 +193,18 @@ def plain(title: str, *columns: str) -> Table:
     """A table that also fits a narrow terminal."""
     table = Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False)
     for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i < 2 else "right")
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=not i)
     return table
 
 
 def make_report(found: Findings) -> Report:
-    return Report(found, [make_row(found, name) for name in found.layers], crossings(found))
+    return Report(found, [make_row(found, name) for name in found.kinds], crossings(found))
 
 
 def make_row(found: Findings, name: str) -> Row:
     theory = THEORY[name]
-    parameters = found.points("parameters", layer=name)
-    counts = found.points("operations", layer=name)
+    parameters = found.points("parameters", kind=name)
+    counts = found.points("operations", kind=name)
     small = [p for p in counts if p["d"] == found.widths[0]]
     wide = [p for p in counts if p["n"] == counts[-1]["n"]] if counts else []
     # Exponents are those of long sequences: where n is a few times d.
@@ -210,9 +212,9 @@ def make_row(found: Findings, name: str) -> Row:
     tail = tail if len(tail) > 2 else small[-3:]
     in_n = power([p["n"] for p in tail], [p["counted"] for p in tail])
     in_d = power([p["d"] for p in wide], [p["counted"] for p in wide])
-    chain = [(p["n"], p["counted"]) for p in found.points("steps", layer=name)]
+    chain = [(p["n"], p["counted"]) for p in found.points("steps", kind=name)]
     chain_fit = power([n for n, _ in chain[-5:]], [c for _, c in chain[-5:]])
-    paths = found.points("paths", layer=name)
+    paths = found.points("paths", kind=name)
     return Row(
         name, parameters[0]["formula"],
         all(p["counted"] == p["expected"] for p in parameters),
@@ -228,7 +230,7 @@ def make_row(found: Findings, name: str) -> Row:
 
 def costs_of(found: Findings, name: str, which: str) -> dict[str, Any] | None:
     """Time and memory at the longest length measured, with their exponents for long sequences."""
-    points = found.points("times", layer=name, d=middle(found.widths), **{"pass": which})
+    points = found.points("times", kind=name, d=middle(found.widths), **{"pass": which})
     if not points:
         return None
     last = points[-1]
@@ -245,15 +247,15 @@ def costs_of(found: Findings, name: str, which: str) -> dict[str, Any] | None:
 def crossings(found: Findings) -> list[dict[str, Any]]:
     """From which length on self-attention costs more than its rivals: by operations (closed form)
     and by measured time, at each width."""
-    if "attention" not in found.layers:
+    if "attention" not in found.kinds:
         return []
     results = []
-    for rival in (name for name in RIVALS if name in found.layers):
+    for rival in (name for name in RIVALS if name in found.kinds):
         for which in PASSES:
             for d in found.widths:
                 points = {
                     name: {p["n"]: p["seconds"] for p in
-                           found.points("times", layer=name, d=d, **{"pass": which})}
+                           found.points("times", kind=name, d=d, **{"pass": which})}
                     for name in ("attention", rival)
                 }  # fmt: skip
                 both = sorted(points["attention"].keys() & points[rival].keys())
@@ -321,11 +323,11 @@ def csv_rows(found: Findings) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for what in ("parameters", "operations", "steps", "paths"):
         for point in getattr(found, what):
-            where = {"layer": point["layer"], "n": point.get("n", ""), "d": point.get("d", "")}
+            where = {"kind": point["kind"], "n": point.get("n", ""), "d": point.get("d", "")}
             values = {"measured": point["counted"], "expected": point.get("expected", "")}
             rows.append({"what": what, **where, **values})
     for point in found.times:
-        where = {key: point[key] for key in ("layer", "n", "d")}
+        where = {key: point[key] for key in ("kind", "n", "d")}
         for unit in ("seconds", "memory"):
             rows.append({"what": f"{point['pass']} {unit}", **where, "measured": point[unit]})
     return rows

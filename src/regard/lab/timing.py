@@ -11,7 +11,6 @@ import ctypes
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,38 +22,45 @@ ENOUGH, MOST = 0.15, 30  # seconds and times that a pass is repeated
 PASSES = ("forward", "training")
 
 
-@dataclass(frozen=True)
-class Measured:
-    seconds: float
-    memory: int | None  # bytes; None where the system does not tell
+class Pass:
+    """A pass of n tokens through a layer."""
 
+    def __init__(self, layer: Layer, n: int, training: bool) -> None:
+        self.layer, self.training = layer, training
+        self.x = torch.randn(n, layer.config.d_model, device=layer.device, dtype=layer.dtype)
+        self.x.requires_grad_(training)
+        with torch.set_grad_enabled(training):
+            self.plan = layer.plan(n)
 
-def measure(layer: Layer, n: int, training: bool) -> Measured:
-    """One pass of n tokens, again and again for a little while."""
-    x = torch.randn(n, layer.config.d_model, device=layer.device, dtype=layer.dtype)
-    x.requires_grad_(training)
-    with torch.set_grad_enabled(training):
-        plan = layer.plan(n)
-
-        def once() -> None:
-            result = layer(x, plan)
-            if training:
-                x.grad = None
-                layer.module.zero_grad(set_to_none=True)
+    def once(self) -> None:
+        with torch.set_grad_enabled(self.training):
+            result = self.layer(self.x, self.plan)
+            if self.training:
+                self.forget()
                 result.sum().backward()
 
-        once()  # what is made once (kernels, plans) is not the layer's time
-        x.grad = None
-        layer.module.zero_grad(set_to_none=True)
-        memory = peak_memory(once, layer.device)
+    def forget(self) -> None:
+        self.x.grad = None
+        self.layer.module.zero_grad(set_to_none=True)
+
+    def seconds(self, enough: float = ENOUGH) -> float:
+        """The best of as many as fit into a little while, at least one. The first is not among
+        them: what is made once (kernels, plans) is not the layer's time."""
+        self.once()
         best, began, times = float("inf"), time.perf_counter(), 0
-        while not times or (time.perf_counter() - began < ENOUGH and times < MOST):
-            synchronise(layer.device)
+        while not times or (time.perf_counter() - began < enough and times < MOST):
+            synchronise(self.layer.device)
             start = time.perf_counter()
-            once()
-            synchronise(layer.device)
+            self.once()
+            synchronise(self.layer.device)
             best, times = min(best, time.perf_counter() - start), times + 1
-    return Measured(best, memory)
+        return best
+
+    def memory(self) -> int | None:
+        """Bytes at the peak; None where the system does not tell."""
+        self.once()
+        self.forget()
+        return peak_memory(self.once, self.layer.device)
 
 
 def peak_memory(work: Callable[[], None], device: torch.device) -> int | None:
