@@ -14,11 +14,11 @@ HEAD = """# Results
 Made by `python -m benchmarks results write` from `docs/results/*.json`, which `python -m benchmarks
 results run NAME --data $REGARD_DATA` makes: it trains and evaluates by the command line, with the
 commands at the end of this page. Intervals are 95%, by bootstrap over the test examples; each row
-is one training with one seed, but for the ablation. CPU rows were trained with one thread on two cores that did other
-work as well (three or four processes at once): their times are upper bounds. Settings were tried
-out in a few runs per task before, so validation scores are a little flattered. In the very first
-trials the test sets of TREC, AG News and bAbI stood in for validation sets; the settings were not
-changed by what they showed, but they were seen.
+is one training with one seed, but for the ablation. CPU rows were trained with one thread on two
+cores that did other work as well (three or four processes at once): their times are upper bounds.
+Settings were tried out in a few runs per task before, so validation scores are a little flattered.
+In the very first trials the test sets of TREC, AG News and bAbI stood in for validation sets; the
+settings were not changed by what they showed, but they were seen.
 """
 
 SECTIONS: list[tuple[str, str, list[str], list[str]]] = [
