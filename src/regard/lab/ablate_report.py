@@ -136,7 +136,7 @@ class Report:
         said.append(
             f"to {NEAR:.0%}: steps until validation first reached {goal} ({NEAR:.0%} of the "
             "base's final), as finely as there were validations, times the time of a step, which "
-            "is measured apart and in turns. The seconds of the trainings themselves do not compare "
+            "is measured apart and in turns. The seconds of the trainings do not compare "
             "where several ran at once."
         )
         return said
