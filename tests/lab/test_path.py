@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,9 +27,9 @@ from regard.text.batching import Packed
 CPU = torch.device("cpu")
 
 
-def make(mixers=KINDS, **changes):
+def make(names=KINDS, **changes):
     options = {
-        "mixers": list(mixers), "layers": 2, "d_model": 8, "window": 3, "kernel": 3,
+        "kinds": list(names), "layers": 2, "d_model": 8, "window": 3, "kernel": 3,
         "seconds": None, "steps": 6, "seeds": [1], "device": "cpu",
     }  # fmt: skip
     return School(**{**options, **changes})
@@ -133,7 +134,7 @@ def test_the_kinds_have_one_name_for_options_and_one_for_people():
         "self-attention", "restricted (r=5)", "LSTM", "GRU", "convolution (k=7)", "dilated (k=7)",
         "feed-forward",
     ]  # fmt: skip
-    with pytest.raises(InputError, match=r"unknown --mixers 'attenton'; did you mean 'attention'"):
+    with pytest.raises(InputError, match=r"unknown kind 'attenton'; did you mean 'attention'"):
         check_kinds(["attenton"])
 
 
@@ -168,7 +169,9 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     ]  # fmt: skip
     assert said["kinds"]["gru"]["steps"] == [6, 6]
     kept = json.loads((out / "path.json").read_text())
-    assert kept["kinds"] == said["kinds"]
+    assert kept == said
+    assert kept["files"] == [str(out / f"path.{end}") for end in ("json", "csv", "png", "svg")]
+    assert all(Path(name).is_file() for name in kept["files"])
     with (out / "path.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7 * 2 * 5
@@ -179,7 +182,7 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
 
 def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
     names = ["convolution", "feed-forward"]
-    options = ["--length", 256, "--d-model", 8, "--steps", 1, "--seed", 1, "--mixers", *names]
+    options = ["--length", 256, "--d-model", 8, "--steps", 1, "--seed", 1, "--kinds", *names]
     assert lab("path", *options, "--out", tmp_path / "p") == 0
     said = capsys.readouterr().out
     assert "…" not in said
@@ -195,13 +198,21 @@ def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
         (["--seconds", "nan"], "--seconds must be above 0, not nan"),
         (["--steps", 0], "--steps must be at least 1, not 0"),
         (["--steps", 5, "--seconds", 5], "--seconds and --steps exclude each other"),
-        (["--mixers", "gruu"], "unknown --mixers 'gruu'; did you mean 'gru'?"),
-        (["--mixers", "gru", "gru"], "--mixers gru gru: one of them stands there twice"),
+        (["--kinds", "gruu"], "unknown kind 'gruu'; did you mean 'gru'?"),
+        (["--kinds", "gru", "gru"], "--kinds gru gru: one of them stands there twice"),
         (["--seed", 1, 1], "--seed 1 1: one of them stands there twice"),
         (["--seed", -1], "--seed must be at least 0, not -1"),
-        (["--layers", 0], "--layers must be at least 1, not 0"),
-        (["--window", 0], "--window must be at least 1, not 0"),
-        (["--kernel", 0], "--kernel must be at least 1, not 0"),
+        (["--layers", 0, "--kernel", 0], "--layers must be from 1 to 64, not 0"),
+        (["--layers", 10**9], "--layers must be from 1 to 64, not 1000000000"),
+        (["--window", 0], "--window must be from 1 to 1000000, not 0"),
+        (["--window", 2**63], f"--window must be from 1 to 1000000, not {2**63}"),
+        (["--kernel", 0], "--kernel must be from 1 to 1000, not 0"),
+        (["--kernel", 10**8], "--kernel must be from 1 to 1000, not 100000000"),
+        (
+            ["--layers", 40],
+            "--kernel 3 and --layers 40: dilated would reach further than can be counted; "
+            "ask for less, or leave it out of --kinds",
+        ),
         (["--d-model", 30], "--d-model must be a multiple of 4, not 30"),
     ],
 )
@@ -211,19 +222,46 @@ def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, cap
     assert not (tmp_path / "path").exists()
 
 
-def test_sequences_that_do_not_fit_memory_are_refused_with_the_estimate(
-    tmp_path, capsys, monkeypatch
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        # 2 sequences x (1e6 + 1) tokens x 2 layers x 90 x 64 numbers of 4 bytes
+        (
+            ["--length", 1_000_000],
+            "--length 1000000 with --layers 2, --d-model 64, --kernel 3 needs about 92.2 GB",
+        ),
+        # 13 layers, and 3^12 / 2 tokens before the one to be told
+        (
+            ["--length", 1_000_000, "--layers", 13, "--kinds", "gru"],
+            "--length 1000000 with --layers 13, --d-model 64 needs about 758.2 GB",
+        ),
+    ],
+)
+def test_what_does_not_fit_memory_is_refused_with_the_sizes_that_make_the_estimate(
+    words, said, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("regard.lab.memory.available_memory", lambda device: 2_000_000_000)
-    assert lab("path", "--length", 1_000_000, "--out", tmp_path / "path") == 2
-    # 2 sequences x 1e6 tokens x 2 layers x 90 x 64 numbers of 4 bytes
-    assert "--length 1000000 needs about 92.2 GB but 2.0 GB are free" in capsys.readouterr().err
-    assert School(["attention"], 2, 64, 8, 3, 1, None, [1], "cpu").needed_memory(
-        1_000_000, CPU
-    ) == pytest.approx(25.6e9)
+    assert lab("path", *words, "--out", tmp_path / "path") == 2
+    assert f"{said} " in (line := capsys.readouterr().err)
+    assert " but 2.0 GB are free on the cpu" in line
+    assert not (tmp_path / "path").exists()
+
+
+def test_weights_their_gradients_and_moments_are_part_of_the_estimate():
+    school = make(["feed-forward"], layers=1, d_model=8192)
+    assert school.needed_memory(3, 1, CPU) > 16 * 4 * 8192**2
+    wide = make(["convolution"], layers=1, d_model=2048, kernel=1000)
+    assert wide.needed_memory(3, 1, CPU) > 16 * 1000 * 2048**2
 
 
 def test_a_folder_of_somebody_else_is_not_touched(tmp_path, capsys):
     (tmp_path / "letters").write_text("mine")
     assert lab("path", "--out", tmp_path) == 2
     assert "is not of regard lab path: take another --out" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_training(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(School, "teach", lambda *_: pytest.fail("it was trained"))
+    assert lab("path", "--out", tmp_path / "file" / "path") == 2
+    assert "cannot be written" in capsys.readouterr().err

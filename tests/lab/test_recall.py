@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from regard.lab.school import School
 
 def school(name, **changes):
     options = {
-        "mixers": [name], "layers": 1, "d_model": 32, "window": 2, "kernel": 3,
+        "kinds": [name], "layers": 1, "d_model": 32, "window": 2, "kernel": 3,
         "seconds": None, "steps": 6, "seeds": [1], "device": "cpu",
     }  # fmt: skip
     return School(**{**options, **changes})
@@ -159,7 +160,9 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
             assert 0 <= one["low"] <= one["accuracy"] <= one["high"] <= 1
             assert one["accuracy"] == pytest.approx(np.mean(one["seeds"]))
     kept = json.loads((out / "recall.json").read_text())
-    assert kept["kinds"] == said["kinds"]
+    assert kept == said
+    assert kept["files"] == [str(out / f"recall.{end}") for end in ("json", "csv", "png", "svg")]
+    assert all(Path(name).is_file() for name in kept["files"])
     with (out / "recall.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7 * 3 * 2
@@ -171,7 +174,7 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
 
 
 def test_the_table_says_reach_steps_and_time(tmp_path, capsys):
-    options = ["--distances", 1, 64, "--d-model", 8, "--steps", 2, "--mixers", "convolution"]
+    options = ["--distances", 1, 64, "--d-model", 8, "--steps", 2, "--kinds", "convolution"]
     assert lab(*options, "--layers", 3, "--seed", 1, "--out", tmp_path / "r") == 0
     said = capsys.readouterr().out
     assert "chance 6.2%" in said
@@ -184,8 +187,10 @@ def test_the_table_says_reach_steps_and_time(tmp_path, capsys):
     [
         (["--distances", 4, 0], "--distances must be at least 1, not 0"),
         (["--distances", 4, 4], "--distances 4 4: one stands there twice"),
+        (["--layers", 0, "--kernel", 0], "--layers must be from 1 to 64, not 0"),
+        (["--layers", 10**9], "--layers must be from 1 to 64, not 1000000000"),
         (["--seconds", -1], "--seconds must be above 0, not -1"),
-        (["--mixers", "lsmt"], "unknown --mixers 'lsmt'; did you mean 'lstm'?"),
+        (["--kinds", "lsmt"], "unknown kind 'lsmt'; did you mean 'lstm'?"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, capsys):
@@ -199,4 +204,12 @@ def test_distances_that_do_not_fit_memory_are_refused_with_the_estimate(
 ):
     monkeypatch.setattr("regard.lab.memory.available_memory", lambda device: 2_000_000_000)
     assert lab("--distances", 1_000_000, "--out", tmp_path / "recall") == 2
-    assert "--distances 1000000 needs about 92.2 GB but 2.0 GB" in capsys.readouterr().err
+    sizes = "--distances 1000000 with --layers 2, --d-model 64, --kernel 3"
+    assert f"{sizes} needs about 92.2 GB but 2.0 GB" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_any_training(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(School, "teach", lambda *_: pytest.fail("it was trained"))
+    assert lab("--out", tmp_path / "file" / "recall") == 2
+    assert "cannot be written" in capsys.readouterr().err

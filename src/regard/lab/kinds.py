@@ -37,10 +37,10 @@ def title(name: str, window: int = WINDOW, kernel: int = KERNEL) -> str:
     }[name]  # fmt: skip
 
 
-def check_kinds(names: Sequence[str]) -> None:
-    """Refuse what `--mixers` cannot mean."""
+def check_kinds(names: Sequence[str], known: Sequence[str] = KINDS) -> None:
+    """Refuse what `--kinds` cannot mean."""
     for name in names:
-        if name not in KINDS:
-            raise unknown("--mixers", name, KINDS)
+        if name not in known:
+            raise unknown("kind", name, known)
     if len(set(names)) < len(names):
-        raise InputError(f"--mixers {' '.join(names)}: one of them stands there twice")
+        raise InputError(f"--kinds {' '.join(names)}: one of them stands there twice")

@@ -25,6 +25,7 @@ CHANCE = 1 / SYMBOLS
 PASS, CHECK = 0.95, 5  # told right to go on; steps between two checks
 # The best of 1e-3, 2e-3, 3e-3 and 5e-3 for attention, LSTM and GRU together, tried on one seed.
 TRAINING = {"learning_rate": 3e-3, "warmup": 10, "label_smoothing": 0.0}
+QUESTIONS = 128  # at most, of one length, when it is seen what was learned
 ROW = 1024  # tokens of a training step, where two of the longest need no more
 
 Tick = Callable[[float, int], None]  # what was done since the last time: seconds, steps

@@ -44,15 +44,16 @@ def measure_path(out: Path, length: int, school: School, quiet: bool = False) ->
     """Measure, train, measure again; everything is written to the folder `out`."""
     if length < 3:
         raise InputError(f"--length must be at least 3, not {length}")
-    school.check(length, f"--length {length}")
+    distances = lesson_distances(length - 1)
+    school.check(length - 1, SEQUENCES * len(distances), f"--length {length}")
     check_out(out, "path")
+    begin(out, "path")
     keep_freed_memory()
     where = choose_device(school.device)
-    distances = lesson_distances(length - 1)
     found: dict[str, dict[str, list[Gradients]]] = {
-        name: {state: [] for state in STATES} for name in school.mixers
+        name: {state: [] for state in STATES} for name in school.kinds
     }
-    steps: dict[str, list[int]] = {name: [] for name in school.mixers}
+    steps: dict[str, list[int]] = {name: [] for name in school.kinds}
     bar = Bar(school, quiet)
     with bar.progress:
         for seed, name in school.models():
@@ -69,9 +70,9 @@ def measure_path(out: Path, length: int, school: School, quiet: bool = False) ->
         report.add(
             name, steps[name], {s: summary(models, distances) for s, models in states.items()}
         )
-    begin(out, "path")
-    report.files += write_tables(out, "path", report.to_dict(), report.rows())
-    report.files += draw_path(report, out)
+    report.files = [out / f"path.{end}" for end in ("json", "csv", "png", "svg")]
+    write_tables(out, "path", report.to_dict(), report.rows())
+    draw_path(report, out)
     return report
 
 

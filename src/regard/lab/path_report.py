@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -98,9 +98,9 @@ def ratio(found: dict[str, Any]) -> str:
 # ---- the picture ------------------------------------------------------------------------
 
 
-def draw_path(report: PathReport, out: Path) -> list[Path]:
+def draw_path(report: PathReport, out: Path) -> None:
     """Both states side by side, as OUT/path.png and OUT/path.svg."""
-    return save_picture(lambda: draw(report), out / "path")
+    save_picture(lambda: draw(report), out / "path")
 
 
 def draw(report: PathReport) -> Figure:
@@ -130,10 +130,7 @@ def draw(report: PathReport) -> Figure:
 
 
 def draw_state(panel: Axes, report: PathReport, state: str) -> None:
-    from matplotlib.ticker import NullLocator
-
-    styles = zip(report.kinds.values(), cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
-    for kind, colour, dashes, marker in styles:
+    for kind, style in styled(report.kinds):
         found = kind["states"][state]
         points = [
             (t, value)
@@ -141,15 +138,29 @@ def draw_state(panel: Axes, report: PathReport, state: str) -> None:
             if value > 0
         ]
         panel.plot(
-            [t for t, _ in points], [value for _, value in points], color=colour,
-            linestyle=dashes, marker=marker, markersize=8, linewidth=2,
+            [t for t, _ in points], [value for _, value in points], **style,
             label=kind["title"] + ("" if points else " (zero everywhere)"),
         )  # fmt: skip
         if points and found["reach"] < report.length - 1:  # down to nothing
             ends = [found["reach"]] * 2, [points[-1][1], 1e-300]
-            panel.plot(*ends, color=colour, linestyle=dashes)
-    panel.set_xscale("log", base=2)
+            panel.plot(*ends, color=style["color"], linestyle=style["linestyle"])
+    distance_axis(panel, report.distances)
     panel.set_yscale("log")
-    panel.set_xticks(report.distances, [str(t) for t in report.distances])
-    panel.xaxis.set_minor_locator(NullLocator())
     panel.set(xlabel="t, steps back (log scale)", xlim=(0.9, 1.1 * report.distances[-1]))
+
+
+def styled(kinds: dict[str, dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each kind, and how its line looks; `regard lab recall` has the same."""
+    looks = zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=True)
+    for kind, (colour, dashes, marker) in zip(kinds.values(), looks, strict=False):
+        yield kind, {
+            "color": colour, "linestyle": dashes, "marker": marker, "markersize": 8, "linewidth": 2,
+        }  # fmt: skip
+
+
+def distance_axis(panel: Axes, distances: Sequence[int]) -> None:
+    from matplotlib.ticker import NullLocator
+
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(distances, [str(t) for t in distances])
+    panel.xaxis.set_minor_locator(NullLocator())

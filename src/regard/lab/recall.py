@@ -16,7 +16,7 @@ from typing import Any
 from regard.errors import InputError
 from regard.lab.drill import Drill
 from regard.lab.gradients import measure_reach
-from regard.lab.lessons import Learned, exercises
+from regard.lab.lessons import QUESTIONS, Learned, exercises
 from regard.lab.recall_report import RecallReport, draw_recall
 from regard.lab.report import write_tables
 from regard.lab.school import Bar, School
@@ -24,7 +24,6 @@ from regard.lab.trainings import begin, check_out
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import choose_device
 
-QUESTIONS = 128  # for each distance and seed
 UNSEEN = 10_000_000  # seed of the questions: not one that exercises are made from
 
 
@@ -39,13 +38,14 @@ def measure_recall(
         raise InputError(f"--distances {' '.join(map(str, distances))}: one stands there twice")
     distances = sorted(distances)
     farthest = distances[-1]
-    school.check(farthest + 1 + school.before(farthest), f"--distances {farthest}")
+    school.check(farthest, 1, f"--distances {farthest}")
     check_out(out, "recall")
+    begin(out, "recall")
     keep_freed_memory()
     report = RecallReport(school, distances, QUESTIONS)
     before = school.before(farthest)
-    learned: dict[str, list[Learned]] = {name: [] for name in school.mixers}
-    right: dict[str, list[list[int]]] = {name: [] for name in school.mixers}
+    learned: dict[str, list[Learned]] = {name: [] for name in school.kinds}
+    right: dict[str, list[list[int]]] = {name: [] for name in school.kinds}
     bar = Bar(school, quiet)
     with bar.progress:
         for seed, name in school.models():
@@ -53,12 +53,12 @@ def measure_recall(
             learned[name].append(school.teach(name, seed, farthest, distances, bar))
             right[name].append(ask(learned[name][-1], distances, before, seed))
         where = choose_device(school.device)
-        for name in school.mixers:
+        for name in school.kinds:
             reach = measure_reach(school.config(name), farthest + 1 + before, where)
             report.add(name, reach, summary(distances, learned[name], right[name]))
-    begin(out, "recall")
-    report.files += write_tables(out, "recall", report.to_dict(), report.rows())
-    report.files += draw_recall(report, out)
+    report.files = [out / f"recall.{end}" for end in ("json", "csv", "png", "svg")]
+    write_tables(out, "recall", report.to_dict(), report.rows())
+    draw_recall(report, out)
     return report
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.lab.lessons import CHANCE, PASS
-from regard.lab.path_report import WIDTH
+from regard.lab.path_report import WIDTH, distance_axis, styled
 from regard.lab.school import School
-from regard.view.picture import COLOURS, DASHES, MARKERS, save_picture
+from regard.view.picture import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,9 +102,9 @@ def when(one: dict[str, Any]) -> str:
 # ---- the picture ------------------------------------------------------------------------
 
 
-def draw_recall(report: RecallReport, out: Path) -> list[Path]:
+def draw_recall(report: RecallReport, out: Path) -> None:
     """Accuracy over distance, as OUT/recall.png and OUT/recall.svg."""
-    return save_picture(lambda: draw(report), out / "recall")
+    save_picture(lambda: draw(report), out / "recall")
 
 
 def draw(report: RecallReport) -> Figure:
@@ -129,20 +128,16 @@ def draw(report: RecallReport) -> Figure:
 
 
 def draw_kinds(panel: Axes, report: RecallReport) -> None:
-    from matplotlib.ticker import NullLocator
-
-    styles = zip(report.kinds.values(), cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
-    for i, (kind, colour, dashes, marker) in enumerate(styles):
+    for i, (kind, style) in enumerate(styled(report.kinds)):
         found = kind["accuracies"]
         # A little aside of each other, so that lines at the top can be told apart.
         x = [one["distance"] * 1.015 ** (i - len(report.kinds) // 2) for one in found]
         panel.plot(
-            x, [100 * one["accuracy"] for one in found], color=colour, linestyle=dashes,
-            marker=marker, markersize=8, linewidth=2, label=kind["title"], zorder=3,
-        )  # fmt: skip
+            x, [100 * one["accuracy"] for one in found], **style, label=kind["title"], zorder=3
+        )
         for at, one in zip(x, found, strict=True):
             ends = [100 * min(one["seeds"]), 100 * max(one["seeds"])]
-            panel.plot([at, at], ends, color=colour, linewidth=1.5)
+            panel.plot([at, at], ends, color=style["color"], linewidth=1.5)
     ends = [one for one in report.kinds.values() if 0 < one["reach"] < report.distances[-1]]
     ends.sort(key=lambda one: one["reach"])
     raised, before = 0, 0.0
@@ -159,9 +154,7 @@ def draw_kinds(panel: Axes, report: RecallReport) -> None:
         f"chance {CHANCE:.1%}", (1, 100 * CHANCE), (4, -4), xycoords=("axes fraction", "data"),
         textcoords="offset points", color="#555555", fontsize=12, va="center",
     )  # fmt: skip
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(report.distances, [str(t) for t in report.distances])
-    panel.xaxis.set_minor_locator(NullLocator())
+    distance_axis(panel, report.distances)
     panel.set(
         xlabel="steps back (log scale)", ylabel="accuracy, %", ylim=(0, 102),
         xlim=(0.85 * report.distances[0], 1.15 * report.distances[-1]),

@@ -15,8 +15,10 @@ from rich.progress import Progress
 
 from regard.errors import InputError
 from regard.lab.drill import exercise_model, practise
+from regard.lab.gradients import AT_ONCE
 from regard.lab.kinds import check_kinds, kinds, title
 from regard.lab.lessons import (
+    QUESTIONS,
     TRAINING,
     VOCABULARY,
     Learned,
@@ -29,17 +31,21 @@ from regard.lab.lessons import (
 from regard.lab.memory import refuse
 from regard.lab.trainings import check_seeds
 from regard.model.config import ModelConfig
+from regard.model.parameters import closed_form
 from regard.model.transformer import Transformer
 from regard.training.processes import choose_device
 
 HEADS = 4
+MOST = {"layers": 64, "window": 1_000_000, "kernel": 1000}
+ASKED = 65_536  # tokens that drill.py asks at once, where they are of many sequences
+FARTHEST = 2**63 - 1  # tokens between two that a dilated convolution sees, as torch can count them
 
 
 @dataclass(frozen=True)
 class School:
     """Models that differ in the kind of layer alone."""
 
-    mixers: Sequence[str]
+    kinds: Sequence[str]
     layers: int
     d_model: int
     window: int
@@ -49,13 +55,21 @@ class School:
     seeds: Sequence[int]
     device: str
 
-    def check(self, longest: int, what: str) -> None:
-        """Refuse what cannot be trained; `what` says which option asks for sequences so long."""
-        check_kinds(self.mixers)
+    def check(self, farthest: int, sequences: int, what: str) -> None:
+        """Refuse what cannot be trained so far back, or have the gradients of so many sequences
+        measured; `what` is the option that asks for it."""
+        check_kinds(self.kinds)
         check_seeds(self.seeds)
-        for option in ("layers", "window", "kernel"):
-            if getattr(self, option) < 1:
-                raise InputError(f"--{option} must be at least 1, not {getattr(self, option)}")
+        for option, most in MOST.items():
+            if not 1 <= getattr(self, option) <= most:
+                raise InputError(
+                    f"--{option} must be from 1 to {most}, not {getattr(self, option)}"
+                )
+        if "dilated" in self.kinds and self.kernel**self.layers > FARTHEST:
+            raise InputError(
+                f"--kernel {self.kernel} and --layers {self.layers}: dilated would reach further "
+                "than can be counted; ask for less, or leave it out of --kinds"
+            )
         if self.d_model < HEADS or self.d_model % HEADS:
             raise InputError(f"--d-model must be a multiple of {HEADS}, not {self.d_model}")
         if self.seconds is not None and self.steps is not None:
@@ -64,26 +78,40 @@ class School:
             raise InputError(f"--seconds must be above 0, not {self.seconds:g}")
         if self.steps is not None and self.steps < 1:
             raise InputError(f"--steps must be at least 1, not {self.steps}")
-        for seed in self.seeds:
-            if seed < 0:
-                raise InputError(f"--seed must be at least 0, not {seed}")
         where = choose_device(self.device)
-        refuse(self.needed_memory(longest, where), where, what)
+        longest = farthest + 1 + self.before(farthest)
+        sizes = f"{what} with --layers {self.layers}, --d-model {self.d_model}"
+        if not {"convolution", "dilated"}.isdisjoint(self.kinds):
+            sizes += f", --kernel {self.kernel}"
+        refuse(self.needed_memory(longest, sequences, where), where, sizes)
 
     def models(self) -> Iterator[tuple[int, str]]:
         """(seed, kind): all kinds, again and again, so that a machine that is busy for a while is
         not unfair to one of them."""
-        return product(self.seeds, self.mixers)
+        return product(self.seeds, self.kinds)
 
-    def needed_memory(self, longest: int, device: torch.device) -> float:
-        """Bytes of a training step on the longest sequences, as it was measured: what layers keep
-        for the way back. Gradients of one such sequence in float64 need as many, and on a GPU the
-        whole matrix of attention with them, for which there is no lean kernel."""
-        keeps = max(90 if name in ("lstm", "gru") else 25 for name in self.mixers) * self.d_model
-        needed = 4.0 * keeps * self.layers * row_tokens(longest)
-        if device.type == "cuda" and "attention" in self.mixers:
-            needed += 3.0 * 8 * HEADS * longest**2
-        return needed
+    def needed_memory(self, longest: int, sequences: int, device: torch.device) -> float:
+        """Bytes, as they were measured, of the kind that needs most: its weights with gradients and
+        Adam's two moments; and what layers keep for the way back in a training step, or of the
+        sequences whose gradients are measured in float64; or what one layer works with when all
+        questions of a distance are asked. All models stay until the end."""
+        asked = max(longest, min(ASKED, QUESTIONS * longest))  # tokens at once
+        measured = max(longest, min(AT_ONCE, sequences * longest))
+        kept, most = 0.0, 0.0
+        for name in self.kinds:
+            weights = sum(part.parameters for part in closed_form(self.config(name)).values())
+            # Numbers for each feature of a token: a convolution has its k neighbours beside it.
+            near = self.kernel if name in ("convolution", "dilated") else 0
+            keeps = 90 if name in ("lstm", "gru") else 25 + near
+            training = 4 * (keeps * self.layers + 5 * near) * row_tokens(longest)
+            asking = 4 * (25 + 3 * near) * asked
+            gradients = 8 * (25 * self.layers + 5 * near) * measured
+            needed = 20.0 * weights + self.d_model * max(training, asking, gradients)
+            if device.type == "cuda" and name == "attention":
+                # No lean kernel of attention takes float64 there: every layer keeps its matrix.
+                needed += 8 * HEADS * (self.layers + 1) * longest * measured
+            kept, most = kept + 4.0 * weights * len(self.seeds), max(most, needed)
+        return kept + most
 
     def config(self, name: str) -> ModelConfig:
         return exercise_model({
@@ -136,7 +164,7 @@ class Bar:
         self.by_time = school.seconds is not None
         each = school.seconds if school.seconds is not None else school.steps
         self.task = self.progress.add_task(
-            "", total=len(school.mixers) * len(school.seeds) * (each or 0)
+            "", total=len(school.kinds) * len(school.seeds) * (each or 0)
         )
 
     def name(self, text: str) -> None:

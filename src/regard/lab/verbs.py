@@ -132,14 +132,14 @@ def positions(options: argparse.Namespace) -> int:
 
 
 def complexity_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--layers", nargs="+", default=[], metavar="LAYER", help="which (all)")
+    verb.add_argument("--kinds", nargs="+", default=[], metavar="KIND", help="of layer (all)")
     verb.add_argument("--lengths", nargs="+", type=int, default=[], metavar="N", help="64 to 16384")
     verb.add_argument("--widths", nargs="+", type=int, default=[], metavar="D", help="64 to 1024")
     verb.add_argument("--window", type=int, default=64, metavar="R", help="of restricted attention")
     verb.add_argument("--kernel", type=int, default=3, metavar="K", help="of the convolutions")
     verb.add_argument(
         "--limit", type=float, default=1.0, metavar="SECONDS",
-        help="a pass that would take longer is not timed (1)",
+        help="a pass that would take longer is not measured (1)",
     )  # fmt: skip
     verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     verb.add_argument("--out", type=Path, default=Path("regard-complexity"), metavar="DIR")
@@ -152,7 +152,7 @@ def complexity(options: argparse.Namespace) -> int:
     from regard.lab.complexity_report import make_report
 
     found = measure(
-        options.layers, options.lengths, options.widths, options.window, options.kernel,
+        options.kinds, options.lengths, options.widths, options.window, options.kernel,
         options.limit, options.device, options.dtype, options.quiet, options.out,
     )  # fmt: skip
     report = make_report(found)
@@ -164,7 +164,7 @@ def complexity(options: argparse.Namespace) -> int:
 def school_options(verb: argparse.ArgumentParser) -> None:
     """What `path` and `recall` have in common."""
     verb.add_argument(
-        "--mixers", nargs="+", default=list(KINDS), metavar="KIND",
+        "--kinds", nargs="+", default=list(KINDS), metavar="KIND",
         help=" | ".join(KINDS) + " (all)",
     )  # fmt: skip
     verb.add_argument("--layers", type=int, default=2, metavar="N", help="(2)")
@@ -187,7 +187,7 @@ def chosen_school(options: argparse.Namespace) -> School:
 
     seconds = 8.0 if options.seconds is None and options.steps is None else options.seconds
     return School(
-        options.mixers, options.layers, options.d_model, options.window, options.kernel, seconds,
+        options.kinds, options.layers, options.d_model, options.window, options.kernel, seconds,
         options.steps, options.seed, options.device,
     )  # fmt: skip
 
