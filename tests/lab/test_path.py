@@ -208,11 +208,6 @@ def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
         (["--window", 2**63], f"--window must be from 1 to 1000000, not {2**63}"),
         (["--kernel", 0], "--kernel must be from 1 to 1000, not 0"),
         (["--kernel", 10**8], "--kernel must be from 1 to 1000, not 100000000"),
-        (
-            ["--layers", 40],
-            "--kernel 3 and --layers 40: dilated would reach further than can be counted; "
-            "ask for less, or leave it out of --kinds",
-        ),
         (["--d-model", 30], "--d-model must be a multiple of 4, not 30"),
     ],
 )

@@ -110,6 +110,13 @@ def test_the_closed_formula_counts_the_tensors(style, mixer, bias):
     assert (found["self-attention"] > 0) == (style == "encoder-decoder")
 
 
+def test_a_layer_may_reach_further_than_any_sequence():
+    module = Convolution(config(mixer="dilated"), 60)  # a gap of 3^60, more than an int64 holds
+    x = torch.randn(sum(LENGTHS), 8)
+    middle = nn.functional.linear(x, module.neighbours.weight[:, 8:16], module.neighbours.bias)
+    torch.testing.assert_close(module(x, RowPlan(LENGTHS, "cpu")), middle)
+
+
 def test_operations_of_a_step_count_the_mixers_weights_and_no_pairs():
     options = {"style": "encoder", "vocabulary_size": 100, "bias": False}
     none, convolution = (

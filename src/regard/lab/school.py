@@ -38,7 +38,6 @@ from regard.training.processes import choose_device
 HEADS = 4
 MOST = {"layers": 64, "window": 1_000_000, "kernel": 1000}
 ASKED = 65_536  # tokens that drill.py asks at once, where they are of many sequences
-FARTHEST = 2**63 - 1  # tokens between two that a dilated convolution sees, as torch can count them
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,6 @@ class School:
                 raise InputError(
                     f"--{option} must be from 1 to {most}, not {getattr(self, option)}"
                 )
-        if "dilated" in self.kinds and self.kernel**self.layers > FARTHEST:
-            raise InputError(
-                f"--kernel {self.kernel} and --layers {self.layers}: dilated would reach further "
-                "than can be counted; ask for less, or leave it out of --kinds"
-            )
         if self.d_model < HEADS or self.d_model % HEADS:
             raise InputError(f"--d-model must be a multiple of {HEADS}, not {self.d_model}")
         if self.seconds is not None and self.steps is not None:

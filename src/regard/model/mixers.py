@@ -45,7 +45,7 @@ class RowPlan:
             return x
         far = min(abs(offset), len(x))
         moved = F.pad(x, (0, 0, far, 0))[: len(x)] if offset < 0 else F.pad(x, (0, 0, 0, far))[far:]
-        outside = (self.before if offset < 0 else self.after) < abs(offset)
+        outside = (self.before if offset < 0 else self.after) < far
         return moved.masked_fill(outside[:, None], 0.0)
 
 
