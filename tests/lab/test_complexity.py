@@ -5,6 +5,9 @@ import csv
 import io
 import json
 import math
+import os
+import subprocess
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from xml.etree import ElementTree
 
@@ -18,7 +21,7 @@ from regard.lab.complexity_report import EXPLAINED, grows, make_report
 from regard.lab.counting import CPU, Counter, counted, path_length
 from regard.lab.fits import crossing, power
 from regard.lab.layers import LAYERS, Layer
-from regard.lab.timing import Pass, needed_memory, peak_memory
+from regard.lab.timing import needed_memory, peak_memory
 
 WINDOW, KERNEL = 16, 3
 every_layer = pytest.mark.parametrize("name", LAYERS)
@@ -110,7 +113,8 @@ def test_known_paths():
 def test_an_exact_power_is_found_without_error():
     fit = power([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0])
     assert (fit.exponent, fit.error) == (pytest.approx(2), pytest.approx(0, abs=1e-12))
-    assert str(fit) == "2.00 ± 0.00"
+    assert str(fit) == "2.00"
+    assert str(power([1, 2, 4], [1.0, 3.0, 16.0])) == "2.00 ± 0.24"
     assert power([1, 2], [1.0, 2.0]).error is None
     assert power([1, 1], [1.0, 2.0]) is None
     assert power([1, 2], [0.0, 2.0]) is None
@@ -160,18 +164,38 @@ def test_peak_memory_is_what_was_held_at_once():
     assert 75e6 < peak_memory(work, CPU) < 100e6
 
 
-@pytest.mark.skipif(not memory.MEMORY.exists(), reason="only Linux tells")
+WEIGH = """
+from regard.lab.counting import CPU
+from regard.lab.layers import Layer
+from regard.lab.timing import Pass
+for name, n in (("attention", 4096), ("attention", 8192), ("restricted", 4096),
+                ("restricted", 8192), ("reference", 2048), ("convolution", 2048), ("lstm", 2048)):
+    print(name, n, min(Pass(Layer(name, 64, 16, 3, CPU), n, True).memory() for _ in range(3)))
+"""
+
+
+@pytest.fixture(scope="module")
+def weighed():
+    """Bytes of a training step, in a process of its own: this one may keep what other tests freed."""
+    if not memory.MEMORY.exists():
+        pytest.skip("only Linux tells")
+    printed = subprocess.run(
+        [sys.executable, "-c", WEIGH], capture_output=True, text=True, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ).stdout  # fmt: skip
+    rows = [line.split() for line in printed.splitlines()]
+    return {(name, int(n)): int(used) for name, n, used in rows}
+
+
 @pytest.mark.parametrize("name", ["attention", "restricted"])
-def test_fast_attention_takes_memory_in_proportion_to_the_length(name):
-    found = [Pass(layer(name, 64), n, training=True).memory() for n in (4096, 8192)]
-    assert power((4096, 8192), found).exponent < 1.25
+def test_fast_attention_takes_memory_in_proportion_to_the_length(name, weighed):
+    used = [weighed[name, n] for n in (4096, 8192)]
+    assert power((4096, 8192), used).exponent < 1.2
 
 
-@pytest.mark.skipif(not memory.MEMORY.exists(), reason="only Linux tells")
-@pytest.mark.parametrize("name", ["reference", "restricted", "convolution", "lstm"])
-def test_what_is_predicted_is_enough_and_not_far_too_much(name):
-    used = Pass(layer(name, 64), 2048, training=True).memory()
-    assert used < needed_memory(name, 2048, 64, WINDOW, KERNEL) < 8 * used
+def test_what_is_predicted_is_enough_and_not_far_too_much(weighed):
+    for (name, n), used in weighed.items():
+        assert used < needed_memory(name, n, 64, WINDOW, KERNEL) < 8 * used
 
 
 # ---- the command -------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from regard.training.machine import keep_freed_memory, peak
 from regard.training.processes import choose_device
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
-WIDTHS = (64, 128, 256, 512, 1024)
+WIDTHS = (64, 256, 1024)
 LONGEST_PATH = 4096  # tokens: a path of that many layers says enough
 MOST_OPERATIONS = 4e11  # of a pass in which they are counted
 ROUNDS = 2  # in which everything is timed
@@ -215,7 +215,7 @@ def weigh_all(
                     else:
                         one = Pass(layer, n, which == "training")
                         found.times.append({**place, "seconds": math.inf, "memory": one.memory()})
-                        before[name, which] = n, one.seconds(enough=0)
+                        before[name, which] = n, one.seconds(enough=0.02)
                         continue
                     found.left_out.append({**place, "why": why})
                 advance()

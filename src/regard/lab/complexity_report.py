@@ -99,11 +99,10 @@ class Report:
             f"n = {found.lengths[0]:,} to {found.lengths[-1]:,} tokens, d = {found.widths[0]:,} to "
             f"{found.widths[-1]:,}, r = {found.window}, k = {found.kernel}; {found.machine}\n"
         )
-        console.print(self.counts())
-        console.print(self.chains())
-        console.print(self.costs())
-        if self.crossings:
-            console.print(self.passing())
+        for title, table in (self.counts(), self.chains(), self.costs(), self.passing()):
+            if table.row_count:
+                console.print(f"\n{title}\n")
+                console.print(table)
         if found.left_out:
             few = ", ".join(
                 f"{found.title(p['kind'])} {p['pass']} n={p['n']:,} d={p['d']:,} ({p['why']})"
@@ -116,10 +115,12 @@ class Report:
         for path in self.files:
             console.print(f"written: {path}", soft_wrap=True)
 
-    def counts(self) -> Table:
-        table = plain(
+    def counts(self) -> tuple[str, Table]:
+        title = (
             "Counted: parameters, operations, exponents of n and d fitted to them, and how much is "
-            "computed of what the definition asks for; ✓: as the closed form or the paper has it",
+            "computed of what the definition asks for; ✓: as the closed form or the paper has it"
+        )
+        table = plain(
             "layer", "parameters", "operations", "n", "d", "times",
         )  # fmt: skip
         for row in self.rows:
@@ -129,13 +130,15 @@ class Report:
                 f"{said_fit(row.in_d)} {mark(row.in_d_agrees)}" if row.in_d else "",
                 f"{row.computed_over_needed:.2f}",
             )  # fmt: skip
-        return table
+        return title, table
 
-    def chains(self) -> Table:
+    def chains(self) -> tuple[str, Table]:
         n, far = self.found.steps[-1]["n"], self.found.paths[-1]["n"] if self.found.paths else 0
-        table = plain(
+        title = (
             "Counted: operations that wait for each other; layers (of a recurrence: steps) from "
-            "the first input to the last output",
+            "the first input to the last output"
+        )
+        table = plain(
             "layer", "sequential", f"at n={n:,}", "path", f"at n={far:,}",
         )  # fmt: skip
         for row in self.rows:
@@ -147,14 +150,16 @@ class Report:
                 f"{chains[n]:,} {mark(row.sequential_agrees)}" if n in chains else "", path,
                 f"{count} {mark(row.path_agrees)}" if far in paths else "",
             )  # fmt: skip
-        return table
+        return title, table
 
-    def costs(self) -> Table:
+    def costs(self) -> tuple[str, Table]:
         found = self.found
         d = middle(found.widths)
-        table = plain(
+        title = (
             f"Measured at d = {d:,} and the longest n; exponents of n from {LONG:,} tokens on; "
-            "peak: of the speed of a matrix product",
+            "peak: of the speed of a matrix product"
+        )
+        table = plain(
             "layer", "pass", "n", "ms", "exponent", "MB", "exponent", "peak",
         )  # fmt: skip
         for row in self.rows:
@@ -169,29 +174,29 @@ class Report:
                     f"{1000 * one['seconds']:,.1f}", said_fit(one["seconds_in_n"]), memory,
                     said_fit(one["memory_in_n"]), share,
                 )  # fmt: skip
-        return table
+        return title, table
 
-    def passing(self) -> Table:
+    def passing(self) -> tuple[str, Table]:
         """From which length on self-attention takes longer than the others."""
+        title = "Self-attention takes longer than this layer from n = ... on"
         table = plain(
-            "Self-attention takes longer than this layer from n = ... on",
             "layer", "by", *(f"d = {d:,}" for d in self.found.widths),
         )  # fmt: skip
         for rival in dict.fromkeys(one["rival"] for one in self.crossings):
             own = [one for one in self.crossings if one["rival"] == rival]
             table.add_row(
-                self.found.title(rival), "operations",
+                self.found.title(rival), "count",
                 *(f"{by_operations(self.found, rival, d):,.0f}" for d in self.found.widths),
             )  # fmt: skip
             for which in PASSES:
                 cells = {one["d"]: said_crossing(one) for one in own if one["pass"] == which}
                 table.add_row("", which, *(cells.get(d, "") for d in self.found.widths))
-        return table
+        return title, table
 
 
-def plain(title: str, *columns: str) -> Table:
+def plain(*columns: str) -> Table:
     """A table that also fits a narrow terminal."""
-    table = Table(title=f"\n{title}", title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < 2 else "right", no_wrap=not i)
     return table

@@ -20,7 +20,7 @@ class Fit:
     error: float | None
 
     def __str__(self) -> str:
-        spread = "" if self.error is None else f" ± {self.error:.2f}"
+        spread = "" if self.error is None or self.error < 0.005 else f" ± {self.error:.2f}"
         return f"{self.exponent:z.2f}{spread}"
 
 

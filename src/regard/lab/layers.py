@@ -52,7 +52,7 @@ THEORY = {
 
 
 def title(name: str, window: int, kernel: int) -> str:
-    return "attention as defined" if name == REFERENCE else kind_title(name, window, kernel)
+    return "plain attention" if name == REFERENCE else kind_title(name, window, kernel)
 
 
 class Layer:
