@@ -167,7 +167,7 @@ class Report:
                 one = row.longest.get(which)
                 if one is None:
                     continue
-                memory = "" if one["memory"] is None else f"{one['memory'] / 1e6:,.1f}"
+                memory = "" if one["memory"] is None else f"{one['memory'] / 1e6:,.0f}"
                 share = "" if which == "training" else f"{one['fraction_of_peak']:.0%}"
                 table.add_row(
                     found.title(row.kind) if which == PASSES[0] else "", which, f"{one['n']:,}",
