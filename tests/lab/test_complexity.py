@@ -155,19 +155,17 @@ def test_growth_is_told_from_other_growth():
 # ---- memory ------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not memory.MEMORY.exists(), reason="only Linux tells")
-def test_peak_memory_is_what_was_held_at_once():
-    def work():
-        for _ in range(3):
-            torch.ones(20_000_000)  # 80 MB, one after the other
-
-    assert 75e6 < peak_memory(work, CPU) < 100e6
-
-
 WEIGH = """
 from regard.lab.counting import CPU
 from regard.lab.layers import Layer
-from regard.lab.timing import Pass
+from regard.lab.timing import Pass, peak_memory
+import torch
+
+def work():
+    for _ in range(3):
+        torch.ones(20_000_000)  # 80 MB, one after the other
+
+print("ones", 0, peak_memory(work, CPU))
 for name, n in (("attention", 4096), ("attention", 8192), ("restricted", 4096),
                 ("restricted", 8192), ("reference", 2048), ("convolution", 2048), ("lstm", 2048)):
     print(name, n, min(Pass(Layer(name, 64, 16, 3, CPU), n, True).memory() for _ in range(3)))
@@ -187,6 +185,10 @@ def weighed():
     return {(name, int(n)): int(used) for name, n, used in rows}
 
 
+def test_peak_memory_is_what_was_held_at_once(weighed):
+    assert 75e6 < weighed["ones", 0] < 100e6
+
+
 @pytest.mark.parametrize("name", ["attention", "restricted"])
 def test_fast_attention_takes_memory_in_proportion_to_the_length(name, weighed):
     used = [weighed[name, n] for n in (4096, 8192)]
@@ -195,6 +197,8 @@ def test_fast_attention_takes_memory_in_proportion_to_the_length(name, weighed):
 
 def test_what_is_predicted_is_enough_and_not_far_too_much(weighed):
     for (name, n), used in weighed.items():
+        if name == "ones":
+            continue
         assert used < needed_memory(name, n, 64, WINDOW, KERNEL) < 8 * used
 
 
