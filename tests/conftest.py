@@ -1,11 +1,13 @@
 """What the tests share: seeded random rows and models, and a fixed number of threads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
 
+import command
 from regard import ModelConfig, Packed, Transformer
 
 with suppress(ImportError):  # tests/gpu also runs on machines that have only torch and pytest
@@ -60,3 +62,18 @@ def run() -> Callable[..., torch.Tensor]:
         return model(*rows, **options)
 
     return forward
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """call("fill", "-m", folder, given=[lines]): the command line in this process, with a real
+    file as standard input: (exit code, standard output, standard error)."""
+
+    def run(*words: object, given: Iterable[str] = ()) -> tuple[object, str, str]:
+        (tmp_path / "stdin").write_text("".join(line + "\n" for line in given), encoding="utf-8")
+        with (tmp_path / "stdin").open() as stdin, monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", stdin)
+            code = command.run(*words)
+        return code, *capsys.readouterr()
+
+    return run

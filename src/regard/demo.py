@@ -18,6 +18,7 @@ from rich.table import Table
 
 from regard.config import Config
 from regard.errors import InputError
+from regard.files import write_file
 from regard.models import load
 from regard.run import train
 from regard.tasks.translate import bleu
@@ -35,22 +36,27 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def write_corpus(folder: Path) -> dict[str, list[str]]:
+    """The built-in corpus as files: English and German of each split."""
+    folder.mkdir(exist_ok=True)
+    files: dict[str, list[str]] = {}
+    for split in ("train", "valid", "test"):
+        pairs = builtin_corpus(split)
+        files[split] = [str(folder / f"{split}.{side}") for side in ("en", "de")]
+        for side, name in enumerate(files[split]):
+            write_file(Path(name), "".join(pair[side] + "\n" for pair in pairs))
+    return files
+
+
 def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     """Train, translate and report; gives back the scores."""
     if out.exists():
         if not (out / "regard-demo").exists():
             raise InputError(f"{out} exists and is not a demo's: take another --out")
         shutil.rmtree(out)
-    data = out / "data"
-    data.mkdir(parents=True)
+    out.mkdir(parents=True)
     (out / "regard-demo").touch()  # so that a second demo may replace it
-    files: dict[str, list[str]] = {}
-    for split in ("train", "valid", "test"):
-        pairs = builtin_corpus(split)
-        files[split] = [str(data / f"{split}.{side}") for side in ("en", "de")]
-        for side, name in enumerate(files[split]):
-            lines = "".join(pair[side] + "\n" for pair in pairs)
-            Path(name).write_text(lines, encoding="utf-8")
+    files = write_corpus(out / "data")
     values = {section: dict(keys) for section, keys in OPTIONS.items()}
     values["data"] |= {"train": files["train"], "valid": files["valid"]}
     began = time.perf_counter()

@@ -2,7 +2,6 @@
 them, and the command from end to end, very small."""
 
 import csv
-import io
 import json
 import math
 import os
@@ -10,14 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from regard.cli import main
+import command
 from regard.config import Config
 from regard.errors import InputError
 from regard.lab import ablate_measured
@@ -279,14 +278,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-def regard(*arguments):
-    """What the command line prints and says, and its exit code."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr("sys.argv", ["regard", "lab", "ablate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return out.getvalue(), err.getvalue(), ended.value.code
+regard = partial(command.regard, "lab", "ablate")
 
 
 @pytest.fixture(scope="module")

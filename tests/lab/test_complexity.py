@@ -2,19 +2,18 @@
 fit is refused before it is tried."""
 
 import csv
-import io
 import json
 import math
 import os
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
-from regard.cli import main
+import command
 from regard.lab import layers, memory
 from regard.lab.complexity import complexity
 from regard.lab.complexity_report import EXPLAINED, grows, make_report
@@ -35,13 +34,7 @@ def quick():
         yield
 
 
-def regard(*arguments):
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr("sys.argv", ["regard", "lab", "complexity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return out.getvalue(), err.getvalue(), ended.value.code
+regard = partial(command.regard, "lab", "complexity")
 
 
 def layer(name, d=64, **options):

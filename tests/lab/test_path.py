@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.cli import main
+import command
 from regard.errors import InputError
 from regard.lab.gradients import (
     SMALLEST,
@@ -142,13 +142,7 @@ def test_the_kinds_have_one_name_for_options_and_one_for_people():
 
 
 def lab(*words):
-    words = ["regard", "lab", *words, "--device", "cpu", "--quiet"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it
-        patch.setattr("sys.argv", list(map(str, words)))
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return ended.value.code or 0
+    return command.run("lab", *words, "--device", "cpu", "--quiet")
 
 
 def test_the_command_writes_tables_and_pictures(tmp_path, capsys):

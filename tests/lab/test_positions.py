@@ -2,18 +2,17 @@
 trust; and a model learns order exactly where it has positions."""
 
 import csv
-import io
 import json
 import math
-from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
 
+import command
 from regard import Transformer
-from regard.cli import main
 from regard.lab import memory, positions_formula, positions_trained
 from regard.lab.drill import exercise_model
 from regard.lab.positions_formula import (
@@ -199,14 +198,7 @@ def test_rotary_positions_learn_order_and_no_positions_cannot(monkeypatch):
 # ---- the command ------------------------------------------------------------------------
 
 
-def regard(*arguments):
-    """What the command line prints and says, and its exit code."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr("sys.argv", ["regard", "lab", "positions", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return out.getvalue(), err.getvalue(), ended.value.code
+regard = partial(command.regard, "lab", "positions")
 
 
 SIZES = ["--length", 24, "--d-model", 8, "--base", 20, 300, "--steps", 2, "--seed", 1, 2]
@@ -307,7 +299,7 @@ def test_the_pictures_name_what_they_show(measured):
         (["--steps", 0], "--steps must be at least 1, not 0"),
         (["--seconds", 0], "--seconds must be above 0, not 0"),
         (["--seconds", "nan"], "--seconds must be above 0, not nan"),
-        (["--seconds", 2, "--steps", 2], "--steps and --seconds exclude each other"),
+        (["--seconds", 2, "--steps", 2], "--seconds and --steps exclude each other"),
         (["--seed", 1, 1], "--seed 1 1: one of them stands there twice"),
         (["--seed", -1], "--seed must be at least 0, not -1"),
         (["--seed", 2**32], "--seed must be at most 4294967295, not 4294967296"),

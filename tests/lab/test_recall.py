@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.cli import main
+import command
 from regard.lab.drill import Drill
 from regard.lab.kinds import KINDS
 from regard.lab.lessons import (
@@ -133,13 +133,7 @@ def test_accuracy_is_over_all_seeds():
 
 
 def lab(*words):
-    words = ["regard", "lab", "recall", *words, "--device", "cpu", "--quiet"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it
-        patch.setattr("sys.argv", list(map(str, words)))
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return ended.value.code or 0
+    return command.run("lab", "recall", *words, "--device", "cpu", "--quiet")
 
 
 def test_the_command_writes_tables_and_pictures(tmp_path, capsys):

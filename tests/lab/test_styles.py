@@ -1,15 +1,13 @@
 """`regard lab styles` from end to end, very small: what it reports is checked, not how fast it is
 nor how well it learned."""
 
-import io
 import json
 import os
-from contextlib import redirect_stderr, redirect_stdout
 from xml.etree import ElementTree
 
 import pytest
 
-from regard.cli import main
+from command import regard
 from regard.lab import styles_measured
 from regard.text.builtin import builtin_corpus
 
@@ -22,16 +20,6 @@ SMALL = [
         "training.validate_every=3", "decoding.max_length=1",
     )),
 ]  # fmt: skip
-
-
-def regard(*arguments):
-    """What the command line prints and says, and its exit code."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr("sys.argv", ["regard", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return out.getvalue(), err.getvalue(), ended.value.code
 
 
 def lab(*arguments):

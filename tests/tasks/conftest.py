@@ -1,7 +1,6 @@
 """What the tests of the tasks share: small files of every kind, models of a second, the command line."""
 
 import json
-import sys
 from functools import cache
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 
 import regard
 from regard import Transformer
-from regard.cli import main
 from regard.config import Config
 from regard.run import train
 from regard.text.builtin import builtin_corpus
@@ -163,23 +161,6 @@ def trained(configure, cache_folder, tmp_path_factory):
 def loaded(trained):
     """The same as regard.load gives it."""
     return cache(lambda *which, **data: regard.load(trained(*which, **data), "cpu"))
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """call("fill", "-m", folder, given=[lines]): the command line in this process, with a real
-    file as standard input: (exit code, standard output, standard error)."""
-
-    def run(*command, given=()):
-        (tmp_path / "stdin").write_text("".join(line + "\n" for line in given), encoding="utf-8")
-        with (tmp_path / "stdin").open() as stdin, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", stdin)
-            patch.setattr(sys, "argv", ["regard", *map(str, command)])
-            with pytest.raises(SystemExit) as ended:
-                main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="session")

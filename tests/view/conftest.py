@@ -3,7 +3,6 @@ they look is noise, but always the same, and they need no training."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -12,7 +11,6 @@ import torch
 
 import regard
 from regard import Config, Transformer
-from regard.cli import main
 from regard.tasks.make import make_task
 from regard.text.builtin import builtin_corpus
 from regard.text.tokenizer import Tokenizer
@@ -51,20 +49,3 @@ def folder(tmp_path_factory):
 def model(folder):
     """The same, loaded."""
     return cache(lambda *which, **options: regard.load(folder(*which, **options), "cpu"))
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """call("view", "attention", ...): (exit code, standard output, standard error)."""
-    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it
-
-    def run(*command, given=""):
-        (tmp_path / "stdin").write_text(given, encoding="utf-8")
-        with (tmp_path / "stdin").open() as stdin, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", stdin)
-            patch.setattr(sys, "argv", ["regard", *map(str, command)])
-            with pytest.raises(SystemExit) as ended:
-                main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run

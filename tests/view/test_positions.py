@@ -1,31 +1,23 @@
 """The picture of positions shows what the model adds, and says what a model does not have."""
 
-import io
 import json
 import math
-from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import command
 from regard import ModelConfig, Transformer
-from regard.cli import main
 from regard.config import Config
 from regard.view.positions import draw_positions, of_model, places
 
 pytest.importorskip("matplotlib")
 
 
-def regard(*arguments):
-    """What the command line prints and says, and its exit code."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.setattr("sys.argv", ["regard", "view", "positions", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    return out.getvalue(), err.getvalue(), ended.value.code
+regard = partial(command.regard, "view", "positions")
 
 
 def words(svg):

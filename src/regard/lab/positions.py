@@ -6,7 +6,6 @@ kind of positions and are tested on lengths that they never saw (positions_train
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,7 +36,7 @@ from regard.lab.positions_trained import (
     train_kind,
 )
 from regard.lab.report import write_tables
-from regard.lab.trainings import begin, check_out, check_seeds
+from regard.lab.trainings import begin, check_budget, check_out, check_seeds
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import choose_device
 from regard.view.positions import check_sizes
@@ -91,12 +90,7 @@ def check(
     given = [f"{base:g}" for base in bases]  # as they are told apart
     if len(set(given)) < len(given) or len(given) > BASES:
         raise InputError(f"--base {' '.join(given)}: give up to {BASES} different ones")
-    if steps is not None and seconds is not None:
-        raise InputError("--steps and --seconds exclude each other")
-    if steps is not None and steps < 1:
-        raise InputError(f"--steps must be at least 1, not {steps}")
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise InputError(f"--seconds must be above 0, not {seconds:g}")
+    check_budget(seconds, steps)
     check_seeds(seeds)
     check_out(out, "positions")
     what = f"--length {length} with --d-model {d_model}"

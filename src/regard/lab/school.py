@@ -29,7 +29,7 @@ from regard.lab.lessons import (
     tokens_before,
 )
 from regard.lab.memory import refuse
-from regard.lab.trainings import check_seeds
+from regard.lab.trainings import check_budget, check_seeds
 from regard.model.config import ModelConfig
 from regard.model.parameters import closed_form
 from regard.model.transformer import Transformer
@@ -66,12 +66,7 @@ class School:
                 )
         if self.d_model < HEADS or self.d_model % HEADS:
             raise InputError(f"--d-model must be a multiple of {HEADS}, not {self.d_model}")
-        if self.seconds is not None and self.steps is not None:
-            raise InputError("--seconds and --steps exclude each other")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
-            raise InputError(f"--seconds must be above 0, not {self.seconds:g}")
-        if self.steps is not None and self.steps < 1:
-            raise InputError(f"--steps must be at least 1, not {self.steps}")
+        check_budget(self.seconds, self.steps)
         where = choose_device(self.device)
         longest = farthest + 1 + self.before(farthest)
         sizes = f"{what} with --layers {self.layers}, --d-model {self.d_model}"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from regard.config import Config
-from regard.demo import OPTIONS
+from regard.demo import OPTIONS, write_corpus
 from regard.errors import InputError
-from regard.files import write_file, write_result
+from regard.files import write_result
 from regard.run import same_run
 from regard.tasks.translate import Translate
-from regard.text.builtin import builtin_corpus
 from regard.text.store import Store
 from regard.training.checkpoint import Checkpoints
 from regard.view.info import final_scores
@@ -48,6 +48,16 @@ def check_seeds(seeds: Sequence[int]) -> None:
             raise InputError(f"--seed must be at most {MOST_SEED}, not {seed}")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"--seed {' '.join(map(str, seeds))}: one of them stands there twice")
+
+
+def check_budget(seconds: float | None, steps: int | None) -> None:
+    """How long a training may take, said in one way or the other."""
+    if seconds is not None and steps is not None:
+        raise InputError("--seconds and --steps exclude each other")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise InputError(f"--seconds must be above 0, not {seconds:g}")
+    if steps is not None and steps < 1:
+        raise InputError(f"--steps must be at least 1, not {steps}")
 
 
 def check_files(task: str, files: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -87,14 +97,7 @@ def begin(out: Path, name: str) -> None:
 
 def write_builtin(out: Path, name: str) -> dict[str, list[str]]:
     begin(out, name)
-    (out / "data").mkdir(exist_ok=True)
-    files = {}
-    for split in ("train", "valid", "test"):
-        pairs = builtin_corpus(split)
-        files[split] = [str(out / "data" / f"{split}.{side}") for side in ("en", "de")]
-        for side, name in enumerate(files[split]):
-            write_file(Path(name), "".join(pair[side] + "\n" for pair in pairs))
-    return files
+    return write_corpus(out / "data")
 
 
 def finished(run: Path, config: Config, store: Store) -> bool:

@@ -1,0 +1,26 @@
+"""The command line in this process: what it prints and says, and its exit code."""
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+from regard.cli import main
+
+
+def run(*arguments):
+    """The exit code; what is printed goes where it always goes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it for all that follows
+        patch.setattr("sys.argv", ["regard", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return ended.value.code
+
+
+def regard(*arguments):
+    """Standard output, standard error and exit code."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = run(*arguments)
+    return out.getvalue(), err.getvalue(), code
