@@ -1,0 +1,118 @@
+"""What a CPU does faster in C++ than through PyTorch: built where it is first used, and optional.
+
+Each .cpp file of this folder is one library of plain C functions over raw pointers. It is built
+for the instructions that this machine has (`VARIANTS`) and kept in the cache. Where there is no
+compiler PyTorch does the same work, and one line says so. The libraries share PyTorch's OpenMP
+threads: a second pool of threads would fight with the first for the same cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from regard.errors import InputError
+from regard.files import PREFIX, cache_folder
+
+FOLDER = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-fopenmp"]
+# The best first: what the compiler is told, and the features of the processor that it needs.
+VARIANTS: dict[str, tuple[list[str], set[str]]] = {
+    "avx512": (
+        ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni",
+         "-mavx2", "-mfma", "-mf16c"],
+        {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"},
+    ),
+    "avx2": (["-mavx2", "-mfma", "-mf16c"], {"avx2", "fma", "f16c"}),
+    "plain": ([], set()),
+}  # fmt: skip
+SECONDS = 300  # that a compiler may take
+
+
+def variant() -> str | None:
+    """The variant for this machine, or the one that REGARD_NATIVE names (off: none)."""
+    wanted = os.environ.get("REGARD_NATIVE", "auto")
+    if wanted == "off":
+        return None
+    possible = [name for name, (_, needed) in VARIANTS.items() if needed <= features()]
+    if wanted == "auto":
+        return possible[0]
+    if wanted not in possible:
+        raise InputError(
+            f"REGARD_NATIVE={wanted} cannot run here: use one of auto, off, {', '.join(possible)}"
+        )
+    return wanted
+
+
+@cache
+def features() -> frozenset[str]:
+    """What the processor says it can."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def library(name: str) -> ctypes.CDLL | None:
+    """The library made of `name`.cpp, or None where it cannot be had."""
+    chosen = variant()
+    return None if chosen is None else opened(name, chosen)
+
+
+@cache
+def opened(name: str, chosen: str) -> ctypes.CDLL | None:
+    import torch  # noqa: F401  # first, so that its OpenMP is the one that is used
+
+    try:
+        return ctypes.CDLL(str(built(name, chosen)))
+    except OSError as error:
+        return missing(f"{error}")
+    except subprocess.TimeoutExpired:
+        return missing("the compiler did not come to an end")
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line] or ["it failed"]
+        return missing(f"the compiler says: {lines[0].strip()}")
+
+
+def missing(why: str) -> None:
+    print(
+        f"regard: no native code ({why}): PyTorch does its work, only slower; "
+        "REGARD_NATIVE=off keeps from trying",
+        file=sys.stderr,
+    )
+
+
+def built(name: str, chosen: str) -> Path:
+    """The library's file, compiled now if it never was."""
+    compiler = next((path for c in COMPILERS if (path := shutil.which(c))), None)
+    sources = [FOLDER / f"{name}.cpp", *sorted(FOLDER.glob("*.h"))]
+    command = [*FLAGS, *VARIANTS[chosen][0]]
+    content = b"".join(path.read_bytes() for path in sources)
+    key = hashlib.sha256(content + " ".join([str(compiler), *command]).encode()).hexdigest()[:16]
+    folder = cache_folder() / "native"
+    path = folder / f"{name}-{chosen}-{key}.so"
+    if path.is_file():
+        return path
+    if compiler is None:
+        raise OSError(f"there is no C++ compiler: {', '.join(COMPILERS)}")
+    folder.mkdir(exist_ok=True)
+    temporary = folder / f"{PREFIX}{os.getpid()}-{path.name}"
+    try:
+        subprocess.run(
+            [compiler, *command, str(sources[0]), "-o", str(temporary)],
+            check=True, capture_output=True, text=True, timeout=SECONDS,
+        )  # fmt: skip
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
