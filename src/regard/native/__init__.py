@@ -94,7 +94,7 @@ def missing(why: str) -> None:
 
 def built(name: str, chosen: str) -> Path:
     """The library's file, compiled now if it never was."""
-    compiler = next((path for c in COMPILERS if (path := shutil.which(c))), None)
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     sources = [FOLDER / f"{name}.cpp", *sorted(FOLDER.glob("*.h"))]
     command = [*FLAGS, *VARIANTS[chosen][0]]
     content = b"".join(path.read_bytes() for path in sources)
