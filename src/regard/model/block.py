@@ -19,6 +19,7 @@ from regard.model.config import ModelConfig
 from regard.model.linear import Linear
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.positions import Rotation
+from regard.model.residual import add, add_and_norm
 
 EPSILON = 1e-5
 
@@ -42,9 +43,10 @@ class AddAndNorm(nn.Module):
         self.norm_first, self.dropout = config.norm_first, config.dropout
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
         if self.norm_first:
-            return x + F.dropout(sublayer(self.norm(x)), self.dropout, self.training)
-        return self.norm(x + F.dropout(sublayer(x), self.dropout, self.training))
+            return add(x, sublayer(self.norm(x)), dropout)
+        return add_and_norm(x, sublayer(x), self.norm, dropout)
 
 
 class FeedForward(nn.Module):

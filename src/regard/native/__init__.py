@@ -76,20 +76,18 @@ def opened(name: str, chosen: str) -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(built(name, chosen)))
     except OSError as error:
-        return missing(f"{error}")
+        why = str(error)
     except subprocess.TimeoutExpired:
-        return missing("the compiler did not come to an end")
+        why = "the compiler did not come to an end"
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or ["it failed"]
-        return missing(f"the compiler says: {lines[0].strip()}")
-
-
-def missing(why: str) -> None:
+        why = f"the compiler says: {lines[0].strip()}"
     print(
         f"regard: no native code ({why}): PyTorch does its work, only slower; "
         "REGARD_NATIVE=off keeps from trying",
         file=sys.stderr,
     )
+    return None
 
 
 def built(name: str, chosen: str) -> Path:

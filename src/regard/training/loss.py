@@ -44,22 +44,9 @@ class SmoothedCrossEntropy(torch.autograd.Function):
             for piece in torch.arange(len(hidden)).split(max(1, PIECE // vocabulary)):
                 n = slice(int(piece[0]), int(piece[-1]) + 1)
                 x = vectors[n]
-                logits = F.linear(x, rows, add)  # [n, V]
-                if logits.dtype == torch.bfloat16:
-                    logits = logits.float()
-                total = logits.logsumexp(-1)  # [n]
-                wanted = labels[n, None]
-                negative = total - logits.gather(1, wanted).squeeze(1)
-                likelihood += negative.sum(dtype=torch.float64)
-                loss += ((1 - smoothing) * negative).sum(dtype=torch.float64)
-                if smoothing:
-                    loss += (smoothing * (total - logits.mean(-1))).sum(dtype=torch.float64)
+                slope = F.linear(x, rows, add)  # [n, V]: logits so far
+                slope = losses(slope, labels[n], smoothing, needed, loss, likelihood)
                 if vector_gradient is not None and matrix_gradient is not None:
-                    # d loss / d logits = softmax - smoothed target
-                    slope = logits.sub_(total[:, None]).exp_()
-                    if smoothing:
-                        slope.sub_(smoothing / vocabulary)
-                    slope.scatter_add_(1, wanted, torch.full_like(slope[:, :1], smoothing - 1))
                     if bias_gradient is not None:
                         bias_gradient += slope.sum(0)
                     slope = slope.to(dtype)
@@ -83,6 +70,28 @@ class SmoothedCrossEntropy(torch.autograd.Function):
             None,
             None if bias_gradient is None else bias_gradient * slope.to(bias_gradient.dtype),
         )
+
+
+def losses(
+    logits: Tensor, labels: Tensor, smoothing: float, needed: bool, loss: Tensor, likelihood: Tensor
+) -> Tensor:
+    """Add the sums over logits[n, V] and labels[n] to the two scalars. If the gradient is needed,
+    give back d loss / d logits = softmax - smoothed target; it may lie where the logits were."""
+    if logits.dtype == torch.bfloat16:
+        logits = logits.float()
+    total = logits.logsumexp(-1)  # [n]
+    wanted = labels[:, None]
+    negative = total - logits.gather(1, wanted).squeeze(1)
+    likelihood += negative.sum(dtype=torch.float64)
+    loss += ((1 - smoothing) * negative).sum(dtype=torch.float64)
+    if smoothing:
+        loss += (smoothing * (total - logits.mean(-1))).sum(dtype=torch.float64)
+    if not needed:
+        return logits
+    slope = logits.sub_(total[:, None]).exp_()
+    if smoothing:
+        slope.sub_(smoothing / logits.shape[-1])
+    return slope.scatter_add_(1, wanted, torch.full_like(slope[:, :1], smoothing - 1))
 
 
 def cross_entropy(
