@@ -7,9 +7,11 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from regard import native
 from regard.errors import InputError
 from regard.model.attention import Plan, Visibility, attend, attention_weights
 
+CPU_ENGINES = ["padded", *(["native"] if native.library("attention") else [])]
 VISIBILITIES = [Visibility(causal, window) for causal in (False, True) for window in (None, 1, 5)]
 
 
@@ -27,14 +29,12 @@ def attend_with_gradients(engine, query, key, value, queries, keys, visibility, 
     return output, *torch.autograd.grad(output, inputs, upstream)
 
 
-def assert_padded_equals_reference(*case):
+def assert_engines_equal_reference(*case):
     """Output and all gradients, in float64."""
-    for ours, expected in zip(
-        attend_with_gradients("padded", *case),
-        attend_with_gradients("reference", *case),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    expected = attend_with_gradients("reference", *case)
+    for engine in CPU_ENGINES:
+        for ours, theirs in zip(attend_with_gradients(engine, *case), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 # Lengths where something changes: one token, two, the edges of flex's blocks of 128, the point
@@ -56,11 +56,11 @@ lengths_strategy = st.lists(
 @example(lengths=[1], heads=1, size=1, causal=True, window=1)
 @example(lengths=[400, 1, 1, 2], heads=2, size=4, causal=True, window=3)
 @example(lengths=[400, 1, 1, 2], heads=2, size=4, causal=False, window=70)
-def test_padded_self_attention_equals_the_reference(lengths, heads, size, causal, window):
+def test_self_attention_of_every_engine_equals_the_reference(lengths, heads, size, causal, window):
     rows = sum(lengths)
     tensors = [random_heads(rows, heads, size) for _ in range(3)]
     case = (*tensors, lengths, lengths, Visibility(causal, window), torch.randn_like(tensors[0]))
-    assert_padded_equals_reference(*case)
+    assert_engines_equal_reference(*case)
 
 
 @given(
@@ -68,12 +68,12 @@ def test_padded_self_attention_equals_the_reference(lengths, heads, size, causal
     heads=st.integers(1, 3),
 )
 @example(lengths=[(1, 300), (300, 1), (2, 2)], heads=2)
-def test_padded_cross_attention_equals_the_reference(lengths, heads):
+def test_cross_attention_of_every_engine_equals_the_reference(lengths, heads):
     queries, keys = zip(*lengths, strict=True)
     query = random_heads(sum(queries), heads, 4)
     key, value = random_heads(sum(keys), heads, 4), random_heads(sum(keys), heads, 4)
     case = (query, key, value, queries, keys, Visibility(), torch.randn_like(query))
-    assert_padded_equals_reference(*case)
+    assert_engines_equal_reference(*case)
 
 
 @given(
@@ -89,7 +89,7 @@ def test_fewer_queries_than_keys_stand_at_the_last_keys(lengths, causal, window)
     key, value = random_heads(sum(keys), 2, 4), random_heads(sum(keys), 2, 4)
     visibility = Visibility(causal, window)
     case = (query, key, value, queries, keys, visibility, torch.randn_like(query))
-    assert_padded_equals_reference(*case)
+    assert_engines_equal_reference(*case)
     if not visibility.full:
         whole = visibility.matrix(keys[0])[-queries[0] :]
         assert torch.equal(visibility.matrix(queries[0], keys[0]), whole)
@@ -129,7 +129,7 @@ def test_flex_visits_every_block_that_holds_a_visible_key(lengths, visibility):
     assert torch.equal(visited, span)
 
 
-@pytest.mark.parametrize("engine", ["reference", "padded"])
+@pytest.mark.parametrize("engine", ["reference", *CPU_ENGINES])
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
 def test_gradcheck_through_attention(engine, visibility):
     lengths = [3, 1, 7]
@@ -138,6 +138,49 @@ def test_gradcheck_through_attention(engine, visibility):
     assert torch.autograd.gradcheck(
         lambda q, k, v: attend(q, k, v, *bounds, visibility, engine=engine), tensors
     )
+
+
+@pytest.mark.skipif("native" not in CPU_ENGINES, reason="no native code here")
+@pytest.mark.parametrize("variant", native.possible())
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
+def test_every_variant_of_native_attention_is_near_the_exact_one(
+    variant, visibility, dtype, tolerance, monkeypatch
+):
+    """In the types that are trained with, from parts of one product as the model has them."""
+    monkeypatch.setenv("REGARD_NATIVE", variant)
+    lengths = [40, 1, 17, 33]
+    product = torch.randn(sum(lengths), 3, 2, 20).to(dtype)
+    upstream = torch.randn(sum(lengths), 2, 20).to(dtype)
+    results = []
+    for engine, kind in (("native", dtype), ("reference", torch.float64)):
+        parts = product.to(kind, copy=True).requires_grad_()
+        bounds = offsets(lengths), offsets(lengths)
+        output = attend(*parts.unbind(1), *bounds, visibility, engine=engine)
+        results.append((output, *torch.autograd.grad(output, parts, upstream.to(kind))))
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif("native" not in CPU_ENGINES, reason="no native code here")
+@pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neighbours_and_threads_change_no_bit_of_native_attention(visibility, dtype):
+    lengths = [19, 50, 7]
+    tensors = [torch.randn(sum(lengths), 3, 16).to(dtype) for _ in range(4)]
+    threads = torch.get_num_threads()
+    together = attend_with_gradients(
+        "native", *tensors[:3], lengths, lengths, visibility, tensors[3]
+    )
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        for b, part in enumerate(zip(*(x.split(lengths) for x in tensors), strict=True)):
+            case = (*part[:3], lengths[b : b + 1], lengths[b : b + 1], visibility, part[3])
+            alone = attend_with_gradients("native", *case)
+            for x, whole in zip(alone, together, strict=True):
+                assert torch.equal(x, whole.split(lengths)[b])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_reference_is_the_formula_of_the_paper():
@@ -178,7 +221,7 @@ def test_weights_are_a_distribution_over_what_is_visible():
     assert (weights[:, visibility.matrix(6)] > 0).all()
 
 
-@pytest.mark.parametrize("engine", ["reference", "padded"])  # flex keeps finite numbers apart
+@pytest.mark.parametrize("engine", ["reference", *CPU_ENGINES])  # flex keeps finite numbers apart
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
 def test_a_nan_stays_in_its_own_sequence(engine, visibility):
     lengths = [5, 9, 3]
@@ -220,6 +263,8 @@ def test_bad_input_is_refused_in_words():
         attend(query, query, query, bounds, bounds, Visibility(), engine="padde")
     with pytest.raises(InputError, match=r"engine=flex and attention_dropout=0.1 exclude"):
         attend(query, query, query, bounds, bounds, Visibility(), engine="flex", dropout=0.1)
+    with pytest.raises(InputError, match=r"engine=native and attention_dropout=0.1 exclude"):
+        attend(query, query, query, bounds, bounds, Visibility(), engine="native", dropout=0.1)
     trained = random_heads(5, 2, 4)
     with pytest.raises(InputError, match="engine=flex trains on a GPU only"):
         attend(trained, trained, trained, bounds, bounds, Visibility(), engine="flex")

@@ -1,7 +1,8 @@
 """Attention (section 3.2): Attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V, over packed rows.
 
-`reference` is the definition, readable and slow. The fast engines, `padded` (anywhere) and
-`flex` (GPU), compute the same function and are held to it by tests, forward and backward.
+`reference` is the definition, readable and slow. The fast engines, `padded` (anywhere), `native`
+(CPU, in C++) and `flex` (GPU), compute the same function and are held to it by tests, forward and
+backward.
 
 The one idea they share: in a packed row, what a query may see is always one run of keys, from
 `first[n]` to `last[n]`. Full, causal, restricted, cross and cached attention differ only in
@@ -17,16 +18,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard import native
 from regard.errors import InputError, unknown
 from regard.model.cache import CachedMemory, CachedSelf, Reading
 from regard.model.config import ModelConfig
 from regard.model.flex import FlexLayout
 from regard.model.linear import Linear, product
+from regard.model.native import NativeLayout
 from regard.model.padded import PaddedLayout
 from regard.model.positions import Rotation
 from regard.text.batching import positions_of
 
-ENGINES = ("auto", "reference", "padded", "flex")
+ENGINES = ("auto", "reference", "padded", "native", "flex")
+LAYOUTS: dict[str, type[PaddedLayout | NativeLayout | FlexLayout]] = {
+    "padded": PaddedLayout,
+    "native": NativeLayout,
+    "flex": FlexLayout,
+}
 
 
 @dataclass(frozen=True)
@@ -115,9 +123,8 @@ class Plan:
                 )
         # From here on a compiler sees two fixed numbers and tensors of fixed size, never lengths.
         self.queries, self.keys = sum(self.query_lengths), sum(self.key_lengths)  # N, M
-        self.layout: PaddedLayout | FlexLayout | None = None
-        if self.engine != "reference":
-            layout = FlexLayout if self.engine == "flex" else PaddedLayout
+        self.layout: PaddedLayout | NativeLayout | FlexLayout | None = None
+        if layout := LAYOUTS.get(self.engine):
             self.layout = layout(self.query_lengths, self.key_lengths, visibility, self.device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -156,18 +163,24 @@ class Plan:
 
 
 def choose_engine(engine: str, device: torch.device, dropout: float) -> str:
-    """`auto`: flex for training on a GPU (shapes repeat, so compiling pays), padded elsewhere."""
+    """`auto`: native on a CPU where it can be had, flex for training on a GPU (shapes repeat, so
+    compiling pays), padded elsewhere."""
     if engine not in ENGINES:
         raise unknown("attention engine", engine, ENGINES)
-    if engine == "flex" and dropout > 0:
+    if engine in ("native", "flex") and dropout > 0:
         raise InputError(
-            f"engine=flex and attention_dropout={dropout} exclude each other: flex attention "
-            "never holds the weights that would be dropped; use engine=padded"
+            f"engine={engine} and attention_dropout={dropout} exclude each other: it never holds "
+            "the weights that would be dropped; use engine=padded"
         )
+    if engine == "native" and (device.type != "cpu" or native.library("attention") is None):
+        raise InputError("engine=native needs a CPU and a C++ compiler: use engine=padded or auto")
     if engine != "auto":
         return engine
-    trains = device.type == "cuda" and torch.is_grad_enabled()
-    return "flex" if trains and dropout == 0 else "padded"
+    if dropout > 0:
+        return "padded"
+    if device.type == "cpu" and native.library("attention") is not None:
+        return "native"
+    return "flex" if device.type == "cuda" and torch.is_grad_enabled() else "padded"
 
 
 def attend(

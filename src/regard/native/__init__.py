@@ -42,14 +42,18 @@ def variant() -> str | None:
     wanted = os.environ.get("REGARD_NATIVE", "auto")
     if wanted == "off":
         return None
-    possible = [name for name, (_, needed) in VARIANTS.items() if needed <= features()]
     if wanted == "auto":
-        return possible[0]
-    if wanted not in possible:
+        return possible()[0]
+    if wanted not in possible():
         raise InputError(
-            f"REGARD_NATIVE={wanted} cannot run here: use one of auto, off, {', '.join(possible)}"
+            f"REGARD_NATIVE={wanted} cannot run here: use one of auto, off, {', '.join(possible())}"
         )
     return wanted
+
+
+def possible() -> list[str]:
+    """The variants that this processor can run, the best first."""
+    return [name for name, (_, needed) in VARIANTS.items() if needed <= features()]
 
 
 @cache

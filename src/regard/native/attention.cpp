@@ -1,0 +1,310 @@
+// Attention over packed rows (section 3.2), forward and backward.
+//
+// One head of one sequence is one piece of work for one thread: its keys and values are copied to
+// the thread's own memory, where those of a sentence stay in the nearest cache. What a query sees
+// is a run of keys, so a block of queries needs the keys from the first of its runs to the last:
+// time is linear in the length under a window, and memory always is. Nothing depends on other
+// sequences nor on the number of threads.
+
+#include <algorithm>
+#include <vector>
+
+#include "vectors.h"
+
+namespace {
+
+constexpr long BLOCK = 16;                            // queries at a time
+constexpr int TALL = REGISTER_BYTES == 64 ? 8 : 4;    // a tile of results that fills the registers
+constexpr int WIDE = 2;
+
+// What both passes are told. Rows of queries, keys and values may be strided: they are parts of
+// one product. Strides and sizes count numbers, offsets [B + 1] rows.
+struct Shape {
+    const int64_t *query_offsets, *key_offsets;
+    long sequences, heads, size;
+    long query_stride, key_stride, value_stride;
+    long causal, window;  // window < 0: there is none
+};
+
+struct Run {
+    long first, last;  // both inclusive
+};
+
+struct Sequence {
+    long query_start, queries, key_start, keys;
+    const Shape& shape;
+
+    Sequence(const Shape& s, long b)
+        : query_start(s.query_offsets[b]), queries(s.query_offsets[b + 1] - query_start),
+          key_start(s.key_offsets[b]), keys(s.key_offsets[b + 1] - key_start), shape(s) {}
+
+    // The keys that a query sees: Visibility.runs of attention.py.
+    Run run(long query) const {
+        if (!shape.causal && shape.window < 0) return {0, keys - 1};
+        long own = query + keys - queries;
+        long reach = shape.window < 0 ? keys : shape.window;
+        return {std::max(0L, own - reach), shape.causal ? own : std::min(own + reach, keys - 1)};
+    }
+};
+
+// result[ROWS, COLUMNS registers] (+)= left[ROWS, depth] right[depth, COLUMNS registers]
+template <class C, int ROWS, int COLUMNS>
+inline void tile(const C* left, long left_row, long left_column, const C* right, long right_row,
+                 C* result, long result_row, long depth, bool add) {
+    VectorOf<C> sums[ROWS][COLUMNS] = {};
+    for (long k = 0; k < depth; k++)
+        for (int c = 0; c < COLUMNS; c++) {
+            VectorOf<C> b = load(right + k * right_row + c * LANES<C>);
+            for (int r = 0; r < ROWS; r++)
+                sums[r][c] += left[r * left_row + k * left_column] * b;
+        }
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < COLUMNS; c++) {
+            C* to = result + r * result_row + c * LANES<C>;
+            store(to, add ? load(to) + sums[r][c] : sums[r][c]);
+        }
+}
+
+template <class C, int ROWS>
+void strips(long& row, long rows, long columns, const C* left, long left_row, long left_column,
+            const C* right, long right_row, C* result, long result_row, long depth, bool add) {
+    for (; row + ROWS <= rows; row += ROWS) {
+        const C* a = left + row * left_row;
+        C* to = result + row * result_row;
+        long c = 0;
+        for (; c + WIDE * LANES<C> <= columns; c += WIDE * LANES<C>)
+            tile<C, ROWS, WIDE>(a, left_row, left_column, right + c, right_row, to + c, result_row,
+                                depth, add);
+        for (; c < columns; c += LANES<C>)
+            tile<C, ROWS, 1>(a, left_row, left_column, right + c, right_row, to + c, result_row,
+                             depth, add);
+    }
+}
+
+// result[rows, columns] (+)= left[rows, depth] right[depth, columns]; columns fill registers.
+template <class C>
+void product(long rows, long columns, long depth, const C* left, long left_row, long left_column,
+             const C* right, long right_row, C* result, long result_row, bool add) {
+    long row = 0;
+    auto with = [&](auto strip) {
+        strip(row, rows, columns, left, left_row, left_column, right, right_row, result,
+              result_row, depth, add);
+    };
+    with(strips<C, TALL>);
+    with(strips<C, 4>);
+    with(strips<C, 1>);
+}
+
+// rows[count, size] with a stride -> to[count, width], the holes zero.
+template <class T, class C>
+void copy_rows(const T* rows, long stride, long count, long size, C factor, C* to, long width) {
+    for (long i = 0; i < count; i++)
+        for (long k = 0; k < width; k += LANES<T>)
+            store(to + i * width + k,
+                  k < size ? load(rows + i * stride + k, size - k) * factor : VectorOf<T>{});
+}
+
+// from[count, width] -> to[size, columns] turned over, the holes zero.
+template <class C>
+void turn_over(const C* from, long count, long width, long size, C* to, long columns) {
+    for (long k = 0; k < size; k++) {
+        for (long j = 0; j < count; j++) to[k * columns + j] = from[j * width + k];
+        for (long j = count; j < columns; j++) to[k * columns + j] = 0;
+    }
+}
+
+template <class T, class C>
+void write_rows(const C* from, long width, long count, long size, C factor, T* to, long stride) {
+    for (long i = 0; i < count; i++)
+        for (long k = 0; k < size; k += LANES<T>)
+            store(to + i * stride + k, load(from + i * width + k) * factor, size - k);
+}
+
+// A block of queries and the columns of keys that it needs: from `low` to `high`, whole registers.
+struct Block {
+    long start, rows, low, high;
+
+    template <class C> static Block of(const Sequence& s, long start, C) {
+        long rows = std::min(BLOCK, s.queries - start);
+        long low = s.run(start).first / LANES<C> * LANES<C>;
+        return {start, rows, low, rounded_up<C>(s.run(start + rows - 1).last + 1)};
+    }
+};
+
+// The memory of one thread.
+template <class C> struct Room {
+    long width, columns;  // of the rows of one head, of the scores
+    std::vector<C> memory;
+    C* next;
+
+    Room(const Shape& s, long rectangles) : width(rounded_up<C>(s.size)) {
+        long keys = 0;
+        for (long b = 0; b < s.sequences; b++)
+            keys = std::max<long>(keys, s.key_offsets[b + 1] - s.key_offsets[b]);
+        columns = rounded_up<C>(keys);
+        memory.resize(rectangles * columns * width + 3 * BLOCK * width + 2 * BLOCK * columns);
+        next = memory.data();
+    }
+    C* take(long size) { return (next += size) - size; }
+};
+
+// Scores of a block of queries, in units of the scaled dot product; what is not seen: -infinity.
+template <class C>
+void score(const Sequence& s, const Block& block, const C* query, long width, const C* turned_key,
+           long columns, C* scores) {
+    product(block.rows, block.high - block.low, s.shape.size, query, width, 1L,
+            turned_key + block.low, columns, scores + block.low, columns, false);
+    for (long i = 0; i < block.rows; i++) {
+        Run run = s.run(block.start + i);
+        C* row = scores + i * columns;
+        for (long j = block.low; j < run.first; j++) row[j] = -INFINITY;
+        for (long j = run.last + 1; j < block.high; j++) row[j] = -INFINITY;
+    }
+}
+
+template <class T>
+void forward(const Shape& shape, const T* query, const T* key, const T* value, T* output,
+             NumberOf<T>* totals) {
+    typedef NumberOf<T> C;
+    const long H = shape.heads, size = shape.size;
+    const C scale = 1 / std::sqrt(C(size));
+#pragma omp parallel
+    {
+        Room<C> room(shape, 3);
+        const long width = room.width;
+        C *keys = room.take(room.columns * width), *values = room.take(room.columns * width);
+        C *turned = room.take(room.columns * width), *queries = room.take(BLOCK * width);
+        C *outputs = room.take(BLOCK * width), *scores = room.take(BLOCK * room.columns);
+#pragma omp for schedule(dynamic)
+        for (long unit = 0; unit < shape.sequences * H; unit++) {
+            const Sequence s(shape, unit / H);
+            const long head = unit % H * size, columns = rounded_up<C>(s.keys);
+            copy_rows(key + s.key_start * shape.key_stride + head, shape.key_stride, s.keys, size,
+                      C(1), keys, width);
+            turn_over(keys, s.keys, width, size, turned, columns);
+            copy_rows(value + s.key_start * shape.value_stride + head, shape.value_stride, s.keys,
+                      size, C(1), values, width);
+            for (long start = 0; start < s.queries; start += BLOCK) {
+                const Block block = Block::of(s, start, C());
+                const long first = s.query_start + start;
+                copy_rows(query + first * shape.query_stride + head, shape.query_stride, block.rows,
+                          size, scale, queries, width);
+                score(s, block, queries, width, turned, columns, scores);
+                C shares[BLOCK];
+                for (long i = 0; i < block.rows; i++) {
+                    C* row = scores + i * columns;
+                    VectorOf<C> most = load(row + block.low), sum = {};
+                    for (long j = block.low; j < block.high; j += LANES<C>) {
+                        VectorOf<C> x = load(row + j);
+                        most = x > most ? x : most;
+                    }
+                    const C largest = largest_of(most);
+                    for (long j = block.low; j < block.high; j += LANES<C>) {
+                        VectorOf<C> x = exponential(load(row + j) - largest);
+                        store(row + j, x);
+                        sum += x;
+                    }
+                    const C total = sum_of(sum);
+                    shares[i] = 1 / total;
+                    totals[(first + i) * H + unit % H] = largest + std::log(total);
+                }
+                const long high = std::min(block.high, s.keys);
+                product(block.rows, width, high - block.low, scores + block.low, columns, 1L,
+                        values + block.low * width, width, outputs, width, false);
+                for (long i = 0; i < block.rows; i++)
+                    write_rows(outputs + i * width, width, 1, size, shares[i],
+                               output + (first + i) * H * size + head, H * size);
+            }
+        }
+    }
+}
+
+template <class T>
+void backward(const Shape& shape, const T* query, const T* key, const T* value, const T* output,
+              const NumberOf<T>* totals, const T* slope, T* query_slope, T* key_slope,
+              T* value_slope) {
+    typedef NumberOf<T> C;
+    const long H = shape.heads, size = shape.size;
+    const C scale = 1 / std::sqrt(C(size));
+#pragma omp parallel
+    {
+        Room<C> room(shape, 5);
+        const long width = room.width, rectangle = room.columns * width;
+        C *keys = room.take(rectangle), *turned_key = room.take(rectangle);
+        C *turned_value = room.take(rectangle);
+        C *key_sum = room.take(rectangle), *value_sum = room.take(rectangle);
+        C *queries = room.take(BLOCK * width), *slopes = room.take(BLOCK * width);
+        C* results = room.take(BLOCK * width);
+        C *weights = room.take(BLOCK * room.columns), *products = room.take(BLOCK * room.columns);
+#pragma omp for schedule(dynamic)
+        for (long unit = 0; unit < shape.sequences * H; unit++) {
+            const Sequence s(shape, unit / H);
+            const long head = unit % H * size, columns = rounded_up<C>(s.keys);
+            copy_rows(value + s.key_start * shape.value_stride + head, shape.value_stride, s.keys,
+                      size, C(1), keys, width);
+            turn_over(keys, s.keys, width, size, turned_value, columns);
+            copy_rows(key + s.key_start * shape.key_stride + head, shape.key_stride, s.keys, size,
+                      C(1), keys, width);
+            turn_over(keys, s.keys, width, size, turned_key, columns);
+            std::fill(key_sum, key_sum + s.keys * width, C(0));
+            std::fill(value_sum, value_sum + s.keys * width, C(0));
+            for (long start = 0; start < s.queries; start += BLOCK) {
+                const Block block = Block::of(s, start, C());
+                const long first = s.query_start + start;
+                copy_rows(query + first * shape.query_stride + head, shape.query_stride, block.rows,
+                          size, scale, queries, width);
+                copy_rows(slope + first * H * size + head, H * size, block.rows, size, C(1), slopes,
+                          width);
+                copy_rows(output + first * H * size + head, H * size, block.rows, size, C(1),
+                          results, width);
+                score(s, block, queries, width, turned_key, columns, weights);
+                product(block.rows, block.high - block.low, size, slopes, width, 1L,
+                        turned_value + block.low, columns, products + block.low, columns, false);
+                for (long i = 0; i < block.rows; i++) {
+                    // The weights again, and the slope of the scores: weight (product - their mean).
+                    VectorOf<C> mean = {};
+                    for (long k = 0; k < width; k += LANES<C>)
+                        mean += load(slopes + i * width + k) * load(results + i * width + k);
+                    const C average = sum_of(mean), total = totals[(first + i) * H + unit % H];
+                    C *weight = weights + i * columns, *change = products + i * columns;
+                    for (long j = block.low; j < block.high; j += LANES<C>) {
+                        VectorOf<C> x = exponential(load(weight + j) - total);
+                        store(weight + j, x);
+                        store(change + j, x * (load(change + j) - average));
+                    }
+                }
+                const long high = std::min(block.high, s.keys), seen = high - block.low;
+                product(block.rows, width, seen, products + block.low, columns, 1L,
+                        keys + block.low * width, width, results, width, false);
+                write_rows(results, width, block.rows, size, scale,
+                           query_slope + first * H * size + head, H * size);
+                product(seen, width, block.rows, products + block.low, 1L, columns, queries, width,
+                        key_sum + block.low * width, width, true);
+                product(seen, width, block.rows, weights + block.low, 1L, columns, slopes, width,
+                        value_sum + block.low * width, width, true);
+            }
+            write_rows(key_sum, width, s.keys, size, C(1),
+                       key_slope + s.key_start * H * size + head, H * size);
+            write_rows(value_sum, width, s.keys, size, C(1),
+                       value_slope + s.key_start * H * size + head, H * size);
+        }
+    }
+}
+
+}  // namespace
+
+#define FOR_TYPE(NAME, T)                                                                          \
+    extern "C" void attend_##NAME(const Shape* shape, const T* query, const T* key,                \
+                                  const T* value, T* output, NumberOf<T>* totals) {                \
+        forward(*shape, query, key, value, output, totals);                                        \
+    }                                                                                              \
+    extern "C" void attend_backward_##NAME(const Shape* shape, const T* query, const T* key,       \
+                                           const T* value, const T* output,                        \
+                                           const NumberOf<T>* totals, const T* slope,              \
+                                           T* query_slope, T* key_slope, T* value_slope) {         \
+        backward(*shape, query, key, value, output, totals, slope, query_slope, key_slope,         \
+                 value_slope);                                                                     \
+    }
+FOR_TYPE(bfloat16, BFloat16)
+FOR_TYPE(float32, float)
+FOR_TYPE(float64, double)
