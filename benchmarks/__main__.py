@@ -6,11 +6,16 @@ from importlib import import_module
 NAMES = {
     "step": "one training step beside torch.nn.Transformer and Hugging Face Marian",
     "decode": "decoding beside Hugging Face generate and CTranslate2",
+    "encoders": "BERT's shapes beside Hugging Face, CTranslate2 and ONNX Runtime",
+    "generators": "GPT-2's shape beside Hugging Face generate and CTranslate2",
+    "scaling": "how time and memory grow with length, batch, width and layers",
+    "startup": "from the command to the first optimiser step",
     "product": "few rows times a matrix, which is what a decoding step is made of",
     "memory": "the most memory that `regard translate` holds, short and long inputs",
     "search": "the search index: making it, and one query beside what the memory could give",
     "independence": "one model on the same lines in other batches: what differs?",
     "results": "write docs/results.md from finished runs",
+    "performance": "write docs/performance.md from benchmarks/ratios.json",
 }
 
 
@@ -20,8 +25,8 @@ def main() -> int:
         for name, purpose in NAMES.items():
             print(f"  {name:13} {purpose}")
         return 0 if len(sys.argv) < 2 else 2
-    import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
-    return 0
+    code: int | None = import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
+    return code or 0
 
 
 if __name__ == "__main__":

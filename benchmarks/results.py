@@ -22,6 +22,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.ratios import commit
 from benchmarks.recipes import ABLATION, DATA, RECIPES, RUNS, Recipe, split
 from benchmarks.tables import tables
 from regard.errors import InputError
@@ -110,11 +111,6 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
         "validation": {k: v for k, v in final.items() if isinstance(v, float) and k != "seconds"},
         "tests": tests,
     }  # fmt: skip
-
-
-def commit() -> str:
-    describe = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def call(words: list[str], options: argparse.Namespace, may_fail: bool = False) -> str:

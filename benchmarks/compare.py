@@ -1,0 +1,151 @@
+"""One piece of work by several programs: in turns, checked to be the same, and shown.
+
+Calls alternate between the programs, so that whatever else the machine does hits them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks import ratios
+from benchmarks.processes import Make, Missing, Program, started
+from benchmarks.ratios import Book
+
+# A thread pool spins for some milliseconds after its last work: no program shall be timed while
+# the threads of the one before still hold the cores.
+PAUSE = 0.03
+UNEVEN = 2.0  # slowest call to fastest: more is not the program but the machine
+ENOUGH, MOST = 4.0, 25  # seconds of rounds, and how many there are at most
+OURS = "regard"
+PEERS = {  # name: what it is called in a table, and the packages it needs
+    "huggingface": ("Hugging Face", ["transformers"]),
+    "ctranslate2": ("CTranslate2", ["transformers", "ctranslate2"]),
+    "onnxruntime": ("ONNX Runtime", ["transformers", "onnx", "onnxruntime"]),
+    "pytorch": ("regard by PyTorch", []),  # without its native code: does that pay?
+}
+CPU_ONLY = ("ctranslate2", "onnxruntime", "pytorch")
+DTYPES = ("float32", "bfloat16", "int8")
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A program with its precision, and how its process makes it."""
+
+    name: str
+    dtype: str
+    make: Make
+    arguments: tuple[Any, ...]
+    workers: int = 1
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.dtype}" + (", two workers" if self.workers == 2 else "")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What every program is asked, and when it has done the same as the others."""
+
+    work: str
+    request: tuple[Any, ...]
+    tokens: int  # of one call, real ones: the same for all
+    check: Callable[[Any], str | None]  # what is wrong with an answer
+    limits: dict[str, float]  # tokens a second that each precision could reach
+    workers: int = 2  # of a program, at most: one sentence cannot be split
+
+
+def turns(cell: Cell, programs: dict[Entrant, Program], repeats: int) -> dict[Entrant, list[float]]:
+    """Seconds of each program's calls; the first round warms up. Short calls are repeated until
+    some time has passed, since what disturbs them does not last."""
+    times: dict[Entrant, list[float]] = {entrant: [] for entrant in programs}
+    began = time.perf_counter()
+    for repeat in range(MOST + 1):
+        if repeat > repeats and time.perf_counter() - began > ENOUGH:
+            break
+        for entrant, program in programs.items():
+            time.sleep(PAUSE)
+            answer, seconds = program(*cell.request)
+            wrong = cell.check(answer)
+            if wrong is not None:
+                raise SystemExit(f"{entrant.label} did other work than {cell.work}: {wrong}")
+            if repeat:
+                times[entrant].append(seconds)
+    return times
+
+
+def compare(cell: Cell, programs: dict[Entrant, Program], repeats: int, book: Book) -> None:
+    able = {entrant: program for entrant, program in programs.items()
+            if entrant.workers <= cell.workers}  # fmt: skip
+    times = turns(cell, able, repeats)
+    speeds = {entrant: cell.tokens / statistics.median(t) for entrant, t in times.items()}
+    uneven = {entrant for entrant, t in times.items() if max(t) > UNEVEN * min(t)}
+    print(f" {cell.work}")
+    for entrant, speed in speeds.items():
+        part = speed / cell.limits[entrant.dtype]
+        said = "  NOT QUIET: its calls differ, do not quote it" if entrant in uneven else ""
+        print(f"  {entrant.label:32}{speed:10,.0f} tokens/s {part:6.1%} of the limit{said}")
+    ours = [entrant for entrant in speeds if entrant.name == OURS]
+    peers = [entrant for entrant in speeds if entrant.name != OURS]
+    for entrant in ours:
+        for peer in peers:
+            if not {entrant, peer} & uneven:
+                book.add(
+                    cell.work, entrant.dtype, speeds[entrant], "tokens/s", peer.label,
+                    speeds[peer], speeds[entrant] / cell.limits[entrant.dtype],
+                )  # fmt: skip
+    if ours and peers:
+        best = max(ours, key=speeds.__getitem__)
+        beside = [f"{speeds[best] / speeds[p]:.2f}x {p.label}" for p in peers]
+        print(f"  {best.label} is " + ", ".join(beside), flush=True)
+
+
+@contextmanager
+def all_started(entrants: Sequence[Entrant]) -> Iterator[dict[Entrant, Program]]:
+    """Those that can be had; a line for each that cannot."""
+    with ExitStack() as stack:
+        programs = {}
+        for entrant in entrants:
+            try:
+                programs[entrant] = stack.enter_context(started(entrant.make, *entrant.arguments))
+            except Missing as missing:
+                print(f"{entrant.label} is skipped: {missing}")
+        yield programs
+
+
+def available(wanted: Sequence[str], device: str) -> list[str]:
+    """The peers that can be measured here; a line for each that cannot."""
+    peers = []
+    for peer in wanted:
+        name, needed = PEERS[peer]
+        missing = [package for package in needed if find_spec(package) is None]
+        if missing:
+            print(f"{name} is skipped: {missing[0]} is missing (pip install -e '.[bench]')")
+        elif peer in CPU_ONLY and device != "cpu":
+            print(f"{name} is skipped: it is measured on the CPU only")
+        else:
+            peers.append(peer)
+    return peers
+
+
+def precisions(options: argparse.Namespace) -> Sequence[str]:
+    """Of all programs: those of the peers, too."""
+    more = ["float32", "int8"] if options.device == "cpu" else []
+    return list(dict.fromkeys([*options.dtype, *more]))
+
+
+def add_options(parser: argparse.ArgumentParser, peers: Sequence[str], repeats: int) -> None:
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--peers", nargs="*", default=list(peers), choices=peers)
+    parser.add_argument("--threads", type=int, help="of each program (default: PyTorch's)")
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help="calls, after one that warms up"
+    )
+    ratios.add_options(parser)

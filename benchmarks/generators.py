@@ -1,0 +1,37 @@
+"""Language models beside their peers: the shape of GPT-2 small, random weights, greedy.
+
+A call reads prompts of 32 tokens and writes exactly 128 new ones; the end token is forbidden, and a
+program that returns anything else ends the benchmark. Speed is new tokens a second, reading the
+prompt included. The limit is that of `python -m benchmarks decode`: the steps alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.compare import add_options
+from benchmarks.decode import write
+from benchmarks.ratios import Book
+from benchmarks.writers import GENERATORS
+from regard import ModelConfig
+
+PROMPT, NEW = 32, 128  # tokens
+
+
+def gpt2_small(vocabulary: int = 50_257) -> ModelConfig:
+    return ModelConfig(
+        style="decoder", vocabulary_size=vocabulary, decoder_layers=12, d_model=768, heads=12,
+        d_ff=3072, activation="gelu", positions="learned", max_length=1024, norm_first=True,
+        scale_embeddings=False, dropout=0.0,
+    )  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks generators", description=__doc__)
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="prompts")
+    add_options(parser, ("huggingface", "ctranslate2", "pytorch"), repeats=3)
+    options = parser.parse_args(arguments)
+    options.beams = [1]
+    book = Book("generators", arguments, options, options.device)
+    write("GPT-2 small", gpt2_small(), GENERATORS, (PROMPT, NEW), options, book)
+    return book.close()
