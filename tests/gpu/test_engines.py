@@ -31,7 +31,7 @@ def relative_error(ours, expected):
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
-@pytest.mark.parametrize("engine", ["padded", "flex"])
+@pytest.mark.parametrize("engine", ["padded", "tiled"])
 def test_attention_and_its_gradients_equal_the_reference_in_float64(engine, visibility):
     packings = [[1], [2, 1, 127], [128, 128], [129, 300, 1, 1, 40], [7] * 60]
     for lengths in packings:
@@ -59,23 +59,23 @@ def test_attention_and_its_gradients_equal_the_reference_in_float64(engine, visi
 def test_the_whole_model_equals_the_reference_on_the_cpu(style, window, model, row, run):
     source, target = row([200, 1, 130, 40]), row([150, 2, 128, 90])
     results = {}
-    for engine, device in (("reference", "cpu"), ("flex", "cuda"), ("padded", "cuda")):
+    for engine, device in (("reference", "cpu"), ("tiled", "cuda"), ("padded", "cuda")):
         torch.manual_seed(1)
         net = model(engine, torch.float32, style=style, d_model=64, window=window).to(device)
         logits = run(net, source.to(device), target.to(device))
         weights = torch.linspace(-1, 1, logits.numel()).view_as(logits).to(device)
         gradients = torch.autograd.grad((logits * weights).sum(), net.parameters())
         results[engine] = [x.cpu() for x in (logits, *gradients)]
-    for engine in ("flex", "padded"):
+    for engine in ("tiled", "padded"):
         for ours, expected in zip(results[engine], results["reference"], strict=True):
             assert relative_error(ours, expected.double()) < 3e-3
 
 
-def test_training_on_a_gpu_takes_flex_and_everything_else_padded():
+def test_training_on_a_gpu_takes_tiled_and_everything_else_padded():
     from regard.model.attention import choose_engine
 
     cuda = torch.device("cuda")
-    assert choose_engine("auto", cuda, 0.0) == "flex"
+    assert choose_engine("auto", cuda, 0.0) == "tiled"
     assert choose_engine("auto", cuda, 0.1) == "padded"
     assert choose_engine("auto", torch.device("cpu"), 0.0) == "padded"
     with torch.no_grad():

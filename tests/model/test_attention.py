@@ -37,7 +37,7 @@ def assert_engines_equal_reference(*case):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-# Lengths where something changes: one token, two, the edges of flex's blocks of 128, the point
+# Lengths where something changes: one token, two, the edges of tiles of 64 and 128, the point
 # where the padded engine cuts a windowed sequence, and very uneven neighbours.
 lengths_strategy = st.lists(
     st.one_of(st.integers(1, 12), st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 200])),
@@ -95,38 +95,28 @@ def test_fewer_queries_than_keys_stand_at_the_last_keys(lengths, causal, window)
         assert torch.equal(visibility.matrix(queries[0], keys[0]), whole)
 
 
-@given(lengths=lengths_strategy, visibility=st.sampled_from(VISIBILITIES))
-def test_flex_forward_equals_the_reference(lengths, visibility):
-    """On a CPU PyTorch's flex attention has no backward; tests/gpu holds both."""
-    tensors = [torch.randn(sum(lengths), 2, 16) for _ in range(3)]
-    bounds = offsets(lengths), offsets(lengths)
-    expected = attend(*tensors, *bounds, visibility, engine="reference")
-    ours = attend(*tensors, *bounds, visibility, engine="flex")
-    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
-
-
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=8),
     visibility=st.sampled_from(VISIBILITIES),
 )
-def test_flex_visits_every_block_that_holds_a_visible_key(lengths, visibility):
-    """The block table is what a CPU run does not use, so it is checked by itself."""
+def test_tiles_hold_every_token_once_and_walk_over_all_they_see(lengths, visibility):
+    """The tables of the kernels that only a GPU runs; tests/gpu holds their results."""
     queries, keys = zip(*lengths, strict=True)
     if not visibility.full:
         queries = keys
-    layout = Plan(queries, keys, visibility, engine="flex").layout
+    layout = Plan(queries, keys, visibility, engine="tiled").layout
     visible = torch.block_diag(
-        *(visibility.matrix(q, k).float() for q, k in zip(queries, keys, strict=True))
+        *(visibility.matrix(q, k).int() for q, k in zip(queries, keys, strict=True))
     )
-    n, m = visible.shape
-    padded = torch.zeros(-(-n // 128) * 128, -(-m // 128) * 128)
-    padded[:n, :m] = visible
-    needed = padded.unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).amax((1, 3)).bool()
-    visited = layout.block_mask.to_dense()[0, 0].bool()
-    assert bool((visited | ~needed).all())
-    # and no more than the range from the first to the last of them
-    span = needed.int().cumsum(1).bool() & needed.int().flip(1).cumsum(1).flip(1).bool()
-    assert torch.equal(visited, span)
+    for tiles, seen in ((layout.query_tiles, visible), (layout.key_tiles, visible.t())):
+        held = []
+        for start, end, low, high in tiles.tolist():
+            assert 0 < end - start <= layout.tile
+            held += range(start, end)
+            found = seen[start:end].any(0).nonzero().flatten()
+            # nothing visible is left out, and no more is walked over than from first to last
+            assert (low, high) == (int(found[0]), int(found[-1]) + 1)
+        assert sorted(held) == list(range(len(seen)))
 
 
 @pytest.mark.parametrize("engine", ["reference", *CPU_ENGINES])
@@ -221,7 +211,7 @@ def test_weights_are_a_distribution_over_what_is_visible():
     assert (weights[:, visibility.matrix(6)] > 0).all()
 
 
-@pytest.mark.parametrize("engine", ["reference", *CPU_ENGINES])  # flex keeps finite numbers apart
+@pytest.mark.parametrize("engine", ["reference", *CPU_ENGINES])  # tiled keeps finite numbers apart
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
 def test_a_nan_stays_in_its_own_sequence(engine, visibility):
     lengths = [5, 9, 3]
@@ -261,12 +251,12 @@ def test_bad_input_is_refused_in_words():
         attend(query, query[:3], query[:3], bounds, offsets([3]), Visibility(causal=True))
     with pytest.raises(InputError, match="unknown attention engine 'padde'; did you mean 'padded'"):
         attend(query, query, query, bounds, bounds, Visibility(), engine="padde")
-    with pytest.raises(InputError, match=r"engine=flex and attention_dropout=0.1 exclude"):
-        attend(query, query, query, bounds, bounds, Visibility(), engine="flex", dropout=0.1)
+    with pytest.raises(InputError, match=r"engine=tiled and attention_dropout=0.1 exclude"):
+        attend(query, query, query, bounds, bounds, Visibility(), engine="tiled", dropout=0.1)
     with pytest.raises(InputError, match=r"engine=native and attention_dropout=0.1 exclude"):
         attend(query, query, query, bounds, bounds, Visibility(), engine="native", dropout=0.1)
     trained = random_heads(5, 2, 4)
-    with pytest.raises(InputError, match="engine=flex trains on a GPU only"):
-        attend(trained, trained, trained, bounds, bounds, Visibility(), engine="flex")
+    with pytest.raises(InputError, match="engine=tiled needs a GPU"):
+        attend(trained, trained, trained, bounds, bounds, Visibility(), engine="tiled")
     with pytest.raises(InputError, match="window must be at least 1, not 0"):
         Visibility(window=0)

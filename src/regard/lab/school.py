@@ -113,7 +113,7 @@ class School:
         return title(name, self.window, self.kernel)
 
     def new_model(self, name: str, seed: int) -> Transformer:
-        """Padded attention on every device: flex would compile while the clock runs."""
+        """Padded attention on every device: others would compile while the clock runs."""
         torch.manual_seed(seed)
         return Transformer(self.config(name), "padded")
 

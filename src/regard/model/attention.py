@@ -1,8 +1,8 @@
 """Attention (section 3.2): Attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V, over packed rows.
 
 `reference` is the definition, readable and slow. The fast engines, `padded` (anywhere), `native`
-(CPU, in C++) and `flex` (GPU), compute the same function and are held to it by tests, forward and
-backward.
+(CPU, in C++) and `tiled` (GPU, in Triton), compute the same function and are held to it by tests,
+forward and backward.
 
 The one idea they share: in a packed row, what a query may see is always one run of keys, from
 `first[n]` to `last[n]`. Full, causal, restricted, cross and cached attention differ only in
@@ -20,20 +20,21 @@ from torch import Tensor, nn
 
 from regard import native
 from regard.errors import InputError, unknown
+from regard.model import fused
 from regard.model.cache import CachedMemory, CachedSelf, Reading
 from regard.model.config import ModelConfig
-from regard.model.flex import FlexLayout
 from regard.model.linear import Linear, product
 from regard.model.native import NativeLayout
 from regard.model.padded import PaddedLayout
 from regard.model.positions import Rotation
+from regard.model.tiled import Parts, TiledLayout
 from regard.text.batching import positions_of
 
-ENGINES = ("auto", "reference", "padded", "native", "flex")
-LAYOUTS: dict[str, type[PaddedLayout | NativeLayout | FlexLayout]] = {
+ENGINES = ("auto", "reference", "padded", "native", "tiled")
+LAYOUTS: dict[str, type[PaddedLayout | NativeLayout | TiledLayout]] = {
     "padded": PaddedLayout,
     "native": NativeLayout,
-    "flex": FlexLayout,
+    "tiled": TiledLayout,
 }
 
 
@@ -123,7 +124,7 @@ class Plan:
                 )
         # From here on a compiler sees two fixed numbers and tensors of fixed size, never lengths.
         self.queries, self.keys = sum(self.query_lengths), sum(self.key_lengths)  # N, M
-        self.layout: PaddedLayout | NativeLayout | FlexLayout | None = None
+        self.layout: PaddedLayout | NativeLayout | TiledLayout | None = None
         if layout := LAYOUTS.get(self.engine):
             self.layout = layout(self.query_lengths, self.key_lengths, visibility, self.device)
 
@@ -163,11 +164,11 @@ class Plan:
 
 
 def choose_engine(engine: str, device: torch.device, dropout: float) -> str:
-    """`auto`: native on a CPU where it can be had, flex for training on a GPU (shapes repeat, so
-    compiling pays), padded elsewhere."""
+    """`auto`: native on a CPU where it can be had, tiled for training on a GPU, padded
+    elsewhere."""
     if engine not in ENGINES:
         raise unknown("attention engine", engine, ENGINES)
-    if engine in ("native", "flex") and dropout > 0:
+    if engine in ("native", "tiled") and dropout > 0:
         raise InputError(
             f"engine={engine} and attention_dropout={dropout} exclude each other: it never holds "
             "the weights that would be dropped; use engine=padded"
@@ -180,7 +181,8 @@ def choose_engine(engine: str, device: torch.device, dropout: float) -> str:
         return "padded"
     if device.type == "cpu" and native.library("attention") is not None:
         return "native"
-    return "flex" if device.type == "cuda" and torch.is_grad_enabled() else "padded"
+    trains = device.type == "cuda" and torch.is_grad_enabled() and fused.triton_is_there()
+    return "tiled" if trains else "padded"
 
 
 def attend(
@@ -252,4 +254,6 @@ class MultiHeadAttention(nn.Module):
 
     def _heads(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[N, parts*H*K] -> as many tensors [N, H, K]."""
+        if torch.is_grad_enabled():
+            return Parts.apply(x, parts, self.heads)
         return x.view(len(x), parts, self.heads, self.head_size).unbind(1)

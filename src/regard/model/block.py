@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.cache import CachedMemory, CachedSelf, Reading
 from regard.model.config import ModelConfig
-from regard.model.linear import Linear
+from regard.model.linear import Linear, activated
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.positions import Rotation
-from regard.model.residual import add, add_and_norm
+from regard.model.residual import add, add_and_norm, normalised
 
 EPSILON = 1e-5
 
@@ -45,7 +45,7 @@ class AddAndNorm(nn.Module):
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if self.norm_first:
-            return add(x, sublayer(self.norm(x)), dropout)
+            return add(x, sublayer(normalised(x, self.norm)), dropout)
         return add_and_norm(x, sublayer(x), self.norm, dropout)
 
 
@@ -63,12 +63,11 @@ class FeedForward(nn.Module):
         self.outer = Linear(config.d_ff, config.d_model, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.inner(x)  # [N, F], or [N, 2F] with gates
         if self.activation == "swiglu":
-            gate, x = x.chunk(2, dim=-1)
+            gate, x = self.inner(x).chunk(2, dim=-1)  # [N, F] each
             x = F.silu(gate) * x
         else:
-            x = F.relu(x) if self.activation == "relu" else F.gelu(x)
+            x = activated(self.inner, x, self.activation)  # [N, F]
         return self.outer(F.dropout(x, self.dropout, self.training))  # [N, D]
 
 

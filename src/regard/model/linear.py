@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.model import fused
+
 FEW_ROWS = 16  # from about 32 on turning the result over costs what was won
 MOST_COLUMNS = 256  # from about here on both ways of a product cost the same
 
@@ -40,6 +42,8 @@ def column_product(weight: Tensor, bias: Tensor | None, rows: int) -> ColumnProd
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x[N, D], weight[V, D], bias[V] -> [N, V]."""
+    if fused.can_multiply(x):
+        return fused.product(x, weight, bias)
     if len(x) > FEW_ROWS or x.dim() != 2 or torch.is_grad_enabled() or x.dtype != weight.dtype:
         return F.linear(x, weight, bias)
     return column_product(weight, bias, len(x))(x.t()).t().contiguous()
@@ -50,3 +54,10 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return product(x, self.weight, self.bias)
+
+
+def activated(linear: Linear, x: Tensor, activation: str) -> Tensor:
+    """ReLU or GELU of linear(x)."""
+    if fused.can_multiply(x):
+        return fused.product(x, linear.weight, linear.bias, activation)
+    return F.relu(linear(x)) if activation == "relu" else F.gelu(linear(x))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.errors import InputError
+from regard.model import fused
 from regard.model.attention import MultiHeadAttention, Plan, Visibility, choose_engine
 from regard.model.block import Block, make_norm
 from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
@@ -25,6 +26,7 @@ from regard.model.config import ModelConfig
 from regard.model.linear import Linear, product
 from regard.model.mixers import RowPlan
 from regard.model.positions import LearnedPositions, Rotation, sinusoids
+from regard.model.residual import normalised
 from regard.text.batching import Packed
 
 
@@ -58,11 +60,17 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D]; `rows` are position_rows of all
         positions there may be, for who asks often."""
+        scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
+        known = rows is not None or self.config.positions in ("rotary", "none")
+        if known and self.embedding_norm is None and fused.can(table.weight):
+            dropout = self.config.dropout if self.training else 0.0
+            return fused.embed(table.weight, tokens, scale, rows, positions, dropout)
         x = table(tokens)
         if self.config.scale_embeddings:
-            x = x * math.sqrt(self.config.d_model)
-        add = self.position_rows(positions) if rows is None else rows[positions]
-        if add is not None:
+            x = x * scale
+        if rows is not None:
+            x = x + F.embedding(positions, rows.to(x.dtype))
+        elif (add := self.position_rows(positions)) is not None:
             x = x + add.to(x.dtype)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x)
@@ -75,6 +83,13 @@ class Stack(nn.Module):
         if self.config.positions != "sinusoidal":
             return None
         return sinusoids(positions, self.config.d_model, self.config.position_base)
+
+    def rows_until(self, length: int, device: torch.device) -> Tensor | None:
+        """position_rows of at least as many positions: each is computed once, not for each token
+        that stands there."""
+        if self.positions is not None:
+            return self.positions.weight
+        return self.position_rows(torch.arange(length, device=device))
 
     def rotation(self, positions: Tensor) -> Rotation | None:
         if self.config.positions != "rotary":
@@ -96,7 +111,7 @@ class Stack(nn.Module):
         for i, block in enumerate(self.layers):
             memory = memories[i] if memories else None
             x = block(x, plans[i], memory, cross_plan, rotation, captured, captured_cross)
-        return x if self.final_norm is None else self.final_norm(x)
+        return x if self.final_norm is None else normalised(x, self.final_norm)
 
 
 class Transformer(nn.Module):
@@ -106,6 +121,8 @@ class Transformer(nn.Module):
         super().__init__()
         choose_engine(engine, torch.device("cpu"), config.attention_dropout)  # refuse early
         self.config, self.engine = config, engine
+        # Of a native step's weights (decoding/native.py): float32, bfloat16, int8; None: their own.
+        self.precision: str | None = None
         d_model, size = config.d_model, config.vocabulary_size
         # A matrix that is tied exists once: one name, one tensor, one line in the saved file.
         self.embeddings = nn.ModuleDict()
@@ -168,7 +185,8 @@ class Transformer(nn.Module):
         else:
             plan = RowPlan(source.lengths, source.tokens.device)
         positions = source.positions()
-        x = self.encoder.embed(self.table("source"), source.tokens, positions)
+        rows = self.encoder.rows_until(max(source.lengths), positions.device)
+        x = self.encoder.embed(self.table("source"), source.tokens, positions, rows)
         captured = None if capture is None else capture.encoder
         plans = [plan] * len(self.encoder.layers)
         return self.encoder(x, positions, plans, captured=captured)
@@ -192,7 +210,8 @@ class Transformer(nn.Module):
         cross = None if source is None else self._plan(target, source, Visibility())
         memories = None if memory is None else [memory] * layers
         positions = target.positions()
-        x = self.decoder.embed(self.table("target"), target.tokens, positions)
+        rows = self.decoder.rows_until(max(target.lengths), positions.device)
+        x = self.decoder.embed(self.table("target"), target.tokens, positions, rows)
         lists = (None, None) if capture is None else (capture.decoder, capture.cross)
         return self.decoder(x, positions, plans, memories, cross, *lists)
 
@@ -222,7 +241,7 @@ class Transformer(nn.Module):
             )
         for row, side in ((source, "source"), (read, "target")):
             if row is not None:
-                self._check_row(row, side)
+                self.check_row(row, side)
                 sentences = len(row)
         before = 0 if read is None else max(read.lengths)
         cache = self.empty_cache(sentences, width, before, steps)
@@ -306,7 +325,7 @@ class Transformer(nn.Module):
                     f"model.style={self.config.style} takes no {name}: give the tokens as {other}"
                 )
             if row is not None:
-                self._check_row(row, name)
+                self.check_row(row, name)
         if source is not None and target is not None and len(source) != len(target):
             raise InputError(
                 f"the source has {len(source)} sequences and the target {len(target)}: "
@@ -316,7 +335,7 @@ class Transformer(nn.Module):
         assert row is not None
         return row
 
-    def _check_row(self, row: Packed, side: str) -> None:
+    def check_row(self, row: Packed, side: str) -> None:
         weight = self.table(side).weight
         if row.tokens.device != weight.device:
             raise InputError(

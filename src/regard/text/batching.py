@@ -66,11 +66,10 @@ class Packed:
 
     def to(self, device: torch.device | str) -> Packed:
         """The same row on another device, without checking it again."""
-        moved = object.__new__(Packed)
-        moved.tokens = self.tokens.to(device, non_blocking=True)
-        moved.offsets = self.offsets.to(device, non_blocking=True)
-        moved.lengths, moved.smallest, moved.largest = self.lengths, self.smallest, self.largest
-        return moved
+        row = object.__new__(Packed)
+        row.tokens, row.offsets = moved(self.tokens, device), moved(self.offsets, device)
+        row.lengths, row.smallest, row.largest = self.lengths, self.smallest, self.largest
+        return row
 
     def __len__(self) -> int:
         """How many sequences there are (B)."""
@@ -112,4 +111,12 @@ def positions_of(lengths: Sequence[int], device: torch.device | str = "cpu") -> 
     starts = counts.cumsum(0) - counts
     total = int(counts.sum())
     positions = torch.arange(total) - starts.repeat_interleave(counts, output_size=total)
-    return positions.to(device, non_blocking=True)
+    return moved(positions, device)
+
+
+def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on a device, without waiting for it: from memory that cannot be paged out, since
+    from any other a copy begins when all that was asked of the GPU before is done."""
+    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

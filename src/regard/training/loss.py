@@ -2,7 +2,8 @@
 
 The logits of a batch, N x V numbers, are the largest tensor of a training step by far, and
 nothing needs them once the loss and its gradient are known. So they are made in pieces, and each
-piece is turned into its share of the gradient at once.
+piece is turned into its share of the gradient at once; on a GPU in place and in bfloat16, by a
+kernel that reads a piece once or twice.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.model import fused
+from regard.native import training as native
+
 PIECE = 1 << 22  # logits at a time
+FUSED_PIECE = 1 << 28  # on a GPU, where every piece costs a pass over the matrix's gradient
+ALIGNED = 64  # on a GPU rows of logits have a multiple of so many: else products are slow
 
 
 class SmoothedCrossEntropy(torch.autograd.Function):
@@ -32,30 +38,40 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         needed = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        fuses = fused.can_ever(hidden)
+        vocabulary = len(matrix)
+        holes = -vocabulary % ALIGNED if fuses else 0
+        size = max(1, (FUSED_PIECE if fuses else PIECE) // (vocabulary + holes))
         with torch.autocast(kind, enabled=False):
             vectors, rows = hidden.to(dtype), matrix.to(dtype)
-            vector_gradient = torch.empty_like(vectors) if needed else None
-            matrix_gradient = torch.zeros_like(matrix) if needed else None
-            bias_gradient = None if bias is None or not needed else torch.zeros_like(bias)
             add = None if bias is None else bias.to(dtype)
+            if holes:
+                rows = F.pad(rows, (0, 0, 0, holes))
+                add = None if add is None else F.pad(add, (0, holes))
+            vector_gradient = torch.empty_like(vectors) if needed else None
+            matrix_gradient = torch.zeros_like(rows, dtype=matrix.dtype) if needed else None
+            bias_gradient = None if add is None else torch.zeros_like(add, dtype=matrix.dtype)
             loss = hidden.new_zeros((), dtype=torch.float64)
             likelihood = torch.zeros_like(loss)
-            vocabulary = len(matrix)
-            for piece in torch.arange(len(hidden)).split(max(1, PIECE // vocabulary)):
-                n = slice(int(piece[0]), int(piece[-1]) + 1)
+            for start in range(0, len(hidden), size):
+                n = slice(start, start + size)
                 x = vectors[n]
                 slope = F.linear(x, rows, add)  # [n, V]: logits so far
-                slope = losses(slope, labels[n], smoothing, needed, loss, likelihood)
+                take = fused_losses if fuses else losses
+                slope = take(slope, labels[n], smoothing, needed, loss, likelihood, vocabulary)
                 if vector_gradient is not None and matrix_gradient is not None:
                     if bias_gradient is not None:
-                        bias_gradient += slope.sum(0)
+                        bias_gradient += slope.sum(0, dtype=bias_gradient.dtype)
                     slope = slope.to(dtype)
                     torch.mm(slope, rows, out=vector_gradient[n])
                     if dtype == matrix.dtype:
                         matrix_gradient.addmm_(slope.t(), x)
+                    elif fuses:
+                        matrix_gradient += torch.mm(slope.t(), x, out_dtype=matrix.dtype)
                     else:
                         matrix_gradient += slope.t() @ x
-        ctx.save_for_backward(vector_gradient, matrix_gradient, bias_gradient)
+        real = (None if x is None else x[:vocabulary] for x in (matrix_gradient, bias_gradient))
+        ctx.save_for_backward(vector_gradient, *real)
         ctx.dtype = hidden.dtype
         ctx.mark_non_differentiable(likelihood)
         return loss, likelihood
@@ -73,10 +89,21 @@ class SmoothedCrossEntropy(torch.autograd.Function):
 
 
 def losses(
-    logits: Tensor, labels: Tensor, smoothing: float, needed: bool, loss: Tensor, likelihood: Tensor
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    needed: bool,
+    loss: Tensor,
+    likelihood: Tensor,
+    vocabulary: int,
 ) -> Tensor:
     """Add the sums over logits[n, V] and labels[n] to the two scalars. If the gradient is needed,
     give back d loss / d logits = softmax - smoothed target; it may lie where the logits were."""
+    if native.knows(logits):
+        negative, uniform = native.losses(logits, labels, smoothing, needed)
+        likelihood += negative.sum(dtype=torch.float64)
+        loss += ((1 - smoothing) * negative + smoothing * uniform).sum(dtype=torch.float64)
+        return logits
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
     total = logits.logsumexp(-1)  # [n]
@@ -92,6 +119,29 @@ def losses(
     if smoothing:
         slope.sub_(smoothing / logits.shape[-1])
     return slope.scatter_add_(1, wanted, torch.full_like(slope[:, :1], smoothing - 1))
+
+
+def fused_losses(
+    logits: Tensor,
+    labels: Tensor,
+    smoothing: float,
+    needed: bool,
+    loss: Tensor,
+    likelihood: Tensor,
+    vocabulary: int,
+) -> Tensor:
+    """The same on a GPU, where a row of logits may be longer than the vocabulary."""
+    from regard.training.kernels import loss_kernel
+
+    found = torch.empty((len(logits), 2), dtype=torch.float32, device=logits.device)
+    loss_kernel[(len(logits),)](
+        logits, found, labels, smoothing, vocabulary, logits.shape[1],
+        SLOPE=needed, BLOCK=8192, num_warps=8,
+    )  # fmt: skip
+    sums = found.sum(0, dtype=torch.float64)
+    loss += sums[0]
+    likelihood += sums[1]
+    return logits
 
 
 def cross_entropy(

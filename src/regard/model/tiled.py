@@ -1,0 +1,186 @@
+"""The engine for training on a GPU: kernels of our own (tiled_kernels.py), on the packed row as it
+is.
+
+A tile is several whole short sequences, or a piece of a long one. Because what a query sees is one
+run of keys, and the runs move to the right along the row, the keys that a tile of queries has to
+walk over are one range, and so are the queries of a tile of keys: the table of both is a few
+vector operations. Queries, keys and values are read where the projection put them, and their
+gradients are written where its gradient wants them: nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.errors import InputError
+from regard.text.batching import moved
+
+if TYPE_CHECKING:
+    from regard.model.attention import Visibility
+
+SHORT, LONG = 64, 128  # tokens of a tile: as long as no sequence is longer than LONG, and otherwise
+COLUMNS = 64  # tokens of one step of a walk
+SMALLEST = 16  # head size that the hardware's products take
+
+
+class TiledLayout:
+    """The tiles of one kind of attention of a batch."""
+
+    def __init__(
+        self,
+        query_lengths: Sequence[int],
+        key_lengths: Sequence[int],
+        visibility: Visibility,
+        device: torch.device,
+    ) -> None:
+        queries, keys = torch.tensor(query_lengths), torch.tensor(key_lengths)
+        runs = torch.stack(visibility.runs(query_lengths, key_lengths))  # [2, N]
+        runs += (keys.cumsum(0) - keys).repeat_interleave(queries)  # in the packed row
+        first, last = runs.numpy()
+        self.tile = SHORT if max(*query_lengths, *key_lengths) <= LONG else LONG
+        start, end = cut(query_lengths, self.tile)
+        query_tiles = table(start, end, first[start], last[end - 1] + 1)
+        start, end = cut(key_lengths, self.tile)
+        seen_from = np.searchsorted(last, start), np.searchsorted(first, end - 1, "right")
+        key_tiles = table(start, end, *seen_from)
+        self.runs = moved(runs.int(), device)
+        self.query_tiles = moved(torch.from_numpy(query_tiles), device)
+        self.key_tiles = moved(torch.from_numpy(key_tiles), device)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        assert dropout == 0, "choose_engine excludes it"
+        if not (query.is_cuda or os.environ.get("TRITON_INTERPRET")):
+            raise InputError("engine=tiled needs a GPU: on a CPU use engine=padded or auto")
+        if query.dtype not in (torch.float32, torch.bfloat16):
+            raise InputError(
+                f"engine=tiled computes in float32 or bfloat16, not {query.dtype}: "
+                "use engine=padded"
+            )
+        output: Tensor = Attend.apply(self, *(in_heads(x) for x in (query, key, value)))
+        return output
+
+
+def cut(lengths: Sequence[int], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where tiles of at most `most` tokens begin and end."""
+    starts: list[int] = []
+    end = 0
+    for length in lengths:
+        if not starts or end + length - starts[-1] > most:
+            starts.extend(range(end, end + length, most))
+        end += length
+    return np.array(starts), np.array([*starts[1:], end])
+
+
+def table(*columns: NDArray[np.int64]) -> NDArray[np.int32]:
+    """[T, 4]: begin and end of each tile and of its walk; the longest walks come first, so that
+    none is still under way when all others are done."""
+    rows = np.stack(columns, axis=1).astype(np.int32)
+    return rows[np.argsort(rows[:, 2] - rows[:, 3], kind="stable")]
+
+
+def in_heads(x: Tensor) -> Tensor:
+    """[N, H, K] whose heads lie side by side; where rows begin does not matter."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+class Attend(torch.autograd.Function):
+    """layout, query[N, H, K], key[M, H, K], value[M, H, K] -> [N, H, K]."""
+
+    @staticmethod
+    def forward(ctx: Any, layout: TiledLayout, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        from regard.model.tiled_kernels import attend_kernel
+
+        count, heads, size = query.shape
+        ctx.layout = layout
+        ctx.shape = {
+            "ROWS": layout.tile, "COLUMNS": COLUMNS,
+            "SIZE": max(SMALLEST, 1 << (size - 1).bit_length()),
+            "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+            "num_warps": 4 if layout.tile == SHORT else 8,
+        }  # fmt: skip
+        out = torch.empty((count, heads, size), dtype=query.dtype, device=query.device)
+        normal = torch.empty((heads, count), dtype=torch.float32, device=query.device)
+        attend_kernel[heads, len(layout.query_tiles)](
+            out, normal, query, key, value, layout.query_tiles, *layout.runs,
+            math.log2(math.e) / math.sqrt(size), count,
+            query.stride(0), key.stride(0), value.stride(0), size, **ctx.shape,
+        )  # fmt: skip
+        ctx.save_for_backward(query, key, value, out, normal)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        from regard.model.tiled_kernels import key_slope_kernel, query_slope_kernel
+
+        query, key, value, out, normal = ctx.saved_tensors
+        slope = slope.contiguous()
+        count, heads, size = query.shape
+        if are_parts((query, key, value)):
+            slopes = parts_like(query, 3)
+        else:
+            pair = parts_like(key, 2) if are_parts((key, value)) else (
+                torch.empty_like(key), torch.empty_like(value)
+            )  # fmt: skip
+            slopes = (*parts_like(query, 1), *pair)
+        scale = 1 / math.sqrt(size)
+        given = (
+            query, key, value, scale, math.log2(math.e) * scale, count,
+            query.stride(0), key.stride(0), value.stride(0),
+        )  # fmt: skip
+        delta = torch.empty_like(normal)
+        runs, layout = tuple(ctx.layout.runs), ctx.layout
+        query_slope_kernel[heads, len(layout.query_tiles)](
+            slopes[0], delta, slope, out, normal, *given[:3], layout.query_tiles, *runs,
+            *given[3:], slopes[0].stride(0), size, **ctx.shape,
+        )  # fmt: skip
+        key_slope_kernel[heads, len(layout.key_tiles)](
+            slopes[1], slopes[2], delta, slope, normal, *given[:3], layout.key_tiles, *runs,
+            *given[3:], slopes[1].stride(0), slopes[2].stride(0), size, **ctx.shape,
+        )  # fmt: skip
+        return None, *slopes
+
+
+def parts_like(x: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """Room for as many tensors like x[N, H, K], side by side."""
+    rows, heads, size = x.shape
+    return torch.empty((rows, parts, heads, size), dtype=x.dtype, device=x.device).unbind(1)
+
+
+def are_parts(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors [N, H, K] are all the parts x.unbind(1) of one x[N, P, H, K]."""
+    first = tensors[0]
+    _, heads, size = first.shape
+    width = heads * size
+    return all(
+        x.shape == first.shape
+        and x.stride() == (len(tensors) * width, size, 1)
+        and x.data_ptr() == first.data_ptr() + i * width * first.element_size()
+        and x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        for i, x in enumerate(tensors)
+    )
+
+
+class Parts(torch.autograd.Function):
+    """x[N, P*H*K] -> P tensors [N, H, K]. Gradients that lie side by side become one without a
+    copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+        return x.view(len(x), parts, heads, -1).unbind(1)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        if are_parts(slopes):
+            width = slopes[0].stride(0)
+            whole = slopes[0].as_strided((len(slopes[0]), width), (width, 1))
+        else:
+            whole = torch.stack(slopes, dim=1).flatten(1)
+        return whole, None, None

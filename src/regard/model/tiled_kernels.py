@@ -1,0 +1,136 @@
+"""Triton kernels of attention over packed rows, forward and backward (tiled.py calls them).
+
+A program holds one tile of queries (or of keys) of one head and walks over the keys (queries)
+that its own may see, a block at a time, so that no score ever reaches memory. What a query sees is
+the run of keys from `first` to `last`; the table `tiles` says where each tile and its walk begin
+and end.
+"""
+
+# Triton reads the annotations of its kernels: they must not be strings.
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def block(x, row, real, stride, head, size, SIZE: tl.constexpr):
+    """Some rows of one head of x[N, H, K]: [ROWS, SIZE]."""
+    c = tl.arange(0, SIZE)
+    place = row[:, None].to(tl.int64) * stride + head * size + c[None, :]
+    return tl.load(x + place, real[:, None] & (c < size)[None, :], 0.0)
+
+
+@triton.jit
+def put(x, values, row, real, stride, head, size, SIZE: tl.constexpr):
+    c = tl.arange(0, SIZE)
+    place = row[:, None].to(tl.int64) * stride + head * size + c[None, :]
+    tl.store(x + place, values.to(x.dtype.element_ty), real[:, None] & (c < size)[None, :])
+
+
+@triton.jit(do_not_specialize=["count"])
+def attend_kernel(
+    out, normal, query, key, value, tiles, first, last, scale, count,
+    query_stride, key_stride, value_stride, size,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out[N, H, K] = softmax(scores) value; normal[H, N] = log2 of the sum of 2^scores.
+
+    scale: with log2(e) in it, since powers of two are what the hardware has.
+    """
+    head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
+    start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
+    low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    n = start + tl.arange(0, ROWS)
+    real = n < end
+    q = block(query, n, real, query_stride, head, size, SIZE)
+    begin, until = tl.load(first + n, real, 0), tl.load(last + n, real, -1)
+    most = tl.full([ROWS], -1e30, tl.float32)
+    mass = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, SIZE], tl.float32)
+    for at in range(low, high, COLUMNS):
+        m = at + tl.arange(0, COLUMNS)
+        k = block(key, m, m < high, key_stride, head, size, SIZE)
+        v = block(value, m, m < high, value_stride, head, size, SIZE)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [ROWS, COLUMNS]
+        seen = (begin[:, None] <= m[None, :]) & (m[None, :] <= until[:, None])
+        scores = tl.where(seen, scores, -1e30)
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weight = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
+        old = tl.exp2(most - higher)
+        mass = mass * old + tl.sum(weight, 1)
+        total = total * old[:, None]
+        total += tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
+        most = higher
+    mass = tl.where(real, mass, 1.0)
+    put(out, total / mass[:, None], n, real, heads * size, head, size, SIZE)
+    tl.store(normal + head * count + n, most + tl.log2(mass), real)
+
+
+@triton.jit(do_not_specialize=["count"])
+def query_slope_kernel(
+    query_slope, delta, slope, out, normal, query, key, value, tiles, first, last,
+    scale, log_scale, count, query_stride, key_stride, value_stride, result_stride, size,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the queries of a tile, and delta[H, N] = sum of slope * out, which the
+    gradients of keys need as well."""
+    head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
+    start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
+    low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    n = start + tl.arange(0, ROWS)
+    real = n < end
+    q = block(query, n, real, query_stride, head, size, SIZE)
+    g = block(slope, n, real, heads * size, head, size, SIZE)
+    o = block(out, n, real, heads * size, head, size, SIZE)
+    begin, until = tl.load(first + n, real, 0), tl.load(last + n, real, -1)
+    norm = tl.load(normal + head * count + n, real, 0.0)
+    own = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    tl.store(delta + head * count + n, own, real)
+    total = tl.zeros([ROWS, SIZE], tl.float32)
+    for at in range(low, high, COLUMNS):
+        m = at + tl.arange(0, COLUMNS)
+        k = block(key, m, m < high, key_stride, head, size, SIZE)
+        v = block(value, m, m < high, value_stride, head, size, SIZE)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log_scale
+        seen = (begin[:, None] <= m[None, :]) & (m[None, :] <= until[:, None])
+        weight = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)  # [ROWS, COLUMNS]
+        change = tl.dot(g, tl.trans(v), input_precision=PRECISION) - own[:, None]
+        total += tl.dot((weight * change).to(k.dtype), k, input_precision=PRECISION)
+    put(query_slope, total * scale, n, real, result_stride, head, size, SIZE)
+
+
+@triton.jit(do_not_specialize=["count"])
+def key_slope_kernel(
+    key_slope, value_slope, delta, slope, normal, query, key, value, tiles, first, last,
+    scale, log_scale, count, query_stride, key_stride, value_stride,
+    key_result_stride, value_result_stride, size,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradients of the keys and values of a tile. Scores stand on their side: [keys, queries],
+    so that they are multiplied with queries as they are."""
+    head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
+    start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
+    low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    m = start + tl.arange(0, ROWS)
+    real = m < end
+    k = block(key, m, real, key_stride, head, size, SIZE)
+    v = block(value, m, real, value_stride, head, size, SIZE)
+    key_total = tl.zeros([ROWS, SIZE], tl.float32)
+    value_total = tl.zeros([ROWS, SIZE], tl.float32)
+    for at in range(low, high, COLUMNS):
+        n = at + tl.arange(0, COLUMNS)
+        there = n < high
+        q = block(query, n, there, query_stride, head, size, SIZE)
+        g = block(slope, n, there, heads * size, head, size, SIZE)
+        begin, until = tl.load(first + n, there, 0), tl.load(last + n, there, -1)
+        norm = tl.load(normal + head * count + n, there, 0.0)
+        own = tl.load(delta + head * count + n, there, 0.0)
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * log_scale  # [ROWS, COLUMNS]
+        seen = (begin[None, :] <= m[:, None]) & (m[:, None] <= until[None, :])
+        weight = tl.where(seen, tl.exp2(scores - norm[None, :]), 0.0)
+        value_total += tl.dot(weight.to(g.dtype), g, input_precision=PRECISION)
+        change = tl.dot(v, tl.trans(g), input_precision=PRECISION) - own[None, :]
+        key_total += tl.dot((weight * change).to(q.dtype), q, input_precision=PRECISION)
+    put(key_slope, key_total * scale, m, real, key_result_stride, head, size, SIZE)
+    put(value_slope, value_total, m, real, value_result_stride, head, size, SIZE)
