@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from regard.config import DecodingConfig
 from regard.decoding.beams import Beams
-from regard.decoding.lean import LeanStep
+from regard.decoding.native import NativeStep, engine_of
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
@@ -66,27 +66,33 @@ class Eager:
         self.beams = Beams(job.options, sentences, steps, job.before, Tokenizer.eos, device)
         self.beams.load(job.newest, job.limits, job.given, job.names)
         self.beams.restart()
+        source = None if job.sources is None else Packed.of(job.sources).to(device)
+        read = Packed.of(job.read).to(device) if job.read[0] else None
+        self.native = engine_of(model)
+        start = model.start if self.native is None else partial(self.native.start, model)
         with padded(model):
-            self.cache = model.start(
-                None if job.sources is None else Packed.of(job.sources).to(device),
-                Packed.of(job.read).to(device) if job.read[0] else None,
-                sentences=sentences, width=self.beams.width, steps=steps,
-            )  # fmt: skip
+            self.cache = start(
+                source, read, sentences=sentences, width=self.beams.width, steps=steps
+            )
 
     def __iter__(self) -> Iterator[None]:
         beams, cache = self.beams, self.cache
-        lean = LeanStep.can(self.model)
-        step = LeanStep(self.model, cache) if lean else partial(self.model.step, cache=cache)
+        native = None if self.native is None else NativeStep(self.native, cache, beams)
         while True:
-            beams.advance(step(beams.tokens, beams.moved))
+            going = self._step() if native is None else native()
             yield
-            going = int((~beams.done).sum())
             if not going:
                 return
             if going <= (1 - LEAVE) * len(beams.done):
                 rows = (~beams.done).nonzero()[:, 0]
                 beams.keep(rows)
                 cache.keep(rows)
+
+    def _step(self) -> int:
+        """One step of the model and of the search: how many sentences go on."""
+        beams = self.beams
+        beams.advance(self.model.step(beams.tokens, beams.moved, self.cache))
+        return int((~beams.done).sum())
 
     def records(self) -> NDArray[Any]:
         """What has happened so far: [steps, B, C, 4]."""

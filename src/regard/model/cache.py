@@ -115,6 +115,8 @@ class Cache:
         self.memory = [(key[rows], value[rows]) for key, value in self.memory]
         if self.memory_mask is not None:
             self.memory_mask = self.memory_mask[rows]
+        if self.memory_lengths is not None:
+            self.memory_lengths = self.memory_lengths[rows]
         self.visible, self.positions = self.visible[rows], self.positions[rows]
         self.slot_positions = self.slot_positions[rows]
 

@@ -1,0 +1,298 @@
+// The layers of a stack over rows, with the names of model/block.py: one pass serves an encoder, a
+// decoder that reads, and a step. What differs is which slots a row's keys and values go to and
+// which slots it sees.
+#pragma once
+
+#include <vector>
+
+#include "product.h"
+
+struct Norm {
+    const float *gain, *shift;  // no gain: no norm; no shift: RMSNorm
+};
+
+struct Layer {
+    Norm self_norm;
+    Matrix query_key_value, self_output;
+    Norm cross_norm;
+    Matrix query, key_value, cross_output;  // key_value: of the memory
+    Norm feed_norm;
+    Matrix inner, outer;
+};
+
+struct Stack {
+    int64_t kind, activation, norm_first, heads, head_size, d_model, layers, embeddings_are_short;
+    double scale, epsilon;  // of embeddings; of norms
+    const void* embeddings;  // [V, D] float, or bfloat16 where they are short
+    const float* place;  // [positions, D]: what a position adds, or null
+    const float* turn;  // [positions, K]: rotary cosines and sines in turn, or null
+    int64_t positions;  // rows of `place` or `turn`
+    Norm embedding_norm, final_norm;
+    const Layer* layer;
+    Matrix output;  // [V, D], of a decoder
+};
+
+// Keys and values of one layer: the number at [sentence, head, slot, k].
+struct Slots {
+    float *keys, *values;
+    int64_t sentence_stride, head_stride, slot_stride;
+
+    long at(long sentence, long head) const {
+        return sentence * sentence_stride + head * head_stride;
+    }
+};
+
+struct Seen {
+    const int32_t* slots;
+    long count;
+};
+
+// N rows, those of a sentence side by side.
+struct Rows {
+    long count, sentences;
+    const int64_t *tokens, *first;  // [N]; [B+1]: the first row of each sentence
+    const int32_t *position, *slot;  // [N]
+    const Seen* seen;  // [N]
+    const Slots* own;  // of each layer
+    const Slots* memory;  // of each layer, or null
+    const Seen* memory_seen;  // [B]
+};
+
+// Room for the numbers between two stages, kept from call to call.
+struct Room {
+    std::vector<char> memory;
+    size_t used = 0;
+
+    // Everything that is taken lies in `memory`: first count, then take.
+    template <class T> T* take(long count) {
+        size_t start = used;
+        used += (count * sizeof(T) + 63) / 64 * 64;
+        return (T*)(memory.data() + (64 - size_t(memory.data()) % 64) % 64 + start);
+    }
+};
+
+struct Buffers {
+    float *x, *normed, *y, *z;  // [N, D], [N, D], [N, widest], [N, H K]
+    float* added;  // [N, D padded]: what a sub-layer adds
+    long widest;  // of what a product gives
+    long wide;  // D padded
+    Prepared shared;
+    struct Own {
+        Prepared prepared;
+        float* scores;
+    };
+    std::vector<Own> own;  // of each thread
+
+    Buffers(Room& room, const Stack& stack, long rows, long most_seen, long threads) {
+        long width = stack.heads * stack.head_size;
+        const Layer& layer = stack.layer[0];
+        wide = padded(stack.d_model);
+        widest = std::max(wide, padded(std::max<long>(3 * width, layer.inner.outputs)));
+        own.resize(threads);
+        for (int turn = 0; turn < 2; turn++) {  // count, then take
+            room.used = 0;
+            x = room.take<float>(rows * stack.d_model + WIDTH);
+            normed = room.take<float>(stack.norm_first ? rows * stack.d_model + WIDTH : 0);
+            if (!stack.norm_first) normed = x;
+            y = room.take<float>(rows * widest);
+            z = room.take<float>(rows * width + WIDTH);
+            added = room.take<float>(rows * wide);
+            shared = {room.take<int32_t>(rows * widest), room.take<float>(rows)};
+            for (Own& mine : own)
+                mine = {{room.take<int32_t>(TILE * widest), room.take<float>(TILE)},
+                        room.take<float>(most_seen + WIDTH)};
+            if (room.memory.size() < room.used + 64) room.memory.resize(room.used + 64);
+        }
+    }
+};
+
+inline float sum_across(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    return sum_of(x);
+#endif
+}
+
+// out = norm(x + y), and x keeps the sum; y may be null.
+inline void add_and_norm(const Norm& norm, float* x, const float* y, float* out, long size,
+                         float epsilon) {
+    Floats total = {};
+    for (long i = 0; i < size; i += WIDTH) {
+        Floats sum = load(x + i, size - i);
+        if (y) store(x + i, sum += load(y + i, size - i), size - i);
+        total += sum;
+    }
+    if (!norm.gain) return;
+    float mean = norm.shift ? sum_across(total) / size : 0;
+    Floats squares = {};
+    for (long i = 0; i < size; i += WIDTH) {
+        float part[WIDTH] = {};
+        if (size - i < WIDTH) {
+            for (long j = 0; j < size - i; j++) part[j] = x[i + j] - mean;
+            squares += load(part) * load(part);
+        } else {
+            Floats off = load(x + i) - mean;
+            squares += off * off;
+        }
+    }
+    float factor = 1 / std::sqrt(sum_across(squares) / size + epsilon);
+    for (long i = 0; i < size; i += WIDTH) {
+        Floats result = (load(x + i, size - i) - mean) * factor * load(norm.gain + i, size - i);
+        if (norm.shift) result += load(norm.shift + i, size - i);
+        store(out + i, result, size - i);
+    }
+}
+
+inline void embed(const Stack& stack, const Rows& rows, long r, float* x) {
+    long size = stack.d_model, position = std::min<long>(rows.position[r], stack.positions - 1);
+    for (long i = 0; i < size; i += WIDTH) {
+        long at = rows.tokens[r] * size + i;
+        Floats part = stack.embeddings_are_short
+                          ? load((const BFloat16*)stack.embeddings + at, size - i)
+                          : load((const float*)stack.embeddings + at, size - i);
+        part *= float(stack.scale);
+        if (stack.place) part += load(stack.place + position * size + i, size - i);
+        store(x + i, part, size - i);
+    }
+    add_and_norm(stack.embedding_norm, x, nullptr, x, size, stack.epsilon);
+}
+
+// One query over the slots it sees: softmax(q Kᵀ / sqrt(K)) V.
+inline void attend(const float* query, const Slots& slots, long at, const Seen& seen, long size,
+                   float* scores, float* out) {
+    float scale = 1 / std::sqrt(float(size)), highest = -INFINITY;
+    for (long i = 0; i < seen.count; i++) {
+        const float* key = slots.keys + at + seen.slots[i] * slots.slot_stride;
+        Floats sum = {};
+        for (long k = 0; k < size; k += WIDTH)
+            sum += load(query + k, size - k) * load(key + k, size - k);
+        scores[i] = sum_across(sum) * scale;
+        highest = std::max(highest, scores[i]);
+    }
+    Floats total = {};
+    for (long i = seen.count; i < (seen.count + WIDTH - 1) / WIDTH * WIDTH; i++)
+        scores[i] = -INFINITY;
+    for (long i = 0; i < seen.count; i += WIDTH) {
+        Floats powers = exponential(load(scores + i) - highest);
+        store(scores + i, powers);
+        total += powers;
+    }
+    float share = 1 / sum_across(total);
+    for (long k = 0; k < size; k += 4 * WIDTH) {
+        Floats sums[4] = {};
+        for (long i = 0; i < seen.count; i++) {
+            const float* value = slots.values + at + seen.slots[i] * slots.slot_stride + k;
+            for (long j = 0; j < 4 && k + j * WIDTH < size; j++)
+                sums[j] += scores[i] * load(value + j * WIDTH, size - k - j * WIDTH);
+        }
+        for (long j = 0; j < 4 && k + j * WIDTH < size; j++)
+            store(out + k + j * WIDTH, sums[j] * share, size - k - j * WIDTH);
+    }
+}
+
+// Turn each pair of features by its position's angle (Rotation in model/positions.py).
+inline void rotate(const float* turn, float* x, long size) {
+    for (long k = 0; k < size; k += 2) {
+        float even = x[k], odd = x[k + 1];
+        x[k] = even * turn[k] - odd * turn[k + 1];
+        x[k + 1] = even * turn[k + 1] + odd * turn[k];
+    }
+}
+
+// Attention of all heads: y[N, 3 H K] -> z[N, H K]; each sentence and head is one piece of work.
+inline void attend_self(Team& team, const Stack& stack, const Rows& rows, const Slots& slots,
+                        Buffers& b) {
+    long size = stack.head_size, width = stack.heads * size;
+    for (long piece = team.id; piece < rows.sentences * stack.heads; piece += team.count) {
+        long sentence = piece / stack.heads, head = piece % stack.heads;
+        long at = slots.at(sentence, head);
+        for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++) {
+            float* query = b.y + r * b.widest + head * size;
+            if (stack.turn) {
+                const float* turn = stack.turn + rows.position[r] * size;
+                rotate(turn, query, size);
+                rotate(turn, query + width, size);
+            }
+            long slot = at + rows.slot[r] * slots.slot_stride;
+            memcpy(slots.keys + slot, query + width, size * 4);
+            memcpy(slots.values + slot, query + 2 * width, size * 4);
+        }
+        for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++)
+            attend(b.y + r * b.widest + head * size, slots, at, rows.seen[r], size,
+                   b.own[team.id].scores, b.z + r * width + head * size);
+    }
+    team.wait();
+}
+
+inline void attend_memory(Team& team, const Stack& stack, const Rows& rows, const Slots& slots,
+                          Buffers& b) {
+    long size = stack.head_size, width = stack.heads * size;
+    for (long piece = team.id; piece < rows.sentences * stack.heads; piece += team.count) {
+        long sentence = piece / stack.heads, head = piece % stack.heads;
+        for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++)
+            attend(b.y + r * b.widest + head * size, slots, slots.at(sentence, head),
+                   rows.memory_seen[sentence], size, b.own[team.id].scores,
+                   b.z + r * width + head * size);
+    }
+    team.wait();
+}
+
+// y[N, 2 F] -> silu(gate) * x in its first half.
+inline void gate(Team& team, long rows, long size, Buffers& b) {
+    for (long r = team.first(rows); r < team.last(rows); r++)
+        for (long i = 0; i < size; i += WIDTH) {
+            float* y = b.y + r * b.widest + i;
+            Floats x = load(y, size - i);
+            Floats bounded = x < -80 ? Floats{} - 80 : x;
+            x = x / (1.0f + exponential(-bounded)) * load(y + size, size - i);
+            store(y, x, size - i);
+        }
+    team.wait();
+}
+
+// All layers: x[N, D] of the last in `b.normed` (after the norm that closes a pre-norm stack).
+inline void run_layers(Team& team, const Stack& stack, const Rows& rows, Buffers& b) {
+    Kind kind = Kind(stack.kind);
+    Activation activation = Activation(stack.activation);
+    long n = rows.count, d_model = stack.d_model, width = stack.heads * stack.head_size;
+    const Prepared& own = b.own[team.id].prepared;
+    bool first = stack.norm_first;
+    auto inward = [&](const Matrix& matrix, Activation f = NONE) {
+        product(team, kind, matrix, b.normed, d_model, n, own, b.shared, b.y, b.widest, f);
+    };
+    auto outward = [&](const Matrix& matrix, const float* x, long stride) {
+        product(team, kind, matrix, x, stride, n, own, b.shared, b.added, b.wide);
+    };
+    // Post-norm has its norm after the sum, pre-norm the next sub-layer's.
+    auto add = [&](const Norm& norm, const Norm& next) {
+        for (long r = team.first(n); r < team.last(n); r++)
+            add_and_norm(first ? next : norm, b.x + r * d_model, b.added + r * b.wide,
+                         b.normed + r * d_model, d_model, stack.epsilon);
+        team.wait();
+    };
+    for (long r = team.first(n); r < team.last(n); r++) {
+        embed(stack, rows, r, b.x + r * d_model);
+        if (first)
+            add_and_norm(stack.layer[0].self_norm, b.x + r * d_model, nullptr,
+                         b.normed + r * d_model, d_model, stack.epsilon);
+    }
+    team.wait();
+    for (long i = 0; i < stack.layers; i++) {
+        const Layer& layer = stack.layer[i];
+        inward(layer.query_key_value);
+        attend_self(team, stack, rows, rows.own[i], b);
+        outward(layer.self_output, b.z, width);
+        add(layer.self_norm, rows.memory ? layer.cross_norm : layer.feed_norm);
+        if (rows.memory) {
+            inward(layer.query);
+            attend_memory(team, stack, rows, rows.memory[i], b);
+            outward(layer.cross_output, b.z, width);
+            add(layer.cross_norm, layer.feed_norm);
+        }
+        inward(layer.inner, activation);
+        if (activation == SWIGLU) gate(team, n, layer.outer.inputs, b);
+        outward(layer.outer, b.y, b.widest);
+        add(layer.feed_norm, i + 1 < stack.layers ? stack.layer[i + 1].self_norm : stack.final_norm);
+    }
+}
