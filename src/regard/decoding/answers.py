@@ -78,19 +78,22 @@ class Records:
 
     def __init__(self, options: DecodingConfig, records: Numbers, limits: Sequence[int]) -> None:
         self.options, width = options, options.width
-        columns = np.ascontiguousarray(np.moveaxis(records, -1, 0))  # [4, T, B, C]
+        # Candidates come first in memory: whatever is counted over them then goes over long rows.
+        columns = np.ascontiguousarray(np.transpose(records, (3, 2, 0, 1)))  # [4, C, T, B]
+        columns = np.moveaxis(columns, 1, -1)  # [4, T, B, C]
         self.logprob, self.score = columns[LOGPROB], columns[SCORE]
         self.token, self.parent = (columns[i].astype(np.int64) for i in (TOKEN, PARENT))
         alive = self.score > -np.inf
         goes_on = self.token != Tokenizer.eos
         rank = np.arange(candidates_of(options))
         self.ended = ~goes_on & alive & (rank < width)
-        # The hypothesis that a candidate becomes, where it goes on.
-        self.becomes = np.broadcast_to(rank, self.token.shape)
+        # The hypotheses that go on among the candidates up to each; the last is its own.
+        self.going = np.broadcast_to(rank + 1, self.token.shape)
         if not options.temperature:
-            self.becomes = goes_on.cumsum(-1) - 1
-        self.kept = goes_on & alive & (self.becomes < width)
-        self.becomes = np.where(goes_on, self.becomes, -1)
+            self.going = goes_on.astype(np.int64)
+            for c in rank[1:]:
+                self.going[..., c] += self.going[..., c - 1]
+        self.kept = goes_on & alive & (self.going <= width)
         # A sentence's last step, by the rule of Beams.advance.
         step = np.arange(len(records))[:, None]
         self.limit = np.asarray(limits)
@@ -132,16 +135,22 @@ class Records:
 
     def trace(self, step: Numbers, candidate: Numbers) -> tuple[Numbers, Numbers]:
         """Walk back from [B, n] candidates: tokens and log-probabilities [B, n, T], up to step."""
-        shape = (*step.shape, len(self.token))
-        tokens, logprobs = np.zeros(shape, np.int64), np.zeros(shape)
-        row = np.arange(len(step))[:, None]
+        # Of each candidate the one before it: behind all with fewer hypotheses than its parent has.
+        older = np.zeros_like(self.parent)
+        for c in range(older.shape[-1]):
+            older[1:] += self.going[:-1, :, c, None] <= self.parent[1:]
+        np.minimum(older, older.shape[-1] - 1, out=older)  # what never was a hypothesis has none
+        row, ends = np.arange(len(step))[:, None], set(step.flat)
+        path = np.zeros((len(self.token), *step.shape), np.int64)  # [T, B, n]
         at = candidate
-        for t in range(int(step.max()), -1, -1):
-            tokens[..., t], logprobs[..., t] = self.token[t, row, at], self.logprob[t, row, at]
-            if t:
-                parent = self.parent[t, row, at]
-                older = (self.becomes[t - 1][:, None] == parent[..., None]).argmax(-1)
-                at = np.where(step >= t, older, candidate)
+        for t in range(max(ends), -1, -1):
+            if t in ends:
+                at = np.where(step == t, candidate, at)
+            path[t] = at
+            at = older[t][row, at]
+        time = np.arange(len(path))[:, None, None]
+        found = (numbers[time, row, path] for numbers in (self.token, self.logprob))
+        tokens, logprobs = (np.moveaxis(numbers, 0, -1) for numbers in found)
         return tokens, logprobs
 
     def history(self, row: int) -> list[list[Candidate]]:
