@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.model import fused
+from regard.native import training as native
 
 FEW_ROWS = 16  # from about 32 on turning the result over costs what was won
 MOST_COLUMNS = 256  # from about here on both ways of a product cost the same
@@ -44,6 +45,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x[N, D], weight[V, D], bias[V] -> [N, V]."""
     if fused.can_multiply(x):
         return fused.product(x, weight, bias)
+    if native.can_multiply(x):
+        return native.product(x, weight, bias)
     if len(x) > FEW_ROWS or x.dim() != 2 or torch.is_grad_enabled() or x.dtype != weight.dtype:
         return F.linear(x, weight, bias)
     return column_product(weight, bias, len(x))(x.t()).t().contiguous()
@@ -60,4 +63,6 @@ def activated(linear: Linear, x: Tensor, activation: str) -> Tensor:
     """ReLU or GELU of linear(x)."""
     if fused.can_multiply(x):
         return fused.product(x, linear.weight, linear.bias, activation)
+    if native.can_multiply(x) and activation == "relu":
+        return native.product(x, linear.weight, linear.bias, relu=True)
     return F.relu(linear(x)) if activation == "relu" else F.gelu(linear(x))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from regard import native
+from regard.model.tiled import slopes_like
 
 if TYPE_CHECKING:
     from regard.model.attention import Visibility
@@ -77,7 +78,8 @@ class Attention(torch.autograd.Function):
         output = query.new_empty(query.shape)
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
         totals = query.new_empty(query.shape[:2], dtype=wide)
-        call("attend", layout.shape(query, key, value), query, key, value, output, totals)
+        shape = layout.shape(query, key, value)
+        call("attend", query.dtype, [shape], query, key, value, output, totals)
         ctx.save_for_backward(query, key, value, output, totals)
         ctx.layout = layout
         ctx.mark_non_differentiable(totals)
@@ -86,14 +88,14 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
-        slopes = [x.new_empty(x.shape) for x in inputs[:3]]
-        shape = ctx.layout.shape(*inputs[:3])
-        call("attend_backward", shape, *inputs, slope.contiguous(), *slopes)
+        slopes = slopes_like(*inputs[:3])
+        shapes = ctx.layout.shape(*inputs[:3]), ctx.layout.shape(*slopes)
+        call("attend_backward", slope.dtype, shapes, *inputs, slope.contiguous(), *slopes)
         return *slopes, None
 
 
-def call(name: str, shape: Shape, *tensors: Tensor) -> None:
+def call(name: str, dtype: torch.dtype, shapes: Sequence[Shape], *tensors: Tensor) -> None:
     library = native.library("attention")
     assert library is not None, "choose_engine asked for it"
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    library[f"{name}_{TYPES[tensors[0].dtype]}"](ctypes.byref(shape), *pointers)
+    library[f"{name}_{TYPES[dtype]}"](*map(ctypes.byref, shapes), *pointers)

@@ -18,8 +18,8 @@ def add(x: Tensor, y: Tensor, dropout: float) -> Tensor:
     """x + dropout(y), all [N, D]; dropout: the fraction dropped (0: not training)."""
     if fused.can(x):
         return fused.add_and_norm(x, y, None, dropout)
-    if native.can(x, y):
-        return native.add(x, y, dropout)
+    if native.can(x):
+        return native.add_and_norm(x, y, None, dropout)
     return x + F.dropout(y, dropout, dropout > 0)
 
 
@@ -27,11 +27,16 @@ def add_and_norm(x: Tensor, y: Tensor, norm: nn.Module, dropout: float) -> Tenso
     """norm(x + dropout(y)), all [N, D]; norm: an nn.LayerNorm or nn.RMSNorm."""
     if fused.can(x):
         return fused.add_and_norm(x, y, norm, dropout)
-    if native.can(x, y):
+    if native.can(x):
         return native.add_and_norm(x, y, norm, dropout)
     return norm(add(x, y, dropout))
 
 
 def normalised(x: Tensor, norm: nn.Module) -> Tensor:
     """norm(x), [N, D]."""
-    return fused.add_and_norm(x, None, norm, 0.0) if fused.can(x) else norm(x)
+    if fused.can(x):
+        return fused.add_and_norm(x, None, norm, 0.0)
+    if native.can(x):
+        return native.add_and_norm(x, None, norm, 0.0)
+    normed: Tensor = norm(x)
+    return normed

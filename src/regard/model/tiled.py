@@ -123,13 +123,7 @@ class Attend(torch.autograd.Function):
         query, key, value, out, normal = ctx.saved_tensors
         slope = slope.contiguous()
         count, heads, size = query.shape
-        if are_parts((query, key, value)):
-            slopes = parts_like(query, 3)
-        else:
-            pair = parts_like(key, 2) if are_parts((key, value)) else (
-                torch.empty_like(key), torch.empty_like(value)
-            )  # fmt: skip
-            slopes = (*parts_like(query, 1), *pair)
+        slopes = slopes_like(query, key, value)
         scale = 1 / math.sqrt(size)
         given = (
             query, key, value, scale, math.log2(math.e) * scale, count,
@@ -146,6 +140,15 @@ class Attend(torch.autograd.Function):
             *given[3:], slopes[1].stride(0), slopes[2].stride(0), size, **ctx.shape,
         )  # fmt: skip
         return None, *slopes
+
+
+def slopes_like(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Room for the gradients; those of the parts of one product lie side by side."""
+    if are_parts((query, key, value)):
+        return parts_like(query, 3)
+    if are_parts((key, value)):
+        return *parts_like(query, 1), *parts_like(key, 2)
+    return tuple(part for x in (query, key, value) for part in parts_like(x, 1))
 
 
 def parts_like(x: Tensor, parts: int) -> tuple[Tensor, ...]:

@@ -27,6 +27,7 @@ from regard.model.linear import Linear, product
 from regard.model.mixers import RowPlan
 from regard.model.positions import LearnedPositions, Rotation, sinusoids
 from regard.model.residual import normalised
+from regard.native import training as native
 from regard.text.batching import Packed
 
 
@@ -62,9 +63,12 @@ class Stack(nn.Module):
         positions there may be, for who asks often."""
         scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
         known = rows is not None or self.config.positions in ("rotary", "none")
-        if known and self.embedding_norm is None and fused.can(table.weight):
+        if known and self.embedding_norm is None:
             dropout = self.config.dropout if self.training else 0.0
-            return fused.embed(table.weight, tokens, scale, rows, positions, dropout)
+            if fused.can(table.weight):
+                return fused.embed(table.weight, tokens, scale, rows, positions, dropout)
+            if native.can(table.weight):
+                return native.embed(table.weight, tokens, scale, rows, positions, dropout)
         x = table(tokens)
         if self.config.scale_embeddings:
             x = x * scale

@@ -219,10 +219,11 @@ void forward(const Shape& shape, const T* query, const T* key, const T* value, T
     }
 }
 
+// `to` has the strides of the slopes that are written.
 template <class T>
-void backward(const Shape& shape, const T* query, const T* key, const T* value, const T* output,
-              const NumberOf<T>* totals, const T* slope, T* query_slope, T* key_slope,
-              T* value_slope) {
+void backward(const Shape& shape, const Shape& to, const T* query, const T* key, const T* value,
+              const T* output, const NumberOf<T>* totals, const T* slope, T* query_slope,
+              T* key_slope, T* value_slope) {
     typedef NumberOf<T> C;
     const long H = shape.heads, size = shape.size;
     const C scale = 1 / std::sqrt(C(size));
@@ -277,16 +278,16 @@ void backward(const Shape& shape, const T* query, const T* key, const T* value, 
                 product(block.rows, width, seen, products + block.low, columns, 1L,
                         keys + block.low * width, width, results, width, false);
                 write_rows(results, width, block.rows, size, scale,
-                           query_slope + first * H * size + head, H * size);
+                           query_slope + first * to.query_stride + head, to.query_stride);
                 product(seen, width, block.rows, products + block.low, 1L, columns, queries, width,
                         key_sum + block.low * width, width, true);
                 product(seen, width, block.rows, weights + block.low, 1L, columns, slopes, width,
                         value_sum + block.low * width, width, true);
             }
             write_rows(key_sum, width, s.keys, size, C(1),
-                       key_slope + s.key_start * H * size + head, H * size);
+                       key_slope + s.key_start * to.key_stride + head, to.key_stride);
             write_rows(value_sum, width, s.keys, size, C(1),
-                       value_slope + s.key_start * H * size + head, H * size);
+                       value_slope + s.key_start * to.value_stride + head, to.value_stride);
         }
     }
 }
@@ -298,11 +299,11 @@ void backward(const Shape& shape, const T* query, const T* key, const T* value, 
                                   const T* value, T* output, NumberOf<T>* totals) {                \
         forward(*shape, query, key, value, output, totals);                                        \
     }                                                                                              \
-    extern "C" void attend_backward_##NAME(const Shape* shape, const T* query, const T* key,       \
-                                           const T* value, const T* output,                        \
+    extern "C" void attend_backward_##NAME(const Shape* shape, const Shape* to, const T* query,    \
+                                           const T* key, const T* value, const T* output,          \
                                            const NumberOf<T>* totals, const T* slope,              \
                                            T* query_slope, T* key_slope, T* value_slope) {         \
-        backward(*shape, query, key, value, output, totals, slope, query_slope, key_slope,         \
+        backward(*shape, *to, query, key, value, output, totals, slope, query_slope, key_slope,         \
                  value_slope);                                                                     \
     }
 FOR_TYPE(bfloat16, BFloat16)

@@ -1,4 +1,5 @@
-// What a training step does between its products: dropout, add & norm, the loss and its slope.
+// What a training step does between its products: embedding, dropout, add & norm, bias and ReLU,
+// the loss and its slope.
 //
 // Each is one pass over memory that PyTorch would take several for. Storage may be bfloat16,
 // arithmetic and sums are in float. Rows are shared out among the threads in pieces of a fixed
@@ -40,9 +41,16 @@ struct Norm {
     long centred;
 };
 
+// The sums over the pieces of parts[pieces, count], always in the same order.
+void sum_pieces(const std::vector<float>& parts, float* sums, long count) {
+    std::fill(sums, sums + count, 0.0f);
+    for (size_t start = 0; start < parts.size(); start += count)
+        for (long i = 0; i < count; i++) sums[i] += parts[start + i];
+}
+
 // output = x + dropout(y); x may be missing.
-template <class X, class Y>
-void add(const Dropout& dropout, const X* x, const Y* y, X* output, long size) {
+template <class T>
+void add(const Dropout& dropout, const T* x, const T* y, T* output, long size) {
 #pragma omp parallel for
     for (long start = 0; start < size; start += 4096)
         for (long i = start; i < std::min(start + 4096, size); i += LANES<float>) {
@@ -52,9 +60,10 @@ void add(const Dropout& dropout, const X* x, const Y* y, X* output, long size) {
         }
 }
 
-// output[N, D] = norm(x + dropout(y)); statistics[N, 2]: mean, and 1 / standard deviation.
-template <class X, class Y>
-void add_and_norm(const Dropout& dropout, const Norm& norm, const X* x, const Y* y, Y* output,
+// output[N, D] = norm(x + dropout(y)); statistics[N, 2]: mean, and 1 / standard deviation. y may
+// be missing.
+template <class T>
+void add_and_norm(const Dropout& dropout, const Norm& norm, const T* x, const T* y, T* output,
                   float* statistics, long rows, long width) {
 #pragma omp parallel
     {
@@ -64,8 +73,8 @@ void add_and_norm(const Dropout& dropout, const Norm& norm, const X* x, const Y*
             const long row = n * width;
             Floats total = {}, squares = {};
             for (long i = 0; i < width; i += LANES<float>) {
-                Floats sum = load(x + row + i, width - i) +
-                             load(y + row + i, width - i) * dropout.factors(row + i);
+                Floats sum = load(x + row + i, width - i);
+                if (y) sum += load(y + row + i, width - i) * dropout.factors(row + i);
                 store(sums.data() + i, sum);
                 total += sum;
             }
@@ -88,28 +97,33 @@ void add_and_norm(const Dropout& dropout, const Norm& norm, const X* x, const Y*
     }
 }
 
-// The slopes of x, y, weight and bias (the last two [2, D]) from that of the output.
-template <class X, class Y>
-void add_and_norm_backward(const Dropout& dropout, const Norm& norm, const X* x, const Y* y,
-                           const float* statistics, const Y* slope, X* x_slope, Y* y_slope,
+// The slopes of x, y, and of weight and bias ([2, D]) from that of the output.
+template <class T>
+void add_and_norm_backward(const Dropout& dropout, const Norm& norm, const T* x, const T* y,
+                           const float* statistics, const T* slope, T* x_slope, T* y_slope,
                            float* norm_slope, long rows, long width) {
     const long pieces = (rows + PIECE - 1) / PIECE, padded = rounded_up<float>(width);
-    std::vector<float> parts(pieces * 2 * padded);
+    std::vector<float> parts(pieces * 2 * width);
 #pragma omp parallel
     {
-        std::vector<float> memory(3 * padded);
+        std::vector<float> memory(5 * padded);
         float *normed = memory.data(), *slopes = normed + padded, *factors = slopes + padded;
+        float *weight_sum = factors + padded, *bias_sum = weight_sum + padded;
 #pragma omp for
         for (long piece = 0; piece < pieces; piece++) {
-            float *weight_sum = parts.data() + piece * 2 * padded, *bias_sum = weight_sum + padded;
+            std::fill(weight_sum, weight_sum + 2 * padded, 0.0f);
             for (long n = piece * PIECE; n < std::min((piece + 1) * PIECE, rows); n++) {
                 const long row = n * width;
                 const float mean = statistics[2 * n], scale = statistics[2 * n + 1];
                 Floats total = {}, product = {};
                 for (long i = 0; i < width; i += LANES<float>) {
                     const long rest = width - i;
-                    Floats factor = dropout.factors(row + i), upstream = load(slope + row + i, rest);
-                    Floats sum = load(x + row + i, rest) + load(y + row + i, rest) * factor;
+                    Floats sum = load(x + row + i, rest), upstream = load(slope + row + i, rest);
+                    if (y) {
+                        Floats factor = dropout.factors(row + i);
+                        sum += load(y + row + i, rest) * factor;
+                        store(factors + i, factor);
+                    }
                     Floats value = (sum - mean) * scale;
                     store(weight_sum + i, load(weight_sum + i) + upstream * value);
                     store(bias_sum + i, load(bias_sum + i) + upstream);
@@ -118,23 +132,84 @@ void add_and_norm_backward(const Dropout& dropout, const Norm& norm, const X* x,
                     product += upstream * value;
                     store(normed + i, value);
                     store(slopes + i, upstream);
-                    store(factors + i, factor);
                 }
                 const float constant = norm.centred ? sum_of(total) / width : 0.0f;
                 const float linear = sum_of(product) / width;
                 for (long i = 0; i < width; i += LANES<float>) {
                     Floats change = load(slopes + i) - constant - load(normed + i) * linear;
                     store(x_slope + row + i, change * scale, width - i);
-                    store(y_slope + row + i, change * scale * load(factors + i), width - i);
+                    if (y) store(y_slope + row + i, change * scale * load(factors + i), width - i);
                 }
             }
+            std::copy(weight_sum, weight_sum + width, parts.data() + piece * 2 * width);
+            std::copy(bias_sum, bias_sum + width, parts.data() + (piece * 2 + 1) * width);
         }
     }
-    std::fill(norm_slope, norm_slope + 2 * width, 0.0f);
-    for (long piece = 0; piece < pieces; piece++)
-        for (long which = 0; which < 2; which++)
-            for (long i = 0; i < width; i++)
-                norm_slope[which * width + i] += parts[(piece * 2 + which) * padded + i];
+    sum_pieces(parts, norm_slope, 2 * width);
+}
+
+// The way back through ReLU (where there was one: output) and the bias: result[N, F] is the slope
+// where the output is not 0, bias_slope[F] the sum of its rows.
+template <class T>
+void bias_backward(const T* slope, const T* output, T* result, float* bias_slope, long rows,
+                   long width) {
+    const long pieces = (rows + PIECE - 1) / PIECE, padded = rounded_up<float>(width);
+    std::vector<float> parts(pieces * width);
+#pragma omp parallel
+    {
+        std::vector<float> sums(padded);
+#pragma omp for
+        for (long piece = 0; piece < pieces; piece++) {
+            std::fill(sums.begin(), sums.end(), 0.0f);
+            for (long n = piece * PIECE; n < std::min((piece + 1) * PIECE, rows); n++)
+                for (long i = 0; i < width; i += LANES<float>) {
+                    const long at = n * width + i, rest = width - i;
+                    Floats x = load(slope + at, rest);
+                    if (output) {
+                        x = load(output + at, rest) > 0.0f ? x : Floats{};
+                        store(result + at, x, rest);
+                    }
+                    store(sums.data() + i, load(sums.data() + i) + x);
+                }
+            std::copy(sums.begin(), sums.begin() + width, parts.begin() + piece * width);
+        }
+    }
+    sum_pieces(parts, bias_slope, width);
+}
+
+// output[N, D] = dropout(table[tokens] * scale + places[positions]); places may be missing.
+template <class T>
+void embed(const Dropout& dropout, const float* table, const int64_t* tokens, float scale,
+           const float* places, const int64_t* positions, T* output, long rows, long width) {
+#pragma omp parallel for
+    for (long n = 0; n < rows; n++)
+        for (long i = 0; i < width; i += LANES<float>) {
+            const long rest = width - i;
+            Floats x = load(table + tokens[n] * width + i, rest) * scale;
+            if (places) x += load(places + positions[n] * width + i, rest);
+            store(output + n * width + i, x * dropout.factors(n * width + i), rest);
+        }
+}
+
+// table_slope[V, D]: the sum of dropout(slope) * scale over the rows that took a row of the table.
+template <class T>
+void embed_backward(const Dropout& dropout, const T* slope, const int64_t* tokens, float scale,
+                    float* table_slope, long rows, long width, long vocabulary) {
+#pragma omp parallel
+    {
+#pragma omp for
+        for (long v = 0; v < vocabulary; v++)
+            std::fill(table_slope + v * width, table_slope + (v + 1) * width, 0.0f);
+        // Each thread has columns of its own, so that no two add to the same number.
+#pragma omp for
+        for (long i = 0; i < width; i += LANES<float>)
+            for (long n = 0; n < rows; n++) {
+                float* to = table_slope + tokens[n] * width + i;
+                Floats x = load(slope + n * width + i, width - i);
+                x *= dropout.factors(n * width + i) * scale;
+                store(to, load(to, width - i) + x, width - i);
+            }
+    }
 }
 
 // For each row of logits[N, V]: -log p(label), and the same averaged over all labels. Where the
@@ -178,27 +253,36 @@ void losses(T* logits, const int64_t* labels, float smoothing, long needed, floa
 
 }  // namespace
 
-#define FOR_TYPES(NAME, X, Y)                                                                      \
-    extern "C" void add_##NAME(const Dropout* dropout, const X* x, const Y* y, X* output,          \
+#define FOR_TYPE(NAME, T)                                                                          \
+    extern "C" void add_##NAME(const Dropout* dropout, const T* x, const T* y, T* output,          \
                                long size) {                                                        \
         add(*dropout, x, y, output, size);                                                         \
     }                                                                                              \
-    extern "C" void add_and_norm_##NAME(const Dropout* dropout, const Norm* norm, const X* x,      \
-                                        const Y* y, Y* output, float* statistics, long rows,       \
+    extern "C" void add_and_norm_##NAME(const Dropout* dropout, const Norm* norm, const T* x,      \
+                                        const T* y, T* output, float* statistics, long rows,       \
                                         long width) {                                              \
         add_and_norm(*dropout, *norm, x, y, output, statistics, rows, width);                      \
     }                                                                                              \
     extern "C" void add_and_norm_backward_##NAME(                                                  \
-        const Dropout* dropout, const Norm* norm, const X* x, const Y* y, const float* statistics, \
-        const Y* slope, X* x_slope, Y* y_slope, float* norm_slope, long rows, long width) {        \
+        const Dropout* dropout, const Norm* norm, const T* x, const T* y, const float* statistics, \
+        const T* slope, T* x_slope, T* y_slope, float* norm_slope, long rows, long width) {        \
         add_and_norm_backward(*dropout, *norm, x, y, statistics, slope, x_slope, y_slope,          \
                               norm_slope, rows, width);                                            \
-    }
-FOR_TYPES(float32_float32, float, float)
-FOR_TYPES(float32_bfloat16, float, BFloat16)
-FOR_TYPES(bfloat16_bfloat16, BFloat16, BFloat16)
-
-#define FOR_TYPE(NAME, T)                                                                          \
+    }                                                                                              \
+    extern "C" void bias_backward_##NAME(const T* slope, const T* output, T* result,               \
+                                         float* bias_slope, long rows, long width) {               \
+        bias_backward(slope, output, result, bias_slope, rows, width);                             \
+    }                                                                                              \
+    extern "C" void embed_##NAME(const Dropout* dropout, const float* table,                       \
+                                 const int64_t* tokens, float scale, const float* places,          \
+                                 const int64_t* positions, T* output, long rows, long width) {     \
+        embed(*dropout, table, tokens, scale, places, positions, output, rows, width);             \
+    }                                                                                              \
+    extern "C" void embed_backward_##NAME(const Dropout* dropout, const T* slope,                  \
+                                          const int64_t* tokens, float scale, float* table_slope,  \
+                                          long rows, long width, long vocabulary) {                \
+        embed_backward(*dropout, slope, tokens, scale, table_slope, rows, width, vocabulary);      \
+    }                                                                                              \
     extern "C" void losses_##NAME(T* logits, const int64_t* labels, float smoothing, long needed,  \
                                   float* likelihood, float* uniform, long rows, long vocabulary) { \
         losses(logits, labels, smoothing, needed, likelihood, uniform, rows, vocabulary);          \

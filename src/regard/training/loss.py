@@ -18,6 +18,7 @@ from regard.model import fused
 from regard.native import training as native
 
 PIECE = 1 << 22  # logits at a time
+NATIVE_PIECE = 1 << 26  # in C++, which needs no copies of them: larger products are faster
 FUSED_PIECE = 1 << 28  # on a GPU, where every piece costs a pass over the matrix's gradient
 ALIGNED = 64  # on a GPU rows of logits have a multiple of so many: else products are slow
 
@@ -41,7 +42,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         fuses = fused.can_ever(hidden)
         vocabulary = len(matrix)
         holes = -vocabulary % ALIGNED if fuses else 0
-        size = max(1, (FUSED_PIECE if fuses else PIECE) // (vocabulary + holes))
+        piece = NATIVE_PIECE if native.can_ever(hidden) else FUSED_PIECE if fuses else PIECE
+        size = max(1, piece // (vocabulary + holes))
         with torch.autocast(kind, enabled=False):
             vectors, rows = hidden.to(dtype), matrix.to(dtype)
             add = None if bias is None else bias.to(dtype)
@@ -99,7 +101,7 @@ def losses(
 ) -> Tensor:
     """Add the sums over logits[n, V] and labels[n] to the two scalars. If the gradient is needed,
     give back d loss / d logits = softmax - smoothed target; it may lie where the logits were."""
-    if native.knows(logits):
+    if native.can_ever(logits):
         negative, uniform = native.losses(logits, labels, smoothing, needed)
         likelihood += negative.sum(dtype=torch.float64)
         loss += ((1 - smoothing) * negative + smoothing * uniform).sum(dtype=torch.float64)
@@ -136,7 +138,7 @@ def fused_losses(
     found = torch.empty((len(logits), 2), dtype=torch.float32, device=logits.device)
     loss_kernel[(len(logits),)](
         logits, found, labels, smoothing, vocabulary, logits.shape[1],
-        SLOPE=needed, BLOCK=8192, num_warps=8,
+        SLOPE=needed, BLOCK=4096, num_warps=8,
     )  # fmt: skip
     sums = found.sum(0, dtype=torch.float64)
     loss += sums[0]
