@@ -14,6 +14,7 @@ from benchmarks.compare import OURS, PEERS, Entrant
 from benchmarks.processes import Make
 from regard import ModelConfig, Transformer
 from regard.errors import InputError
+from regard.native import library
 from regard.training.machine import keep_freed_memory
 
 PAD, START, END = 0, 1, 2  # the ids of all programs; words begin after them
@@ -59,9 +60,13 @@ def our_model(config: ModelConfig, dtype: str, device: str, native: bool) -> Tra
     """With random weights; native=False: all of it by PyTorch."""
     if not native:
         os.environ["REGARD_NATIVE"] = "off"
-    if dtype == "int8":
-        raise InputError("regard has no int8 yet")
-    return Transformer(config).eval().to(device, getattr(torch, dtype))
+    model = Transformer(config).eval()
+    if dtype != "int8":
+        return model.to(device, getattr(torch, dtype))
+    if device != "cpu" or library("inference") is None:
+        raise InputError("int8 needs a CPU and native code")
+    model.precision = "int8"
+    return model
 
 
 def ctranslate2_model(kind: str, folder: str, dtype: str, threads: int, workers: int) -> Any:

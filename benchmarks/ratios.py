@@ -26,7 +26,7 @@ from regard.files import write_file
 FILE = Path(__file__).with_name("ratios.json")
 LOSS = 0.10  # of a ratio: more is said, and is a failure
 PACKAGES = ("torch", "transformers", "ctranslate2", "onnxruntime")
-SMALLER_IS_BETTER = ("s", "ms", "GiB", "exponent")
+SMALLER_IS_BETTER = ("s", "ms", "GiB")
 
 Key = tuple[str, ...]
 
@@ -56,7 +56,9 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times as good as the peer."""
+        """How many times as good as the peer; of exponents, each time that the size doubles."""
+        if self.unit == "exponent":
+            return 2.0 ** (self.peer_value - self.value)
         if self.unit in SMALLER_IS_BETTER:
             return self.peer_value / self.value
         return self.value / self.peer_value

@@ -1,0 +1,263 @@
+"""How the cost grows: time and memory against length, batch, width and layers.
+
+Length: one layer of self-attention by every fast engine, one sequence of 256 to 65,536 tokens, all
+of it visible or a window. Batch, width and layers: blocks of an encoder on sequences of 128 tokens.
+Exponents are fitted to the longer half of the points. A step of decoding is timed at tokens 10 and
+200: the difference stands beside the time to read what the cache has grown by.
+
+Every part gets a share of --budget; what would take longer is left out, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from benchmarks import ratios
+from benchmarks.limits import bandwidth
+from benchmarks.ratios import Book
+from regard import ModelConfig, Transformer
+from regard.config import DecodingConfig
+from regard.decoding.requests import Request
+from regard.decoding.search import Search
+from regard.errors import InputError
+from regard.lab.fits import power
+from regard.lab.layers import REFERENCE, Layer
+from regard.lab.memory import available_memory
+from regard.lab.timing import PASSES, Pass, needed_memory
+from regard.model.attention import ENGINES, Plan, Visibility
+from regard.model.transformer import Stack
+from regard.training.machine import keep_freed_memory, synchronise
+
+LENGTHS = [2**k for k in range(8, 17)]
+WIDTH, WINDOW = 64, 64  # of the layer whose length grows
+SEQUENCE = 128  # tokens of each sequence where something else grows
+GROWING = {
+    "batch": [1, 2, 4, 8, 16, 32, 64],
+    "width": [64, 128, 256, 512, 1024],
+    "layers": [1, 2, 4, 8, 16],
+}
+# The exponents of time and memory that may be expected at most. Training with width has the
+# gradients of d x d weights; forward keeps nothing of a layer.
+THEORY = {
+    ("batch", "forward"): (1.0, 1.0),
+    ("batch", "training"): (1.0, 1.0),
+    ("width", "forward"): (2.0, 1.0),
+    ("width", "training"): (2.0, 2.0),
+    ("layers", "forward"): (1.0, 0.0),
+    ("layers", "training"): (1.0, 1.0),
+}
+USUAL = {"batch": 8, "width": 128, "layers": 2}
+EARLY, LATE, AROUND = 10, 200, 3  # steps that are timed, and how many on both sides of them
+ENOUGH = 0.3  # seconds that a pass is repeated for, where it is short
+PASSES_OF_A_POINT = 4  # two to weigh it, two at least to time it
+
+
+Measure = Callable[[float], tuple[list["Point"], str]]  # from its share of the budget
+Job = tuple[str, Measure, tuple[float, float], int]  # exponents at most; parts of the budget
+
+
+@dataclass
+class Point:
+    size: int
+    seconds: float
+    memory: int | None  # bytes
+
+
+class Attention(Layer):
+    """One layer of self-attention by one engine."""
+
+    def __init__(self, engine: str, window: bool, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__("restricted" if window else "attention", WIDTH, WINDOW, 3, device, dtype)
+        self.engine = engine
+
+    def plan(self, n: int) -> Plan:
+        seen = Visibility(window=self.config.window)
+        return Plan([n], [n], seen, engine=self.engine, device=self.device)
+
+
+class Blocks(Layer):
+    """Layers of an encoder on sequences of equal length."""
+
+    def __init__(self, layers: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__("attention", width, WINDOW, 3, device, dtype)
+        self.layers = layers
+        self.module = Stack(self.config, layers, False).to(device, dtype)
+
+    def plan(self, n: int) -> list[Plan]:
+        lengths = [SEQUENCE] * (n // SEQUENCE)
+        return [Plan(lengths, lengths, Visibility(), device=self.device)] * self.layers
+
+    def __call__(self, x: Tensor, plan: list[Plan]) -> Tensor:
+        return self.module(x, torch.arange(len(x), device=x.device) % SEQUENCE, plan)
+
+
+def measured(layer: Layer, n: int, size: int, which: str) -> Point:
+    one = Pass(layer, n, which == "training")
+    memory = one.memory()  # first, since memory that is kept afterwards would hide what is taken
+    return Point(size, one.seconds(ENOUGH), memory)
+
+
+def by_length(
+    engine: str, window: bool, which: str, where: tuple[torch.device, torch.dtype], share: float
+) -> tuple[list[Point], str]:
+    """The points of one engine, as far as share (seconds) and memory allow; what is left out."""
+    layer, points, spent = Attention(engine, window, *where), list[Point](), 0.0
+    for n in LENGTHS:
+        grown = 1.0 if not points else (n / points[-1].size) ** (1 if window else 2)
+        next_one = PASSES_OF_A_POINT * grown * points[-1].seconds if points else 0.0
+        needed = needed_memory("restricted" if window else "attention", n, WIDTH, WINDOW, 3)
+        if spent + next_one > share or needed > available_memory(where[0]):
+            return points, f"from {n:,} tokens on left out"
+        began = time.perf_counter()
+        points.append(measured(layer, n, n, which))
+        spent += time.perf_counter() - began
+    return points, ""
+
+
+def by_size(
+    what: str, which: str, where: tuple[torch.device, torch.dtype], share: float
+) -> tuple[list[Point], str]:
+    points, spent = list[Point](), 0.0
+    for size in GROWING[what]:
+        sizes = USUAL | {what: size}
+        if spent > share:
+            return points, f"from {size} on left out"
+        began = time.perf_counter()
+        layer = Blocks(sizes["layers"], sizes["width"], *where)
+        points.append(measured(layer, sizes["batch"] * SEQUENCE, size, which))
+        spent += time.perf_counter() - began
+    return points, ""
+
+
+def show(
+    work: str, points: Sequence[Point], expected: tuple[float, float], left_out: str, book: Book
+) -> None:
+    """The last point, and the exponents of the longer half beside those that were expected."""
+    tail = points[len(points) // 2 :] if len(points) > 3 else points
+    sizes = [p.size for p in tail]
+    line = f"  {work:40}"
+    if points:
+        last = points[-1]
+        weight = "" if last.memory is None else f", {last.memory / 2**20:,.1f} MiB"
+        line += f" at {last.size:,}: {1e3 * last.seconds:,.2f} ms{weight};"
+    for name, values, most in (
+        ("time", [p.seconds for p in tail], expected[0]),
+        ("memory", [p.memory or 0 for p in tail], expected[1]),
+    ):
+        fit = power(sizes, values)
+        if fit is not None:
+            line += f" {name} ~ {fit} (at most {most:g})"
+            book.add(
+                f"{work}: {name}",
+                book.options.dtype,
+                fit.exponent,
+                "exponent",
+                "theory",
+                most,
+                None,
+            )
+    print(f"{line} {left_out}".rstrip(), flush=True)
+
+
+def decoding(device: torch.device, dtype: torch.dtype, book: Book) -> None:
+    """What a step costs early and late, by the engine that a search takes here."""
+    batch, repeats = 32, 3
+    config = ModelConfig.preset("base", vocabulary_size=1000, dropout=0.0)
+    model = Transformer(config).eval().to(device, dtype)
+    requests = [Request(source=[5] * 20, limit=LATE + AROUND + 1)] * batch
+    options = DecodingConfig(beam=1, min_length=LATE + AROUND + 1)
+    found: dict[int, list[float]] = {EARLY: [], LATE: []}
+    for repeat in range(repeats + 1):
+        for step, seconds in steps(Search(model, requests, options), device):
+            for place, times in found.items():
+                if repeat and abs(step - place) <= AROUND:
+                    times.append(seconds)
+    early, late = (statistics.median(found[place]) for place in (EARLY, LATE))
+    # One key and one value for each head of each layer, of each sentence, for each step.
+    token = 2 * config.decoder_layers * config.heads * config.head_size * dtype.itemsize * batch
+    grown = token * (LATE - EARLY)
+    reading = grown / bandwidth(2**28, device)
+    print(
+        f"  a step of base, batch {batch}: {1e3 * early:.3f} ms at token {EARLY}, {1e3 * late:.3f} "
+        f"ms at token {LATE}: {1e3 * (late - early):+.3f} ms; the cache grew by "
+        f"{grown / 2**20:.1f} MiB, which take {1e3 * reading:.3f} ms to read"
+    )
+    # in milliseconds: what a late step may take, if it only has to read more
+    book.add(
+        f"a step at token {LATE}, batch {batch}", book.options.dtype, 1e3 * late, "ms",
+        f"token {EARLY} and reading the cache", 1e3 * (early + reading), None,
+    )  # fmt: skip
+
+
+def steps(search: Search, device: torch.device) -> Iterator[tuple[int, float]]:
+    """The number of each step, from 1, and its seconds."""
+    start = time.perf_counter()
+    for number, _ in enumerate(search, start=1):
+        synchronise(device)
+        now = time.perf_counter()
+        yield number, now - start
+        start = time.perf_counter()
+
+
+def engines(device: torch.device) -> list[str]:
+    """The fast ones that run here."""
+    found = []
+    for name in ENGINES:
+        if name not in ("auto", REFERENCE):
+            try:
+                layer = Attention(name, False, device, torch.float32)
+                Pass(layer, SEQUENCE, False).once()
+            except (InputError, ImportError, RuntimeError, AssertionError) as error:
+                print(f"  {name} is skipped: {str(error).splitlines()[0]}")
+            else:
+                found.append(name)
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks scaling", description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--budget", type=float, default=180.0, help="seconds, about")
+    ratios.add_options(parser)
+    options = parser.parse_args(arguments)
+    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
+    book = Book("scaling", arguments, options, options.device)
+    print(f"{book.hardware}, {options.dtype}; y ~ size^exponent")
+    fast = engines(device)
+    where = device, dtype
+    jobs: list[Job] = []
+    for engine in fast:
+        for window, which in product((False, True), PASSES):
+            seen = f", window {WINDOW}" if window else ""
+            measure: Measure = partial(by_length, engine, window, which, where)
+            exponents = (1.0 if window else 2.0, 1.0)
+            part = 1 if window or which == "training" else 2  # all lengths of the forward pass
+            jobs.append((f"attention by {engine}{seen}, {which}", measure, exponents, part))
+    for (what, which), most in THEORY.items():
+        measure = partial(by_size, what, which, where)
+        jobs.append((f"blocks, {what}, {which}", measure, most, 1))
+    total = sum(job[-1] for job in jobs)
+    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
+        task = bar.add_task("measuring", total=total + 1)
+        for work, measure, expected, part in jobs:
+            points, left_out = measure(options.budget * part / total)
+            show(work, points, expected, left_out, book)
+            bar.advance(task, part)
+        if device.type == "cpu":
+            keep_freed_memory()  # not before: what is kept would hide what a pass takes
+        decoding(device, dtype, book)
+        bar.advance(task)
+    return book.close()
