@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from regard.errors import InputError, unknown
 from regard.model.config import DERIVED, STYLES, ModelConfig, check_types
 
+DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
 TASKS = ("translate", "answer", "generate", "classify", "fill", "embed")
 # Of one sentence: memory grows with the product of both.
 MOST_HYPOTHESES, MOST_TOKENS, MOST_WRITTEN = 1_000, 100_000, 1_000_000
@@ -86,7 +87,7 @@ class TrainingConfig:
     average: int = 5  # last checkpoints whose mean is tried as the final weights; 1: none
     patience: int = 0  # validations without improvement before stopping; 0: never stop early
     dtype: str = "auto"  # auto (bfloat16 on a GPU), float32, bfloat16
-    compile: bool = False  # compile the layers: pays on a GPU
+    compile: bool = True  # on a GPU: record the work of a row once, then replay it
     tensorboard: bool = False  # write events for TensorBoard beside metrics.jsonl
     seed: int = 1
 

@@ -254,7 +254,8 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
     write_file(run / "model.safetensors", to_bytes(choices[name]))
     result = {k: v for k, v in scores.get(name, {}).items() if k not in ("score", "samples")}
     state = trainer.state
-    trainer.record(final=name, seconds=round(state.seconds, 1), dropped=state.dropped, **result)
+    told = {"final": name, "seconds": round(state.seconds, 1), "dropped": state.dropped}
+    trainer.record(state.step, **told, **result)
     end = [
         f"- trained {state.step:,} steps in {duration(state.seconds)}; final weights: {name}",
         *(f"- validation {key}: {value}" for key, value in result.items()),

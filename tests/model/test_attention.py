@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from regard import native
 from regard.errors import InputError
 from regard.model.attention import Plan, Visibility, attend, attention_weights
+from regard.model.tiled import TILE, most_tiles, tables
 
 CPU_ENGINES = ["padded", *(["native"] if native.library("attention") else [])]
 VISIBILITIES = [Visibility(causal, window) for causal in (False, True) for window in (None, 1, 5)]
@@ -37,7 +38,7 @@ def assert_engines_equal_reference(*case):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-# Lengths where something changes: one token, two, the edges of tiles of 64 and 128, the point
+# Lengths where something changes: one token, two, the edges of tiles of 64, the point
 # where the padded engine cuts a windowed sequence, and very uneven neighbours.
 lengths_strategy = st.lists(
     st.one_of(st.integers(1, 12), st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 200])),
@@ -111,12 +112,20 @@ def test_tiles_hold_every_token_once_and_walk_over_all_they_see(lengths, visibil
     for tiles, seen in ((layout.query_tiles, visible), (layout.key_tiles, visible.t())):
         held = []
         for start, end, low, high in tiles.tolist():
-            assert 0 < end - start <= layout.tile
+            assert 0 < end - start <= TILE
             held += range(start, end)
             found = seen[start:end].any(0).nonzero().flatten()
             # nothing visible is left out, and no more is walked over than from first to last
             assert (low, high) == (int(found[0]), int(found[-1]) + 1)
         assert sorted(held) == list(range(len(seen)))
+    # With room to spare: the same runs and tiles, then tokens that change nothing.
+    room = len(visible) + 100, visible.shape[1] + 70
+    runs, query_tiles, key_tiles = tables(queries, keys, visibility, room)
+    assert torch.equal(torch.from_numpy(runs)[:, : len(visible)], layout.runs)
+    assert (runs[:, len(visible) :] == visible.shape[1] - 1).all()
+    for tiles, n in ((query_tiles, room[0]), (key_tiles, room[1])):
+        assert len(tiles) == most_tiles(n)
+        assert sorted(i for start, end, *_ in tiles for i in range(start, end)) == list(range(n))
 
 
 @pytest.mark.parametrize("engine", ["reference", *CPU_ENGINES])

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from regard.model.native import NativeLayout
 from regard.model.padded import PaddedLayout
 from regard.model.positions import Rotation
 from regard.model.tiled import Parts, TiledLayout
-from regard.text.batching import positions_of
+from regard.text.batching import positions_array
 
 ENGINES = ("auto", "reference", "padded", "native", "tiled")
 LAYOUTS: dict[str, type[PaddedLayout | NativeLayout | TiledLayout]] = {
@@ -64,15 +65,15 @@ class Visibility:
         queries, keys: lengths of the B sequences on both sides.
         Returns first[N] and last[N], both inclusive.
         """
-        query_length, key_length = torch.tensor(queries), torch.tensor(keys)
-        end = (key_length - 1).repeat_interleave(query_length)  # [N]: the last key there is
-        own = positions_of(queries) + (key_length - query_length).repeat_interleave(query_length)
-        reach = self.window if self.window is not None else int(key_length.max())
+        query_length, key_length = np.array(queries), np.array(keys)
+        end = (key_length - 1).repeat(query_length)  # [N]: the last key there is
         if self.full:
-            return torch.zeros_like(end), end
-        first = (own - reach).clamp(min=0)
-        last = own if self.causal else torch.minimum(own + reach, end)
-        return first, last
+            return torch.zeros(len(end), dtype=torch.long), torch.from_numpy(end)
+        own = positions_array(queries) + (key_length - query_length).repeat(query_length)
+        reach = self.window if self.window is not None else int(key_length.max())
+        first = np.maximum(own - reach, 0)
+        last = own if self.causal else np.minimum(own + reach, end)
+        return torch.from_numpy(first), torch.from_numpy(last)
 
     def matrix(self, queries: int, keys: int | None = None) -> Tensor:
         """[queries, keys] booleans that a person can look at: True where a query sees a key."""

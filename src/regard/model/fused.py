@@ -18,8 +18,10 @@ from torch.nn import functional as F
 
 LAYER, RMS = 1, 2  # norms
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2}
-PROGRAMS = 528  # that share the rows where sums over them are taken: 4 for each processor of a H200
-SUMMED = 128  # rows whose sum is one program's
+PROGRAMS = (
+    1056  # that share the rows where sums over them are taken: 8 for each processor of a H200
+)
+SUMMED = 64  # rows whose sum is one program's
 
 
 @cache
@@ -47,24 +49,32 @@ def shorter(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
-class Dropout:
-    """Which numbers a kernel drops: a seed, the least random 32 bits that are kept, and the factor
-    for these. The seed comes from the host's generator, which the loop sets for every row."""
+@cache
+def base(device: torch.device) -> Tensor:
+    """A number in the device's memory that every mask of dropout depends on: 0, unless work that
+    was recorded once is replayed and shall drop other numbers each time (training/recorded.py)."""
+    return torch.zeros(1, dtype=torch.int64, device=device)
 
-    def __init__(self, fraction: float) -> None:
-        self.drops = fraction > 0
+
+class Dropout:
+    """Which numbers a kernel drops: a seed, its base, the least random 32 bits that are kept, and
+    the factor for these. The seed comes from the host's generator."""
+
+    def __init__(self, fraction: float, device: torch.device) -> None:
+        self.drops, self.base = fraction > 0, base(device)
         self.seed = int(torch.randint(2**31 - 1, ())) if self.drops else 0
         self.least, self.factor = min(round(fraction * 2**32), 2**32 - 1), 1 / (1 - fraction)
 
     @property
-    def arguments(self) -> tuple[int, int, float]:
-        return self.seed, self.least, self.factor
+    def arguments(self) -> tuple[int, Tensor, int, float]:
+        return self.seed, self.base, self.least, self.factor
 
 
 def block_of(width: int) -> dict[str, int]:
     """How many rows a program takes at once, and how many columns: all of them."""
     block = 1 << max(4, (width - 1).bit_length())
-    return {"ROWS": max(1, 2048 // block), "BLOCK": block}
+    rows = max(1, 1024 // block)
+    return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(2, rows * block // 512))}
 
 
 def programs_for(rows: int, block: dict[str, int]) -> tuple[int]:
@@ -80,10 +90,12 @@ def add_and_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: f
     if isinstance(norm, nn.LayerNorm):
         kind, gain, shift, epsilon = LAYER, norm.weight, norm.bias, norm.eps
     elif isinstance(norm, nn.RMSNorm):
-        kind, gain, epsilon = RMS, norm.weight, norm.eps
+        kind, gain, epsilon = RMS, norm.weight, norm.eps or 0.0
     x = x.to(shorter(x))
     y = None if y is None else y.to(x.dtype).contiguous()
-    out: Tensor = AddNorm.apply(x.contiguous(), y, gain, shift, Dropout(dropout), kind, epsilon)
+    out: Tensor = AddNorm.apply(
+        x.contiguous(), y, gain, shift, Dropout(dropout, x.device), kind, epsilon
+    )
     return out
 
 
@@ -134,7 +146,7 @@ class AddNorm(torch.autograd.Function):
                 x_slope, y_slope, partial, slope, x, y, gain, *dropout.arguments, rows, width,
                 ctx.epsilon, ADD=y is not None, DROP=dropout.drops, NORM=ctx.kind, **block,
             )  # fmt: skip
-        sums = (None, None) if partial is None else partial.sum(0)
+        sums = (None, None) if partial is None else summed(partial)
         shift_slope = sums[1] if ctx.shifted else None
         return x_slope, y_slope if adds else None, sums[0], shift_slope, None, None, None
 
@@ -159,7 +171,7 @@ class Product(torch.autograd.Function):
             add = None if bias is None else bias.to(dtype)
             seen = None
             if activation == ACTIVATIONS["relu"] and add is not None:
-                out = seen = torch._addmm_activation(add, given, matrix.t())  # type: ignore[attr-defined]
+                out = seen = torch._addmm_activation(add, given, matrix.t())
             else:
                 out = F.linear(given, matrix, add)
                 if activation == ACTIVATIONS["relu"]:
@@ -187,14 +199,23 @@ def through_bias(slope: Tensor, seen: Tensor | None, activation: int) -> tuple[T
 
     rows, width = slope.shape
     result = torch.empty_like(slope) if activation else slope
-    block = {"ROWS": 16, "BLOCK": 256}
+    block = {"ROWS": 16, "BLOCK": 128}
     programs = -(-rows // SUMMED)
     partial = slope.new_empty((programs, width), dtype=torch.float32)
     bias_slope_kernel[programs, -(-width // block["BLOCK"])](
         partial, result, slope, seen, rows, width,
         ACTIVATION=activation, STEPS=SUMMED // block["ROWS"], **block,
     )  # fmt: skip
-    return result, partial.sum(0)
+    return result, summed(partial)
+
+
+def summed(partial: Tensor) -> Tensor:
+    """The sum over the first dimension."""
+    from regard.model.kernels import sum_kernel
+
+    out = torch.empty_like(partial[0])
+    sum_kernel[(-(-out.numel() // 32),)](out, partial, len(partial), out.numel(), ROWS=64, BLOCK=32)
+    return out
 
 
 # ---- the embedding --------------------------------------------------------------------------
@@ -209,7 +230,7 @@ def embed(
     dropout: float,
 ) -> Tensor:
     """dropout(table[tokens] * scale + add[positions]): [N, D], in the shorter format."""
-    dropping = Dropout(dropout)
+    dropping = Dropout(dropout, table.device)
     out: Tensor = Embed.apply(table, tokens, scale, add, positions, dropping, shorter(table))
     return out
 
@@ -247,10 +268,10 @@ class Embed(torch.autograd.Function):
         tokens, positions = ctx.saved_tensors
         rows, width = slope.shape
         block = block_of(width)
-        seed, least, factor = ctx.dropout.arguments
+        *random, factor = ctx.dropout.arguments
         scaled = torch.empty_like(slope, dtype=torch.float32)
         embed_slope_kernel[programs_for(rows, block)](
-            scaled, slope.contiguous(), seed, least, factor * ctx.scale, rows, width,
+            scaled, slope.contiguous(), *random, factor * ctx.scale, rows, width,
             DROP=ctx.dropout.drops, **block,
         )  # fmt: skip
         gather = torch.ops.aten.embedding_dense_backward

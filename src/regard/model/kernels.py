@@ -25,22 +25,24 @@ def mixed(x):
 
 
 @triton.jit
-def kept(seed, row, column, least):
+def kept(seed, base, row, column, least):
     """Whether dropout keeps the numbers of some rows and columns: if their random 32 bits are at
     least so much. Each row is a stretch of one long sequence that begins anywhere in it."""
-    begin = mixed(mixed(row.to(tl.uint32)) ^ seed.to(tl.uint32))
+    begin = mixed(mixed(row.to(tl.uint32) ^ tl.load(base).to(tl.uint32)) ^ seed.to(tl.uint32))
     step = column.to(tl.uint32) * 0x9E3779B9
     return mixed(begin[:, None] + step[None, :]) >= least.to(tl.uint32)
 
 
 @triton.jit
-def added(x, y, place, inside, seed, row, d, least, factor, ADD: tl.constexpr, DROP: tl.constexpr):
+def added(
+    x, y, place, inside, seed, base, row, d, least, factor, ADD: tl.constexpr, DROP: tl.constexpr
+):
     """x + dropout(y) of some rows, in float32."""
     total = tl.load(x + place, inside, 0.0).to(tl.float32)
     if ADD:
         more = tl.load(y + place, inside, 0.0).to(tl.float32)
         if DROP:
-            more = tl.where(kept(seed, row, d, least), more * factor, 0.0)
+            more = tl.where(kept(seed, base, row, d, least), more * factor, 0.0)
         total += more
     return total
 
@@ -57,7 +59,7 @@ def centred(x, inside, D, epsilon, NORM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["seed", "least", "rows"])
 def add_norm_kernel(
-    out, x, y, gain, shift, seed, least, factor, rows, D, epsilon,
+    out, x, y, gain, shift, seed, base, least, factor, rows, D, epsilon,
     ADD: tl.constexpr, DROP: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -65,7 +67,7 @@ def add_norm_kernel(
     row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (d < D)[None, :]
     place = row[:, None].to(tl.int64) * D + d[None, :]
-    total = added(x, y, place, inside, seed, row, d, least, factor, ADD, DROP)
+    total = added(x, y, place, inside, seed, base, row, d, least, factor, ADD, DROP)
     if NORM > 0:
         total, _ = centred(total, inside, D, epsilon, NORM)
         total *= tl.load(gain + d, d < D, 0.0).to(tl.float32)[None, :]
@@ -76,7 +78,7 @@ def add_norm_kernel(
 
 @triton.jit(do_not_specialize=["seed", "least", "rows"])
 def add_norm_slope_kernel(
-    x_slope, y_slope, partial, slope, x, y, gain, seed, least, factor, rows, D, epsilon,
+    x_slope, y_slope, partial, slope, x, y, gain, seed, base, least, factor, rows, D, epsilon,
     ADD: tl.constexpr, DROP: tl.constexpr, NORM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -86,18 +88,18 @@ def add_norm_slope_kernel(
     d = tl.arange(0, BLOCK)
     if NORM > 0:
         g = tl.load(gain + d, d < D, 0.0).to(tl.float32)[None, :]
-        gain_total = tl.zeros([BLOCK], tl.float32)
-        shift_total = tl.zeros([BLOCK], tl.float32)
+        gain_total = tl.zeros([ROWS, BLOCK], tl.float32)
+        shift_total = tl.zeros([ROWS, BLOCK], tl.float32)
     for at in range(program * ROWS, rows, programs * ROWS):
         row = at + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (d < D)[None, :]
         place = row[:, None].to(tl.int64) * D + d[None, :]
         up = tl.load(slope + place, inside, 0.0).to(tl.float32)
         if NORM > 0:
-            total = added(x, y, place, inside, seed, row, d, least, factor, ADD, DROP)
+            total = added(x, y, place, inside, seed, base, row, d, least, factor, ADD, DROP)
             total, inverse = centred(total, inside, D, epsilon, NORM)
-            gain_total += tl.sum(up * total, 0)
-            shift_total += tl.sum(up, 0)
+            gain_total += up * total
+            shift_total += up
             up = up * g
             along = tl.sum(up * total, 1) / D
             if NORM == 1:
@@ -105,16 +107,16 @@ def add_norm_slope_kernel(
             up = (up - total * along[:, None]) * inverse[:, None]
             tl.store(x_slope + place, up.to(x_slope.dtype.element_ty), inside)
         if DROP:
-            up = tl.where(kept(seed, row, d, least), up * factor, 0.0)
+            up = tl.where(kept(seed, base, row, d, least), up * factor, 0.0)
             tl.store(y_slope + place, up.to(y_slope.dtype.element_ty), inside)
     if NORM > 0:
-        tl.store(partial + program * 2 * D + d, gain_total, d < D)
-        tl.store(partial + (program * 2 + 1) * D + d, shift_total, d < D)
+        tl.store(partial + program * 2 * D + d, tl.sum(gain_total, 0), d < D)
+        tl.store(partial + (program * 2 + 1) * D + d, tl.sum(shift_total, 0), d < D)
 
 
 @triton.jit(do_not_specialize=["seed", "least", "rows"])
 def embed_kernel(
-    out, table, tokens, add, positions, scale, seed, least, factor, rows, D,
+    out, table, tokens, add, positions, scale, seed, base, least, factor, rows, D,
     ADD: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out[n] = dropout(table[tokens[n]] * scale + add[positions[n]])."""
@@ -127,14 +129,14 @@ def embed_kernel(
         position = tl.load(positions + row, real, 0)
         total += tl.load(add + position[:, None] * D + d[None, :], inside, 0.0).to(tl.float32)
     if DROP:
-        total = tl.where(kept(seed, row, d, least), total * factor, 0.0)
+        total = tl.where(kept(seed, base, row, d, least), total * factor, 0.0)
     place = row[:, None].to(tl.int64) * D + d[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["seed", "least", "rows"])
 def embed_slope_kernel(
-    result, slope, seed, least, factor, rows, D,
+    result, slope, seed, base, least, factor, rows, D,
     DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of what was dropped out of; factor: all that it was multiplied with."""
@@ -143,7 +145,7 @@ def embed_slope_kernel(
     place = row[:, None].to(tl.int64) * D + d[None, :]
     up = tl.load(slope + place, inside, 0.0).to(tl.float32) * factor
     if DROP:
-        up = tl.where(kept(seed, row, d, least), up, 0.0)
+        up = tl.where(kept(seed, base, row, d, least), up, 0.0)
     tl.store(result + place, up, inside)
 
 
@@ -158,7 +160,7 @@ def bias_slope_kernel(
     seen: what came out of ReLU (1), what went into GELU (2).
     """
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
     for step in range(STEPS):
         row = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (f < F)[None, :]
@@ -172,5 +174,17 @@ def bias_slope_kernel(
                 below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
                 up *= below + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
             tl.store(result + place, up.to(result.dtype.element_ty), inside)
-        total += tl.sum(up, 0)
-    tl.store(partial + tl.program_id(0) * F + f, total, f < F)
+        total += up
+    tl.store(partial + tl.program_id(0) * F + f, tl.sum(total, 0), f < F)
+
+
+@triton.jit(do_not_specialize=["count"])
+def sum_kernel(out, partial, count, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """out[F] = the sum of partial[count, F] over its rows."""
+    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for at in range(0, count, ROWS):
+        row = at + tl.arange(0, ROWS)
+        inside = (row < count)[:, None] & (f < F)[None, :]
+        total += tl.load(partial + row[:, None] * F + f[None, :], inside, 0.0)
+    tl.store(out + f, tl.sum(total, 0), f < F)

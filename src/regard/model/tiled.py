@@ -26,8 +26,8 @@ from regard.text.batching import moved
 if TYPE_CHECKING:
     from regard.model.attention import Visibility
 
-SHORT, LONG = 64, 128  # tokens of a tile: as long as no sequence is longer than LONG, and otherwise
-COLUMNS = 64  # tokens of one step of a walk
+TILE = 64  # tokens of a tile
+COLUMNS = 32  # tokens of one step of a walk
 SMALLEST = 16  # head size that the hardware's products take
 
 
@@ -41,19 +41,11 @@ class TiledLayout:
         visibility: Visibility,
         device: torch.device,
     ) -> None:
-        queries, keys = torch.tensor(query_lengths), torch.tensor(key_lengths)
-        runs = torch.stack(visibility.runs(query_lengths, key_lengths))  # [2, N]
-        runs += (keys.cumsum(0) - keys).repeat_interleave(queries)  # in the packed row
-        first, last = runs.numpy()
-        self.tile = SHORT if max(*query_lengths, *key_lengths) <= LONG else LONG
-        start, end = cut(query_lengths, self.tile)
-        query_tiles = table(start, end, first[start], last[end - 1] + 1)
-        start, end = cut(key_lengths, self.tile)
-        seen_from = np.searchsorted(last, start), np.searchsorted(first, end - 1, "right")
-        key_tiles = table(start, end, *seen_from)
-        self.runs = moved(runs.int(), device)
-        self.query_tiles = moved(torch.from_numpy(query_tiles), device)
-        self.key_tiles = moved(torch.from_numpy(key_tiles), device)
+        made = tables(query_lengths, key_lengths, visibility)
+        self.hold(*(moved(torch.from_numpy(table), device) for table in made))
+
+    def hold(self, runs: Tensor, query_tiles: Tensor, key_tiles: Tensor) -> None:
+        self.runs, self.query_tiles, self.key_tiles = runs, query_tiles, key_tiles
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         assert dropout == 0, "choose_engine excludes it"
@@ -68,13 +60,52 @@ class TiledLayout:
         return output
 
 
-def cut(lengths: Sequence[int], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where tiles of at most `most` tokens begin and end."""
+def tables(
+    query_lengths: Sequence[int],
+    key_lengths: Sequence[int],
+    visibility: Visibility,
+    room: tuple[int, int] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """The runs [2, N] of keys that queries see, in the packed row, and the tiles of queries and of
+    keys, [T, 4] each.
+
+    room: queries and keys that there shall be. Behind the last sequence stand queries that see its
+    last key and have no gradient, and keys that nobody sees; and there are as many tiles as so many
+    tokens can have at most.
+    """
+    keys = np.array(key_lengths)
+    first, last = (run.numpy() for run in visibility.runs(query_lengths, key_lengths))
+    base = (keys.cumsum() - keys).repeat(query_lengths)
+    first, last = first + base, last + base
+    more = [0, 0]
+    if room is not None:
+        more = [room[0] - len(first), room[1] - int(keys.sum())]
+        first, last = (np.pad(run, (0, more[0]), constant_values=last[-1]) for run in (first, last))
+    start, end = cut(query_lengths, more[0])
+    query_tiles = table(start, end, first[start], last[end - 1] + 1)
+    start, end = cut(key_lengths, more[1])
+    seen = np.searchsorted(last, start), np.searchsorted(first, end - 1, "right")
+    key_tiles = table(start, end, seen[0], np.maximum(*seen))
+    if room is not None:
+        query_tiles, key_tiles = (
+            np.pad(tiles, ((0, most_tiles(n) - len(tiles)), (0, 0)))
+            for tiles, n in zip((query_tiles, key_tiles), room, strict=True)
+        )
+    return np.stack((first, last)).astype(np.int32), query_tiles, key_tiles
+
+
+def most_tiles(tokens: int) -> int:
+    """Of any sequences with so many tokens: two tiles in a row hold more than one could."""
+    return 2 * -(-tokens // TILE) + 2
+
+
+def cut(lengths: Sequence[int], more: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where tiles begin and end; behind the last sequence stand `more` tokens."""
     starts: list[int] = []
     end = 0
-    for length in lengths:
-        if not starts or end + length - starts[-1] > most:
-            starts.extend(range(end, end + length, most))
+    for length in (*lengths, *([more] if more else [])):
+        if not starts or end + length - starts[-1] > TILE:
+            starts.extend(range(end, end + length, TILE))
         end += length
     return np.array(starts), np.array([*starts[1:], end])
 
@@ -101,17 +132,16 @@ class Attend(torch.autograd.Function):
         count, heads, size = query.shape
         ctx.layout = layout
         ctx.shape = {
-            "ROWS": layout.tile, "COLUMNS": COLUMNS,
+            "ROWS": TILE, "COLUMNS": COLUMNS, "num_warps": 4,
             "SIZE": max(SMALLEST, 1 << (size - 1).bit_length()),
             "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-            "num_warps": 4 if layout.tile == SHORT else 8,
         }  # fmt: skip
         out = torch.empty((count, heads, size), dtype=query.dtype, device=query.device)
         normal = torch.empty((heads, count), dtype=torch.float32, device=query.device)
         attend_kernel[heads, len(layout.query_tiles)](
             out, normal, query, key, value, layout.query_tiles, *layout.runs,
             math.log2(math.e) / math.sqrt(size), count,
-            query.stride(0), key.stride(0), value.stride(0), size, **ctx.shape,
+            query.stride(0), key.stride(0), value.stride(0), size, **ctx.shape, num_stages=3,
         )  # fmt: skip
         ctx.save_for_backward(query, key, value, out, normal)
         return out
@@ -133,11 +163,11 @@ class Attend(torch.autograd.Function):
         runs, layout = tuple(ctx.layout.runs), ctx.layout
         query_slope_kernel[heads, len(layout.query_tiles)](
             slopes[0], delta, slope, out, normal, *given[:3], layout.query_tiles, *runs,
-            *given[3:], slopes[0].stride(0), size, **ctx.shape,
+            *given[3:], slopes[0].stride(0), size, **ctx.shape, num_stages=3,
         )  # fmt: skip
         key_slope_kernel[heads, len(layout.key_tiles)](
             slopes[1], slopes[2], delta, slope, normal, *given[:3], layout.key_tiles, *runs,
-            *given[3:], slopes[1].stride(0), slopes[2].stride(0), size, **ctx.shape,
+            *given[3:], slopes[1].stride(0), slopes[2].stride(0), size, **ctx.shape, num_stages=1,
         )  # fmt: skip
         return None, *slopes
 

@@ -3,7 +3,7 @@
 A program holds one tile of queries (or of keys) of one head and walks over the keys (queries)
 that its own may see, a block at a time, so that no score ever reaches memory. What a query sees is
 the run of keys from `first` to `last`; the table `tiles` says where each tile and its walk begin
-and end.
+and end; a tile of nothing fills the table up.
 """
 
 # Triton reads the annotations of its kernels: they must not be strings.
@@ -41,6 +41,8 @@ def attend_kernel(
     head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
     start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
     low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    if start == end:
+        return
     n = start + tl.arange(0, ROWS)
     real = n < end
     q = block(query, n, real, query_stride, head, size, SIZE)
@@ -78,6 +80,8 @@ def query_slope_kernel(
     head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
     start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
     low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    if start == end:
+        return
     n = start + tl.arange(0, ROWS)
     real = n < end
     q = block(query, n, real, query_stride, head, size, SIZE)
@@ -112,6 +116,8 @@ def key_slope_kernel(
     head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
     start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
     low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    if start == end:
+        return
     m = start + tl.arange(0, ROWS)
     real = m < end
     k = block(key, m, real, key_stride, head, size, SIZE)

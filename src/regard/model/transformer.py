@@ -311,6 +311,8 @@ class Transformer(nn.Module):
     # ---- checks -------------------------------------------------------------------------
 
     def _plan(self, queries: Packed, keys: Packed, visibility: Visibility) -> Plan:
+        if plan := queries.plans.get((id(keys), visibility)):
+            return plan
         dropout = self.config.attention_dropout if self.training else 0.0
         return Plan(
             queries.lengths, keys.lengths, visibility,

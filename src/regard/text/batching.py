@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import InputError
@@ -23,13 +26,14 @@ class Packed:
     plain Python numbers from then on, so that no later check has to wait for a GPU.
     """
 
-    __slots__ = ("largest", "lengths", "offsets", "smallest", "tokens")
+    __slots__ = ("largest", "lengths", "offsets", "plans", "smallest", "tokens")
 
     tokens: Tensor  # [N] int64
     offsets: Tensor  # [B+1] int64
     lengths: tuple[int, ...]  # of each sequence, all at least 1
     smallest: int  # token id
     largest: int  # token id
+    plans: dict[Any, Any]  # of attention, if they were made ahead: (id of the keys, visibility)
 
     def __init__(self, tokens: Tensor, offsets: Tensor) -> None:
         for name, tensor in (("tokens", tokens), ("offsets", offsets)):
@@ -53,6 +57,7 @@ class Packed:
         self.tokens = tokens.long()
         self.offsets = offsets.long()
         self.lengths = tuple(end - start for start, end in pairwise(bounds))
+        self.plans = {}
         self.smallest, self.largest = int(tokens.min()), int(tokens.max())
 
     @classmethod
@@ -68,6 +73,7 @@ class Packed:
         """The same row on another device, without checking it again."""
         row = object.__new__(Packed)
         row.tokens, row.offsets = moved(self.tokens, device), moved(self.offsets, device)
+        row.plans = {}
         row.lengths, row.smallest, row.largest = self.lengths, self.smallest, self.largest
         return row
 
@@ -107,11 +113,14 @@ class Packed:
 
 def positions_of(lengths: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """[N]: 0, 1, ... within each sequence of a packed row."""
-    counts = torch.tensor(lengths)
-    starts = counts.cumsum(0) - counts
-    total = int(counts.sum())
-    positions = torch.arange(total) - starts.repeat_interleave(counts, output_size=total)
-    return moved(positions, device)
+    return moved(torch.from_numpy(positions_array(lengths)), device)
+
+
+def positions_array(lengths: Sequence[int]) -> NDArray[np.int64]:
+    """The same in numpy: PyTorch would share such small work among all cores, which takes
+    milliseconds where there are many."""
+    counts = np.array(lengths)
+    return np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
 
 
 def moved(tensor: Tensor, device: torch.device | str) -> Tensor:

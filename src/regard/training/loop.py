@@ -3,6 +3,9 @@
 A step is a pure function of the weights, the optimiser's state and the step's number: its rows
 come from `Rows`, its dropout is seeded by (seed, row). So resuming is reading the newest whole
 checkpoint and going on, bit for bit, and the number of processes changes nothing but rounding.
+
+A GPU is never waited for inside a step: whether a step is dropped is decided where its gradients
+are, and its figures are read when the next step is under way.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
@@ -21,7 +25,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.config import Config
 from regard.errors import InputError, TrainingFailed
@@ -36,9 +40,11 @@ from regard.training.optimiser import (
     load_optimiser,
     make_optimiser,
     optimiser_tensors,
+    update,
 )
-from regard.training.processes import Processes, scale_gradients
+from regard.training.processes import Processes
 from regard.training.progress import Progress, said
+from regard.training.recorded import Recorder
 
 HOPELESS = 5  # steps in a row without a finite loss before the run stops
 
@@ -86,6 +92,28 @@ class State:
     corpus: str = ""  # fingerprint of the training data
 
 
+class Taken:
+    """A step that was taken: its rows, and its figures on their way to the host."""
+
+    def __init__(
+        self, number: int, rate: float, rows: list[NDArray[np.int64]], figures: Tensor
+    ) -> None:
+        self.number, self.rate, self.rows = number, rate, rows
+        self.arrived: torch.cuda.Event | None = None
+        self.values = figures
+        if figures.is_cuda:
+            self.values = torch.empty_like(figures, device="cpu", pin_memory=True)
+            self.values.copy_(figures, non_blocking=True)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+
+    def figures(self) -> list[float]:
+        """Sums of loss, likelihood, tokens and of who was asked to stop; the gradient's norm."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.values.tolist()
+
+
 class Trainer:
     def __init__(
         self,
@@ -116,11 +144,10 @@ class Trainer:
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.asked_to_stop = False
         self.unlucky = 0  # steps in a row without a finite loss
+        self.waiting: deque[Taken] = deque()  # steps whose figures are still to be read
+        self.late = 1 if processes.device.type == "cuda" else 0  # how many these may be
         self.events: Any = None  # for TensorBoard, once training begins
-        if self.training.compile and processes.device.type == "cuda":
-            for stack in (model.encoder, model.decoder):
-                if stack is not None:
-                    stack.compile()
+        self.recorder = Recorder(model, self._loss, self.rows.budgets, self.dtype)
 
     # ---- resuming -----------------------------------------------------------------------
 
@@ -157,15 +184,15 @@ class Trainer:
             if len(kept) < len(lines):
                 write_file(path, "".join(kept))
 
-    def record(self, **values: Any) -> None:
+    def record(self, step: int, **values: Any) -> None:
         if self.processes.first:
             # JSON knows no NaN; a step without a finite loss has none to report.
             values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
             with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": self.state.step, **values}) + "\n")
+                file.write(json.dumps({"step": step, **values}) + "\n")
             for name, value in values.items():
                 if self.events is not None and isinstance(value, int | float):
-                    self.events.add_scalar(name, value, self.state.step)
+                    self.events.add_scalar(name, value, step)
 
     # ---- training -----------------------------------------------------------------------
 
@@ -181,9 +208,13 @@ class Trainer:
                 self.state.seconds += time.perf_counter() - began
                 step = self.state.step
                 last = step == self.training.steps
-                if self.validate is not None and (step % self.training.validate_every == 0 or last):
+                validates = step % self.training.validate_every == 0 or last
+                saves = step % self.training.checkpoint_every == 0 or last
+                if validates or saves or stop:
+                    stop |= self._read(0)
+                if self.validate is not None and validates:
                     self._validate()
-                if step % self.training.checkpoint_every == 0 or last or stop:
+                if saves or stop:
                     self.save()
                 if stop:
                     raise Interrupted
@@ -209,55 +240,72 @@ class Trainer:
             self.state.pieces *= 2
             said = f"rows are cut into {self.state.pieces} pieces from now on"
             self.progress.say(f"out of memory: {said}")
-        sums[3] = float(self.asked_to_stop)
+        if self.asked_to_stop:
+            sums[3] = 1
         self.processes.sum_gradients(self.model)
-        sums = self.processes.sum(sums.to(self.processes.device))
-        loss, likelihood, tokens, stop = sums.tolist()
-        scale_gradients(self.model.parameters(), 1 / tokens)  # the real ones of the whole step
+        sums = self.processes.sum(sums)
         rate = learning_rate(number, self.training)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip or math.inf)
+        norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
         self.state.step = number
-        if isfinite(loss) and bool(norm.isfinite()):
-            for group in self.optimiser.param_groups:
-                group["lr"] = rate
-            self.optimiser.step()
+        self.waiting.append(Taken(number, rate, rows, torch.cat([sums, norm.double()[None]])))
+        return self._read(self.late)
+
+    def _read(self, late: int) -> bool:
+        """Read the figures of all steps but the last few; True if anybody was asked to stop."""
+        stop = False
+        while len(self.waiting) > late:
+            stop |= self._taken(self.waiting.popleft())
+        if self.unlucky >= HOPELESS and not self.waiting:
+            self.save()
+            raise TrainingFailed(
+                f"{self.unlucky} steps in a row had no finite loss; what was before is saved: "
+                f"start another run with --from {self.run} and a lower training.learning_rate, a "
+                "longer training.warmup or training.clip=1, or go on and hope"
+            )
+        return stop or (self.unlucky >= HOPELESS and self._read(0))
+
+    def _taken(self, step: Taken) -> bool:
+        """Count, show and record a step; True if anybody was asked to stop."""
+        loss, likelihood, tokens, stop, norm = step.figures()
+        if isfinite(loss) and isfinite(norm):
             self.unlucky = 0
         else:
-            self._drop_step(number)
-        lengths = [[int(n) for row in rows for n in side[row]] for side in self.sizes]
+            self.state.dropped += 1
+            self.unlucky += 1
+            self.progress.say(f"step {step.number}: the loss is not finite, so the step is dropped")
+        lengths = [[int(n) for row in step.rows for n in side[row]] for side in self.sizes]
         work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
         figures = self.progress.step(
-            number, likelihood / tokens, rate, sum(lengths[self.task.counted]), work, self.peak
-        )
-        if number % 50 == 0 or number == 1:
+            step.number, likelihood / tokens, step.rate, sum(lengths[self.task.counted]), work,
+            self.peak,
+        )  # fmt: skip
+        if step.number % 50 == 0 or step.number == 1:
+            epoch = self.rows.epoch_of((step.number - 1) * self.state.rows)
+            gradient = round(norm, 4)
             self.record(
-                **figures, gradient=round(float(norm), 4), epoch=self.rows.epoch_of(first),
-                dropped=self.state.dropped,
-            )  # fmt: skip
+                step.number, **figures, gradient=gradient, epoch=epoch, dropped=self.state.dropped
+            )
         return stop > 0
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        t = self.training
+        return self.task.loss(self.model, batch, t.label_smoothing, t.r_drop)
 
     def _gradients(self, rows: list[NDArray[np.int64]], first: int) -> Tensor | None:
         """This process's share of the gradients, as sums over tokens, and the sums of loss,
         negative log-likelihood and tokens; None if memory ran out."""
-        t, device = self.training, self.processes.device
         self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
-        sums = torch.zeros(4, dtype=torch.float64)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.processes.device)
         try:
             for i in range(self.processes.rank, len(rows), self.processes.world):
                 pieces = min(self.state.pieces, len(rows[i]))
                 for piece, examples in enumerate(np.array_split(rows[i], pieces)):
-                    random = np.random.SeedSequence([t.seed, first + i, piece])
+                    random = np.random.SeedSequence([self.training.seed, first + i, piece])
                     seed = int(random.generate_state(1, np.uint32)[0])
                     torch.manual_seed(seed)
-                    batch = self.task.batch(self.store, examples, device, seed)
-                    with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
-                        loss, likelihood = self.task.loss(
-                            self.model, batch, t.label_smoothing, t.r_drop
-                        )
-                    loss.backward()
-                    sums[:2] += torch.stack([loss.detach(), likelihood.detach()]).cpu()
-                    sums[2] += batch.tokens
+                    tokens = self._add_gradients(examples, seed, sums)
+                    sums[2] += tokens
         except RuntimeError as error:
             if not is_out_of_memory(error) or self.state.pieces >= max(len(row) for row in rows):
                 raise
@@ -265,17 +313,20 @@ class Trainer:
             return None
         return sums
 
-    def _drop_step(self, number: int) -> None:
-        self.state.dropped += 1
-        self.unlucky += 1
-        self.progress.say(f"step {number}: the loss is not finite, so the step is dropped")
-        if self.unlucky >= HOPELESS:
-            self.save()
-            raise TrainingFailed(
-                f"{self.unlucky} steps in a row had no finite loss; what was before is saved: "
-                f"start another run with --from {self.run} and a lower training.learning_rate, a "
-                "longer training.warmup or training.clip=1, or go on and hope"
-            )
+    def _add_gradients(self, examples: NDArray[np.int64], seed: int, sums: Tensor) -> int:
+        """Add the gradients of one batch, and its loss and likelihood; how many tokens it has."""
+        device = self.processes.device
+        if self.training.compile and self.recorder.able:
+            batch = self.task.batch(self.store, examples, torch.device("cpu"), seed)
+            if share := self.recorder.share(batch):
+                sums[:2] += self.recorder.gradients(batch, seed, share)
+                return int(batch.tokens)
+        batch = self.task.batch(self.store, examples, device, seed)
+        with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
+            loss, likelihood = self._loss(batch)
+        loss.backward()
+        sums[:2] += torch.stack([loss.detach(), likelihood.detach()])
+        return int(batch.tokens)
 
     # ---- validation and saving ----------------------------------------------------------
 
@@ -287,8 +338,8 @@ class Trainer:
             if score > self.state.best:
                 self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
                 write_file(self.run / "best.safetensors", to_bytes(dict(self.model.state_dict())))
-            self.record(**{f"valid_{name}": value for name, value in found.items()
-                           if name not in ("score", "samples")})  # fmt: skip
+            told = {k: v for k, v in found.items() if k not in ("score", "samples")}
+            self.record(self.state.step, **{f"valid_{name}": v for name, v in told.items()})
             self.progress.say(f"step {self.state.step:,}  validation: {said(found)}")
             for sample in found["samples"]:
                 self.progress.say(f"  {sample}")

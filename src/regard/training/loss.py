@@ -132,13 +132,14 @@ def fused_losses(
     likelihood: Tensor,
     vocabulary: int,
 ) -> Tensor:
-    """The same on a GPU, where a row of logits may be longer than the vocabulary."""
+    """The same on a GPU, where a row of logits may be longer than the vocabulary, and a token whose
+    label is -1 is not asked."""
     from regard.training.kernels import loss_kernel
 
     found = torch.empty((len(logits), 2), dtype=torch.float32, device=logits.device)
     loss_kernel[(len(logits),)](
         logits, found, labels, smoothing, vocabulary, logits.shape[1],
-        SLOPE=needed, BLOCK=4096, num_warps=8,
+        SLOPE=needed, DEPTH=8, LANES=1024, num_warps=4,
     )  # fmt: skip
     sums = found.sum(0, dtype=torch.float64)
     loss += sums[0]

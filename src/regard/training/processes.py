@@ -7,7 +7,6 @@ before anything is divided or decided, so that all take the same step and the sa
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from datetime import timedelta
 
 import torch
@@ -74,9 +73,3 @@ def choose_device(name: str, index: int = 0) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: there is no CUDA device here; use --device cpu or auto")
     return torch.device(name, index) if name == "cuda" else torch.device(name)
-
-
-def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
