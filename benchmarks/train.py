@@ -1,0 +1,264 @@
+"""Training on a GPU: the trainer's own step beside its peers, on the same batches.
+
+regard is `Trainer.step` as `regard train` runs it (batch, forward, loss, backward, clipping, Adam,
+figures), its peers forward, loss, backward, clipping and fused Adam as their users write them,
+padded. All have the same sizes, dropout, label smoothing and sentences of similar lengths in a
+batch, and are asked the same real tokens. Nobody waits for the GPU between two steps; a round is
+all batches once. Peak memory is the allocator's, of the rounds after the first; `reserved` is what
+it took of the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks import ratios
+from benchmarks.compare import Entrant, show
+from benchmarks.limits import best_peak
+from benchmarks.ratios import Book
+from benchmarks.sentences import batches
+from benchmarks.step import SMOOTHING, Marian, PyTorch, padded_step
+from regard import ModelConfig, Transformer
+from regard.config import Config
+from regard.model.parameters import operations
+from regard.tasks.sequences import arrange
+from regard.tasks.task import Batch, packed, words_loss
+from regard.training.loop import Trainer
+from regard.training.processes import Processes
+from regard.training.progress import Progress
+
+CONTEXT, SEQUENCES = 1024, 16  # of GPT-2's shape
+Made = list[tuple[list[Tensor], list[Tensor]]]  # batches of sources (or nothing) and targets
+Round = Callable[[], None]
+DEVICE = torch.device("cuda")
+
+
+def gpt2_shape() -> ModelConfig:
+    return ModelConfig(
+        style="decoder", vocabulary_size=50_257, decoder_layers=12, d_model=768, heads=12,
+        d_ff=3072, activation="gelu", norm_first=True, positions="learned", max_length=CONTEXT,
+        scale_embeddings=False,
+    )  # fmt: skip
+
+
+class Sentences:
+    """The task of these batches, for the trainer."""
+
+    name: ClassVar[str] = "translate"
+    counted: ClassVar[int] = -1
+
+    def __init__(self, made: Made) -> None:
+        self.sources = [x.numpy() for sources, _ in made for x in sources]
+        self.targets = [x.numpy() for _, targets in made for x in targets]
+
+    def sizes(self, store: Any) -> list[NDArray[Any]]:
+        sides = [side for side in (self.sources, self.targets) if side]
+        return [np.array([len(x) for x in side], dtype=np.int32) for side in sides]
+
+    def batch(
+        self, store: Any, examples: NDArray[np.int64], device: torch.device, seed: int
+    ) -> Batch:
+        targets = [self.targets[i] for i in examples]
+        if self.sources:
+            return arrange("encoder-decoder", [self.sources[i] for i in examples], targets, device)
+        labels = torch.from_numpy(np.concatenate(targets)).to(device, non_blocking=True)
+        return Batch(None, packed(targets, device), labels)
+
+    def loss(
+        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float
+    ) -> tuple[Tensor, Tensor]:
+        return words_loss(model, batch, smoothing, r_drop)
+
+
+class Given:
+    """Rows that are the batches, again and again."""
+
+    def __init__(self, made: Made, budgets: list[int]) -> None:
+        bounds = np.cumsum([0] + [len(targets) for _, targets in made])
+        self.rows = [np.arange(a, b) for a, b in pairwise(bounds)]
+        self.budgets = budgets
+
+    def __getitem__(self, row: int) -> NDArray[np.int64]:
+        return self.rows[row % len(self.rows)]
+
+    def epoch_of(self, row: int) -> int:
+        return row // len(self.rows)
+
+
+def regard(config: ModelConfig, made: Made, dtype: str, run: Path) -> Round:
+    """The trainer, without a corpus."""
+    values = {"steps": 10**6, "dtype": dtype, "batch_tokens": 10**6, "label_smoothing": SMOOTHING}
+    whole = replace(Config.build("translate", "base", {"training": values}), model=config)
+    task = Sentences(made)
+    progress = Progress(10**6, quiet=True)
+    progress.pause()
+    trainer = Trainer(
+        whole, run, Transformer(config), task, SimpleNamespace(fingerprint=""),
+        Processes("cuda"), progress, None,
+    )  # fmt: skip
+    most = [max(sum(map(len, side)) for side in sides) for sides in zip(*made, strict=True)]
+    trainer.rows = Given(made, [n for n in most if n])  # type: ignore[assignment]
+    trainer.recorder.budgets = trainer.rows.budgets
+
+    def steps() -> None:
+        for _ in made:
+            trainer.step()
+
+    return steps
+
+
+class GPT2(nn.Module):
+    """Hugging Face's GPT2LMHeadModel with random weights."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        drop = config.dropout
+        self.model = GPT2LMHeadModel(GPT2Config(
+            activation_function="gelu", resid_pdrop=drop, embd_pdrop=drop, attn_pdrop=0.0,
+            use_cache=False,
+        ))  # fmt: skip
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens).logits
+        return logits
+
+
+def square_step(model: nn.Module) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
+    """Sequences that all have the same length."""
+
+    def step(_: list[Tensor], targets: list[Tensor]) -> Tensor:
+        tokens = torch.stack(targets).to(DEVICE, non_blocking=True)
+        return F.cross_entropy(
+            model(tokens).flatten(0, 1), tokens.flatten(), label_smoothing=SMOOTHING
+        )
+
+    return step
+
+
+def peer(model: nn.Module, made: Made, dtype: str, compiled: bool) -> Round:
+    model.to(DEVICE).train()
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-5, betas=(0.9, 0.98), fused=True)
+    called: Any = torch.compile(model) if compiled else model
+    step = square_step(called) if isinstance(model, GPT2) else padded_step(called, DEVICE)
+    kind = getattr(torch, dtype)
+
+    def steps() -> None:
+        for sources, targets in made:
+            with torch.autocast("cuda", kind, enabled=kind != torch.float32):
+                loss = step(sources, targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+
+    return steps
+
+
+def measure(steps: Round, repeats: int) -> tuple[list[float], float, str]:
+    """Seconds of each round, seconds of the first one, and the most memory held."""
+    start = time.perf_counter()
+    steps()
+    torch.cuda.synchronize()
+    first = time.perf_counter() - start
+    steps()  # for those that compile again when a size changes
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        steps()
+        torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return taken, first, f"{allocated / 2**30:.1f} GiB ({reserved / 2**30:.1f} reserved)"
+
+
+def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Made]:
+    if name == "gpt2":
+        random = torch.Generator().manual_seed(0)
+        config = gpt2_shape()
+        rows = [
+            torch.randint(config.vocabulary_size, (SEQUENCES, CONTEXT), generator=random)
+            for _ in range(options.batches)
+        ]
+        return config, [([], list(row)) for row in rows]
+    vocabulary = options.vocabulary
+    config = ModelConfig.preset(name, vocabulary_size=vocabulary, dropout=0.1)
+    return config, batches(config, options.tokens, options.batches, sort=True)
+
+
+def run(name: str, options: argparse.Namespace, book: Book) -> None:
+    config, made = shape_of(name, options)
+    real = sum(len(x) for _, targets in made for x in targets)
+    work = sum(
+        operations(config, [len(x) for x in (sources or targets)], [len(x) for x in targets])
+        for sources, targets in made
+    )
+    kinds: Sequence[type[nn.Module]] = [GPT2] if name == "gpt2" else [PyTorch, Marian]
+    times: dict[Entrant, list[float]] = {}
+    told = []
+    with tempfile.TemporaryDirectory() as folder:
+        makers: list[tuple[str, Callable[[], Round]]] = [
+            ("regard", lambda: regard(config, made, options.dtype, Path(folder)))
+        ]
+        for kind in kinds if options.peers else []:
+            for compiled in (False, True) if options.compile_peers else (False,):
+                label = {"PyTorch": "nn.Transformer", "GPT2": "HF GPT2"}.get(
+                    kind.__name__, "HF Marian"
+                ) + (", compiled" if compiled else "")
+
+                def make(kind: type[nn.Module] = kind, compiled: bool = compiled) -> Round:
+                    return peer(kind(config), made, options.dtype, compiled)
+
+                makers.append((label, make))
+        for label, maker in makers:
+            taken, first, memory = measure(maker(), options.repeats)
+            times[Entrant(label, options.dtype)] = [t / len(made) for t in taken]
+            told.append(
+                f"  {label:25} {min(taken) / len(made) * 1e3:7.2f} ms a step, most memory "
+                f"{memory}, first round {first:.1f} s"
+            )
+            print(told[-1], flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
+    print(f"{name}, {book.hardware}, {real // len(made):,} real target tokens a step")
+    limits = {options.dtype: real / (work / best_peak(DEVICE, options.dtype))}
+    show(f"{name}, {real // len(made):,} tokens", times, real / len(made), limits, book)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks train", description=__doc__)
+    parser.add_argument("--shapes", nargs="+", default=["base", "gpt2"])
+    parser.add_argument("--tokens", type=int, default=25_000, help="real target tokens a step")
+    parser.add_argument("--vocabulary", type=int, default=37_000)
+    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
+    parser.add_argument("--no-peers", dest="peers", action="store_false")
+    parser.add_argument("--compile-peers", action="store_true", help="as well: takes minutes")
+    ratios.add_options(parser)
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU here; for a CPU: python -m benchmarks step")
+    book = Book("train", arguments, options, "cuda")
+    for name in options.shapes:
+        run(name, options, book)
+    return book.close()

@@ -1,0 +1,228 @@
+"""What a training step on a CUDA device fuses and records equals the plain code.
+
+By hand, where there is one: `pytest tests/gpu`.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from regard import ModelConfig, Packed, Transformer
+from regard.config import Config
+from regard.model import fused
+from regard.tasks.task import Batch, words_loss
+from regard.training import loss as loss_module
+from regard.training.loss import cross_entropy
+from regard.training.recorded import Recorder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+N, D = 301, 48
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(monkeypatch):
+    """float32 products in float32, not in the tensor cores' shorter format."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+
+
+def error(ours, expected):
+    ours, expected = ours.detach().double(), expected.detach().double()
+    return float((ours - expected).norm() / expected.norm().clamp(min=1e-20))
+
+
+def assert_same(ours, theirs, inputs, tolerance=1e-5):
+    """Two results and their gradients."""
+    upstream = torch.randn_like(ours)
+    pairs = zip(
+        (ours, *torch.autograd.grad(ours, inputs, upstream)),
+        (theirs, *torch.autograd.grad(theirs, inputs, upstream)),
+        strict=True,
+    )
+    assert max(error(a, b) for a, b in pairs) < tolerance
+
+
+def leaf(*shape):
+    return torch.randn(*shape, device="cuda", requires_grad=True)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("make", [None, nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("rows", [1, N])
+def test_add_and_norm_equals_pytorchs_with_the_same_mask(make, dropout, rows):
+    norm = None if make is None else make(D, eps=1e-5).cuda()
+    x, y = leaf(rows, D), leaf(rows, D)
+    torch.manual_seed(3)
+    ours = fused.add_and_norm(x, y, norm, dropout)
+    torch.manual_seed(3)
+    zeros, ones = torch.zeros_like(x), torch.ones_like(x)
+    mask = fused.add_and_norm(zeros, ones, None, dropout).detach()
+    total = x + y * mask
+    inputs = [x, y, *([] if norm is None else norm.parameters())]
+    assert_same(ours, total if norm is None else norm(total), inputs)
+
+
+def test_dropout_keeps_as_many_as_it_should_and_other_numbers_for_another_seed():
+    x, ones = torch.zeros(4000, 512, device="cuda"), torch.ones(4000, 512, device="cuda")
+    masks = [fused.add_and_norm(x, ones, None, 0.1) > 0 for _ in range(2)]
+    for mask in masks:
+        assert abs(mask.double().mean() - 0.9) < 5 * (0.09 / mask.numel()) ** 0.5
+        for dim in (0, 1):  # and evenly over rows and columns
+            spread = mask.double().mean(dim).std() / (0.09 / mask.shape[dim]) ** 0.5
+            assert 0.8 < spread < 1.2
+    both = (masks[0] & masks[1]).double().mean()
+    assert abs(both - 0.81) < 1e-3
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_product_with_its_activation_equals_pytorchs(activation, biased):
+    x, weight = leaf(N, D), leaf(70, D)
+    bias = leaf(70) if biased else None
+    with torch.autocast("cuda", torch.bfloat16):
+        ours = fused.product(x, weight, bias, activation)
+    assert ours.dtype == torch.bfloat16
+    plain = F.linear(x, weight, bias)
+    function = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}[activation]
+    assert_same(ours.float(), function(plain), [x, weight, *([bias] if biased else [])], 2e-2)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_the_embedding_equals_pytorchs_with_the_same_mask(learned):
+    table, add = leaf(30, D), leaf(20, D)
+    tokens, positions = torch.randint(30, (N,)).cuda(), torch.randint(20, (N,)).cuda()
+    torch.manual_seed(3)
+    ours = fused.embed(table, tokens, 3.0, add if learned else None, positions, 0.4)
+    torch.manual_seed(3)
+    mask = fused.embed(torch.ones_like(table), tokens, 1.0, None, positions, 0.4).detach()
+    plain = (table[tokens] * 3.0 + (add[positions] if learned else 0.0)) * mask
+    assert_same(ours, plain, [table, add] if learned else [table])
+
+
+@pytest.mark.parametrize("vocabulary", [64, 1000, 9001])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_loss_equals_pytorchs(vocabulary, smoothing, biased, monkeypatch):
+    monkeypatch.setattr(loss_module, "FUSED_PIECE", 128 * vocabulary)  # several pieces
+    hidden, matrix = leaf(N, D), leaf(vocabulary, D)
+    bias = leaf(vocabulary) if biased else None
+    labels = torch.randint(vocabulary, (N,)).cuda()
+    ours, likelihood = cross_entropy(hidden, matrix, labels, smoothing, bias)
+    logits = F.linear(hidden.double(), matrix.double(), None if bias is None else bias.double())
+    plain = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    assert_same(ours, plain, [hidden, matrix, *([bias] if biased else [])])
+    assert error(likelihood, F.cross_entropy(logits, labels, reduction="sum")) < 1e-5
+
+
+def small_model(**changes):
+    torch.manual_seed(1)
+    sizes = {"d_model": 64, "heads": 2, "d_ff": 96, "vocabulary_size": 200}
+    if changes.get("style") != "decoder":
+        sizes["encoder_layers"] = 2
+    return Transformer(ModelConfig(**{**sizes, "decoder_layers": 2, **changes})).cuda().train()
+
+
+def batch_of(model, lengths, device):
+    rows = [Packed.of([torch.randint(200, (n,)) for n in side]).to(device) for side in lengths]
+    labels = torch.randint(200, (len(rows[-1].tokens),)).to(device)
+    return Batch(rows[0] if model.encoder is not None else None, rows[-1], labels)
+
+
+def gradients(model):
+    return [p.grad.clone() for p in model.parameters()]
+
+
+LENGTHS = [[5, 60, 1, 33, 7], [9, 40, 2, 20, 100]]
+SHAPES = [
+    {},
+    {"style": "decoder", "positions": "learned", "norm_first": True, "activation": "gelu"},
+    {"norm": "rms", "norm_first": True, "window": 7, "positions": "rotary", "bias": False},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_in_bfloat16_gradients_are_as_near_to_the_exact_ones_as_without_kernels(shape, monkeypatch):
+    found = {}
+    for name in ("exact", "plain", "fused"):
+        model = small_model(dropout=0.0, **shape)
+        with monkeypatch.context() as patch:
+            if name != "fused":
+                patch.setattr(fused, "can_ever", lambda x: False)
+                model.engine = "padded"
+            torch.manual_seed(2)
+            batch = batch_of(model, LENGTHS, "cuda")
+            with torch.autocast("cuda", torch.bfloat16, enabled=name != "exact"):
+                loss, _ = words_loss(model, batch, 0.1, 0.0)
+            loss.backward()
+        found[name] = gradients(model)
+    for exact, plain, ours in zip(*found.values(), strict=True):
+        assert error(ours, exact) < max(1.5 * error(plain, exact), 5e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_replayed_row_has_the_gradients_of_the_row_itself(shape):
+    model = small_model(dropout=0.0, **shape)
+    budgets = [220, 220] if model.encoder is not None else [220]
+    recorder = Recorder(model, lambda b: words_loss(model, b, 0.1, 0.0), budgets, torch.float32)
+    assert recorder.able
+    for lengths in (LENGTHS, [[1, 2, 3], [3, 2, 1]], [[64, 64, 1], [1, 100, 101]], LENGTHS):
+        batch = batch_of(model, lengths, "cpu")
+        model.zero_grad(set_to_none=True)
+        sums = recorder.gradients(batch, 7, recorder.share(batch)).clone()
+        replayed = gradients(model)
+        model.zero_grad(set_to_none=True)
+        rows = [None if row is None else row.to("cuda") for row in (batch.source, batch.target)]
+        loss, likelihood = words_loss(model, Batch(*rows, batch.labels.cuda()), 0.1, 0.0)
+        loss.backward()
+        assert error(sums, torch.stack([loss, likelihood])) < 1e-5
+        for ours, expected in zip(replayed, gradients(model), strict=True):
+            assert error(ours, expected) < 1e-4
+    assert len(recorder.recordings) == 2  # of full rows and of short ones
+
+
+def test_a_seed_decides_what_a_replay_drops_and_gradients_add_up():
+    model = small_model(dropout=0.3)
+    recorder = Recorder(model, lambda b: words_loss(model, b, 0.1, 0.0), [220] * 2, torch.bfloat16)
+    batch = batch_of(model, LENGTHS, "cpu")
+    found = []
+    for seeds in ([7], [8], [7], [7, 8]):
+        model.zero_grad(set_to_none=True)
+        for seed in seeds:
+            recorder.gradients(batch, seed, recorder.share(batch))
+        found.append(gradients(model))
+    for one, other, again, both in zip(*found, strict=True):
+        assert torch.equal(one, again)
+        assert not torch.equal(one, other)
+        torch.testing.assert_close(both, one + other)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_run_on_a_gpu_resumes_to_the_same_bits(compiled, tmp_path):
+    from safetensors.torch import load_file
+
+    from regard.demo import write_corpus
+    from regard.run import train
+
+    files = write_corpus(tmp_path / "data")
+
+    def configured(steps):
+        return Config.build(
+            "translate", "tiny",
+            {
+                "data": {"train": [str(path) for path in files["train"]], "vocabulary_size": 500},
+                "training": {"steps": steps, "batch_tokens": 2000, "compile": compiled,
+                             "checkpoint_every": 5, "keep": 2, "average": 1},
+            },
+        )  # fmt: skip
+
+    train(configured(20), tmp_path / "at once", quiet=True, device="cuda")
+    train(configured(10), tmp_path / "in two", quiet=True, device="cuda")
+    train(configured(20), tmp_path / "in two", quiet=True, device="cuda", resume=True)
+    whole, halves = (
+        load_file(tmp_path / name / "checkpoints/step-20/model.safetensors")
+        for name in ("at once", "in two")
+    )
+    assert all(torch.equal(whole[name], halves[name]) for name in whole)
