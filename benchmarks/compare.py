@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from typing import Any
 
 from benchmarks import ratios
@@ -36,12 +37,12 @@ DTYPES = ("float32", "bfloat16", "int8")
 
 @dataclass(frozen=True)
 class Entrant:
-    """A program with its precision, and how its process makes it."""
+    """A program with its precision, and how its process makes it, where it has one."""
 
     name: str
     dtype: str
-    make: Make
-    arguments: tuple[Any, ...]
+    make: Make | None = None
+    arguments: tuple[Any, ...] = ()
     workers: int = 1
 
     @property
@@ -83,23 +84,38 @@ def turns(cell: Cell, programs: dict[Entrant, Program], repeats: int) -> dict[En
 def compare(cell: Cell, programs: dict[Entrant, Program], repeats: int, book: Book) -> None:
     able = {entrant: program for entrant, program in programs.items()
             if entrant.workers <= cell.workers}  # fmt: skip
-    times = turns(cell, able, repeats)
-    speeds = {entrant: cell.tokens / statistics.median(t) for entrant, t in times.items()}
-    uneven = {entrant for entrant, t in times.items() if max(t) > UNEVEN * min(t)}
-    print(f" {cell.work}")
+    show(cell.work, turns(cell, able, repeats), cell.tokens, cell.limits, book)
+
+
+def show(
+    work: str,
+    times: dict[Entrant, list[float]],
+    tokens: float,
+    limits: dict[str, float],
+    book: Book,
+) -> None:
+    """The speed of each program, and a row for each of ours beside each peer.
+
+    times: seconds of calls of so many tokens each; limits: tokens a second of each precision.
+    """
+    speeds = {entrant: tokens / statistics.median(t) for entrant, t in times.items()}
+    parts = {entrant: speed / limits[entrant.dtype] for entrant, speed in speeds.items()}
+    # Nobody is faster than the limit: where one is, others were busy when that was measured.
+    uneven = {e for e, t in times.items() if max(t) > UNEVEN * min(t) or parts[e] > 1}
+    print(f" {work}")
     for entrant, speed in speeds.items():
-        part = speed / cell.limits[entrant.dtype]
-        said = "  NOT QUIET: its calls differ, do not quote it" if entrant in uneven else ""
-        print(f"  {entrant.label:32}{speed:10,.0f} tokens/s {part:6.1%} of the limit{said}")
+        said = "  NOT QUIET: it does not count" if entrant in uneven else ""
+        print(
+            f"  {entrant.label:32}{speed:10,.0f} tokens/s {parts[entrant]:6.1%} of the limit{said}"
+        )
     ours = [entrant for entrant in speeds if entrant.name == OURS]
     peers = [entrant for entrant in speeds if entrant.name != OURS]
-    for entrant in ours:
-        for peer in peers:
-            if not {entrant, peer} & uneven:
-                book.add(
-                    cell.work, entrant.dtype, speeds[entrant], "tokens/s", peer.label,
-                    speeds[peer], speeds[entrant] / cell.limits[entrant.dtype],
-                )  # fmt: skip
+    for entrant, peer in product(ours, peers):
+        if not {entrant, peer} & uneven:
+            book.add(
+                work, entrant.dtype, speeds[entrant], "tokens/s", peer.label, speeds[peer],
+                parts[entrant],
+            )  # fmt: skip
     if ours and peers:
         best = max(ours, key=speeds.__getitem__)
         beside = [f"{speeds[best] / speeds[p]:.2f}x {p.label}" for p in peers]
@@ -112,6 +128,7 @@ def all_started(entrants: Sequence[Entrant]) -> Iterator[dict[Entrant, Program]]
     with ExitStack() as stack:
         programs = {}
         for entrant in entrants:
+            assert entrant.make is not None
             try:
                 programs[entrant] = stack.enter_context(started(entrant.make, *entrant.arguments))
             except Missing as missing:

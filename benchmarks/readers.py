@@ -115,8 +115,6 @@ def onnxruntime(folder: str, dtype: str, threads: int, workers: int) -> Prepare:
 
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
-    # between calls, when it is others' turn; within one they spin as usual
-    options.add_session_config_entry("session.force_spinning_stop", "1")
     session = runtime.InferenceSession(
         str(Path(folder) / ONNX_FILES[dtype]), options, providers=["CPUExecutionProvider"]
     )

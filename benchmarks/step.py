@@ -2,15 +2,15 @@
 
 All have the same sizes, tied embeddings, dropout, label smoothing and sentences, and compute the
 loss of the same real target tokens. Peers are padded, as their users run them, in batches of
-similar lengths. Steps alternate between the programs, so that whatever else the machine does hits
-them all; the memory setting that `regard train` makes for itself helps the peers here too.
+similar lengths. Steps alternate between the programs and their precisions, so that whatever else
+the machine does hits them all; the memory setting that `regard train` makes for itself helps the
+peers here too.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import statistics
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,17 +19,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import ratios
+from benchmarks.compare import Entrant, show
+from benchmarks.limits import best_peak
+from benchmarks.ratios import Book
 from benchmarks.sentences import batches
 from regard import ModelConfig, Packed, Transformer
 from regard.model.parameters import operations
 from regard.model.positions import sinusoids
 from regard.training.loss import cross_entropy
-from regard.training.machine import keep_freed_memory, peak, synchronise
+from regard.training.machine import keep_freed_memory, synchronise
 
 if TYPE_CHECKING:
     from transformers import MarianConfig
 
 SMOOTHING = 0.1
+TOKENS, USUAL_TOKENS = {"base": 2048}, 4096  # real target tokens of a batch
+VOCABULARIES, USUAL_VOCABULARY = {"base": 37_000}, 10_000
 Step = Callable[[list[Tensor], list[Tensor]], Tensor]  # sources, targets -> loss
 
 
@@ -131,9 +137,11 @@ def packed_step(model: Transformer, device: torch.device) -> Step:
     return step
 
 
-def run(preset: str, options: argparse.Namespace) -> None:
-    device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    config = ModelConfig.preset(preset, vocabulary_size=options.vocabulary, dropout=0.1)
+def run(preset: str, options: argparse.Namespace, book: Book) -> None:
+    device = torch.device(options.device)
+    vocabulary = options.vocabulary or VOCABULARIES.get(preset, USUAL_VOCABULARY)
+    tokens = options.tokens or TOKENS.get(preset, USUAL_TOKENS)
+    config = ModelConfig.preset(preset, vocabulary_size=vocabulary, dropout=0.1)
     models: dict[str, nn.Module] = {
         "regard": Transformer(config), "nn.Transformer": PyTorch(config), "Marian": Marian(config),
     }  # fmt: skip
@@ -143,12 +151,15 @@ def run(preset: str, options: argparse.Namespace) -> None:
         make = packed_step if isinstance(model, Transformer) else padded_step
         step = make(model, device)  # type: ignore[arg-type]
         programs[name] = step, torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
-    made = batches(config, options.tokens, options.batches, sort=not options.shuffled)
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    work, real, rows = 0.0, 0, 0
+    made = batches(config, tokens, options.batches, sort=not options.shuffled)
+    times: dict[Entrant, list[float]] = {
+        Entrant(name, dtype): [] for name in programs for dtype in options.dtype
+    }
     for repeat in range(options.repeats + 1):
         for sources, targets in made:
-            for name, (step, optimiser) in programs.items():
+            for entrant, taken in times.items():
+                step, optimiser = programs[entrant.name]
+                dtype = getattr(torch, entrant.dtype)
                 synchronise(device)
                 start = time.perf_counter()
                 with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -157,44 +168,39 @@ def run(preset: str, options: argparse.Namespace) -> None:
                 optimiser.step()
                 optimiser.zero_grad(set_to_none=True)
                 synchronise(device)
-                assert loss.isfinite(), name
+                assert loss.isfinite(), entrant.label
                 if repeat:  # the first round warms up
-                    times[name].append(time.perf_counter() - start)
-            if repeat == 0:  # count the work, which is the same for all
-                source, target = Packed.of(sources), Packed.of(targets)
-                work += operations(config, source.lengths, target.lengths)
-                real += len(target.tokens)
-                rows += len(targets) * max(target.lengths)
-    limit = real / (work / peak(device, dtype))
+                    taken.append(time.perf_counter() - start)
+    rows = [(Packed.of(sources), Packed.of(targets)) for sources, targets in made]
+    # the work is the same for all: so many operations for so many real target tokens
+    work = sum(operations(config, source.lengths, target.lengths) for source, target in rows)
+    real = sum(len(target.tokens) for _, target in rows)
+    padding = sum(len(target) * max(target.lengths) for _, target in rows) / real - 1
     kind = "shuffled" if options.shuffled else "similar lengths"
     print(
-        f"{preset}, vocabulary {options.vocabulary:,}, {device.type} {options.dtype}, "
-        f"{real // len(made):,} real target tokens a batch ({kind}; padding adds "
-        f"{rows / real - 1:.0%} for the peers)"
+        f"{preset}, vocabulary {vocabulary:,}, {book.hardware}, {real // len(made):,} real target "
+        f"tokens a batch ({kind}; padding adds {padding:.0%} for the peers)"
     )
-    speed = {name: real / len(made) / statistics.median(t) for name, t in times.items()}
-    for name, value in speed.items():
-        ratios = [p / o for o, p in zip(times["regard"], times[name], strict=True)]
-        beside = "" if name == "regard" else (
-            f"  regard is {speed['regard'] / value:.2f}x as fast "
-            f"(single steps {min(ratios):.2f} to {max(ratios):.2f})"
-        )  # fmt: skip
-        print(
-            f"  {name:15}{value:10,.0f} tokens/s {value / limit:6.1%} of peak{beside}", flush=True
-        )
+    limits = {dtype: real / (work / best_peak(device, dtype)) for dtype in options.dtype}
+    show(f"{preset}, {tokens:,} tokens", times, real / len(made), limits, book)
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks step", description=__doc__)
     parser.add_argument("--presets", nargs="+", default=["tiny", "small", "base"])
-    parser.add_argument("--tokens", type=int, default=4096, help="real target tokens a batch")
-    parser.add_argument("--vocabulary", type=int, default=10_000)
+    parser.add_argument("--tokens", type=int, help="real target tokens a batch (4096; base: 2048)")
+    parser.add_argument("--vocabulary", type=int, help="(default: 10000; 37000 for base)")
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--shuffled", action="store_true", help="do not sort by length")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument(
+        "--dtype", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"]
+    )
+    ratios.add_options(parser)
     options = parser.parse_args(arguments)
+    book = Book("step", arguments, options, options.device)
     keep_freed_memory()
     for preset in options.presets:
-        run(preset, options)
+        run(preset, options, book)
+    return book.close()

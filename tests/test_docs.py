@@ -28,6 +28,13 @@ def test_the_results_are_what_their_script_writes(tmp_path):
     assert made.read_text(encoding="utf-8") == (ROOT / "docs/results.md").read_text("utf-8")
 
 
+def test_the_performance_page_is_what_its_script_writes(tmp_path):
+    made = tmp_path / "performance.md"
+    command = [sys.executable, "-m", "benchmarks", "performance", "--out", made]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert made.read_text(encoding="utf-8") == (ROOT / "docs/performance.md").read_text("utf-8")
+
+
 def test_the_python_of_the_readme_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks

@@ -1,0 +1,210 @@
+"""Programs are only compared if they did the same work; and against which limit."""
+
+import argparse
+from functools import partial
+
+import pytest
+import torch
+from benchmarks.compare import Cell, Entrant, available, compare, turns
+from benchmarks.encoders import BATCH, LONGEST, encoder_config, sentences
+from benchmarks.generators import gpt2_small
+from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
+from benchmarks.processes import Missing, started
+from benchmarks.programs import END, entrants
+from benchmarks.ratios import Book
+
+from benchmarks import readers, writers
+from regard import ModelConfig, Transformer
+
+OURS = Entrant("regard", "float32", str, ())
+PEER = Entrant("CTranslate2", "int8", str, ())
+TWO = Entrant("CTranslate2", "int8", str, (), workers=2)
+ANSWERS = [[5, 6], [7, 8]]
+
+
+def answering(answers, seconds):
+    """A program that answers so and says that it took so long, again and again."""
+    times = iter(seconds * 100)
+    return lambda *request: (answers, next(times))
+
+
+def cell(**changes):
+    asked = {
+        "work": "tiny, batch 2, greedy",
+        "request": (),
+        "tokens": 4,
+        "check": partial(writers.wrong, batch=2, length=2),
+        "limits": {"float32": 100.0, "int8": 400.0},
+    }
+    return Cell(**asked | changes)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr("benchmarks.compare.PAUSE", 0.0)
+    monkeypatch.setattr("benchmarks.compare.ENOUGH", 0.0)
+
+
+@pytest.fixture
+def book(tmp_path):
+    options = argparse.Namespace(keep=False, ratios=tmp_path / "ratios.json")
+    return Book("decode", [], options, "cpu")
+
+
+# ---- the same work --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answers", [[[5, 6]], [[5, 6], [7]], [[5, 6], [7, 8, 9]], [[5, END], [7, 8]], [["5", "2"], ["7", "8"]]]
+)  # fmt: skip
+def test_answers_of_other_lengths_or_with_an_end_token_are_refused_by_name(answers):
+    programs = {OURS: answering(ANSWERS, [1.0]), PEER: answering(answers, [1.0])}
+    with pytest.raises(SystemExit, match="CTranslate2 int8 did other work than tiny, batch 2"):
+        turns(cell(), programs, repeats=1)
+
+
+def test_the_same_work_is_accepted_as_ids_and_as_words():
+    for answers in (ANSWERS, [["5", "6"], ["7", "8"]]):
+        assert turns(cell(), {OURS: answering(answers, [1.0])}, repeats=3)[OURS] == [1.0] * 3
+
+
+@pytest.mark.parametrize("answer", [([3, 2], 8), ([3, 3], 4), ([3], 8), ([], 8)])
+def test_vectors_for_other_tokens_or_of_another_width_are_refused(answer):
+    assert readers.wrong(([3, 3], 8), [3, 3], 8) is None
+    assert "6 vectors of 8 numbers were asked for" in readers.wrong(answer, [3, 3], 8)
+
+
+def test_a_padded_answer_counts_for_its_real_tokens_only():
+    tokens, mask = readers.padded([[5, 6, 7], [8]])
+    assert tokens.tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert readers.covered(mask, (2, 3, 16)) == ([3, 1], 16)
+
+
+def test_the_sentences_of_the_encoders_fill_as_much_as_the_benchmark_says():
+    lengths = [len(one) for one in sentences(30_522)]
+    assert (len(lengths), max(lengths)) == (BATCH, LONGEST)
+    assert round(sum(lengths) / (BATCH * LONGEST), 2) == 0.39
+    assert sentences(30_522) == sentences(30_522)
+
+
+# ---- what becomes of the times --------------------------------------------------------------
+
+
+def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(book, capsys):
+    compare(cell(), {OURS: answering(ANSWERS, [0.1]), PEER: answering(ANSWERS, [0.2])}, 2, book)
+    (row,) = book.rows
+    assert (row.value, row.peer_value, row.ratio, row.of_limit) == (40.0, 20.0, 2.0, 0.4)
+    assert (row.work, row.dtype, row.peer) == (
+        "tiny, batch 2, greedy",
+        "float32",
+        "CTranslate2 int8",
+    )
+    assert "regard float32 is 2.00x CTranslate2 int8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer"),
+    [([0.1], [0.1, 0.2, 0.25]), ([0.1, 0.1, 0.3], [0.2]), ([0.03], [0.2])],
+    ids=["an uneven peer", "uneven ourselves", "faster than the machine can be"],
+)
+def test_what_was_measured_on_a_busy_machine_is_no_row(book, capsys, ours, peer):
+    compare(cell(), {OURS: answering(ANSWERS, ours), PEER: answering(ANSWERS, peer)}, 3, book)
+    assert book.rows == []
+    assert "NOT QUIET" in capsys.readouterr().out
+
+
+def test_one_sentence_is_not_split_between_two_workers(book):
+    programs = {OURS: answering(ANSWERS, [0.1]), TWO: answering(ANSWERS, [0.1])}
+    compare(cell(workers=1), programs, 1, book)
+    assert book.rows == []
+    compare(cell(workers=2), programs, 1, book)
+    assert [row.peer for row in book.rows] == ["CTranslate2 int8, two workers"]
+
+
+# ---- the programs ---------------------------------------------------------------------------
+
+
+def test_every_precision_of_ours_and_of_the_peers_takes_part():
+    options = argparse.Namespace(dtype=["float32", "bfloat16", "int8"], device="cpu", threads=2)
+    config = ModelConfig.preset("tiny", vocabulary_size=100)
+    peers = ["huggingface", "ctranslate2", "pytorch"]
+    found = entrants(config, writers.TRANSLATORS, peers, "folder", options)
+    assert [entrant.label for entrant in found] == [
+        "regard float32", "regard bfloat16", "regard int8",
+        "Hugging Face float32", "Hugging Face bfloat16",
+        "CTranslate2 float32", "CTranslate2 int8", "CTranslate2 int8, two workers",
+        "regard by PyTorch float32", "regard by PyTorch bfloat16",
+    ]  # fmt: skip
+
+
+def test_a_peer_that_is_not_installed_is_skipped_with_one_line(monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.compare.find_spec", lambda name: None)
+    assert available(["ctranslate2", "pytorch"], "cpu") == ["pytorch"]
+    assert capsys.readouterr().out.splitlines() == [
+        "CTranslate2 is skipped: transformers is missing (pip install -e '.[bench]')"
+    ]
+
+
+def test_a_program_answers_from_a_process_of_its_own():
+    with started(partial, partial, str.upper) as program:
+        answer, seconds = program("word")
+        assert answer == "WORD"
+        assert seconds > 0
+
+
+def test_a_program_that_cannot_be_had_says_why():
+    def start():
+        with started(__import__, "no_such_module"):
+            pass
+
+    with pytest.raises(Missing, match="No module named 'no_such_module'"):
+        start()
+
+
+def test_our_decoder_writes_what_was_asked_for():
+    config = ModelConfig.preset("tiny", vocabulary_size=50, dropout=0.0)
+    prepare = writers.ours(config, "float32", "cpu", 1, True)
+    assert writers.wrong(prepare([[5, 6, 2], [7, 8, 2]], 2, 4)(), batch=2, length=4) is None
+
+
+# ---- the limits -----------------------------------------------------------------------------
+
+
+def test_a_limit_is_the_longer_of_reading_and_multiplying():
+    limit = Limit(weights=10, size=40, bandwidth=20.0, peak=5.0)
+    assert limit.seconds(rows=0) == 2.0
+    assert limit.seconds(rows=1) == 4.0
+    assert limit.seconds(rows=1, other=10) == 6.0
+
+
+def test_a_beam_starts_with_one_hypothesis():
+    limit = Limit(weights=10, size=40, bandwidth=1e9, peak=20.0)  # a second for each row
+    assert decoding_limit(limit, batch=2, beam=1, steps=3) == pytest.approx(6 / 6)
+    assert decoding_limit(limit, batch=2, beam=4, steps=3) == pytest.approx(6 / (2 + 8 + 8))
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_the_weights_of_a_step_are_those_of_the_decoders_matrices(style):
+    config = ModelConfig.preset("tiny", vocabulary_size=50, style=style)
+    model = Transformer(config)
+    matrices = [w for name, w in model.decoder.named_parameters() if w.dim() == 2]
+    # cross-attention makes keys and values of the memory once for a sentence, not in each step
+    memory = config.decoder_layers * 2 * config.d_model**2 if style == "encoder-decoder" else 0
+    total = sum(w.numel() for w in matrices) + model.output_matrix().numel() - memory
+    assert weights_of_a_step(config) == total
+
+
+def test_the_shapes_are_those_of_bert_and_gpt2():
+    with torch.device("meta"):
+        parameters = {
+            name: sum(w.numel() for w in Transformer(config).parameters())
+            for name, config in (
+                ("BERT-base", encoder_config("BERT-base")),
+                ("BERT-mini", encoder_config("BERT-mini")),
+                ("GPT-2 small", gpt2_small()),
+            )
+        }
+    # as published, less what nothing here asks for: the kinds of sentences and the pooler
+    assert parameters["BERT-base"] == 109_482_240 - 2 * 768 - 768 * 769
+    assert parameters["BERT-mini"] == 11_170_560 - 2 * 256 - 256 * 257
+    assert parameters["GPT-2 small"] == 124_439_808
