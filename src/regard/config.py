@@ -86,7 +86,7 @@ class TrainingConfig:
     keep: int = 5  # checkpoints
     average: int = 5  # last checkpoints whose mean is tried as the final weights; 1: none
     patience: int = 0  # validations without improvement before stopping; 0: never stop early
-    dtype: str = "auto"  # auto (bfloat16 on a GPU), float32, bfloat16
+    dtype: str = "auto"  # auto (bfloat16 where it is faster), float32, bfloat16
     compile: bool = True  # on a GPU: record the work of a row once, then replay it
     tensorboard: bool = False  # write events for TensorBoard beside metrics.jsonl
     seed: int = 1

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.config import Config, DecodingConfig, choice, section
+from regard.config import DTYPES, Config, DecodingConfig, choice, section
 from regard.decoding.answers import Answer
+from regard.decoding.native import engine_of
 from regard.decoding.search import Wanted
 from regard.errors import InputError
 from regard.files import cache_folder, checksum
@@ -38,6 +39,8 @@ from regard.training.processes import choose_device
 Warn = Callable[[int, str], None]  # the number of a text, from 0, and what is to be said of it
 Kind = TypeVar("Kind", bound=Task)
 Texts = str | Sequence[str]
+
+AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # what dtype=auto is on a device
 
 
 def python_warning(level: int) -> Warn:
@@ -243,6 +246,7 @@ class Model:
             )
         name = checksum(self.folder / "model.safetensors")
         identity = f"{name} {embedder.pooling} {self.transformer.output_matrix().dtype}"
+        identity += f" {self.transformer.precision or ''}".rstrip()
 
         def embed(texts: list[str]) -> NDArray[np.float32]:
             return embedder.embed(self.transformer, texts)
@@ -285,7 +289,7 @@ class Model:
 
 
 def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
-    """Open a model folder. dtype: float32, bfloat16, or auto: bfloat16 on a GPU."""
+    """Open a model folder. dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO."""
     folder = Path(path)
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is not a model: it has no config.yaml")
@@ -294,15 +298,30 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
             f"{folder} has no model.safetensors: its training has not ended; "
             f"go on with: regard train --resume --out {folder}"
         )
-    choice("dtype", dtype, ("auto", "float32", "bfloat16"))
+    choice("dtype", dtype, DTYPES)
     config = Config.load(folder / "config.yaml")
     transformer = Transformer(config.model)
     load_weights(transformer, read_tensors(folder / "model.safetensors"), folder)
     where = choose_device(device)
     if dtype == "auto":
-        dtype = "bfloat16" if where.type == "cuda" else "float32"
-    moved = transformer.to(where, getattr(torch, dtype))
-    return Model(config, moved, load_task(folder, config), folder)
+        dtype = AUTO[where.type]
+    weights = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+    model = Model(config, transformer.to(where, weights), load_task(folder, config), folder)
+    if dtype == "int8":  # the weights stay: views and full passes use them
+        transformer.precision = dtype
+        check_int8(transformer)
+    return model
+
+
+def check_int8(transformer: Transformer) -> None:
+    """Refuse int8 where only PyTorch can serve."""
+    if transformer.output_matrix().is_cuda:
+        raise InputError("dtype=int8 is for a CPU: use device=cpu or another dtype")
+    if engine_of(transformer) is None:
+        raise InputError(
+            "dtype=int8 needs native code, which this machine or this model does not have: "
+            "install a C++ compiler (g++ or clang++) or use another dtype"
+        )
 
 
 def newest_weights(folder: Path) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.config import DecodingConfig
+from regard.config import DTYPES, DecodingConfig
 from regard.errors import InputError
 from regard.model.config import STYLES
 from regard.settings import section_settings
@@ -28,7 +28,7 @@ def machine_options(verb: argparse.ArgumentParser) -> None:
 
 def model_to_use(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("-m", "--model", required=True, type=Path, metavar="MODEL")
-    verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    verb.add_argument("--dtype", default="auto", choices=DTYPES)
     machine_options(verb)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from regard.config import DecodingConfig
 from regard.decoding.answers import Answer, penalty
+from regard.decoding.native import hidden
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size
 from regard.errors import InputError
 from regard.model.linear import product
@@ -37,7 +38,7 @@ def fill_slots(
     for batch in by_size([len(request.source) for request in requests], budget):
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
         slots = row.tokens == Tokenizer.mask
-        vectors = model.head.words(model.hidden(row)[slots])
+        vectors = model.head.words(hidden(model, row)[slots])
         best = product(vectors, matrix, model.head.bias).log_softmax(-1, dtype=torch.float32).max(1)
         counts = [list(requests[i].source).count(Tokenizer.mask) for i in batch]
         for i, tokens, logprobs in zip(

@@ -22,11 +22,10 @@ constexpr long PANELS = 4;  // registers of outputs that are computed together
 constexpr long WIDTH = LANES<float>;
 constexpr long BLOCK = PANELS * WIDTH;
 #if defined(__AVX512F__)
-constexpr long TILE = 6;  // rows that are computed together: 24 of the 32 registers hold sums
+constexpr long TILE = 4;  // rows that are computed together: 16 of the 32 registers hold sums
 #else
-constexpr long TILE = 3;
+constexpr long TILE = 2;  // of 16 registers
 #endif
-constexpr long AHEAD = 4 * 1024;  // bytes that are asked for before they are needed
 
 constexpr long in_word(Kind kind) { return kind == FLOAT32 ? 1 : kind == BFLOAT16 ? 2 : 4; }
 constexpr long words_of(Kind kind, long columns) {
@@ -182,11 +181,8 @@ inline void meet(const Matrix& matrix, long block, const int32_t* words, long co
     for (long k = 0; k < count; k++, line += PANELS) {
         Ints weights[PANELS];
 #pragma GCC unroll 4
-        for (long p = 0; p < PANELS; p++) {
-            if (ROWS < 3) __builtin_prefetch((const char*)(line + p) + AHEAD);
-            weights[p] = line[p];
-        }
-#pragma GCC unroll 6
+        for (long p = 0; p < PANELS; p++) weights[p] = line[p];
+#pragma GCC unroll 4
         for (long r = 0; r < ROWS; r++) {
             Ints word = Ints{} + words[r * count + k];
 #pragma GCC unroll 4

@@ -4,8 +4,11 @@
 #include <atomic>
 #include <thread>
 
-// All threads wait here for the last. A stage takes microseconds: they spin, and only if a thread
-// seems to have lost its core do they give way.
+constexpr long SPINS = 500000;  // some milliseconds
+
+// All threads wait here for the last. A stage takes microseconds, so they spin. They also spin
+// while another program has one of the cores: who gives its core away gets it back some milliseconds
+// later, and by then the other one will have gone.
 struct Barrier {
     std::atomic<long> here{0}, round{0};
 
@@ -20,7 +23,7 @@ struct Barrier {
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
-            if (spins > 20000) std::this_thread::yield();
+            if (spins > SPINS) std::this_thread::yield();
         }
     }
 };

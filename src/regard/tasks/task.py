@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.config import Config, DecodingConfig
 from regard.decoding.answers import Answer
+from regard.decoding.native import hidden
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.transformer import Transformer
@@ -198,8 +199,7 @@ def forward(
     found: dict[int, Any] = {}
     for batch in by_size([len(row) for row in rows], EVALUATED_TOKENS):
         row = Packed.of([rows[i] for i in batch]).to(device)
-        given = (row, None) if model.encoder is not None else (None, row)
-        found.update(zip(batch, read(row, model.hidden(*given)), strict=True))
+        found.update(zip(batch, read(row, hidden(model, row)), strict=True))
     return [found[i] for i in range(len(rows))]
 
 
