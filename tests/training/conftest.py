@@ -3,13 +3,17 @@
 import pytest
 
 from regard.config import Config
+from regard.files import cache_folder
 from regard.text.builtin import builtin_corpus
 
 
 @pytest.fixture
 def corpus(tmp_path, monkeypatch):
     """Files of 150 training and 12 validation pairs: (train, valid)."""
+    native = cache_folder() / "native"
+    native.mkdir(exist_ok=True)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    (cache_folder() / "native").symlink_to(native)  # so that it is not compiled again and again
     paths = []
     for split, size in (("train", 150), ("valid", 12)):
         pairs = builtin_corpus(split)[:size]

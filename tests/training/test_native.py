@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from regard import ModelConfig, Packed, Transformer, native
 from regard.native import training
+from regard.training.loop import choose_dtype
 from regard.training.loss import cross_entropy, losses
 
 pytestmark = pytest.mark.skipif(native.library("training") is None, reason="no native code here")
@@ -226,3 +227,14 @@ def test_the_number_of_threads_changes_no_bit(dtype):
         torch.set_num_threads(threads)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_training_is_in_bfloat16_only_where_the_processor_multiplies_it(monkeypatch):
+    cpu = torch.device("cpu")
+    for known, expected in (({"avx2"}, torch.float32), ({"avx512_bf16"}, torch.bfloat16)):
+        monkeypatch.setattr(native, "features", lambda known=known: frozenset(known))
+        monkeypatch.setattr(native, "library", lambda name: object())
+        assert choose_dtype("auto", cpu) == expected
+    monkeypatch.setattr(native, "library", lambda name: None)
+    assert choose_dtype("auto", cpu) == torch.float32
+    assert choose_dtype("bfloat16", cpu) == torch.bfloat16

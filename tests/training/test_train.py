@@ -52,6 +52,7 @@ def test_training_learns(configure, tmp_path):
         {"training": {"r_drop": 1.0}},
         {"training": {"optimiser": "adamw", "weight_decay": 0.01, "schedule": "cosine"}},
         {"training": {"dtype": "bfloat16"}},
+        {"training": {"dtype": "float32"}},
         {"model": {"attention_dropout": 0.1, "feed_forward_dropout": 0.1, "norm_first": False}},
     ],
     ids=str,
