@@ -17,6 +17,7 @@ from regard import ModelConfig, Packed, Transformer
 from regard.config import DecodingConfig
 from regard.decoding.beams import Beams
 from regard.decoding.fused import FusedStep
+from regard.model.attention import Visibility
 
 SMALL = dict(d_model=32, heads=2, d_ff=48, dropout=0.0, vocabulary_size=50, decoder_layers=2)
 BOTH = SMALL | dict(encoder_layers=1)
@@ -43,8 +44,14 @@ def compare(config, beam, sentences, steps=5, min_length=0):
         return beams, cache
 
     (plain, plain_cache), (beams, cache) = begin(), begin()
+    fused = FusedStep(net, beams, cache, torch.zeros(sentences, dtype=torch.bool))
+    if both:
+        row = Packed.of(sources)
+        x = net.encoder.embed(net.table("source"), row.tokens, row.positions())
+        plan = net._plan(row, row, Visibility())
+        memory = fused.encode(net.encoder, x, plan.attend)
+        torch.testing.assert_close(memory, net.encode(row), rtol=0, atol=1e-5)
     assert FusedStep.can(net, beams)
-    fused = FusedStep(net, beams, cache)
     for t in range(steps):
         expected = net.step(plain.tokens, plain.parents if beam > 1 else None, plain_cache)
         logits = fused._logits(net)
@@ -54,6 +61,9 @@ def compare(config, beam, sentences, steps=5, min_length=0):
         for name in ("tokens", "done", "answers", "time") + (("parents",) if beam > 1 else ()):
             assert torch.equal(getattr(beams, name), getattr(plain, name)), name
         assert torch.equal(cache.visible, plain_cache.visible)
+        assert torch.equal(fused.told.bool(), plain.done)
+        assert torch.equal(cache.next, plain_cache.next)
+        assert torch.equal(cache.positions, plain_cache.positions)
         possible = plain.records[t, ..., 3] > -float("inf")
         assert torch.equal(beams.records[t, ..., 3] > -float("inf"), possible)
         torch.testing.assert_close(
@@ -64,9 +74,12 @@ def compare(config, beam, sentences, steps=5, min_length=0):
 with torch.no_grad():
     compare(BOTH, 1, 2)
     compare(BOTH, 4, 3, min_length=3)  # 12 rows: products with tensor cores
-    compare(BOTH, 4, 6)  # 24 rows: PyTorch's products
+    compare(BOTH, 4, 6)
+    compare(BOTH, 4, 9, steps=3)  # 36 rows: tiles
+    compare(BOTH, 16, 17, steps=1)  # 272 rows: PyTorch's products
     compare(BOTH | dict(norm_first=True, norm="rms", activation="gelu"), 3, 2)
-    compare(BOTH | dict(norm_first=True), 4, 6)
+    compare(BOTH | dict(norm_first=True), 4, 9, steps=3)
+    compare(BOTH | dict(norm_first=True), 16, 17, steps=1)
     compare(BOTH | dict(vocabulary_size=9000), 4, 2, steps=3)  # several blocks of logits
     compare(BOTH | dict(vocabulary_size=6), 5, 2)  # fewer tokens than candidates
     compare(DECODER | dict(positions="learned", bias=False), 2, 3)

@@ -195,17 +195,24 @@ def read_answers(
     ended, cut = records.ended[step, row, candidate], records.cut[step, row, candidate]
     stopped = np.where(ended, "end", np.where(cut, "length", "blocked"))
     # Lists all at once: an array gives up its numbers one by one slowly.
-    columns = [x.tolist() for x in (step + 1, tokens, logprobs, score, stopped)]
-    found = []
-    for b, answers_of in enumerate(zip(*columns, strict=True)):
-        old_tokens, old_logprobs = list(given[b][0]), list(given[b][1])
-        answers = [
-            Answer(old_tokens + its_tokens[:length], old_logprobs + its[:length], total, why)
-            for length, its_tokens, its, total, why in zip(*answers_of, strict=True)
-            if total > -np.inf
-        ]
+    columns = (
+        x.reshape(-1, *x.shape[2:]).tolist() for x in (step, tokens, logprobs, score, stopped)
+    )
+    made = [
+        Answer(its_tokens[: last + 1], its[: last + 1], total, why)
+        for last, its_tokens, its, total, why in zip(*columns, strict=True)
+    ]
+    found, most = [], step.shape[1]
+    for b, (old_tokens, old_logprobs) in enumerate(given):
+        answers = [one for one in made[b * most : (b + 1) * most] if one.score > -np.inf]
         if not answers:  # not even a first token was allowed
-            answers = [unchanged(*given[b], options.length_penalty, "blocked")]
+            answers = [unchanged(old_tokens, old_logprobs, options.length_penalty, "blocked")]
+        elif old_tokens:
+            for one in answers:
+                one.tokens, one.logprobs = (
+                    [*old_tokens, *one.tokens],
+                    [*old_logprobs, *one.logprobs],
+                )
         best = answers[0]
         best.others = answers[1:]
         if history:

@@ -48,8 +48,9 @@ class Beams:
         def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.limits = zeros(sentences)  # steps that each may take
-        self.least = zeros(sentences)  # steps before each may end
+        self.numbers = zeros(3, sentences)  # [3, B]: what `load` brings, in one piece
+        self.limits = self.numbers[0]  # steps that each may take
+        self.least = self.numbers[1]  # steps before each may end
         self.rank = torch.arange(self.candidates, device=device)
         self.time = zeros(1)
         self.rows = torch.arange(sentences, device=device)  # [B]: their rows in the records
@@ -79,10 +80,10 @@ class Beams:
         tokens of its answer that are there already, and what its random numbers hang on. There may
         be fewer sentences than room for them: the others are done before they begin."""
         here = len(limits)
-        self.tokens[:here] = torch.tensor(newest, device=self.tokens.device)[:, None]
-        self.limits.zero_()
-        self.limits[:here] = torch.tensor(limits)
-        self.least[:here] = self.options.min_length - torch.tensor([len(g) for g in given])
+        numbers = np.zeros(self.numbers.shape, np.int64)
+        least = [self.options.min_length - len(tokens) for tokens in given]
+        numbers[:, :here] = limits, least, newest
+        self.numbers.copy_(torch.from_numpy(numbers))
         if self.noise is not None:
             steps = self.noise.shape[-1]
             draws = [uniform(self.options.seed, name, self.width, steps) for name in names]
@@ -97,6 +98,7 @@ class Beams:
     def restart(self) -> None:
         """Back to the first step."""
         self.time.zero_()
+        self.tokens.copy_(self.numbers[2, :, None].expand_as(self.tokens))
         self.scores.copy_(self.begin.expand_as(self.scores))
         self.parents.zero_()
         self.answers.zero_()

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.util import find_spec
-from itertools import count
+from itertools import chain, count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,9 +34,11 @@ from regard.text.tokenizer import Tokenizer
 STEPS = 32  # the unit in which lengths are rounded up; a graph looks at multiples of so many slots
 PROGRAMS = 24  # kept for a model: each is memory and a moment of capturing
 AHEAD = 2  # steps that the host may be ahead of the GPU
+DATA = ("seed", "length_penalty", "max_length")  # options that a program need not know
 LEAVE = 3 / 4  # of a batch: so many sentences must be done before the others move to a smaller one
 
 _programs: WeakKeyDictionary[Transformer, OrderedDict[Any, Program]] = WeakKeyDictionary()
+_parameters: WeakKeyDictionary[Transformer, list[dict[str, Any]]] = WeakKeyDictionary()
 
 
 class Captured:
@@ -47,8 +48,8 @@ class Captured:
         self.model, self.job, self.time = model, job, 0
         sentences = len(job.limits)
         self.rows = np.arange(sentences)  # of the job, one for each sentence in the program
-        shape = (max(job.limits), sentences, candidates_of(job.options), 4)
-        self.written = np.zeros(shape)  # what programs left behind have recorded
+        # What programs left behind have recorded: from which step on, for which rows.
+        self.past: list[tuple[int, NDArray[Any], NDArray[Any]]] = []
         self.since = 0  # the first step that the present program has recorded
         self.program = self._open(sentences)
         self.program.begin(model, job)
@@ -74,8 +75,8 @@ class Captured:
                 if going <= (1 - LEAVE) * self.program.sentences:
                     self._leave()
         finally:  # also when nobody wants the rest: the next search may have the program
-            self.records()
-            self.program.busy, self.since = False, self.time
+            self._keep_records()
+            self.program.busy = False
 
     def _leave(self) -> None:
         """Go on in a smaller program with the sentences that are not done."""
@@ -84,18 +85,31 @@ class Captured:
         going = (~old.done[: len(self.rows)]).numpy().nonzero()[0]
         if not len(going):
             return
-        self.records()
-        self.program, self.since = self._open(len(going)), self.time
+        self._keep_records()
+        self.program = self._open(len(going))
         self.program.take(old, torch.from_numpy(going).to(old.beams.rows))
         self.rows = self.rows[going]
         old.busy = False
 
+    def _keep_records(self) -> None:
+        if self.since < self.time:
+            self.past.append((self.since, self.rows, self._recorded().copy("K")))
+            self.since = self.time
+
+    def _recorded(self) -> NDArray[Any]:
+        return self.program.fetch(slice(self.since, self.time), len(self.rows))
+
     def records(self) -> NDArray[Any]:
         """What has happened so far: [steps, B, C, 4]."""
-        steps = slice(self.since, self.time)
-        if self.since < self.time:
-            self.written[steps, self.rows] = self.program.fetch(steps)[:, : len(self.rows)]
-        return self.written[: self.time]
+        now = [(self.since, self.rows, self._recorded())] if self.since < self.time else []
+        pieces = [*self.past, *now]
+        if len(pieces) == 1:
+            return pieces[0][2]
+        shape = self.time, len(self.job.limits), candidates_of(self.job.options), 4
+        records = np.zeros(shape)
+        for since, rows, piece in pieces:
+            records[since : since + len(piece), rows] = piece
+        return records
 
 
 def rounded(size: int) -> int:
@@ -109,15 +123,17 @@ def find_program(
 ) -> Program:
     """A program of this shape that no other search works with; the least recently used one goes if
     there are too many."""
-    # Weights that moved to other memory are not those that were captured. Seeds, penalties and
-    # limits are data.
-    where = tuple(p.data_ptr() for p in model.parameters())
-    plain = replace(options, seed=0, length_penalty=0.0, max_length=1)
+    # Weights that moved to other memory are not those that were captured.
+    if model not in _parameters:  # the modules' own tables: to find them takes longer than a step
+        _parameters[model] = [module._parameters for module in model.modules()]
+    tables = _parameters[model]
+    where = tuple(p.data_ptr() for table in tables for p in table.values() if p is not None)
+    plain = tuple(item for item in vars(options).items() if item[0] not in DATA)
     programs = _programs.setdefault(model, OrderedDict())
     for copy in count():
         key = (where, plain, sentences, *sizes, copy)
         if key not in programs:
-            programs[key] = Program(model, plain, sentences, *sizes)
+            programs[key] = Program(model, options, sentences, *sizes)
             if len(programs) > PROGRAMS:
                 programs.popitem(last=False)
         if not programs[key].busy:
@@ -156,19 +172,20 @@ class Program:
         self.cache.uneven = True
         slots = self.cache.slots
         if source:
-            self.source = torch.zeros(sentences, source, dtype=torch.long, device=self.device)
-            self.length = torch.ones(sentences, dtype=torch.long, device=self.device)
+            self.sources = torch.ones(sentences * (1 + source), dtype=torch.long).to(self.device)
+            self.length, self.source = self._lengths_and_sources(self.sources)
             self.cache.memory_lengths = self.length
         pinned = weight.is_cuda  # memory that a GPU can write to without the host's help
         self.done = torch.zeros(sentences, dtype=torch.bool, pin_memory=pinned)
-        self.kept_records = torch.empty_like(self.beams.records, device="cpu", pin_memory=pinned)
+        size = self.beams.records.numel()
+        self.kept_records = torch.empty(size, dtype=torch.float64, pin_memory=pinned)
         self.events: list[torch.cuda.Event] = []
         self.used = 0
         pool = torch.cuda.graph_pool_handle()
+        self.fused = fused_step(model, self.beams, self.cache, self.done)
         with padded(model):
             self.start = capture(lambda: self._start(model), pool)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.fused = fused_step(model, self.beams, self.cache)
         unit = slots if self.fused is not None else STEPS * width  # its kernels see for themselves
         for seen in range(slots, read, -unit):
 
@@ -201,35 +218,42 @@ class Program:
         dtype = model.output_matrix().dtype
         plan = Rectangle(to_add(visible, dtype))
         positions = place.expand_as(self.source).flatten()
-        x = encoder.embed(model.table("source"), self.source.flatten(), positions)
-        memory = encoder(x, positions, [plan] * len(encoder.layers))
+        rows = encoder.rows_until(size, self.device)
+        x = encoder.embed(model.table("source"), self.source.flatten(), positions, rows)
+        if self.fused is not None:
+            memory = self.fused.encode(encoder, x, plan.attend)
+        else:
+            memory = encoder(x, positions, [plan] * len(encoder.layers))
         self.cache.memory_mask = to_add(real, dtype)
         self.cache.memory = [
-            (split(key, size).contiguous(), split(value, size).contiguous())
-            for key, value in model.project(memory)
+            (split(key, size), split(value, size)) for key, value in model.project(memory)
         ]
 
     def _step(self, model: Transformer, seen: int) -> None:
         beams = self.beams
         if self.fused is not None:
-            self.fused(model)
+            self.fused(model)  # it writes to self.done by itself
         else:
             beams.advance(model.step(beams.tokens, beams.moved, self.cache, seen))
-        self.done.copy_(beams.done, non_blocking=True)
+            self.done.copy_(beams.done, non_blocking=True)
 
     # ---- what the host does -------------------------------------------------------------
+
+    def _lengths_and_sources(self, row: Any) -> tuple[Any, Any]:
+        """[B] and [B, longest], one after the other in one row that is copied in one piece."""
+        return row[: self.sentences], row[self.sentences :].reshape(self.sentences, -1)
 
     def begin(self, model: Transformer, job: Job) -> None:
         torch.cuda.current_stream().synchronize()  # nothing old writes into what follows
         self.done.fill_(False)
-        sources = job.sources
-        if sources is not None:
-            rows = np.zeros(self.source.shape, np.int64)
-            for b, tokens in enumerate(sources):
-                rows[b, : len(tokens)] = tokens
-            lengths = [len(tokens) for tokens in sources]
-            self.length[: len(lengths)] = torch.tensor(lengths)
-            self.source.copy_(torch.from_numpy(rows))
+        if job.sources is not None:
+            sources = np.ones(len(self.sources), np.int64)
+            lengths, rows = self._lengths_and_sources(sources)
+            lengths[: len(job.sources)] = [len(tokens) for tokens in job.sources]
+            real = np.arange(rows.shape[1]) < lengths[: len(job.sources), None]
+            tokens = np.fromiter(chain.from_iterable(job.sources), np.int64, int(real.sum()))
+            rows[: len(job.sources)][real] = tokens
+            self.sources.copy_(torch.from_numpy(sources))
         self.beams.load(job.newest, job.limits, job.given, job.names)
         self.start.replay()
         self.used = 0
@@ -258,12 +282,14 @@ class Program:
         event.record()
         self.events.append(event)
 
-    def fetch(self, steps: slice) -> NDArray[Any]:
-        """The records of these steps, through memory that the GPU can write to."""
-        self.kept_records[steps].copy_(self.beams.records[steps], non_blocking=True)
+    def fetch(self, steps: slice, sentences: int) -> NDArray[Any]:
+        """The records of these steps, [steps, B, C, 4], through memory that the GPU can write to.
+        They come in the order in which they will be read: candidates first."""
+        records = self.beams.records[steps, :sentences].permute(3, 2, 0, 1).contiguous()
+        kept = self.kept_records[: records.numel()].view(records.shape)
+        kept.copy_(records, non_blocking=True)
         torch.cuda.current_stream().synchronize()
-        records: NDArray[Any] = self.kept_records[steps].numpy()
-        return records
+        return kept.numpy().transpose(2, 3, 1, 0)
 
     def flags(self) -> Tensor:
         """Which sentences were done when the host last knew; waits if it is too far ahead."""
@@ -301,13 +327,13 @@ class Rectangle:
         return output.transpose(1, 2).flatten(0, 1)
 
 
-def fused_step(model: Transformer, beams: Beams, cache: Cache) -> Any:
+def fused_step(model: Transformer, beams: Beams, cache: Cache, done: Tensor) -> Any:
     """The step out of our own kernels, where there is one for this search."""
     if find_spec("triton") is None:
         return None
     from regard.decoding.fused import FusedStep
 
-    return FusedStep(model, beams, cache) if FusedStep.can(model, beams) else None
+    return FusedStep(model, beams, cache, done) if FusedStep.can(model, beams) else None
 
 
 def split(x: Tensor, size: int) -> Tensor:
