@@ -5,6 +5,7 @@ from importlib import import_module
 
 NAMES = {
     "step": "one training step beside torch.nn.Transformer and Hugging Face Marian",
+    "train": "the trainer's own step on a GPU beside these two and Hugging Face GPT-2",
     "decode": "decoding beside Hugging Face generate and CTranslate2",
     "encoders": "BERT's shapes beside Hugging Face, CTranslate2 and ONNX Runtime",
     "generators": "GPT-2's shape beside Hugging Face generate and CTranslate2",

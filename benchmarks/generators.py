@@ -18,11 +18,11 @@ from regard import ModelConfig
 PROMPT, NEW = 32, 128  # tokens
 
 
-def gpt2_small(vocabulary: int = 50_257) -> ModelConfig:
+def gpt2_small(dropout: float = 0.0) -> ModelConfig:
     return ModelConfig(
-        style="decoder", vocabulary_size=vocabulary, decoder_layers=12, d_model=768, heads=12,
+        style="decoder", vocabulary_size=50_257, decoder_layers=12, d_model=768, heads=12,
         d_ff=3072, activation="gelu", positions="learned", max_length=1024, norm_first=True,
-        scale_embeddings=False, dropout=0.0,
+        scale_embeddings=False, dropout=dropout,
     )  # fmt: skip
 
 

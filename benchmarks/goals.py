@@ -61,9 +61,9 @@ def decoding(works: Sequence[tuple[str, float]], benchmark: str = "decode") -> l
 
 SECTIONS: dict[str, list[Goal]] = {
     "training-gpu": [
-        Goal("step", "base, 25,000 tokens", "cuda", figure=850_000),
-        Goal("step", "GPT-2 small, 16 x 1,024 tokens", "cuda", figure=510_000),
-        Goal("step", "base, 25,000 tokens: memory", "cuda", figure=9.0),
+        Goal("train", "base, 25,000 tokens", "cuda", figure=850_000),
+        Goal("train", "gpt2, 16 x 1,024 tokens", "cuda", figure=510_000),
+        Goal("train", "base, 25,000 tokens: memory", "cuda", figure=9.0),
         Goal("startup", "base, caches warm", "cuda", figure=20.0),
     ],
     "training-cpu": [

@@ -29,23 +29,24 @@ PARTS = [
     Part(
         "Training on a GPU",
         """\
-Forward, loss, backward and Adam of one step: sentences of log-normal length, 26 tokens on average,
-at most 100, real target tokens a second, dropout 0.1, label smoothing 0.1, shared vocabulary of
-37,000. Peers are padded in batches of similar lengths, as their users make them. Before there were
-kernels of our own (commit f38cebe, one H200) it was 0.76x eager `torch.nn.Transformer`.
+The trainer's own step beside the peers' forward, loss, backward, clipping and Adam. `base`:
+sentences of log-normal length, 26 tokens on average, at most 100, real target tokens a second,
+dropout 0.1, label smoothing 0.1, shared vocabulary of 37,000; peers are padded in batches of
+similar lengths, as their users make them. `gpt2`: the shape of GPT-2 small. Memory: the most that
+tensors held. Before there were kernels of our own (commit f38cebe, one H200) `base` was 0.76x eager
+`torch.nn.Transformer`.
 """,
-        (("step", "cuda"), ("startup", "cuda")),
+        (("train", "cuda"), ("startup", "cuda")),
         "training-gpu",
-        "python -m benchmarks step --presets base --dtype bfloat16 --tokens 25000 --vocabulary "
-        "37000 --device cuda --keep",
+        "python -m benchmarks train --compile-peers --keep",
     ),
     Part(
         "Training on a CPU",
         """\
-The same step; vocabulary 10,000, `base` 37,000. The peers have the memory setting that `regard
-train` makes for itself (freed memory is kept), which is worth more to them than to us. JoeyNMT and
-eole are not run beside: their layers are PyTorch's as well, and where they were measured, they were
-slower than `torch.nn.Transformer` with that setting.
+Forward, loss, backward and Adam of one step on such sentences; vocabulary 10,000, `base` 37,000.
+The peers have the memory setting that `regard train` makes for itself (freed memory is kept), which
+is worth more to them than to us. JoeyNMT and eole are not run beside: their layers are PyTorch's as
+well, and where they were measured, they were slower than `torch.nn.Transformer` with that setting.
 """,
         (("step", "cpu"),),
         "training-cpu",

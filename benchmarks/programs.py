@@ -13,8 +13,7 @@ import torch
 from benchmarks.compare import OURS, PEERS, Entrant
 from benchmarks.processes import Make
 from regard import ModelConfig, Transformer
-from regard.errors import InputError
-from regard.native import library
+from regard.models import check_int8
 from regard.training.machine import keep_freed_memory
 
 PAD, START, END = 0, 1, 2  # the ids of all programs; words begin after them
@@ -60,12 +59,11 @@ def our_model(config: ModelConfig, dtype: str, device: str, native: bool) -> Tra
     """With random weights; native=False: all of it by PyTorch."""
     if not native:
         os.environ["REGARD_NATIVE"] = "off"
-    model = Transformer(config).eval()
-    if dtype != "int8":
-        return model.to(device, getattr(torch, dtype))
-    if device != "cpu" or library("inference") is None:
-        raise InputError("int8 needs a CPU and native code")
-    model.precision = "int8"
+    weights = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+    model = Transformer(config).eval().to(device, weights)
+    if dtype == "int8":
+        model.precision = dtype
+        check_int8(model)
     return model
 
 

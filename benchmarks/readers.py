@@ -18,7 +18,7 @@ from benchmarks.compare import OURS
 from benchmarks.processes import Call, Make, Prepare
 from benchmarks.programs import PAD, begin, ctranslate2_model, our_model
 from regard import ModelConfig, Packed
-from regard.decoding.native import engine_of
+from regard.decoding.native import hidden
 
 Sentences = list[list[int]]
 Answer = tuple[list[int], int]  # vectors of each sentence, and their width
@@ -33,7 +33,7 @@ def ours(config: ModelConfig, dtype: str, device: str, threads: int, native: boo
         @torch.no_grad()
         def call() -> Answer:
             row = Packed.of(sentences).to(device)
-            memory = (engine_of(model) or model).hidden(row)  # [N, D]
+            memory = hidden(model, row)  # [N, D]
             synchronise(device)
             return list(row.lengths) if len(memory) == len(row.tokens) else [], memory.shape[-1]
 

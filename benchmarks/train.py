@@ -29,10 +29,12 @@ from torch.nn import functional as F
 
 from benchmarks import ratios
 from benchmarks.compare import Entrant, show
+from benchmarks.generators import gpt2_small
 from benchmarks.limits import best_peak
 from benchmarks.ratios import Book
 from benchmarks.sentences import batches
 from benchmarks.step import SMOOTHING, Marian, PyTorch, padded_step
+from benchmarks.writers import gpt2_config
 from regard import ModelConfig, Transformer
 from regard.config import Config
 from regard.model.parameters import operations
@@ -46,14 +48,6 @@ CONTEXT, SEQUENCES = 1024, 16  # of GPT-2's shape
 Made = list[tuple[list[Tensor], list[Tensor]]]  # batches of sources (or nothing) and targets
 Round = Callable[[], None]
 DEVICE = torch.device("cuda")
-
-
-def gpt2_shape() -> ModelConfig:
-    return ModelConfig(
-        style="decoder", vocabulary_size=50_257, decoder_layers=12, d_model=768, heads=12,
-        d_ff=3072, activation="gelu", norm_first=True, positions="learned", max_length=CONTEXT,
-        scale_embeddings=False,
-    )  # fmt: skip
 
 
 class Sentences:
@@ -127,16 +121,12 @@ class GPT2(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        from transformers import GPT2Config, GPT2LMHeadModel
+        from transformers import GPT2LMHeadModel
 
-        drop = config.dropout
-        self.model = GPT2LMHeadModel(GPT2Config(
-            activation_function="gelu", resid_pdrop=drop, embd_pdrop=drop, attn_pdrop=0.0,
-            use_cache=False,
-        ))  # fmt: skip
+        self.model = GPT2LMHeadModel(gpt2_config(config))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens).logits
+        logits: Tensor = self.model(tokens, use_cache=False).logits
         return logits
 
 
@@ -171,8 +161,9 @@ def peer(model: nn.Module, made: Made, dtype: str, compiled: bool) -> Round:
     return steps
 
 
-def measure(steps: Round, repeats: int) -> tuple[list[float], float, str]:
-    """Seconds of each round, seconds of the first one, and the most memory held."""
+def measure(steps: Round, repeats: int) -> tuple[list[float], float, tuple[float, float]]:
+    """Seconds of each round, seconds of the first one, and the most memory in GiB: held by tensors,
+    and taken of the GPU."""
     start = time.perf_counter()
     steps()
     torch.cuda.synchronize()
@@ -187,13 +178,13 @@ def measure(steps: Round, repeats: int) -> tuple[list[float], float, str]:
         torch.cuda.synchronize()
         taken.append(time.perf_counter() - start)
     allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return taken, first, f"{allocated / 2**30:.1f} GiB ({reserved / 2**30:.1f} reserved)"
+    return taken, first, (allocated / 2**30, reserved / 2**30)
 
 
 def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Made]:
     if name == "gpt2":
         random = torch.Generator().manual_seed(0)
-        config = gpt2_shape()
+        config = gpt2_small(dropout=0.1)
         rows = [
             torch.randint(config.vocabulary_size, (SEQUENCES, CONTEXT), generator=random)
             for _ in range(options.batches)
@@ -213,7 +204,7 @@ def run(name: str, options: argparse.Namespace, book: Book) -> None:
     )
     kinds: Sequence[type[nn.Module]] = [GPT2] if name == "gpt2" else [PyTorch, Marian]
     times: dict[Entrant, list[float]] = {}
-    told = []
+    most: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         makers: list[tuple[str, Callable[[], Round]]] = [
             ("regard", lambda: regard(config, made, options.dtype, Path(folder)))
@@ -229,19 +220,25 @@ def run(name: str, options: argparse.Namespace, book: Book) -> None:
 
                 makers.append((label, make))
         for label, maker in makers:
-            taken, first, memory = measure(maker(), options.repeats)
+            taken, first, (most[label], reserved) = measure(maker(), options.repeats)
             times[Entrant(label, options.dtype)] = [t / len(made) for t in taken]
-            told.append(
+            print(
                 f"  {label:25} {min(taken) / len(made) * 1e3:7.2f} ms a step, most memory "
-                f"{memory}, first round {first:.1f} s"
+                f"{most[label]:.1f} GiB ({reserved:.1f} reserved), first round {first:.1f} s",
+                flush=True,
             )
-            print(told[-1], flush=True)
             gc.collect()
             torch.cuda.empty_cache()
             torch._dynamo.reset()
     print(f"{name}, {book.hardware}, {real // len(made):,} real target tokens a step")
     limits = {options.dtype: real / (work / best_peak(DEVICE, options.dtype))}
-    show(f"{name}, {real // len(made):,} tokens", times, real / len(made), limits, book)
+    tokens = f"{SEQUENCES} x {CONTEXT:,}" if name == "gpt2" else f"{options.tokens:,}"
+    show(f"{name}, {tokens} tokens", times, real / len(made), limits, book)
+    ours = most.pop("regard")
+    for label, theirs in most.items():
+        book.add(
+            f"{name}, {tokens} tokens: memory", options.dtype, ours, "GiB", label, theirs, None
+        )
 
 
 def main(arguments: list[str]) -> int:

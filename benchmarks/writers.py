@@ -59,6 +59,7 @@ def gpt2_config(config: ModelConfig) -> GPT2Config:
     return GPT2Config(
         vocab_size=c.vocabulary_size, n_positions=c.max_length, n_embd=c.d_model,
         n_layer=c.decoder_layers, n_head=c.heads, n_inner=c.d_ff, activation_function=c.activation,
+        resid_pdrop=c.dropout, embd_pdrop=c.dropout, attn_pdrop=c.attention_dropout,
         bos_token_id=START, eos_token_id=END, pad_token_id=PAD,
     )  # fmt: skip
 
