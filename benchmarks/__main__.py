@@ -11,6 +11,7 @@ NAMES = {
     "generators": "GPT-2's shape beside Hugging Face generate and CTranslate2",
     "scaling": "how time and memory grow with length, batch, width and layers",
     "startup": "from the command to the first optimiser step",
+    "precision": "what a lower precision costs in quality, on a trained model",
     "product": "few rows times a matrix, which is what a decoding step is made of",
     "memory": "the most memory that `regard translate` holds, short and long inputs",
     "search": "the search index: making it, and one query beside what the memory could give",

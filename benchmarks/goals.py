@@ -23,9 +23,10 @@ class Goal:
     figure: float | None = None  # at least; of seconds and bytes at most
     peers: str = ""  # only those whose name begins so
 
-    def __str__(self) -> str:
-        beside = f"{self.peers or 'the best peer'}"
-        return f"{self.times:g}x {beside}" if self.times else f"{self.figure:,g}"
+    def said(self, unit: str) -> str:
+        if self.figure is None:
+            return f"{self.times:g}x {self.peers or 'the best peer'}"
+        return f"at {'most' if unit in SMALLER_IS_BETTER else 'least'} {self.figure:,g} {unit}"
 
 
 @dataclass(frozen=True)

@@ -72,14 +72,14 @@ def speed_table(rows: list[Row], goals: dict[tuple[str, str], Goal]) -> str:
 
 
 def other_table(rows: list[Row], goals: dict[tuple[str, str], Goal]) -> str:
-    lines = ["| what | measured | beside | goal | |", "|---" * 5 + "|"]
+    lines = ["| what | precision | measured | beside | goal | |", "|---" * 6 + "|"]
     for row in sorted(rows, key=lambda row: place(row, goals)):
         goal = goals.get((row.benchmark, row.work))
         met = verdict(rows, goal)[1:] if goal else ["", ""]
         unit = "" if row.unit == "exponent" else f" {row.unit}"
         lines.append(
-            f"| {row.work} | {row.value:,.3g}{unit} | {row.peer}: {row.peer_value:,.3g}{unit} "
-            f"| {met[0]} | {met[1]} |"
+            f"| {row.work} | {row.dtype} | {row.value:,.4g}{unit} "
+            f"| {row.peer}: {row.peer_value:,.4g}{unit} | {met[0]} | {met[1]} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -92,7 +92,7 @@ def verdict(rows: list[Row], goal: Goal) -> list[str]:
     ratio = f"{found.row.ratio:.2f}x {found.row.peer} ({found.row.dtype})"
     if goal.times is None and goal.figure is None:
         return [ratio, "", ""]
-    return [ratio, str(goal), "reached" if found.meets(goal) else "**not reached**"]
+    return [ratio, goal.said(found.row.unit), "reached" if found.meets(goal) else "**not reached**"]
 
 
 def place(row: Row, goals: dict[tuple[str, str], Goal]) -> tuple[int, str]:

@@ -88,6 +88,18 @@ reading the prompt included.
         "python -m benchmarks generators --keep",
     ),
     Part(
+        "What a lower precision costs",
+        """\
+A `tiny` model trained on Multi30k, English to German, and its test set of 2016, translated in each
+precision with the usual beam; beside: the same in float32.
+""",
+        (("precision", "cpu"),),
+        "",
+        "python -m benchmarks precision -m runs/multi30k --data "
+        "$REGARD_DATA/multi30k/test_2016_flickr.en.xz $REGARD_DATA/multi30k/test_2016_flickr.de.xz "
+        "--keep",
+    ),
+    Part(
         "Decoding on a GPU",
         """\
 The same work as on a CPU, beside Hugging Face's Marian. The first call of a shape compiles kernels

@@ -156,9 +156,11 @@ def command(benchmark: str, arguments: list[str]) -> str:
     if "--ratios" in words:
         place = words.index("--ratios")
         del words[place : place + 2]
-    return shlex.join(
+    said = shlex.join(
         ["python", "-m", "benchmarks", benchmark, *(w for w in words if w != "--keep")]
     )
+    data = os.environ.get("REGARD_DATA")  # where it lies is this machine's business
+    return said.replace(data, "$REGARD_DATA") if data else said
 
 
 def hardware(device: str, threads: int | None = None) -> str:

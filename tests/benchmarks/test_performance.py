@@ -65,7 +65,13 @@ def test_each_machine_has_a_table_of_its_own():
 def test_exponents_stand_beside_theory():
     row = replace(ROW, benchmark="scaling", work="attention: memory", unit="exponent", value=0.98,
                   peer="theory", peer_value=1.0)  # fmt: skip
-    assert "| attention: memory | 0.98 | theory: 1 |" in page([row])
+    assert "| attention: memory | int8 | 0.98 | theory: 1 |" in page([row])
+
+
+def test_a_goal_that_is_a_figure_is_said_with_its_unit():
+    row = replace(ROW, benchmark="train", device="cuda", work="base, 25,000 tokens: memory",
+                  unit="GiB", value=9.5, peer_value=16.0)  # fmt: skip
+    assert "| at most 9 GiB | **not reached** |" in page([row])
 
 
 def test_every_goal_of_the_issue_has_its_row():

@@ -87,5 +87,11 @@ def test_a_command_says_nothing_of_where_its_rows_were_kept():
     assert command("decode", words) == "python -m benchmarks decode --peers huggingface"
 
 
+def test_a_command_does_not_say_where_the_data_lies_on_this_machine(monkeypatch):
+    monkeypatch.setenv("REGARD_DATA", "/home/me/data")
+    words = ["--data", "/home/me/data/test.en"]
+    assert command("precision", words).endswith("precision --data $REGARD_DATA/test.en")
+
+
 def test_the_rows_that_are_kept_here_are_whole():
     assert all(row.ratio > 0 and row.command and row.date for row in read(ratios.FILE).values())

@@ -1,0 +1,51 @@
+"""What a lower precision costs in quality: one trained model and one test set in each precision.
+
+python -m benchmarks precision -m RUN --data SOURCE TARGET
+
+`regard evaluate` is run as a user would; the peer of each precision is float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ratios
+from benchmarks.compare import DTYPES
+from benchmarks.ratios import Book
+
+METRICS = ("bleu", "chrf")
+
+
+def scores(model: Path, data: list[str], dtype: str) -> dict[str, Any]:
+    command = [
+        sys.executable, "-m", "regard", "evaluate", "-m", str(model), "--data", *data,
+        "--dtype", dtype, "--device", "cpu", "--json", "--quiet",
+    ]  # fmt: skip
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks precision", description=__doc__)
+    parser.add_argument("-m", "--model", required=True, type=Path)
+    parser.add_argument("--data", required=True, nargs="+", metavar="FILE")
+    ratios.add_options(parser)
+    options = parser.parse_args(arguments)
+    book = Book("precision", arguments, options, "cpu")
+    found = {dtype: scores(options.model, options.data, dtype) for dtype in DTYPES}
+    for dtype, one in found.items():
+        print(f"{dtype:10} " + "  ".join(f"{name} {one[name]:.2f}" for name in METRICS), flush=True)
+        if dtype != DTYPES[0]:
+            for name in METRICS:
+                full = found[DTYPES[0]][name]
+                work = f"{options.model.name}, {one['examples']:,} sentences, {name}"
+                book.add(work, dtype, one[name], name, DTYPES[0], full, None)
+    return book.close()
