@@ -6,6 +6,7 @@ Calls alternate between the programs, so that whatever else the machine does hit
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from benchmarks import ratios
@@ -20,8 +22,10 @@ from benchmarks.processes import Make, Missing, Program, started
 from benchmarks.ratios import Book
 
 # A thread pool spins for some milliseconds after its last work: no program shall be timed while
-# the threads of the one before still hold the cores.
-PAUSE = 0.03
+# the threads of the one before still hold the cores, nor shall they count as others' work.
+SPIN, PAUSE = 0.02, 0.02
+BUSY = 0.25  # of the cores, by others: more is not quiet
+STAT = Path("/proc/stat")  # Linux
 UNEVEN = 2.0  # slowest call to fastest: more is not the program but the machine
 ENOUGH, MOST = 4.0, 25  # seconds of rounds, and how many there are at most
 OURS = "regard"
@@ -62,29 +66,52 @@ class Cell:
     workers: int = 2  # of a program, at most: one sentence cannot be split
 
 
-def turns(cell: Cell, programs: dict[Entrant, Program], repeats: int) -> dict[Entrant, list[float]]:
+def turns(
+    cell: Cell, programs: dict[Entrant, Program], repeats: int
+) -> tuple[dict[Entrant, list[float]], float]:
     """Seconds of each program's calls; the first round warms up. Short calls are repeated until
-    some time has passed, since what disturbs them does not last."""
+    some time has passed, since what disturbs them does not last. And how busy others kept the
+    cores meanwhile: between two calls nothing of ours works."""
     times: dict[Entrant, list[float]] = {entrant: [] for entrant in programs}
-    began = time.perf_counter()
+    began, worked, idle = time.perf_counter(), 0, 1
     for repeat in range(MOST + 1):
         if repeat > repeats and time.perf_counter() - began > ENOUGH:
             break
         for entrant, program in programs.items():
+            time.sleep(SPIN)
+            before = ticks()
             time.sleep(PAUSE)
+            after = ticks()
+            worked, idle = worked + after[0] - before[0], idle + after[1] - before[1]
             answer, seconds = program(*cell.request)
             wrong = cell.check(answer)
             if wrong is not None:
                 raise SystemExit(f"{entrant.label} did other work than {cell.work}: {wrong}")
             if repeat:
                 times[entrant].append(seconds)
-    return times
+    return times, worked / (worked + idle)
+
+
+def ticks() -> tuple[int, int]:
+    """What all cores together have worked and been idle; nothing where the system does not tell."""
+    if not STAT.exists():
+        return 0, 0
+    with STAT.open() as file:
+        user, nice, system, idle, waiting, *more = map(int, file.readline().split()[1:8])
+    return user + nice + system + sum(more), idle + waiting
+
+
+def busy_others(before: tuple[int, int], own: float) -> float:
+    """How busy others kept the cores since `before`, while this process worked `own` seconds."""
+    worked, idle = (now - then for now, then in zip(ticks(), before, strict=True))
+    return max(0.0, worked - own * os.sysconf("SC_CLK_TCK")) / max(1, worked + idle)
 
 
 def compare(cell: Cell, programs: dict[Entrant, Program], repeats: int, book: Book) -> None:
     able = {entrant: program for entrant, program in programs.items()
             if entrant.workers <= cell.workers}  # fmt: skip
-    show(cell.work, turns(cell, able, repeats), cell.tokens, cell.limits, book)
+    times, others = turns(cell, able, repeats)
+    show(cell.work, times, cell.tokens, cell.limits, book, others)
 
 
 def show(
@@ -93,16 +120,21 @@ def show(
     tokens: float,
     limits: dict[str, float],
     book: Book,
+    others: float = 0.0,
 ) -> None:
     """The speed of each program, and a row for each of ours beside each peer.
 
-    times: seconds of calls of so many tokens each; limits: tokens a second of each precision.
+    times: seconds of calls of so many tokens each; limits: tokens a second of each precision;
+    others: how busy they kept the machine.
     """
     speeds = {entrant: tokens / statistics.median(t) for entrant, t in times.items()}
     parts = {entrant: speed / limits[entrant.dtype] for entrant, speed in speeds.items()}
     # Nobody is faster than the limit: where one is, others were busy when that was measured.
     uneven = {e for e, t in times.items() if max(t) > UNEVEN * min(t) or parts[e] > 1}
     print(f" {work}")
+    if others > BUSY:
+        print(f"  NOT QUIET: others kept the cores {others:.0%} busy")
+        uneven = set(times)
     for entrant, speed in speeds.items():
         said = "  NOT QUIET: it does not count" if entrant in uneven else ""
         print(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import ratios
-from benchmarks.compare import Entrant, show
+from benchmarks.compare import Entrant, busy_others, show, ticks
 from benchmarks.limits import best_peak
 from benchmarks.ratios import Book
 from benchmarks.sentences import batches
@@ -155,6 +155,7 @@ def run(preset: str, options: argparse.Namespace, book: Book) -> None:
     times: dict[Entrant, list[float]] = {
         Entrant(name, dtype): [] for name in programs for dtype in options.dtype
     }
+    before, own = ticks(), time.process_time()
     for repeat in range(options.repeats + 1):
         for sources, targets in made:
             for entrant, taken in times.items():
@@ -171,6 +172,7 @@ def run(preset: str, options: argparse.Namespace, book: Book) -> None:
                 assert loss.isfinite(), entrant.label
                 if repeat:  # the first round warms up
                     taken.append(time.perf_counter() - start)
+    others = busy_others(before, time.process_time() - own)
     rows = [(Packed.of(sources), Packed.of(targets)) for sources, targets in made]
     # the work is the same for all: so many operations for so many real target tokens
     work = sum(operations(config, source.lengths, target.lengths) for source, target in rows)
@@ -182,7 +184,7 @@ def run(preset: str, options: argparse.Namespace, book: Book) -> None:
         f"tokens a batch ({kind}; padding adds {padding:.0%} for the peers)"
     )
     limits = {dtype: real / (work / best_peak(device, dtype)) for dtype in options.dtype}
-    show(f"{preset}, {tokens:,} tokens", times, real / len(made), limits, book)
+    show(f"{preset}, {tokens:,} tokens", times, real / len(made), limits, book, others)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,11 +1,13 @@
 """Programs are only compared if they did the same work; and against which limit."""
 
 import argparse
+import itertools
+import os
 from functools import partial
 
 import pytest
 import torch
-from benchmarks.compare import Cell, Entrant, available, compare, turns
+from benchmarks.compare import Cell, Entrant, available, busy_others, compare, turns
 from benchmarks.encoders import BATCH, LONGEST, encoder_config, sentences
 from benchmarks.generators import gpt2_small
 from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
@@ -41,7 +43,9 @@ def cell(**changes):
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
-    monkeypatch.setattr("benchmarks.compare.PAUSE", 0.0)
+    for name in ("SPIN", "PAUSE"):
+        monkeypatch.setattr(f"benchmarks.compare.{name}", 0.0)
+    monkeypatch.setattr("benchmarks.compare.ticks", lambda: (0, 0))
     monkeypatch.setattr("benchmarks.compare.ENOUGH", 0.0)
 
 
@@ -65,7 +69,8 @@ def test_answers_of_other_lengths_or_with_an_end_token_are_refused_by_name(answe
 
 def test_the_same_work_is_accepted_as_ids_and_as_words():
     for answers in (ANSWERS, [["5", "6"], ["7", "8"]]):
-        assert turns(cell(), {OURS: answering(answers, [1.0])}, repeats=3)[OURS] == [1.0] * 3
+        times, _ = turns(cell(), {OURS: answering(answers, [1.0])}, repeats=3)
+        assert times == {OURS: [1.0] * 3}
 
 
 @pytest.mark.parametrize("answer", [([3, 2], 8), ([3, 3], 4), ([3], 8), ([], 8)])
@@ -111,6 +116,22 @@ def test_what_was_measured_on_a_busy_machine_is_no_row(book, capsys, ours, peer)
     compare(cell(), {OURS: answering(ANSWERS, ours), PEER: answering(ANSWERS, peer)}, 3, book)
     assert book.rows == []
     assert "NOT QUIET" in capsys.readouterr().out
+
+
+def test_nothing_is_a_row_while_others_keep_the_cores_busy(book, capsys, monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr("benchmarks.compare.ticks", lambda: (next(clock) * 2, next(clock)))
+    programs = {OURS: answering(ANSWERS, [0.1]), PEER: answering(ANSWERS, [0.2])}
+    compare(cell(), programs, 3, book)
+    assert book.rows == []
+    assert "NOT QUIET: others kept the cores" in capsys.readouterr().out
+
+
+def test_our_own_work_does_not_count_as_that_of_others(monkeypatch):
+    second = os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr("benchmarks.compare.ticks", lambda: (3 * second, second))
+    assert busy_others((0, 0), own=2.0) == 0.25
+    assert busy_others((0, 0), own=3.0) == 0.0
 
 
 def test_one_sentence_is_not_split_between_two_workers(book):
