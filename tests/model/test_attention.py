@@ -111,12 +111,13 @@ def test_tiles_hold_every_token_once_and_walk_over_all_they_see(lengths, visibil
     )
     for tiles, seen in ((layout.query_tiles, visible), (layout.key_tiles, visible.t())):
         held = []
-        for start, end, low, high in tiles.tolist():
+        for start, end, low, high, inner, outer in tiles.tolist():
             assert 0 < end - start <= TILE
             held += range(start, end)
             found = seen[start:end].any(0).nonzero().flatten()
             # nothing visible is left out, and no more is walked over than from first to last
             assert (low, high) == (int(found[0]), int(found[-1]) + 1)
+            assert seen[start:end, inner:outer].all()
         assert sorted(held) == list(range(len(seen)))
     # With room to spare: the same runs and tiles, then tokens that change nothing.
     room = len(visible) + 100, visible.shape[1] + 70

@@ -8,6 +8,8 @@ all arithmetic inside a kernel and all sums are float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -136,19 +138,51 @@ class AddNorm(torch.autograd.Function):
         adds = ctx.needs_input_grad[1]
         x_slope = torch.empty_like(slope) if ctx.kind else slope
         y_slope = torch.empty_like(slope) if adds and dropout.drops else x_slope
-        partial: Tensor | None = None
-        if ctx.kind or dropout.drops:
-            block = block_of(width)
-            programs = min(PROGRAMS, *programs_for(rows, block))
-            if ctx.kind:
-                partial = slope.new_empty((programs, 2, width), dtype=torch.float32)
-            add_norm_slope_kernel[(programs,)](
-                x_slope, y_slope, partial, slope, x, y, gain, *dropout.arguments, rows, width,
-                ctx.epsilon, ADD=y is not None, DROP=dropout.drops, NORM=ctx.kind, **block,
-            )  # fmt: skip
-        sums = (None, None) if partial is None else summed(partial)
-        shift_slope = sums[1] if ctx.shifted else None
-        return x_slope, y_slope if adds else None, sums[0], shift_slope, None, None, None
+        if not ctx.kind and not dropout.drops:
+            return slope, slope if adds else None, None, None, None, None, None
+        block = block_of(width)
+        programs = min(PROGRAMS, *programs_for(rows, block))
+        partial = slope.new_empty((programs, 3, width), dtype=torch.float32)
+        add_norm_slope_kernel[(programs,)](
+            x_slope, y_slope, partial, slope, x, y, gain, *dropout.arguments, rows, width,
+            ctx.epsilon, ADD=y is not None, DROP=dropout.drops, NORM=ctx.kind, **block,
+        )  # fmt: skip
+        gain_slope, shift_slope, bias_slope = summed(partial)
+        if adds:
+            # for the product that y comes from, if nobody changes the slope on the way
+            y_slope.sums = bias_slope, y_slope._version  # type: ignore[attr-defined]
+        if not ctx.kind:
+            gain_slope = shift_slope = None
+        return (
+            x_slope, y_slope if adds else None, gain_slope, shift_slope if ctx.shifted else None,
+            None, None, None,
+        )  # fmt: skip
+
+
+# ---- weights --------------------------------------------------------------------------------
+
+_copies: dict[int, Tensor] = {}  # of parameters, by their id
+
+
+@contextmanager
+def rounded_once(parameters: Sequence[Tensor], dtype: torch.dtype) -> Iterator[None]:
+    """While this lasts all parameters have a copy in the shorter format, made at once."""
+    copies = [torch.empty_like(p, dtype=dtype) for p in parameters]
+    if copies:
+        torch._foreach_copy_(copies, [p.detach() for p in parameters])
+    _copies.update({id(p): copy for p, copy in zip(parameters, copies, strict=True)})
+    try:
+        yield
+    finally:
+        _copies.clear()
+
+
+def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A parameter, or a part of one, in the shorter format."""
+    copy = _copies.get(id(weight if weight._base is None else weight._base))
+    if copy is None or copy.dtype != dtype:
+        return weight.to(dtype)
+    return copy.as_strided(weight.shape, weight.stride(), weight.storage_offset())
 
 
 # ---- products -------------------------------------------------------------------------------
@@ -167,8 +201,8 @@ class Product(torch.autograd.Function):
     ) -> Tensor:
         dtype = shorter(x)
         with torch.autocast("cuda", enabled=False):
-            given, matrix = x.to(dtype), weight.to(dtype)
-            add = None if bias is None else bias.to(dtype)
+            given, matrix = x.to(dtype), rounded(weight, dtype)
+            add = None if bias is None else rounded(bias, dtype)
             seen = None
             if activation == ACTIVATIONS["relu"] and add is not None:
                 out = seen = torch._addmm_activation(add, given, matrix.t())
@@ -186,7 +220,10 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, matrix, seen = ctx.saved_tensors
         bias_slope: Tensor | None = None
-        if ctx.activation or ctx.biased:
+        known, version = getattr(slope, "sums", (None, 0))  # add & norm takes them
+        if known is not None and version == slope._version and not ctx.activation:
+            bias_slope = known
+        elif ctx.activation or ctx.biased:
             slope, bias_slope = through_bias(slope.contiguous(), seen, ctx.activation)
         x_slope = (slope @ matrix).to(ctx.dtype) if ctx.needs_input_grad[0] else None
         weight_slope = torch.mm(slope.t(), x, out_dtype=torch.float32)
@@ -199,7 +236,7 @@ def through_bias(slope: Tensor, seen: Tensor | None, activation: int) -> tuple[T
 
     rows, width = slope.shape
     result = torch.empty_like(slope) if activation else slope
-    block = {"ROWS": 16, "BLOCK": 128}
+    block = {"ROWS": 32, "BLOCK": 64}
     programs = -(-rows // SUMMED)
     partial = slope.new_empty((programs, width), dtype=torch.float32)
     bias_slope_kernel[programs, -(-width // block["BLOCK"])](

@@ -82,14 +82,16 @@ def add_norm_slope_kernel(
     ADD: tl.constexpr, DROP: tl.constexpr, NORM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of x and y, and of this program's rows those of gain and shift:
-    partial[programs, 2, D]. Without a norm x has the slope itself."""
+    """The gradients of x and y, and of this program's rows those of gain and shift and the sum of
+    y's gradient, which is that of a bias in y: partial[programs, 3, D]. Without a norm x has the
+    slope itself."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     d = tl.arange(0, BLOCK)
+    gain_total = tl.zeros([ROWS, BLOCK], tl.float32)
+    shift_total = tl.zeros([ROWS, BLOCK], tl.float32)
+    y_total = tl.zeros([ROWS, BLOCK], tl.float32)
     if NORM > 0:
         g = tl.load(gain + d, d < D, 0.0).to(tl.float32)[None, :]
-        gain_total = tl.zeros([ROWS, BLOCK], tl.float32)
-        shift_total = tl.zeros([ROWS, BLOCK], tl.float32)
     for at in range(program * ROWS, rows, programs * ROWS):
         row = at + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (d < D)[None, :]
@@ -109,9 +111,11 @@ def add_norm_slope_kernel(
         if DROP:
             up = tl.where(kept(seed, base, row, d, least), up * factor, 0.0)
             tl.store(y_slope + place, up.to(y_slope.dtype.element_ty), inside)
-    if NORM > 0:
-        tl.store(partial + program * 2 * D + d, tl.sum(gain_total, 0), d < D)
-        tl.store(partial + (program * 2 + 1) * D + d, tl.sum(shift_total, 0), d < D)
+        y_total += up
+    place = partial + program * 3 * D + d
+    tl.store(place, tl.sum(gain_total, 0), d < D)
+    tl.store(place + D, tl.sum(shift_total, 0), d < D)
+    tl.store(place + 2 * D, tl.sum(y_total, 0), d < D)
 
 
 @triton.jit(do_not_specialize=["seed", "least", "rows"])

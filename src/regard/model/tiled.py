@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TILE = 64  # tokens of a tile
 COLUMNS = 32  # tokens of one step of a walk
+LONG = 128  # tokens of a sequence from which on tiles pass much that all of them see
 SMALLEST = 16  # head size that the hardware's products take
 
 
@@ -42,9 +43,11 @@ class TiledLayout:
         device: torch.device,
     ) -> None:
         made = tables(query_lengths, key_lengths, visibility)
-        self.hold(*(moved(torch.from_numpy(table), device) for table in made))
+        longest = max(*query_lengths, *key_lengths)
+        self.hold(longest, *(moved(torch.from_numpy(table), device) for table in made))
 
-    def hold(self, runs: Tensor, query_tiles: Tensor, key_tiles: Tensor) -> None:
+    def hold(self, longest: int, runs: Tensor, query_tiles: Tensor, key_tiles: Tensor) -> None:
+        self.long = longest > LONG
         self.runs, self.query_tiles, self.key_tiles = runs, query_tiles, key_tiles
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
@@ -67,7 +70,7 @@ def tables(
     room: tuple[int, int] | None = None,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
     """The runs [2, N] of keys that queries see, in the packed row, and the tiles of queries and of
-    keys, [T, 4] each.
+    keys, [T, 6] each.
 
     room: queries and keys that there shall be. Behind the last sequence stand queries that see its
     last key and have no gradient, and keys that nobody sees; and there are as many tiles as so many
@@ -82,10 +85,13 @@ def tables(
         more = [room[0] - len(first), room[1] - int(keys.sum())]
         first, last = (np.pad(run, (0, more[0]), constant_values=last[-1]) for run in (first, last))
     start, end = cut(query_lengths, more[0])
-    query_tiles = table(start, end, first[start], last[end - 1] + 1)
+    query_tiles = table(
+        start, end, first[start], last[end - 1] + 1, first[end - 1], last[start] + 1
+    )
     start, end = cut(key_lengths, more[1])
-    seen = np.searchsorted(last, start), np.searchsorted(first, end - 1, "right")
-    key_tiles = table(start, end, seen[0], np.maximum(*seen))
+    low, high = np.searchsorted(last, start), np.searchsorted(first, end - 1, "right")
+    by_all = np.searchsorted(last, end - 1), np.searchsorted(first, start, "right")
+    key_tiles = table(start, end, low, np.maximum(low, high), *by_all)
     if room is not None:
         query_tiles, key_tiles = (
             np.pad(tiles, ((0, most_tiles(n) - len(tiles)), (0, 0)))
@@ -111,8 +117,9 @@ def cut(lengths: Sequence[int], more: int = 0) -> tuple[NDArray[np.int64], NDArr
 
 
 def table(*columns: NDArray[np.int64]) -> NDArray[np.int32]:
-    """[T, 4]: begin and end of each tile and of its walk; the longest walks come first, so that
-    none is still under way when all others are done."""
+    """[T, 6]: begin and end of each tile, of its walk, and of that part of the walk where all of
+    the tile meets all it passes; the longest walks come first, so that none is still under way when
+    all others are done."""
     rows = np.stack(columns, axis=1).astype(np.int32)
     return rows[np.argsort(rows[:, 2] - rows[:, 3], kind="stable")]
 
@@ -132,7 +139,7 @@ class Attend(torch.autograd.Function):
         count, heads, size = query.shape
         ctx.layout = layout
         ctx.shape = {
-            "ROWS": TILE, "COLUMNS": COLUMNS, "num_warps": 4,
+            "ROWS": TILE, "COLUMNS": COLUMNS, "LONG": layout.long, "num_warps": 4,
             "SIZE": max(SMALLEST, 1 << (size - 1).bit_length()),
             "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
         }  # fmt: skip

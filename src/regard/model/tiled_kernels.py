@@ -28,19 +28,55 @@ def put(x, values, row, real, stride, head, size, SIZE: tl.constexpr):
     tl.store(x + place, values.to(x.dtype.element_ty), real[:, None] & (c < size)[None, :])
 
 
+@triton.jit
+def tile_of(tiles, COLUMNS: tl.constexpr):
+    """Begin and end of this program's tile and of its walk, and of the steps of that walk in which
+    everything is visible to all: no need to look. Only LONG sequences have such steps."""
+    row = tiles + tl.program_id(1) * 6
+    low = tl.load(row + 2)
+    inner = low + tl.cdiv(tl.maximum(tl.load(row + 4) - low, 0), COLUMNS) * COLUMNS
+    outer = low + tl.maximum(tl.load(row + 5) - low, 0) // COLUMNS * COLUMNS
+    high = tl.load(row + 3)
+    inner = tl.minimum(inner, low + tl.cdiv(high - low, COLUMNS) * COLUMNS)
+    return tl.load(row), tl.load(row + 1), low, high, inner, tl.maximum(inner, outer)
+
+
+@triton.jit
+def attend_block(
+    at, high, q, begin, until, most, mass, total, key, value, scale, key_stride, value_stride,
+    head, size, LOOK: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One step of the walk of queries: their largest score, sum and weighted values so far."""
+    m = at + tl.arange(0, COLUMNS)
+    k = block(key, m, m < high, key_stride, head, size, SIZE)
+    v = block(value, m, m < high, value_stride, head, size, SIZE)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [ROWS, COLUMNS]
+    if LOOK:
+        seen = (begin[:, None] <= m[None, :]) & (m[None, :] <= until[:, None])
+        scores = tl.where(seen, scores, -1e30)
+    higher = tl.maximum(most, tl.max(scores, 1))
+    weight = tl.exp2(scores - higher[:, None])
+    if LOOK:
+        weight = tl.where(seen, weight, 0.0)
+    old = tl.exp2(most - higher)
+    total = total * old[:, None] + tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
+    return higher, mass * old + tl.sum(weight, 1), total
+
+
 @triton.jit(do_not_specialize=["count"])
 def attend_kernel(
     out, normal, query, key, value, tiles, first, last, scale, count,
     query_stride, key_stride, value_stride, size,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    LONG: tl.constexpr,
 ):  # fmt: skip
     """out[N, H, K] = softmax(scores) value; normal[H, N] = log2 of the sum of 2^scores.
 
     scale: with log2(e) in it, since powers of two are what the hardware has.
     """
-    head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
-    start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
-    low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    head, heads = tl.program_id(0), tl.num_programs(0)
+    start, end, low, high, inner, outer = tile_of(tiles, COLUMNS)
     if start == end:
         return
     n = start + tl.arange(0, ROWS)
@@ -50,23 +86,44 @@ def attend_kernel(
     most = tl.full([ROWS], -1e30, tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, SIZE], tl.float32)
-    for at in range(low, high, COLUMNS):
-        m = at + tl.arange(0, COLUMNS)
-        k = block(key, m, m < high, key_stride, head, size, SIZE)
-        v = block(value, m, m < high, value_stride, head, size, SIZE)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [ROWS, COLUMNS]
-        seen = (begin[:, None] <= m[None, :]) & (m[None, :] <= until[:, None])
-        scores = tl.where(seen, scores, -1e30)
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weight = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0)
-        old = tl.exp2(most - higher)
-        mass = mass * old + tl.sum(weight, 1)
-        total = total * old[:, None]
-        total += tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
-        most = higher
+    for at in range(low, inner if LONG else high, COLUMNS):
+        most, mass, total = attend_block(
+            at, high, q, begin, until, most, mass, total, key, value, scale, key_stride,
+            value_stride, head, size, True, COLUMNS, SIZE, PRECISION,
+        )  # fmt: skip
+    if LONG:
+        for at in range(inner, outer, COLUMNS):
+            most, mass, total = attend_block(
+                at, high, q, begin, until, most, mass, total, key, value, scale, key_stride,
+                value_stride, head, size, False, COLUMNS, SIZE, PRECISION,
+            )  # fmt: skip
+        for at in range(outer, high, COLUMNS):
+            most, mass, total = attend_block(
+                at, high, q, begin, until, most, mass, total, key, value, scale, key_stride,
+                value_stride, head, size, True, COLUMNS, SIZE, PRECISION,
+            )  # fmt: skip
     mass = tl.where(real, mass, 1.0)
     put(out, total / mass[:, None], n, real, heads * size, head, size, SIZE)
     tl.store(normal + head * count + n, most + tl.log2(mass), real)
+
+
+@triton.jit
+def query_block(
+    at, high, q, g, norm, own, begin, until, total, key, value, log_scale, key_stride,
+    value_stride, head, size, LOOK: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One step of the walk of queries: their gradient so far."""
+    m = at + tl.arange(0, COLUMNS)
+    k = block(key, m, m < high, key_stride, head, size, SIZE)
+    v = block(value, m, m < high, value_stride, head, size, SIZE)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log_scale
+    weight = tl.exp2(scores - norm[:, None])  # [ROWS, COLUMNS]
+    if LOOK:
+        seen = (begin[:, None] <= m[None, :]) & (m[None, :] <= until[:, None])
+        weight = tl.where(seen, weight, 0.0)
+    change = tl.dot(g, tl.trans(v), input_precision=PRECISION) - own[:, None]
+    return total + tl.dot((weight * change).to(k.dtype), k, input_precision=PRECISION)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -74,12 +131,12 @@ def query_slope_kernel(
     query_slope, delta, slope, out, normal, query, key, value, tiles, first, last,
     scale, log_scale, count, query_stride, key_stride, value_stride, result_stride, size,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    LONG: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the queries of a tile, and delta[H, N] = sum of slope * out, which the
     gradients of keys need as well."""
-    head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
-    start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
-    low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    head, heads = tl.program_id(0), tl.num_programs(0)
+    start, end, low, high, inner, outer = tile_of(tiles, COLUMNS)
     if start == end:
         return
     n = start + tl.arange(0, ROWS)
@@ -92,16 +149,49 @@ def query_slope_kernel(
     own = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(delta + head * count + n, own, real)
     total = tl.zeros([ROWS, SIZE], tl.float32)
-    for at in range(low, high, COLUMNS):
-        m = at + tl.arange(0, COLUMNS)
-        k = block(key, m, m < high, key_stride, head, size, SIZE)
-        v = block(value, m, m < high, value_stride, head, size, SIZE)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * log_scale
-        seen = (begin[:, None] <= m[None, :]) & (m[None, :] <= until[:, None])
-        weight = tl.where(seen, tl.exp2(scores - norm[:, None]), 0.0)  # [ROWS, COLUMNS]
-        change = tl.dot(g, tl.trans(v), input_precision=PRECISION) - own[:, None]
-        total += tl.dot((weight * change).to(k.dtype), k, input_precision=PRECISION)
+    for at in range(low, inner if LONG else high, COLUMNS):
+        total = query_block(
+            at, high, q, g, norm, own, begin, until, total, key, value, log_scale, key_stride,
+            value_stride, head, size, True, COLUMNS, SIZE, PRECISION,
+        )  # fmt: skip
+    if LONG:
+        for at in range(inner, outer, COLUMNS):
+            total = query_block(
+                at, high, q, g, norm, own, begin, until, total, key, value, log_scale, key_stride,
+                value_stride, head, size, False, COLUMNS, SIZE, PRECISION,
+            )  # fmt: skip
+        for at in range(outer, high, COLUMNS):
+            total = query_block(
+                at, high, q, g, norm, own, begin, until, total, key, value, log_scale, key_stride,
+                value_stride, head, size, True, COLUMNS, SIZE, PRECISION,
+            )  # fmt: skip
     put(query_slope, total * scale, n, real, result_stride, head, size, SIZE)
+
+
+@triton.jit
+def key_block(
+    at, high, k, v, m, key_total, value_total, query, slope, normal, delta, first, last, log_scale,
+    count, query_stride, slope_stride, head, size, LOOK: tl.constexpr, COLUMNS: tl.constexpr,
+    SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One step of the walk of keys: their gradient and that of the values so far. Scores stand on
+    their side, [keys, queries], so that they are multiplied with queries as they are."""
+    n = at + tl.arange(0, COLUMNS)
+    there = n < high
+    q = block(query, n, there, query_stride, head, size, SIZE)
+    g = block(slope, n, there, slope_stride, head, size, SIZE)
+    norm = tl.load(normal + head * count + n, there, 0.0)
+    own = tl.load(delta + head * count + n, there, 0.0)
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * log_scale  # [ROWS, COLUMNS]
+    weight = tl.exp2(scores - norm[None, :])
+    if LOOK:
+        begin, until = tl.load(first + n, there, 0), tl.load(last + n, there, -1)
+        seen = (begin[None, :] <= m[:, None]) & (m[:, None] <= until[None, :])
+        weight = tl.where(seen, weight, 0.0)
+    value_total += tl.dot(weight.to(g.dtype), g, input_precision=PRECISION)
+    change = tl.dot(v, tl.trans(g), input_precision=PRECISION) - own[None, :]
+    key_total += tl.dot((weight * change).to(q.dtype), q, input_precision=PRECISION)
+    return key_total, value_total
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -110,33 +200,37 @@ def key_slope_kernel(
     scale, log_scale, count, query_stride, key_stride, value_stride,
     key_result_stride, value_result_stride, size,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    LONG: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the keys and values of a tile. Scores stand on their side: [keys, queries],
-    so that they are multiplied with queries as they are."""
-    head, heads, tile = tl.program_id(0), tl.num_programs(0), tl.program_id(1) * 4
-    start, end = tl.load(tiles + tile), tl.load(tiles + tile + 1)
-    low, high = tl.load(tiles + tile + 2), tl.load(tiles + tile + 3)
+    """The gradients of the keys and values of a tile."""
+    head, heads = tl.program_id(0), tl.num_programs(0)
+    start, end, low, high, inner, outer = tile_of(tiles, COLUMNS)
     if start == end:
         return
     m = start + tl.arange(0, ROWS)
     real = m < end
     k = block(key, m, real, key_stride, head, size, SIZE)
     v = block(value, m, real, value_stride, head, size, SIZE)
-    key_total = tl.zeros([ROWS, SIZE], tl.float32)
-    value_total = tl.zeros([ROWS, SIZE], tl.float32)
-    for at in range(low, high, COLUMNS):
-        n = at + tl.arange(0, COLUMNS)
-        there = n < high
-        q = block(query, n, there, query_stride, head, size, SIZE)
-        g = block(slope, n, there, heads * size, head, size, SIZE)
-        begin, until = tl.load(first + n, there, 0), tl.load(last + n, there, -1)
-        norm = tl.load(normal + head * count + n, there, 0.0)
-        own = tl.load(delta + head * count + n, there, 0.0)
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * log_scale  # [ROWS, COLUMNS]
-        seen = (begin[None, :] <= m[:, None]) & (m[:, None] <= until[None, :])
-        weight = tl.where(seen, tl.exp2(scores - norm[None, :]), 0.0)
-        value_total += tl.dot(weight.to(g.dtype), g, input_precision=PRECISION)
-        change = tl.dot(v, tl.trans(g), input_precision=PRECISION) - own[None, :]
-        key_total += tl.dot((weight * change).to(q.dtype), q, input_precision=PRECISION)
-    put(key_slope, key_total * scale, m, real, key_result_stride, head, size, SIZE)
-    put(value_slope, value_total, m, real, value_result_stride, head, size, SIZE)
+    k_total = tl.zeros([ROWS, SIZE], tl.float32)
+    v_total = tl.zeros([ROWS, SIZE], tl.float32)
+    for at in range(low, inner if LONG else high, COLUMNS):
+        k_total, v_total = key_block(
+            at, high, k, v, m, k_total, v_total, query, slope, normal, delta, first, last,
+            log_scale, count, query_stride, heads * size, head, size, True, COLUMNS, SIZE,
+            PRECISION,
+        )  # fmt: skip
+    if LONG:
+        for at in range(inner, outer, COLUMNS):
+            k_total, v_total = key_block(
+                at, high, k, v, m, k_total, v_total, query, slope, normal, delta, first, last,
+                log_scale, count, query_stride, heads * size, head, size, False, COLUMNS, SIZE,
+                PRECISION,
+            )  # fmt: skip
+        for at in range(outer, high, COLUMNS):
+            k_total, v_total = key_block(
+                at, high, k, v, m, k_total, v_total, query, slope, normal, delta, first, last,
+                log_scale, count, query_stride, heads * size, head, size, True, COLUMNS, SIZE,
+                PRECISION,
+            )  # fmt: skip
+    put(key_slope, k_total * scale, m, real, key_result_stride, head, size, SIZE)
+    put(value_slope, v_total, m, real, value_result_stride, head, size, SIZE)

@@ -19,7 +19,7 @@ from regard.native import training as native
 
 PIECE = 1 << 22  # logits at a time
 NATIVE_PIECE = 1 << 26  # in C++, which needs no copies of them: larger products are faster
-FUSED_PIECE = 1 << 28  # on a GPU, where every piece costs a pass over the matrix's gradient
+FUSED_PIECE = 1 << 29  # on a GPU, where every piece costs a pass over the matrix's gradient
 ALIGNED = 64  # on a GPU rows of logits have a multiple of so many: else products are slow
 
 
@@ -45,7 +45,7 @@ class SmoothedCrossEntropy(torch.autograd.Function):
         piece = NATIVE_PIECE if native.can_ever(hidden) else FUSED_PIECE if fuses else PIECE
         size = max(1, piece // (vocabulary + holes))
         with torch.autocast(kind, enabled=False):
-            vectors, rows = hidden.to(dtype), matrix.to(dtype)
+            vectors, rows = hidden.to(dtype), fused.rounded(matrix, dtype)
             add = None if bias is None else bias.to(dtype)
             if holes:
                 rows = F.pad(rows, (0, 0, 0, holes))
@@ -139,7 +139,7 @@ def fused_losses(
     found = torch.empty((len(logits), 2), dtype=torch.float32, device=logits.device)
     loss_kernel[(len(logits),)](
         logits, found, labels, smoothing, vocabulary, logits.shape[1],
-        SLOPE=needed, DEPTH=8, LANES=1024, num_warps=4,
+        SLOPE=needed, DEPTH=2, LANES=2048, num_warps=8,
     )  # fmt: skip
     sums = found.sum(0, dtype=torch.float64)
     loss += sums[0]

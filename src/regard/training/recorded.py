@@ -8,6 +8,7 @@ attention, the seed of dropout) lies in one buffer, which one copy from the host
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -20,11 +21,12 @@ from torch import Tensor
 
 from regard.model import fused
 from regard.model.attention import Plan, Visibility, choose_engine
-from regard.model.tiled import tables
+from regard.model.tiled import TiledLayout, tables
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed, positions_array
 
 SHARES = 8  # sizes of recordings: so many parts of the largest row that there can be
+COPIES = 2  # of a recording: none can be started again before it has ended, but another can
 ALIGNED = 64  # tokens: what is multiplied fastest, and 16 bytes of anything
 Loss = Callable[[Any], tuple[Tensor, Tensor]]  # batch -> loss, negative log-likelihood
 
@@ -75,7 +77,7 @@ class Recorder:
         self.model, self.loss, self.budgets, self.dtype = model, loss, budgets, dtype
         self.device = model.output_matrix().device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.recordings: dict[tuple[int, int], Recording] = {}
+        self.recordings: dict[tuple[int, int], deque[Recording]] = {}
         c = model.config
         drops = c.attention_dropout + c.feed_forward_dropout  # whose masks PyTorch makes
         engine = choose_engine(model.engine, self.device, c.attention_dropout)
@@ -102,10 +104,12 @@ class Recorder:
         longest = max(ALIGNED, *(max(row.lengths) for row in rows))
         key = share, 1 << (longest - 1).bit_length()
         before = [p.grad.clone() for p in self.parameters if p.grad is not None]
-        if key not in self.recordings:
+        made = self.recordings.setdefault(key, deque())
+        if len(made) < COPIES:
             room = [-(-b * share // SHARES // ALIGNED) * ALIGNED for b in self.budgets]
-            self.recordings[key] = Recording(self, batch, room[-len(rows) :], key[1])
-        sums = self.recordings[key].replay(batch, seed)
+            made.append(Recording(self, batch, room[-len(rows) :], key[1]))
+        made.rotate()
+        sums = made[0].replay(batch, seed)
         for parameter, gradient in zip(self.parameters, before, strict=False):
             assert parameter.grad is not None
             parameter.grad += gradient
@@ -138,7 +142,8 @@ class Recording:
             queries, keys = getattr(batch, asking), getattr(batch, asked)
             plan = Plan(queries.lengths, keys.lengths, visibility, device=self.device)
             plan.queries, plan.keys = self.room[asking], self.room[asked]
-            plan.layout.hold(views.pop(0), views.pop(0), views.pop(0))  # type: ignore[union-attr]
+            assert isinstance(plan.layout, TiledLayout)
+            plan.layout.hold(longest, views.pop(0), views.pop(0), views.pop(0))
             held[asking].plans[id(held[asked]), visibility] = plan
         self.upload(arrays)
         # The first time kernels are compiled and handles made, none of which can be recorded.
@@ -195,7 +200,11 @@ class Recording:
         base.copy_(self.seed)
         torch.default_generator.manual_seed(0)  # the seeds of masks, to which the base is added
         dtype = self.recorder.dtype
-        with torch.autocast("cuda", dtype, dtype != torch.float32):
+        shorter = [] if dtype == torch.float32 else self.recorder.parameters
+        with (
+            fused.rounded_once(shorter, dtype),
+            torch.autocast("cuda", dtype, dtype != torch.float32),
+        ):
             loss, likelihood = self.recorder.loss(self.batch)
         loss.backward()
         base.zero_()
