@@ -82,15 +82,15 @@ class Records:
         columns = np.ascontiguousarray(np.transpose(records, (3, 2, 0, 1)))  # [4, C, T, B]
         columns = np.moveaxis(columns, 1, -1)  # [4, T, B, C]
         self.logprob, self.score = columns[LOGPROB], columns[SCORE]
-        self.token, self.parent = (columns[i].astype(np.int64) for i in (TOKEN, PARENT))
+        self.token, self.parent = columns[TOKEN].astype(np.int32), columns[PARENT].astype(np.int16)
         alive = self.score > -np.inf
         goes_on = self.token != Tokenizer.eos
-        rank = np.arange(candidates_of(options))
+        rank = np.arange(candidates_of(options), dtype=np.int16)
         self.ended = ~goes_on & alive & (rank < width)
         # The hypotheses that go on among the candidates up to each; the last is its own.
         self.going = np.broadcast_to(rank + 1, self.token.shape)
         if not options.temperature:
-            self.going = goes_on.astype(np.int64)
+            self.going = goes_on.astype(np.int16)
             for c in rank[1:]:
                 self.going[..., c] += self.going[..., c - 1]
         self.kept = goes_on & alive & (self.going <= width)
@@ -119,7 +119,7 @@ class Records:
         """
         step = np.arange(len(self.token))[:, None]
         final = (self.ended & (step <= self.last)[..., None]) | self.cut | self.blocked
-        t, b, c = final.nonzero()
+        c, t, b = np.moveaxis(final, -1, 0).nonzero()
         score = self.score[t, b, c] + before[b]
         score /= penalty(t + 1 + given[b], self.options.length_penalty)
         order = np.lexsort((c, t, -score, b))

@@ -93,20 +93,23 @@ def ours(rows: int, size: int) -> bool:
 def product_of_few(
     x: Rows, weight: Tensor, bias: Tensor | None, activation: int, residual: Rows | None
 ) -> Tensor:
+    """With the norm inside. Blocks and warps are those that were fastest on an H200."""
     rows, width = x.raw.shape
     size = len(weight)
     out = x.raw.new_empty(rows, size)
+    bytes_each = weight.element_size()
     dot = rows > 4 or (rows > 1 and width <= 512)  # by tensor cores, which take 16 rows at least
+    tall = max(16, power(rows)) if dot else power(rows)
     if rows == 1:
         block = 4 if size <= 512 else 8 if size <= 8192 else 16
         warps = 2 if width <= 512 else 4
     elif dot:
-        block, warps = 32 if width <= 512 else 16, 4 if rows <= 16 else 8
+        block, warps = 32 if width * bytes_each <= 1024 else 16, 4 if rows <= 16 else 8
     else:
         block, warps = 8, 4
-    wide = rows > 16 and width > 512  # too much for the registers of one program
+    wide = dot and tall * width * bytes_each > 2**15  # too much for one program to hold
     norm = x.norm if x.kept is None and not wide else None
-    inner = power(width) if norm or not dot else min(512, power(width))
+    inner = power(width) if norm or not dot else min(1024 // bytes_each, power(width))
     source = Rows(x.raw if norm else x.value, norm)
     kept = torch.empty_like(x.raw) if norm else source.raw
     kernels.product_kernel[(-(-size // block),)](
@@ -114,8 +117,8 @@ def product_of_few(
         out if residual is None else residual.value, rows, width, size, EPSILON,
         BIAS=bias is not None, NORM=norm_kind(source), SHIFT=has_shift(source),
         ACTIVATION=activation, RESIDUAL=residual is not None,
-        ROWS=max(16, power(rows)) if dot else power(rows), BLOCK_V=block, BLOCK_D=inner,
-        WHOLE_D=inner >= width, DOT=dot, num_warps=warps, **TOGETHER,
+        ROWS=tall, BLOCK_V=block, BLOCK_D=inner, WHOLE_D=inner >= width, DOT=dot,
+        num_warps=warps, **TOGETHER,
     )  # fmt: skip
     x.kept = kept
     return out
@@ -124,10 +127,12 @@ def product_of_few(
 def product_of_some(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: int, residual: Rows | None
 ) -> Tensor:
+    """With the sum inside, in tiles."""
     rows, width = x.shape
     size = len(weight)
     out = x.new_empty(rows, size)
-    tall, deep = (64, 128) if width <= 512 else (32, 256)
+    tall, deep = (64, 256) if width <= 512 else (32, 512)
+    deep //= weight.element_size()
     kernels.tile_kernel[(-(-size // 32), -(-rows // tall))](
         out, x, weight, weight if bias is None else bias,
         out if residual is None else residual.value, rows, width, size,

@@ -13,6 +13,7 @@ Imported only where there is a GPU; fused.py calls them, tests/gpu holds them to
 
 import os
 
+import torch
 import triton
 import triton.language as tl
 
@@ -21,7 +22,12 @@ try:  # A kernel may start while the one before still runs, and wait when it nee
 except ImportError:
     gdc_launch_dependents = gdc_wait = None
 
-EARLY = gdc_wait is not None and not os.environ.get("TRITON_INTERPRET")
+EARLY = (
+    gdc_wait is not None
+    and not os.environ.get("TRITON_INTERPRET")
+    and torch.cuda.is_available()
+    and torch.cuda.get_device_capability() >= (9, 0)
+)
 LAYER_NORM, RMS_NORM = 1, 2  # 0: no norm
 RELU, GELU = 1, 2  # 0: neither
 
