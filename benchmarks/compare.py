@@ -159,12 +159,15 @@ def all_started(entrants: Sequence[Entrant]) -> Iterator[dict[Entrant, Program]]
     """Those that can be had; a line for each that cannot."""
     with ExitStack() as stack:
         programs = {}
-        for entrant in entrants:
+        for entrant in entrants:  # all at once, since each takes seconds to import what it needs
             assert entrant.make is not None
+            programs[entrant] = stack.enter_context(started(entrant.make, *entrant.arguments))
+        for entrant, program in list(programs.items()):
             try:
-                programs[entrant] = stack.enter_context(started(entrant.make, *entrant.arguments))
+                program.wait()
             except Missing as missing:
                 print(f"{entrant.label} is skipped: {missing}")
+                del programs[entrant]
         yield programs
 
 

@@ -30,27 +30,34 @@ class Program:
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection
 
+    def wait(self) -> None:
+        """Until it is ready; Missing where it never will be."""
+        missing = self.received()
+        if missing is not None:
+            raise Missing(missing)
+
     def __call__(self, *request: Any) -> tuple[Any, float]:
         """Its answer, and how many seconds that took over there."""
         self.connection.send(request)
+        answer, seconds = self.received()
+        return answer, seconds
+
+    def received(self) -> Any:
         try:
-            answer, seconds = self.connection.recv()
+            return self.connection.recv()
         except EOFError:
             raise SystemExit("a program's process came to an end: it says why above") from None
-        return answer, seconds
 
 
 @contextmanager
 def started(make: Make, *arguments: Any) -> Iterator[Program]:
+    """A program that is being made: wait for it before the first request."""
     context = get_context("spawn")  # nothing of this process's threads
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, make, arguments), daemon=True)
     process.start()
     there.close()  # so that its end over there is an end here
     try:
-        missing = here.recv()  # it is ready, or cannot be
-        if missing is not None:
-            raise Missing(missing)
         yield Program(here)
     finally:
         here.close()

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from benchmarks.compare import Cell, Entrant, available, busy_others, compare, turns
+from benchmarks.compare import Cell, Entrant, all_started, available, busy_others, compare, turns
 from benchmarks.encoders import BATCH, LONGEST, encoder_config, sentences
 from benchmarks.generators import gpt2_small
 from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
-from benchmarks.processes import Missing, started
+from benchmarks.processes import started
 from benchmarks.programs import END, entrants
 from benchmarks.ratios import Book
 
@@ -168,18 +168,18 @@ def test_a_peer_that_is_not_installed_is_skipped_with_one_line(monkeypatch, caps
 
 def test_a_program_answers_from_a_process_of_its_own():
     with started(partial, partial, str.upper) as program:
+        program.wait()
         answer, seconds = program("word")
         assert answer == "WORD"
         assert seconds > 0
 
 
-def test_a_program_that_cannot_be_had_says_why():
-    def start():
-        with started(__import__, "no_such_module"):
-            pass
-
-    with pytest.raises(Missing, match="No module named 'no_such_module'"):
-        start()
+def test_a_program_that_cannot_be_had_says_why_and_is_skipped(capsys):
+    upper = Entrant("upper", "str", partial, (partial, str.upper))
+    missing = Entrant("nothing", "str", __import__, ("no_such_module",))
+    with all_started([missing, upper]) as programs:
+        assert list(programs) == [upper]
+    assert capsys.readouterr().out == "nothing str is skipped: No module named 'no_such_module'\n"
 
 
 def test_our_decoder_writes_what_was_asked_for():
