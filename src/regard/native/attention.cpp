@@ -92,6 +92,7 @@ void product(long rows, long columns, long depth, const C* left, long left_row, 
     };
     with(strips<C, TALL>);
     with(strips<C, 4>);
+    with(strips<C, 2>);
     with(strips<C, 1>);
 }
 
@@ -99,9 +100,11 @@ void product(long rows, long columns, long depth, const C* left, long left_row, 
 template <class T, class C>
 void copy_rows(const T* rows, long stride, long count, long size, C factor, C* to, long width) {
     for (long i = 0; i < count; i++)
-        for (long k = 0; k < width; k += LANES<T>)
+        for (long k = 0; k < width; k += LANES<T>) {
+            __builtin_prefetch(rows + i * stride + k + size);  // the next head
             store(to + i * width + k,
                   k < size ? load(rows + i * stride + k, size - k) * factor : VectorOf<T>{});
+        }
 }
 
 // from[count, width] -> to[size, columns] turned over, the holes zero.
