@@ -112,9 +112,8 @@ class Book:
         self, benchmark: str, arguments: list[str], options: argparse.Namespace, device: str
     ) -> None:
         self.benchmark, self.device, self.options = benchmark, device, options
-        threads = getattr(options, "threads", None)
-        self.hardware = hardware(device, threads)
-        self.command = command(benchmark, arguments)
+        self.hardware = hardware(device, getattr(options, "threads", None))
+        self.told = str(date.today()), commit(), versions(), command(benchmark, arguments)
         self.rows: list[Row] = []
 
     def add(
@@ -130,7 +129,7 @@ class Book:
         row = Row(
             self.benchmark, work, dtype, peer, self.device, self.hardware, rounded(value),
             rounded(peer_value), unit, None if of_limit is None else rounded(of_limit),
-            str(date.today()), commit(), versions(), self.command,
+            *self.told,
         )  # fmt: skip
         self.rows.append(row)
 
@@ -168,7 +167,7 @@ def hardware(device: str, threads: int | None = None) -> str:
         import torch
 
         return torch.cuda.get_device_name()
-    cores = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    cores = threads or os.cpu_count()
     return f"{cores} core{'' if cores == 1 else 's'} of {processor()}"
 
 
