@@ -1,7 +1,7 @@
 // A decoder's step with its search, and a pass of a stack over packed rows, in one call each.
 //
-// Every stage (a product, attention, add & norm) is split among the threads, which wait for each
-// other behind it; nothing is allocated on the way and nothing goes back to Python.
+// Every stage (a product, attention, add & norm) is split among the threads (team.h); nothing goes
+// back to Python in between.
 #include <omp.h>
 
 #include "choose.h"
@@ -17,13 +17,16 @@ struct Cache {
 
 static thread_local Room stage_room, row_room;
 
-template <class F> static void together(long threads, const F& stages) {
-    Barrier barrier;
+// All threads go through the stages, of which there are at most so many.
+template <class F> static void together(long threads, long stages, const F& go_through) {
+    std::vector<Counter> counters(Team::counters_for(stages, threads));
 #pragma omp parallel num_threads(threads)
     {
-        stages(Team{&barrier, omp_get_thread_num(), omp_get_num_threads()});
+        Team team = {counters, omp_get_thread_num(), omp_get_num_threads()};
+        go_through(team);
     }
 }
+static long stages_of(const Stack& stack) { return 24 * (stack.layers + 1); }
 
 // Room for what every row needs to know.
 struct RowTables {
@@ -142,7 +145,7 @@ void read_rows(const Stack* stack, const int64_t* tokens, const int64_t* offsets
     Rows all = {rows, sentences, tokens, offsets, t.position, t.slot,
                 t.seen, own, memory, t.memory_seen};
     Buffers b(stage_room, *stack, rows, most, threads);
-    together(threads, [&](Team team) { run_layers(team, *stack, all, b); });
+    together(threads, stages_of(*stack), [&](Team& team) { run_layers(team, *stack, all, b); });
     if (hidden) memcpy(hidden, b.normed, rows * stack->d_model * 4);
 }
 
@@ -151,11 +154,11 @@ void project_memory(const Stack* stack, const float* memory, const int64_t* offs
                     int64_t sentences, const Slots* slots, int64_t threads) {
     long rows = offsets[sentences], size = stack->head_size, width = stack->heads * size;
     Buffers b(stage_room, *stack, rows, 0, threads);
-    together(threads, [&](Team team) {
+    together(threads, stages_of(*stack), [&](Team& team) {
         for (long i = 0; i < stack->layers; i++) {
             product(team, Kind(stack->kind), stack->layer[i].key_value, memory, stack->d_model,
                     rows, b.own[team.id].prepared, b.shared, b.y, b.widest);
-            for (long s = team.first(sentences); s < team.last(sentences); s++)
+            team.each(sentences, [&](long s) {
                 for (long r = offsets[s]; r < offsets[s + 1]; r++)
                     for (long h = 0; h < stack->heads; h++) {
                         const float* key = b.y + r * b.widest + h * size;
@@ -163,7 +166,7 @@ void project_memory(const Stack* stack, const float* memory, const int64_t* offs
                         memcpy(slots[i].keys + at, key, size * 4);
                         memcpy(slots[i].values + at, key + width, size * 4);
                     }
-            team.wait();
+            });
         }
     });
 }
@@ -187,25 +190,23 @@ int64_t step(const Stack* stack, const Cache* cache, const Beams* beams, float* 
                 t.seen, cache->own, cache->memory, t.memory_seen};
     Buffers b(stage_room, *stack, rows, std::max(end, memory_longest), threads);
     long time = *beams->time;
-    together(threads, [&](Team team) {
-        for (long s = team.first(sentences); s < team.last(sentences); s++)
-            move(*cache, *beams, s, t);
-        team.wait();
+    together(threads, stages_of(*stack), [&](Team& team) {
+        team.each(sentences, [&](long s) { move(*cache, *beams, s, t); });
         run_layers(team, *stack, all, b);
         product(team, Kind(stack->kind), stack->output, b.normed, stack->d_model, rows,
                 b.own[team.id].prepared, b.shared, logits, stride);
         if (!advance) return;
-        for (long piece = team.id; piece < rows * pieces; piece += team.count) {
+        team.each(rows * pieces, [&](long piece) {
             long r = piece / pieces, start = piece % pieces * PIECE;
             bool early = time < beams->least[r / width];
             t.pieces[piece] = look_through(
                 logits + r * stride + start, start, std::min(PIECE, vocabulary - start),
                 early ? beams->eos : -1, most, t.best + piece * most);
-        }
-        team.wait();
-        for (long s = team.first(sentences); s < team.last(sentences); s++)
+        });
+        team.each(sentences, [&](long s) {
             grow(*beams, s, width, pieces, t.pieces + s * width * pieces,
                  t.best + s * width * pieces * most, t.best + (rows * pieces + s) * most);
+        });
     });
     for (long w = 0; w < width; w++) cache->next[w] += width;
     if (!advance) return sentences;

@@ -204,7 +204,7 @@ inline void rotate(const float* turn, float* x, long size) {
 inline void attend_self(Team& team, const Stack& stack, const Rows& rows, const Slots& slots,
                         Buffers& b) {
     long size = stack.head_size, width = stack.heads * size;
-    for (long piece = team.id; piece < rows.sentences * stack.heads; piece += team.count) {
+    team.each(rows.sentences * stack.heads, [&](long piece) {
         long sentence = piece / stack.heads, head = piece % stack.heads;
         long at = slots.at(sentence, head);
         for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++) {
@@ -221,26 +221,24 @@ inline void attend_self(Team& team, const Stack& stack, const Rows& rows, const 
         for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++)
             attend(b.y + r * b.widest + head * size, slots, at, rows.seen[r], size,
                    b.own[team.id].scores, b.z + r * width + head * size);
-    }
-    team.wait();
+    });
 }
 
 inline void attend_memory(Team& team, const Stack& stack, const Rows& rows, const Slots& slots,
                           Buffers& b) {
     long size = stack.head_size, width = stack.heads * size;
-    for (long piece = team.id; piece < rows.sentences * stack.heads; piece += team.count) {
+    team.each(rows.sentences * stack.heads, [&](long piece) {
         long sentence = piece / stack.heads, head = piece % stack.heads;
         for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++)
             attend(b.y + r * b.widest + head * size, slots, slots.at(sentence, head),
                    rows.memory_seen[sentence], size, b.own[team.id].scores,
                    b.z + r * width + head * size);
-    }
-    team.wait();
+    });
 }
 
 // y[N, 2 F] -> silu(gate) * x in its first half.
 inline void gate(Team& team, long rows, long size, Buffers& b) {
-    for (long r = team.first(rows); r < team.last(rows); r++)
+    team.each(rows, [&](long r) {
         for (long i = 0; i < size; i += WIDTH) {
             float* y = b.y + r * b.widest + i;
             Floats x = load(y, size - i);
@@ -248,7 +246,7 @@ inline void gate(Team& team, long rows, long size, Buffers& b) {
             x = x / (1.0f + exponential(-bounded)) * load(y + size, size - i);
             store(y, x, size - i);
         }
-    team.wait();
+    });
 }
 
 // All layers: x[N, D] of the last in `b.normed` (after the norm that closes a pre-norm stack).
@@ -266,18 +264,17 @@ inline void run_layers(Team& team, const Stack& stack, const Rows& rows, Buffers
     };
     // Post-norm has its norm after the sum, pre-norm the next sub-layer's.
     auto add = [&](const Norm& norm, const Norm& next) {
-        for (long r = team.first(n); r < team.last(n); r++)
+        team.each(n, [&](long r) {
             add_and_norm(first ? next : norm, b.x + r * d_model, b.added + r * b.wide,
                          b.normed + r * d_model, d_model, stack.epsilon);
-        team.wait();
+        });
     };
-    for (long r = team.first(n); r < team.last(n); r++) {
+    team.each(n, [&](long r) {
         embed(stack, rows, r, b.x + r * d_model);
         if (first)
             add_and_norm(stack.layer[0].self_norm, b.x + r * d_model, nullptr,
                          b.normed + r * d_model, d_model, stack.epsilon);
-    }
-    team.wait();
+    });
     for (long i = 0; i < stack.layers; i++) {
         const Layer& layer = stack.layer[i];
         inward(layer.query_key_value);

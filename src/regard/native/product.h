@@ -223,13 +223,14 @@ inline void meet_some(long rows, const Matrix& matrix, long block, const int32_t
 }
 
 template <Kind kind>
-inline void blocks_of(const Team& team, const Matrix& matrix, const Prepared& x, long rows,
-                      float* out, long stride, Activation activation) {
-    long count = words_of(kind, matrix.inputs), blocks = padded(matrix.outputs) / BLOCK;
-    for (long block = team.first(blocks); block < team.last(blocks); block++)
+inline void blocks_of(Team& team, const Matrix& matrix, const Prepared& x, long rows, float* out,
+                      long stride, Activation activation) {
+    long count = words_of(kind, matrix.inputs);
+    team.each(padded(matrix.outputs) / BLOCK, [&](long block) {
         for (long r = 0; r < rows; r += TILE)
             meet_some<kind>(std::min(TILE, rows - r), matrix, block, x.words + r * count, count,
                             x.units + r, out + r * stride, stride, activation);
+    });
 }
 
 // x[rows, inputs] -> f(x Wᵀ + b), in rows that are `stride` apart and have room for whole blocks.
@@ -239,14 +240,17 @@ inline void product(Team& team, Kind kind, const Matrix& matrix, const float* x,
     long count = words_of(kind, matrix.inputs);
     bool few = rows <= TILE;  // each thread prepares all of them: less than waiting for the others
     const Prepared& to = few ? own : shared;
-    for (long r = few ? 0 : team.first(rows); r < (few ? rows : team.last(rows)); r++)
+    auto prepare = [&](long r) {
         to.units[r] = words_from(kind, x + r * x_stride, matrix.inputs, to.words + r * count);
-    if (!few) team.wait();
+    };
+    if (few)
+        for (long r = 0; r < rows; r++) prepare(r);
+    else
+        team.each(rows, prepare);
     if (kind == FLOAT32)
         blocks_of<FLOAT32>(team, matrix, to, rows, out, stride, activation);
     else if (kind == BFLOAT16)
         blocks_of<BFLOAT16>(team, matrix, to, rows, out, stride, activation);
     else
         blocks_of<INT8>(team, matrix, to, rows, out, stride, activation);
-    team.wait();
 }
