@@ -4,8 +4,8 @@ regard is `Trainer.step` as `regard train` runs it (batch, forward, loss, backwa
 figures), its peers forward, loss, backward, clipping and fused Adam as their users write them,
 padded. All have the same sizes, dropout, label smoothing and sentences of similar lengths in a
 batch, and are asked the same real tokens. Nobody waits for the GPU between two steps; a round is
-all batches once. Peak memory is the allocator's, of the rounds after the first; `reserved` is what
-it took of the GPU.
+all batches several times, since at its end everybody waits. Memory is the most that the allocator
+took of the GPU after the first round: what a recording uses it does not count as allocated.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from regard.training.processes import Processes
 from regard.training.progress import Progress
 
 CONTEXT, SEQUENCES = 1024, 16  # of GPT-2's shape
+PASSES = 5  # over all batches in a round
 Made = list[tuple[list[Tensor], list[Tensor]]]  # batches of sources (or nothing) and targets
 Round = Callable[[], None]
 DEVICE = torch.device("cuda")
@@ -161,9 +162,9 @@ def peer(model: nn.Module, made: Made, dtype: str, compiled: bool) -> Round:
     return steps
 
 
-def measure(steps: Round, repeats: int) -> tuple[list[float], float, tuple[float, float]]:
-    """Seconds of each round, seconds of the first one, and the most memory in GiB: held by tensors,
-    and taken of the GPU."""
+def measure(steps: Round, repeats: int) -> tuple[list[float], float, float]:
+    """Seconds that all batches took in each round, seconds of the first time, and the most memory,
+    in GiB."""
     start = time.perf_counter()
     steps()
     torch.cuda.synchronize()
@@ -174,11 +175,11 @@ def measure(steps: Round, repeats: int) -> tuple[list[float], float, tuple[float
     taken = []
     for _ in range(repeats):
         start = time.perf_counter()
-        steps()
+        for _ in range(PASSES):
+            steps()
         torch.cuda.synchronize()
-        taken.append(time.perf_counter() - start)
-    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return taken, first, (allocated / 2**30, reserved / 2**30)
+        taken.append((time.perf_counter() - start) / PASSES)
+    return taken, first, torch.cuda.max_memory_reserved() / 2**30
 
 
 def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Made]:
@@ -220,11 +221,11 @@ def run(name: str, options: argparse.Namespace, book: Book) -> None:
 
                 makers.append((label, make))
         for label, maker in makers:
-            taken, first, (most[label], reserved) = measure(maker(), options.repeats)
+            taken, first, most[label] = measure(maker(), options.repeats)
             times[Entrant(label, options.dtype)] = [t / len(made) for t in taken]
             print(
                 f"  {label:25} {min(taken) / len(made) * 1e3:7.2f} ms a step, most memory "
-                f"{most[label]:.1f} GiB ({reserved:.1f} reserved), first round {first:.1f} s",
+                f"{most[label]:.1f} GiB, first round {first:.1f} s",
                 flush=True,
             )
             gc.collect()
@@ -247,7 +248,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=25_000, help="real target tokens a step")
     parser.add_argument("--vocabulary", type=int, default=37_000)
     parser.add_argument("--batches", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
     parser.add_argument("--no-peers", dest="peers", action="store_false")
     parser.add_argument("--compile-peers", action="store_true", help="as well: takes minutes")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from regard.errors import InputError, TrainingFailed
 from regard.run import train
 from regard.tasks.translate import Translate
+from regard.training import loop
 
 SRC = str(Path(__file__).parents[2] / "src")
 
@@ -178,6 +179,48 @@ def test_steps_without_a_finite_loss_are_dropped_and_counted(configure, tmp_path
     state = json.loads((tmp_path / "run/checkpoints/step-8/state.json").read_text())
     assert state["dropped"] == 2
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "run").values())
+
+
+@pytest.mark.parametrize("bad", [(), (3, 4), (4, 5, 8), (24,)], ids=str)
+def test_figures_that_are_read_a_step_late_are_the_same(bad, configure, tmp_path, monkeypatch):
+    """As on a GPU, which is not waited for: weights, metrics, and what was dropped."""
+    real, calls = Translate.loss, []
+
+    def sometimes_nan(self, model, batch, smoothing, r_drop=0.0):
+        loss, likelihood = real(self, model, batch, smoothing, r_drop)
+        if model.training:
+            calls.append(1)
+            loss = loss * float("nan") if len(calls) in bad else loss
+        return loss, likelihood
+
+    monkeypatch.setattr(Translate, "loss", sometimes_nan)
+    for name, late in (("at once", 0), ("late", 1)):
+        monkeypatch.setitem(loop.LATE, "cpu", late)
+        calls.clear()
+        train(configure(), tmp_path / name, quiet=True)
+    assert same(weights(tmp_path / "late"), weights(tmp_path / "at once"))
+    assert metrics(tmp_path / "late") == metrics(tmp_path / "at once")
+    state = json.loads((tmp_path / "late/checkpoints/step-24/state.json").read_text())
+    assert state["dropped"] == len(bad)
+
+
+def test_a_run_that_reads_late_stops_after_several_in_a_row_as_well(
+    configure, tmp_path, monkeypatch
+):
+    real, calls = Translate.loss, []
+
+    def nan_from_the_seventh(self, model, batch, smoothing, r_drop=0.0):
+        loss, likelihood = real(self, model, batch, smoothing, r_drop)
+        calls.append(1)
+        return (loss * float("nan") if len(calls) > 6 else loss), likelihood
+
+    monkeypatch.setitem(loop.LATE, "cpu", 1)
+    monkeypatch.setattr(Translate, "loss", nan_from_the_seventh)
+    with pytest.raises(TrainingFailed, match=r"6 steps in a row had no finite loss"):
+        train(configure(training={"validate_every": 1000}), tmp_path / "run", quiet=True)
+    saved = load_file(tmp_path / "run" / "checkpoints" / "step-12" / "model.safetensors")
+    good = load_file(tmp_path / "run" / "checkpoints" / "step-8" / "model.safetensors")
+    assert same(saved, good)
 
 
 def test_after_several_in_a_row_the_run_stops_with_the_good_state_saved(

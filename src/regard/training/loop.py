@@ -48,6 +48,7 @@ from regard.training.progress import Progress, said
 from regard.training.recorded import Recorder
 
 HOPELESS = 5  # steps in a row without a finite loss before the run stops
+LATE = {"cuda": 1}  # steps that are under way when the figures of one are read; elsewhere none
 
 
 class Corpus(Protocol):
@@ -146,7 +147,7 @@ class Trainer:
         self.asked_to_stop = False
         self.unlucky = 0  # steps in a row without a finite loss
         self.waiting: deque[Taken] = deque()  # steps whose figures are still to be read
-        self.late = 1 if processes.device.type == "cuda" else 0  # how many these may be
+        self.late = LATE.get(processes.device.type, 0)  # how many these may be
         self.events: Any = None  # for TensorBoard, once training begins
         self.recorder = Recorder(model, self._loss, self.rows.budgets, self.dtype)
 

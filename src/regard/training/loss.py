@@ -69,7 +69,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
                     if dtype == matrix.dtype:
                         matrix_gradient.addmm_(slope.t(), x)
                     elif fuses:
-                        matrix_gradient += torch.mm(slope.t(), x, out_dtype=matrix.dtype)
+                        more = torch.mm(slope.t(), x, out_dtype=matrix.dtype)
+                        matrix_gradient = matrix_gradient.add_(more) if start else more
                     else:
                         matrix_gradient += slope.t() @ x
         real = (None if x is None else x[:vocabulary] for x in (matrix_gradient, bias_gradient))
