@@ -26,7 +26,7 @@ from regard.model.transformer import Transformer
 from regard.text.batching import Packed, positions_array
 
 SHARES = 8  # sizes of recordings: so many parts of the largest row that there can be
-COPIES = 2  # of a recording: none can be started again before it has ended, but another can
+COPIES = 2  # of a recording, so that one can be started while the other is still under way
 ALIGNED = 64  # tokens: what is multiplied fastest, and 16 bytes of anything
 Loss = Callable[[Any], tuple[Tensor, Tensor]]  # batch -> loss, negative log-likelihood
 
@@ -68,6 +68,7 @@ class HeldBatch:
 class Recorder:
     """All recordings of a model's work.
 
+    loss: must ask nothing of tokens whose label is -1.
     budgets: the most tokens that a row has on each side, the target's last.
     """
 
@@ -89,6 +90,7 @@ class Recorder:
         """How many parts of the largest row a batch takes; None: it cannot be recorded."""
         known = all(hasattr(batch, name) for name in ("source", "target", "labels", "where"))
         if not known or batch.where is not None or batch.target is None:
+            self.able = False  # nor can any other of this task
             return None
         rows = [row for row in (batch.source, batch.target) if row is not None]
         needed = zip(rows, self.budgets[-len(rows) :], strict=True)
