@@ -126,6 +126,12 @@ def test_losses_and_their_slope_are_pytorchs(smoothing, vocabulary, dtype):
     near(slope, *torch.autograd.grad(expected, exact), dtype)
 
 
+def test_a_label_outside_the_vocabulary_is_refused():
+    for label in (-1, 5):
+        with pytest.raises(IndexError, match="outside the vocabulary of 5"):
+            training.losses(torch.randn(2, 5), torch.tensor([0, label]), 0.1, True)
+
+
 @pytest.mark.parametrize("fraction", [0.1, 0.5])
 def test_dropout_drops_its_fraction_and_the_way_back_drops_the_same(fraction, dtype):
     x, y = torch.zeros(400, 128, dtype=dtype), torch.ones(400, 128, dtype=dtype, requires_grad=True)

@@ -221,6 +221,8 @@ class Embed(torch.autograd.Function):
 def losses(logits: Tensor, labels: Tensor, smoothing: float, needed: bool) -> tuple[Tensor, Tensor]:
     """logits[N, V], labels[N] -> minus the log-probability of each label and its mean over the
     vocabulary, [N] each. If the gradient is needed, it stands where the logits were."""
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[1]:
+        raise IndexError(f"a label is outside the vocabulary of {logits.shape[1]}")
     likelihood, uniform = logits.new_empty((2, len(labels)), dtype=torch.float32)
     call("losses", logits.dtype, logits, labels, smoothing, needed, likelihood, uniform,
          *logits.shape)  # fmt: skip
