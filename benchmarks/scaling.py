@@ -61,6 +61,7 @@ THEORY = {
 USUAL = {"batch": 8, "width": 128, "layers": 2}
 EARLY, LATE, AROUND = 10, 200, 3  # steps that are timed, and how many on both sides of them
 ENOUGH = 0.3  # seconds that a pass is repeated for, where it is short
+UNSURE = 0.1  # the standard error of an exponent: more is not growth but the machine
 PASSES_OF_A_POINT = 4  # two to weigh it, two at least to time it
 
 
@@ -159,6 +160,9 @@ def show(
         fit = power(sizes, values)
         if fit is not None:
             line += f" {name} ~ {fit} (at most {most:g})"
+            if fit.error is not None and fit.error > UNSURE:
+                line += " NOT QUIET: it does not count;"
+                continue
             book.add(
                 f"{work}: {name}",
                 book.options.dtype,
