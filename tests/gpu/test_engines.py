@@ -6,6 +6,7 @@ Where there is none, these are skipped: CI has no GPU. By hand: `pytest tests/gp
 import pytest
 import torch
 
+from regard.errors import InputError
 from regard.model.attention import Visibility, attend
 from regard.model.config import STYLES
 
@@ -80,6 +81,17 @@ def test_training_on_a_gpu_takes_tiled_and_everything_else_padded():
     assert choose_engine("auto", torch.device("cpu"), 0.0) == "padded"
     with torch.no_grad():
         assert choose_engine("auto", cuda, 0.0) == "padded"
+
+
+def test_what_tiled_does_not_know_is_padded_by_itself():
+    bounds = offsets([5, 3]), offsets([5, 3])
+    for size, dtype in ((8, torch.float64), (256, torch.float32)):
+        tensors = [torch.randn(8, 2, size, dtype=dtype, device="cuda") for _ in "qkv"]
+        ours = attend(*tensors, *bounds, Visibility(causal=True))
+        expected = attend(*tensors, *bounds, Visibility(causal=True), engine="reference")
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+        with pytest.raises(InputError, match="engine=tiled takes float32 and bfloat16"):
+            attend(*tensors, *bounds, Visibility(causal=True), engine="tiled")
 
 
 def test_stepping_with_the_cache_equals_the_full_pass(model, row):

@@ -111,7 +111,7 @@ class Plan:
     ) -> None:
         self.query_lengths, self.key_lengths = tuple(query_lengths), tuple(key_lengths)
         self.visibility, self.device, self.dropout = visibility, torch.device(device), dropout
-        self.engine = choose_engine(engine, self.device, dropout)
+        self.engine, self.asked = choose_engine(engine, self.device, dropout), engine
         if len(self.query_lengths) != len(self.key_lengths):
             raise InputError(
                 f"queries have {len(self.query_lengths)} sequences and keys "
@@ -143,6 +143,10 @@ class Plan:
             )
         if self.layout is None:
             return self._reference(query, key, value)
+        if self.engine == "tiled" and self.asked == "auto" and not TiledLayout.knows(query):
+            lengths = self.query_lengths, self.key_lengths
+            self.engine = "padded"
+            self.layout = PaddedLayout(*lengths, self.visibility, self.device)
         return self.layout.attend(query, key, value, self.dropout)
 
     def weights(self, query: Tensor, key: Tensor) -> list[Tensor]:

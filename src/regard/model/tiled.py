@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TILE = 64  # tokens of a tile
 COLUMNS = 32  # tokens of one step of a walk
 LONG = 128  # tokens of a sequence from which on tiles pass much that all of them see
-SMALLEST = 16  # head size that the hardware's products take
+SMALLEST, LARGEST = 16, 128  # head size: of the hardware's products, and that its memory holds
 
 
 class TiledLayout:
@@ -50,14 +50,18 @@ class TiledLayout:
         self.long = longest > LONG
         self.runs, self.query_tiles, self.key_tiles = runs, query_tiles, key_tiles
 
+    @staticmethod
+    def knows(query: Tensor) -> bool:
+        return query.dtype in (torch.float32, torch.bfloat16) and query.shape[-1] <= LARGEST
+
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         assert dropout == 0, "choose_engine excludes it"
         if not (query.is_cuda or os.environ.get("TRITON_INTERPRET")):
             raise InputError("engine=tiled needs a GPU: on a CPU use engine=padded or auto")
-        if query.dtype not in (torch.float32, torch.bfloat16):
+        if not self.knows(query):
             raise InputError(
-                f"engine=tiled computes in float32 or bfloat16, not {query.dtype}: "
-                "use engine=padded"
+                f"engine=tiled takes float32 and bfloat16 and heads of at most {LARGEST} features, "
+                f"not {query.dtype} and {query.shape[-1]}: use engine=padded or auto"
             )
         output: Tensor = Attend.apply(self, *(in_heads(x) for x in (query, key, value)))
         return output
