@@ -1,0 +1,73 @@
+"""How the cost grows, and how long it takes to begin: what is kept of the measurements."""
+
+import argparse
+import os
+import sys
+import time
+
+import pytest
+import torch
+from benchmarks.ratios import Book
+from benchmarks.scaling import Blocks, Point, by_length, engines, measured, show
+from benchmarks.startup import first_step
+
+CPU = torch.device("cpu")
+WRITES = "import pathlib, sys, time; run = pathlib.Path(sys.argv[-1]); run.mkdir(); " \
+         "(run / 'metrics.jsonl').write_text('{}'); time.sleep(100)"  # fmt: skip
+
+
+@pytest.fixture
+def book(tmp_path):
+    options = argparse.Namespace(keep=False, ratios=tmp_path / "ratios.json", dtype="float32")
+    return Book("scaling", [], options, "cpu")
+
+
+def test_the_exponents_of_the_longer_half_are_kept_beside_theory(book, capsys):
+    # the first points are all overhead, as those of short sequences are
+    points = [Point(n, max(1e-4, 1e-9 * n * n), 100 * n) for n in (128, 256, 1024, 2048, 4096)]
+    show("attention", points, (2.0, 1.0), "", book)
+    assert [(row.work, row.value, row.peer_value) for row in book.rows] == [
+        ("attention: time", 2.0, 2.0), ("attention: memory", 1.0, 1.0),
+    ]  # fmt: skip
+    assert "at 4,096: 16.78 ms" in capsys.readouterr().out
+
+
+def test_an_exponent_that_the_points_do_not_agree_on_is_not_kept(book, capsys):
+    points = [Point(n, s, None) for n, s in ((1, 1), (2, 9), (4, 1), (8, 20), (16, 2), (32, 30))]
+    show("attention", points, (1.0, 1.0), "", book)
+    assert book.rows == []
+    assert "NOT QUIET" in capsys.readouterr().out
+
+
+def test_what_the_budget_does_not_reach_is_left_out_and_said(monkeypatch):
+    monkeypatch.setattr("benchmarks.scaling.LENGTHS", [8, 16, 10**6])
+    monkeypatch.setattr(
+        "benchmarks.scaling.measured", lambda layer, n, size, which: Point(n, 1.0, 1)
+    )
+    points, left_out = by_length("padded", False, "forward", (CPU, torch.float32), share=100.0)
+    assert [point.size for point in points] == [8, 16]
+    assert left_out == "from 1,000,000 tokens on left out"
+
+
+def test_the_engines_that_run_on_a_cpu_are_measured_and_the_others_said(capsys):
+    assert "padded" in engines(CPU)
+    assert "tiled is skipped: " in capsys.readouterr().out
+
+
+def test_blocks_are_measured_as_they_are(monkeypatch):
+    monkeypatch.setattr("benchmarks.scaling.ENOUGH", 0.0)
+    point = measured(Blocks(2, 64, CPU, torch.float32), 256, 2, "training")
+    assert point.size == 2
+    assert point.seconds > 0
+
+
+def test_a_run_is_watched_until_its_first_step_and_then_ended(tmp_path):
+    start = time.perf_counter()
+    command = [sys.executable, "-c", WRITES]
+    seconds = first_step(command, tmp_path / "run", dict(os.environ))
+    assert 0 < seconds <= time.perf_counter() - start < 50
+
+
+def test_a_run_that_ends_without_a_step_is_an_error(tmp_path):
+    with pytest.raises(SystemExit, match="made no step"):
+        first_step([sys.executable, "-c", "pass"], tmp_path / "run", dict(os.environ))
