@@ -9,7 +9,7 @@ from regard.decoding import engine
 from regard.decoding.beams import Beams
 from regard.decoding.native import NativeStep, engine_of
 from regard.decoding.requests import Request
-from regard.decoding.search import decode
+from regard.decoding.search import Wanted, decode
 
 EOS = 2
 OPTIONS = [
@@ -133,8 +133,6 @@ def test_a_native_search_finds_what_the_other_finds(style, search, net, same, to
 
 
 def test_the_history_of_a_native_search_is_that_of_the_other(net, torch_decode):
-    from regard.decoding.search import Wanted
-
     options, told = DecodingConfig(beam=3, max_length=5), Wanted(history=True)
     one = net(dtype=torch.float32)
     histories = [
