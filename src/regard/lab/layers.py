@@ -85,12 +85,12 @@ class Layer:
         assert module is not None
         self.module = module.to(device, dtype)
 
-    def plan(self, n: int) -> Any:
+    def plan(self, n: int, engine: str = "auto") -> Any:
         if self.name == "feed-forward":
             return None
         if self.config.mixer != "attention":
             return RowPlan([n], self.device)
-        engine = "reference" if self.name == REFERENCE else "auto"
+        engine = "reference" if self.name == REFERENCE else engine
         visibility = Visibility(window=self.config.window)
         return Plan([n], [n], visibility, engine=engine, device=self.device)
 
