@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -83,9 +84,8 @@ class Attention(Layer):
         super().__init__("restricted" if window else "attention", WIDTH, WINDOW, 3, device, dtype)
         self.engine = engine
 
-    def plan(self, n: int) -> Plan:
-        seen = Visibility(window=self.config.window)
-        return Plan([n], [n], seen, engine=self.engine, device=self.device)
+    def plan(self, n: int, engine: str = "auto") -> Any:
+        return super().plan(n, self.engine)
 
 
 class Blocks(Layer):
@@ -96,9 +96,10 @@ class Blocks(Layer):
         self.layers = layers
         self.module = Stack(self.config, layers, False).to(device, dtype)
 
-    def plan(self, n: int) -> list[Plan]:
+    def plan(self, n: int, engine: str = "auto") -> list[Plan]:
         lengths = [SEQUENCE] * (n // SEQUENCE)
-        return [Plan(lengths, lengths, Visibility(), device=self.device)] * self.layers
+        plan = Plan(lengths, lengths, Visibility(), engine=engine, device=self.device)
+        return [plan] * self.layers
 
     def __call__(self, x: Tensor, plan: list[Plan]) -> Tensor:
         return self.module(x, torch.arange(len(x), device=x.device) % SEQUENCE, plan)
