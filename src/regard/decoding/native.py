@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard import native
 from regard.decoding.beams import Beams
@@ -219,12 +219,21 @@ def engine_of(model: Transformer) -> Engine | None:
 
 def signature(library: ctypes.CDLL, model: Transformer) -> Any:
     """What changes when weights do, even where PyTorch is not told of it."""
-    tensors = list(model.parameters())
+    tensors = weights_of(model)
     pointers = [tensor.data_ptr() for tensor in tensors]
     count = len(tensors)
-    sizes = (c_int64 * count)(*(tensor.nbytes for tensor in tensors))
+    sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
     numbers = library.fingerprint((c_void_p * count)(*pointers), sizes, count)
     return numbers, pointers, [tensor._version for tensor in tensors]
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
+    """All parameters: module.parameters() takes longer than a small model's step."""
+    found: list[Tensor] = [w for w in module._parameters.values() if w is not None]
+    for part in module._modules.values():
+        if part is not None:
+            found += weights_of(part)
+    return found
 
 
 @torch.no_grad()

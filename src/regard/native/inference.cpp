@@ -103,7 +103,7 @@ void pack_matrix(int64_t kind, const float* weight, int64_t outputs, int64_t inp
 uint64_t fingerprint(const uint8_t* const* tensors, const int64_t* bytes, int64_t count) {
     uint64_t hash = 14695981039346656037u;
     for (long i = 0; i < count; i++)
-        for (long at = 0; at + 8 <= bytes[i]; at += std::max<long>(8, bytes[i] / 64 / 8 * 8)) {
+        for (long at = 0; at + 8 <= bytes[i]; at += std::max<long>(8, bytes[i] / 16 / 8 * 8)) {
             uint64_t part;
             memcpy(&part, tensors[i] + at, 8);
             hash = (hash ^ part) * 1099511628211u;
@@ -143,8 +143,8 @@ void read_rows(const Stack* stack, const int64_t* tokens, const int64_t* offsets
         own = same.data();
     }
     Rows all = {rows, sentences, tokens, offsets, t.position, t.slot,
-                t.seen, own, memory, t.memory_seen};
-    Buffers b(stage_room, *stack, rows, most, threads);
+                t.seen, own, memory, t.memory_seen, longest};
+    Buffers b(stage_room, *stack, rows, most, longest, threads);
     together(threads, stages_of(*stack), [&](Team& team) { run_layers(team, *stack, all, b); });
     if (hidden) memcpy(hidden, b.normed, rows * stack->d_model * 4);
 }
@@ -153,7 +153,7 @@ void read_rows(const Stack* stack, const int64_t* tokens, const int64_t* offsets
 void project_memory(const Stack* stack, const float* memory, const int64_t* offsets,
                     int64_t sentences, const Slots* slots, int64_t threads) {
     long rows = offsets[sentences], size = stack->head_size, width = stack->heads * size;
-    Buffers b(stage_room, *stack, rows, 0, threads);
+    Buffers b(stage_room, *stack, rows, 0, 0, threads);
     together(threads, stages_of(*stack), [&](Team& team) {
         for (long i = 0; i < stack->layers; i++) {
             product(team, Kind(stack->kind), stack->layer[i].key_value, memory, stack->d_model,
@@ -187,8 +187,8 @@ int64_t step(const Stack* stack, const Cache* cache, const Beams* beams, float* 
     for (long b = 0; b < sentences && cache->memory; b++)
         t.memory_seen[b] = {counting, cache->memory_lengths[b]};
     Rows all = {rows, sentences, beams->tokens, t.first, t.position, t.slot,
-                t.seen, cache->own, cache->memory, t.memory_seen};
-    Buffers b(stage_room, *stack, rows, std::max(end, memory_longest), threads);
+                t.seen, cache->own, cache->memory, t.memory_seen, 0};
+    Buffers b(stage_room, *stack, rows, std::max(end, memory_longest), 0, threads);
     long time = *beams->time;
     together(threads, stages_of(*stack), [&](Team& team) {
         team.each(sentences, [&](long s) { move(*cache, *beams, s, t); });

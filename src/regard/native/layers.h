@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "product.h"
+#include "attention.h"
 
 struct Norm {
     const float *gain, *shift;  // no gain: no norm; no shift: RMSNorm
@@ -32,21 +32,6 @@ struct Stack {
     Matrix output;  // [V, D], of a decoder
 };
 
-// Keys and values of one layer: the number at [sentence, head, slot, k].
-struct Slots {
-    float *keys, *values;
-    int64_t sentence_stride, head_stride, slot_stride;
-
-    long at(long sentence, long head) const {
-        return sentence * sentence_stride + head * head_stride;
-    }
-};
-
-struct Seen {
-    const int32_t* slots;
-    long count;
-};
-
 // N rows, those of a sentence side by side.
 struct Rows {
     long count, sentences;
@@ -56,6 +41,7 @@ struct Rows {
     const Slots* own;  // of each layer
     const Slots* memory;  // of each layer, or null
     const Seen* memory_seen;  // [B]
+    long longest;  // rows of a sentence that is read; 0: these are a step's
 };
 
 // Room for the numbers between two stages, kept from call to call.
@@ -79,11 +65,12 @@ struct Buffers {
     Prepared shared;
     struct Own {
         Prepared prepared;
-        float* scores;
+        float *scores, *sequence;
     };
     std::vector<Own> own;  // of each thread
 
-    Buffers(Room& room, const Stack& stack, long rows, long most_seen, long threads) {
+    Buffers(Room& room, const Stack& stack, long rows, long most_seen, long longest,
+            long threads) {
         long width = stack.heads * stack.head_size;
         const Layer& layer = stack.layer[0];
         wide = padded(stack.d_model);
@@ -100,19 +87,12 @@ struct Buffers {
             shared = {room.take<int32_t>(rows * widest), room.take<float>(rows)};
             for (Own& mine : own)
                 mine = {{room.take<int32_t>(TILE * widest), room.take<float>(TILE)},
-                        room.take<float>(most_seen + WIDTH)};
+                        room.take<float>(most_seen + WIDTH),
+                        room.take<float>(Sequence::floats(longest, stack.head_size))};
             if (room.memory.size() < room.used + 64) room.memory.resize(room.used + 64);
         }
     }
 };
-
-inline float sum_across(Floats x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)x);
-#else
-    return sum_of(x);
-#endif
-}
 
 // out = norm(x + y), and x keeps the sum; y may be null.
 inline void add_and_norm(const Norm& norm, float* x, const float* y, float* out, long size,
@@ -158,48 +138,6 @@ inline void embed(const Stack& stack, const Rows& rows, long r, float* x) {
     add_and_norm(stack.embedding_norm, x, nullptr, x, size, stack.epsilon);
 }
 
-// One query over the slots it sees: softmax(q Kᵀ / sqrt(K)) V.
-inline void attend(const float* query, const Slots& slots, long at, const Seen& seen, long size,
-                   float* scores, float* out) {
-    float scale = 1 / std::sqrt(float(size)), highest = -INFINITY;
-    for (long i = 0; i < seen.count; i++) {
-        const float* key = slots.keys + at + seen.slots[i] * slots.slot_stride;
-        Floats sum = {};
-        for (long k = 0; k < size; k += WIDTH)
-            sum += load(query + k, size - k) * load(key + k, size - k);
-        scores[i] = sum_across(sum) * scale;
-        highest = std::max(highest, scores[i]);
-    }
-    Floats total = {};
-    for (long i = seen.count; i < (seen.count + WIDTH - 1) / WIDTH * WIDTH; i++)
-        scores[i] = -INFINITY;
-    for (long i = 0; i < seen.count; i += WIDTH) {
-        Floats powers = exponential(load(scores + i) - highest);
-        store(scores + i, powers);
-        total += powers;
-    }
-    float share = 1 / sum_across(total);
-    for (long k = 0; k < size; k += 4 * WIDTH) {
-        Floats sums[4] = {};
-        for (long i = 0; i < seen.count; i++) {
-            const float* value = slots.values + at + seen.slots[i] * slots.slot_stride + k;
-            for (long j = 0; j < 4 && k + j * WIDTH < size; j++)
-                sums[j] += scores[i] * load(value + j * WIDTH, size - k - j * WIDTH);
-        }
-        for (long j = 0; j < 4 && k + j * WIDTH < size; j++)
-            store(out + k + j * WIDTH, sums[j] * share, size - k - j * WIDTH);
-    }
-}
-
-// Turn each pair of features by its position's angle (Rotation in model/positions.py).
-inline void rotate(const float* turn, float* x, long size) {
-    for (long k = 0; k < size; k += 2) {
-        float even = x[k], odd = x[k + 1];
-        x[k] = even * turn[k] - odd * turn[k + 1];
-        x[k + 1] = even * turn[k + 1] + odd * turn[k];
-    }
-}
-
 // Attention of all heads: y[N, 3 H K] -> z[N, H K]; each sentence and head is one piece of work.
 inline void attend_self(Team& team, const Stack& stack, const Rows& rows, const Slots& slots,
                         Buffers& b) {
@@ -218,7 +156,12 @@ inline void attend_self(Team& team, const Stack& stack, const Rows& rows, const 
             memcpy(slots.keys + slot, query + width, size * 4);
             memcpy(slots.values + slot, query + 2 * width, size * 4);
         }
-        for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++)
+        long start = rows.first[sentence], end = rows.first[sentence + 1];
+        if (rows.longest && end - start >= MANY)
+            return attend_all(b.y + start * b.widest + head * size, b.widest, end - start, slots,
+                              at, rows.seen + start, size, b.own[team.id].sequence,
+                              b.z + start * width + head * size, width);
+        for (long r = start; r < end; r++)
             attend(b.y + r * b.widest + head * size, slots, at, rows.seen[r], size,
                    b.own[team.id].scores, b.z + r * width + head * size);
     });
