@@ -72,13 +72,13 @@ def test_the_whole_model_equals_the_reference_on_the_cpu(style, window, model, r
             assert relative_error(ours, expected.double()) < 3e-3
 
 
-def test_training_on_a_gpu_takes_tiled_and_everything_else_padded():
+def test_training_on_a_gpu_takes_tiled_and_dropped_weights_padded():
     from regard.model.attention import choose_engine
 
     cuda = torch.device("cuda")
     assert choose_engine("auto", cuda, 0.0) == "tiled"
     assert choose_engine("auto", cuda, 0.1) == "padded"
-    assert choose_engine("auto", torch.device("cpu"), 0.0) == "padded"
+    assert choose_engine("auto", torch.device("cpu"), 0.0) in ("native", "padded")
     with torch.no_grad():
         assert choose_engine("auto", cuda, 0.0) == "padded"
 
