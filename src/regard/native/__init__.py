@@ -108,6 +108,8 @@ def built(name: str, chosen: str) -> Path:
     if compiler is None:
         raise OSError(f"there is no C++ compiler: {', '.join(COMPILERS)}")
     folder.mkdir(exist_ok=True)
+    if sys.stderr.isatty():  # it takes some seconds, once
+        print(f"regard: compiling native code for this processor ({name})", file=sys.stderr)
     temporary = folder / f"{PREFIX}{os.getpid()}-{path.name}"
     try:
         subprocess.run(
