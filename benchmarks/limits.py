@@ -94,14 +94,17 @@ def peak_int8(device: torch.device) -> float:
 
 
 def bandwidth(size: int, device: torch.device) -> float:
-    """Bytes a second that a sum over so many reads."""
+    """Bytes a second that a sum over so many reads. There and back again: what is read last and
+    then first is still in the cache, of which a program may make use as well."""
     values = torch.ones(size // 4, device=device)
-    calls, best = 10, 0.0
-    for _ in range(5):
+    there, calls, best = values.chunk(8), 10, 0.0
+    ways = there, there[::-1]
+    for back in (False, True) * 3:
         synchronise(device)
         start = time.perf_counter()
-        for _ in range(calls):
-            values.sum()
+        for call in range(calls):
+            for part in ways[call % 2] if back else (values,):
+                part.sum()
         synchronise(device)
         best = max(best, calls * values.nbytes / (time.perf_counter() - start))
     return best_seen(("bandwidth", device.type, size), best)

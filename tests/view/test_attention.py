@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from regard import InputError, ModelConfig
+from regard import InputError, ModelConfig, native
 from regard.text.tokenizer import SPECIALS
 from regard.view.attention import (
     Attention,
@@ -43,7 +43,8 @@ def recorded(model, monkeypatch, act):
 
     with monkeypatch.context() as patch:
         patch.setattr(model.transformer, "hidden", hidden)
-        act()
+        with native.without():
+            act()
     return rows
 
 

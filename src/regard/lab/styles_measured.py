@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regard import native
 from regard.config import Config
 from regard.evaluating import evaluated, judged
 from regard.lab.stepping import Step, time_steps
@@ -152,7 +153,8 @@ def passes(model: Model, text: str) -> tuple[int, int]:
     assert stack is not None
     hook = stack.register_forward_hook(lambda *_: calls.append(None))
     try:
-        written = answer(model, [text])
+        with native.without():
+            written = answer(model, [text])
     finally:
         hook.remove()
     return len(calls), written

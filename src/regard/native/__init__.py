@@ -15,6 +15,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -49,6 +51,19 @@ def variant() -> str | None:
             f"REGARD_NATIVE={wanted} cannot run here: use one of auto, off, {', '.join(possible())}"
         )
     return wanted
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """PyTorch does all the work here, so that whoever watches its modules sees it."""
+    before = os.environ.get("REGARD_NATIVE")
+    os.environ["REGARD_NATIVE"] = "off"
+    try:
+        yield
+    finally:
+        del os.environ["REGARD_NATIVE"]
+        if before is not None:
+            os.environ["REGARD_NATIVE"] = before
 
 
 def possible() -> list[str]:

@@ -3,8 +3,9 @@
 // One head of one sequence is one piece of work for one thread: its keys and values are copied to
 // the thread's own memory, where those of a sentence stay in the nearest cache. What a query sees
 // is a run of keys, so a block of queries needs the keys from the first of its runs to the last:
-// time is linear in the length under a window, and memory always is. Nothing depends on other
-// sequences nor on the number of threads.
+// time is linear in the length under a window, and memory always is. Under a window a sequence is
+// gone through in pieces, whose keys stay in the nearest cache however long it is. Nothing depends
+// on other sequences nor on the number of threads.
 
 #include <algorithm>
 #include <vector>
@@ -14,6 +15,7 @@
 namespace {
 
 constexpr long BLOCK = 16;                            // queries at a time
+constexpr long PIECE = 256;                           // queries of a piece, under a window
 constexpr int TALL = REGISTER_BYTES == 64 ? 8 : 4;    // a tile of results that fills the registers
 constexpr int WIDE = 2;
 
@@ -32,16 +34,31 @@ struct Run {
 
 struct Sequence {
     long query_start, queries, key_start, keys;
+    long ahead;  // the first query stands at this key
     const Shape& shape;
 
     Sequence(const Shape& s, long b)
         : query_start(s.query_offsets[b]), queries(s.query_offsets[b + 1] - query_start),
-          key_start(s.key_offsets[b]), keys(s.key_offsets[b + 1] - key_start), shape(s) {}
+          key_start(s.key_offsets[b]), keys(s.key_offsets[b + 1] - key_start),
+          ahead(keys - queries), shape(s) {}
+
+    // The queries from `start` on that make a piece, and the keys that they see.
+    Sequence piece(long start) const {
+        Sequence part = *this;
+        if (shape.window < 0) return part;
+        part.queries = std::min(PIECE, queries - start);
+        long first = run(start).first;
+        part.keys = run(start + part.queries - 1).last + 1 - first;
+        part.query_start += start;
+        part.key_start += first;
+        part.ahead += start - first;
+        return part;
+    }
 
     // The keys that a query sees: Visibility.runs of attention.py.
     Run run(long query) const {
         if (!shape.causal && shape.window < 0) return {0, keys - 1};
-        long own = query + keys - queries;
+        long own = query + ahead;
         long reach = shape.window < 0 ? keys : shape.window;
         return {std::max(0L, own - reach), shape.causal ? own : std::min(own + reach, keys - 1)};
     }
@@ -144,6 +161,7 @@ template <class C> struct Room {
         long keys = 0;
         for (long b = 0; b < s.sequences; b++)
             keys = std::max<long>(keys, s.key_offsets[b + 1] - s.key_offsets[b]);
+        if (s.window >= 0) keys = std::min(keys, PIECE + 2 * s.window);
         columns = rounded_up<C>(keys);
         memory.resize(rectangles * columns * width + 3 * BLOCK * width + 2 * BLOCK * columns);
         next = memory.data();
@@ -180,43 +198,47 @@ void forward(const Shape& shape, const T* query, const T* key, const T* value, T
         C *outputs = room.take(BLOCK * width), *scores = room.take(BLOCK * room.columns);
 #pragma omp for schedule(dynamic)
         for (long unit = 0; unit < shape.sequences * H; unit++) {
-            const Sequence s(shape, unit / H);
-            const long head = unit % H * size, columns = rounded_up<C>(s.keys);
-            copy_rows(key + s.key_start * shape.key_stride + head, shape.key_stride, s.keys, size,
-                      C(1), keys, width);
-            turn_over(keys, s.keys, width, size, turned, columns);
-            copy_rows(value + s.key_start * shape.value_stride + head, shape.value_stride, s.keys,
-                      size, C(1), values, width);
-            for (long start = 0; start < s.queries; start += BLOCK) {
-                const Block block = Block::of(s, start, C());
-                const long first = s.query_start + start;
-                copy_rows(query + first * shape.query_stride + head, shape.query_stride, block.rows,
-                          size, scale, queries, width);
-                score(s, block, queries, width, turned, columns, scores);
-                C shares[BLOCK];
-                for (long i = 0; i < block.rows; i++) {
-                    C* row = scores + i * columns;
-                    VectorOf<C> most = load(row + block.low), sum = {};
-                    for (long j = block.low; j < block.high; j += LANES<C>) {
-                        VectorOf<C> x = load(row + j);
-                        most = x > most ? x : most;
+            const Sequence whole(shape, unit / H);
+            for (long done = 0; done < whole.queries;) {
+                const Sequence s = whole.piece(done);
+                done += s.queries;
+                const long head = unit % H * size, columns = rounded_up<C>(s.keys);
+                copy_rows(key + s.key_start * shape.key_stride + head, shape.key_stride, s.keys,
+                          size, C(1), keys, width);
+                turn_over(keys, s.keys, width, size, turned, columns);
+                copy_rows(value + s.key_start * shape.value_stride + head, shape.value_stride,
+                          s.keys, size, C(1), values, width);
+                for (long start = 0; start < s.queries; start += BLOCK) {
+                    const Block block = Block::of(s, start, C());
+                    const long first = s.query_start + start;
+                    copy_rows(query + first * shape.query_stride + head, shape.query_stride,
+                              block.rows, size, scale, queries, width);
+                    score(s, block, queries, width, turned, columns, scores);
+                    C shares[BLOCK];
+                    for (long i = 0; i < block.rows; i++) {
+                        C* row = scores + i * columns;
+                        VectorOf<C> most = load(row + block.low), sum = {};
+                        for (long j = block.low; j < block.high; j += LANES<C>) {
+                            VectorOf<C> x = load(row + j);
+                            most = x > most ? x : most;
+                        }
+                        const C largest = largest_of(most);
+                        for (long j = block.low; j < block.high; j += LANES<C>) {
+                            VectorOf<C> x = exponential(load(row + j) - largest);
+                            store(row + j, x);
+                            sum += x;
+                        }
+                        const C total = sum_of(sum);
+                        shares[i] = 1 / total;
+                        totals[(first + i) * H + unit % H] = largest + std::log(total);
                     }
-                    const C largest = largest_of(most);
-                    for (long j = block.low; j < block.high; j += LANES<C>) {
-                        VectorOf<C> x = exponential(load(row + j) - largest);
-                        store(row + j, x);
-                        sum += x;
-                    }
-                    const C total = sum_of(sum);
-                    shares[i] = 1 / total;
-                    totals[(first + i) * H + unit % H] = largest + std::log(total);
+                    const long high = std::min(block.high, s.keys);
+                    product(block.rows, width, high - block.low, scores + block.low, columns, 1L,
+                            values + block.low * width, width, outputs, width, false);
+                    for (long i = 0; i < block.rows; i++)
+                        write_rows(outputs + i * width, width, 1, size, shares[i],
+                                   output + (first + i) * H * size + head, H * size);
                 }
-                const long high = std::min(block.high, s.keys);
-                product(block.rows, width, high - block.low, scores + block.low, columns, 1L,
-                        values + block.low * width, width, outputs, width, false);
-                for (long i = 0; i < block.rows; i++)
-                    write_rows(outputs + i * width, width, 1, size, shares[i],
-                               output + (first + i) * H * size + head, H * size);
             }
         }
     }
@@ -232,65 +254,74 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
     const C scale = 1 / std::sqrt(C(size));
 #pragma omp parallel
     {
-        Room<C> room(shape, 5);
+        Room<C> room(shape, 3);
         const long width = room.width, rectangle = room.columns * width;
         C *keys = room.take(rectangle), *turned_key = room.take(rectangle);
         C *turned_value = room.take(rectangle);
-        C *key_sum = room.take(rectangle), *value_sum = room.take(rectangle);
+        std::vector<C> key_sums, value_sums;
         C *queries = room.take(BLOCK * width), *slopes = room.take(BLOCK * width);
         C* results = room.take(BLOCK * width);
         C *weights = room.take(BLOCK * room.columns), *products = room.take(BLOCK * room.columns);
 #pragma omp for schedule(dynamic)
         for (long unit = 0; unit < shape.sequences * H; unit++) {
-            const Sequence s(shape, unit / H);
-            const long head = unit % H * size, columns = rounded_up<C>(s.keys);
-            copy_rows(value + s.key_start * shape.value_stride + head, shape.value_stride, s.keys,
-                      size, C(1), keys, width);
-            turn_over(keys, s.keys, width, size, turned_value, columns);
-            copy_rows(key + s.key_start * shape.key_stride + head, shape.key_stride, s.keys, size,
-                      C(1), keys, width);
-            turn_over(keys, s.keys, width, size, turned_key, columns);
-            std::fill(key_sum, key_sum + s.keys * width, C(0));
-            std::fill(value_sum, value_sum + s.keys * width, C(0));
-            for (long start = 0; start < s.queries; start += BLOCK) {
-                const Block block = Block::of(s, start, C());
-                const long first = s.query_start + start;
-                copy_rows(query + first * shape.query_stride + head, shape.query_stride, block.rows,
-                          size, scale, queries, width);
-                copy_rows(slope + first * H * size + head, H * size, block.rows, size, C(1), slopes,
-                          width);
-                copy_rows(output + first * H * size + head, H * size, block.rows, size, C(1),
-                          results, width);
-                score(s, block, queries, width, turned_key, columns, weights);
-                product(block.rows, block.high - block.low, size, slopes, width, 1L,
-                        turned_value + block.low, columns, products + block.low, columns, false);
-                for (long i = 0; i < block.rows; i++) {
-                    // The weights again, and the slope of the scores: weight (product - their mean).
-                    VectorOf<C> mean = {};
-                    for (long k = 0; k < width; k += LANES<C>)
-                        mean += load(slopes + i * width + k) * load(results + i * width + k);
-                    const C average = sum_of(mean), total = totals[(first + i) * H + unit % H];
-                    C *weight = weights + i * columns, *change = products + i * columns;
-                    for (long j = block.low; j < block.high; j += LANES<C>) {
-                        VectorOf<C> x = exponential(load(weight + j) - total);
-                        store(weight + j, x);
-                        store(change + j, x * (load(change + j) - average));
+            const Sequence whole(shape, unit / H);
+            const long head = unit % H * size;
+            key_sums.assign(whole.keys * width, C(0));
+            value_sums.assign(whole.keys * width, C(0));
+            for (long done = 0; done < whole.queries;) {
+                const Sequence s = whole.piece(done);
+                done += s.queries;
+                const long columns = rounded_up<C>(s.keys);
+                C* key_sum = key_sums.data() + (s.key_start - whole.key_start) * width;
+                C* value_sum = value_sums.data() + (s.key_start - whole.key_start) * width;
+                copy_rows(value + s.key_start * shape.value_stride + head, shape.value_stride,
+                          s.keys, size, C(1), keys, width);
+                turn_over(keys, s.keys, width, size, turned_value, columns);
+                copy_rows(key + s.key_start * shape.key_stride + head, shape.key_stride, s.keys,
+                          size, C(1), keys, width);
+                turn_over(keys, s.keys, width, size, turned_key, columns);
+                for (long start = 0; start < s.queries; start += BLOCK) {
+                    const Block block = Block::of(s, start, C());
+                    const long first = s.query_start + start;
+                    copy_rows(query + first * shape.query_stride + head, shape.query_stride,
+                              block.rows, size, scale, queries, width);
+                    copy_rows(slope + first * H * size + head, H * size, block.rows, size, C(1),
+                              slopes, width);
+                    copy_rows(output + first * H * size + head, H * size, block.rows, size, C(1),
+                              results, width);
+                    score(s, block, queries, width, turned_key, columns, weights);
+                    product(block.rows, block.high - block.low, size, slopes, width, 1L,
+                            turned_value + block.low, columns, products + block.low, columns,
+                            false);
+                    for (long i = 0; i < block.rows; i++) {
+                        // The weights again, and the slope of the scores:
+                        // weight (product - their mean).
+                        VectorOf<C> mean = {};
+                        for (long k = 0; k < width; k += LANES<C>)
+                            mean += load(slopes + i * width + k) * load(results + i * width + k);
+                        const C average = sum_of(mean), total = totals[(first + i) * H + unit % H];
+                        C *weight = weights + i * columns, *change = products + i * columns;
+                        for (long j = block.low; j < block.high; j += LANES<C>) {
+                            VectorOf<C> x = exponential(load(weight + j) - total);
+                            store(weight + j, x);
+                            store(change + j, x * (load(change + j) - average));
+                        }
                     }
+                    const long high = std::min(block.high, s.keys), seen = high - block.low;
+                    product(block.rows, width, seen, products + block.low, columns, 1L,
+                            keys + block.low * width, width, results, width, false);
+                    write_rows(results, width, block.rows, size, scale,
+                               query_slope + first * to.query_stride + head, to.query_stride);
+                    product(seen, width, block.rows, products + block.low, 1L, columns, queries,
+                            width, key_sum + block.low * width, width, true);
+                    product(seen, width, block.rows, weights + block.low, 1L, columns, slopes,
+                            width, value_sum + block.low * width, width, true);
                 }
-                const long high = std::min(block.high, s.keys), seen = high - block.low;
-                product(block.rows, width, seen, products + block.low, columns, 1L,
-                        keys + block.low * width, width, results, width, false);
-                write_rows(results, width, block.rows, size, scale,
-                           query_slope + first * to.query_stride + head, to.query_stride);
-                product(seen, width, block.rows, products + block.low, 1L, columns, queries, width,
-                        key_sum + block.low * width, width, true);
-                product(seen, width, block.rows, weights + block.low, 1L, columns, slopes, width,
-                        value_sum + block.low * width, width, true);
             }
-            write_rows(key_sum, width, s.keys, size, C(1),
-                       key_slope + s.key_start * to.key_stride + head, to.key_stride);
-            write_rows(value_sum, width, s.keys, size, C(1),
-                       value_slope + s.key_start * to.value_stride + head, to.value_stride);
+            write_rows(key_sums.data(), width, whole.keys, size, C(1),
+                       key_slope + whole.key_start * to.key_stride + head, to.key_stride);
+            write_rows(value_sums.data(), width, whole.keys, size, C(1),
+                       value_slope + whole.key_start * to.value_stride + head, to.value_stride);
         }
     }
 }
@@ -306,7 +337,7 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
                                            const T* key, const T* value, const T* output,          \
                                            const NumberOf<T>* totals, const T* slope,              \
                                            T* query_slope, T* key_slope, T* value_slope) {         \
-        backward(*shape, *to, query, key, value, output, totals, slope, query_slope, key_slope,         \
+        backward(*shape, *to, query, key, value, output, totals, slope, query_slope, key_slope,    \
                  value_slope);                                                                     \
     }
 FOR_TYPE(bfloat16, BFloat16)

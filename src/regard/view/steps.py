@@ -175,7 +175,7 @@ class Walk:
     def position(self) -> Tensor:
         """The vectors of the positions, [N, D]."""
         if self.config.positions == "learned":
-            vectors = self.trace.gave[f"{self.stack}.positions"][0]
+            vectors = self.trace.modules[f"{self.stack}.positions"](self.row.packed.positions())
             what = "a row of a second learned table"
         else:
             positions, base = self.row.packed.positions(), self.config.position_base
