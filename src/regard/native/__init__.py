@@ -101,12 +101,18 @@ def opened(name: str, chosen: str) -> ctypes.CDLL | None:
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or ["it failed"]
         why = f"the compiler says: {lines[0].strip()}"
+    missing(why)
+    return None
+
+
+@cache
+def missing(why: str) -> None:
+    """Say it, but once for all libraries."""
     print(
         f"regard: no native code ({why}): PyTorch does its work, only slower; "
         "REGARD_NATIVE=off keeps from trying",
         file=sys.stderr,
     )
-    return None
 
 
 def built(name: str, chosen: str) -> Path:
