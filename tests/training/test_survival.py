@@ -165,16 +165,24 @@ def test_a_damaged_checkpoint_is_named_and_the_run_still_ends_the_same(configure
     assert same(weights(tmp_path / "hurt"), weights(tmp_path / "whole"))
 
 
-def test_steps_without_a_finite_loss_are_dropped_and_counted(configure, tmp_path, monkeypatch):
-    real, calls = Translate.loss, []
+def spoil(monkeypatch, bad):
+    """From now on the training steps in `bad`, counted from 1, have no finite loss; gives back the
+    list of those taken."""
+    real, taken = Translate.loss, []
 
-    def sometimes_nan(self, model, batch, smoothing, r_drop=0.0):
+    def spoiled(self, model, batch, smoothing, r_drop=0.0):
         loss, likelihood = real(self, model, batch, smoothing, r_drop)
         if model.training:
-            calls.append(1)
-        return (loss * float("nan"), likelihood) if len(calls) in (3, 4) else (loss, likelihood)
+            taken.append(1)
+            loss = loss * float("nan") if len(taken) in bad else loss
+        return loss, likelihood
 
-    monkeypatch.setattr(Translate, "loss", sometimes_nan)
+    monkeypatch.setattr(Translate, "loss", spoiled)
+    return taken
+
+
+def test_steps_without_a_finite_loss_are_dropped_and_counted(configure, tmp_path, monkeypatch):
+    spoil(monkeypatch, (3, 4))
     train(configure(training={"steps": 8}), tmp_path / "run", quiet=True)
     state = json.loads((tmp_path / "run/checkpoints/step-8/state.json").read_text())
     assert state["dropped"] == 2
@@ -184,19 +192,10 @@ def test_steps_without_a_finite_loss_are_dropped_and_counted(configure, tmp_path
 @pytest.mark.parametrize("bad", [(), (3, 4), (4, 5, 8), (24,)], ids=str)
 def test_figures_that_are_read_a_step_late_are_the_same(bad, configure, tmp_path, monkeypatch):
     """As on a GPU, which is not waited for: weights, metrics, and what was dropped."""
-    real, calls = Translate.loss, []
-
-    def sometimes_nan(self, model, batch, smoothing, r_drop=0.0):
-        loss, likelihood = real(self, model, batch, smoothing, r_drop)
-        if model.training:
-            calls.append(1)
-            loss = loss * float("nan") if len(calls) in bad else loss
-        return loss, likelihood
-
-    monkeypatch.setattr(Translate, "loss", sometimes_nan)
+    taken = spoil(monkeypatch, bad)
     for name, late in (("at once", 0), ("late", 1)):
         monkeypatch.setitem(loop.LATE, "cpu", late)
-        calls.clear()
+        taken.clear()
         train(configure(), tmp_path / name, quiet=True)
     assert same(weights(tmp_path / "late"), weights(tmp_path / "at once"))
     assert metrics(tmp_path / "late") == metrics(tmp_path / "at once")
@@ -207,15 +206,8 @@ def test_figures_that_are_read_a_step_late_are_the_same(bad, configure, tmp_path
 def test_a_run_that_reads_late_stops_after_several_in_a_row_as_well(
     configure, tmp_path, monkeypatch
 ):
-    real, calls = Translate.loss, []
-
-    def nan_from_the_seventh(self, model, batch, smoothing, r_drop=0.0):
-        loss, likelihood = real(self, model, batch, smoothing, r_drop)
-        calls.append(1)
-        return (loss * float("nan") if len(calls) > 6 else loss), likelihood
-
+    spoil(monkeypatch, range(7, 99))
     monkeypatch.setitem(loop.LATE, "cpu", 1)
-    monkeypatch.setattr(Translate, "loss", nan_from_the_seventh)
     with pytest.raises(TrainingFailed, match=r"6 steps in a row had no finite loss"):
         train(configure(training={"validate_every": 1000}), tmp_path / "run", quiet=True)
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-12" / "model.safetensors")
@@ -226,15 +218,9 @@ def test_a_run_that_reads_late_stops_after_several_in_a_row_as_well(
 def test_after_several_in_a_row_the_run_stops_with_the_good_state_saved(
     configure, tmp_path, monkeypatch
 ):
-    real, calls = Translate.loss, []
-
-    def nan_from_the_seventh(self, model, batch, smoothing, r_drop=0.0):
-        loss, likelihood = real(self, model, batch, smoothing, r_drop)
-        calls.append(1)
-        return (loss * float("nan") if len(calls) > 6 else loss), likelihood
-
+    real = Translate.loss
+    spoil(monkeypatch, range(7, 99))
     config = configure(training={"validate_every": 1000})
-    monkeypatch.setattr(Translate, "loss", nan_from_the_seventh)
     with pytest.raises(TrainingFailed, match=r"5 steps in a row had no finite loss.*learning_rate"):
         train(config, tmp_path / "run", quiet=True)
     monkeypatch.setattr(Translate, "loss", real)
