@@ -57,14 +57,23 @@ def test_in_bfloat16_the_loss_is_near_the_exact_one():
     assert matrix.grad.dtype == torch.float32
 
 
-def test_divergence_is_zero_for_equal_passes_and_symmetric():
+def test_divergence_is_zero_for_equal_passes_symmetric_and_of_tokens_that_are_asked():
     first, second, matrix = torch.randn(6, 4), torch.randn(6, 4), torch.randn(9, 4)
-    assert float(divergence(first, first, matrix)) == 0
-    torch.testing.assert_close(divergence(first, second, matrix), divergence(second, first, matrix))
+    every = torch.arange(6)
+
+    def apart(one, other, labels=every):
+        return divergence(one, other, matrix, None, labels)
+
+    assert float(apart(first, first)) == 0
+    torch.testing.assert_close(apart(first, second), apart(second, first))
     p, q = (F.linear(x, matrix).log_softmax(-1) for x in (first, second))
     theirs = F.kl_div(p, q, log_target=True, reduction="sum")
     theirs = 0.5 * (theirs + F.kl_div(q, p, log_target=True, reduction="sum"))
-    torch.testing.assert_close(divergence(first, second, matrix).float(), theirs)
+    torch.testing.assert_close(apart(first, second).float(), theirs)
+    some = torch.tensor([3, -1, 0, -1, 1, 2])
+    torch.testing.assert_close(
+        apart(first, second, some), apart(first[some >= 0], second[some >= 0], every[:4])
+    )
 
 
 def test_splitting_a_batch_in_any_way_gives_the_same_gradient(configure):

@@ -185,7 +185,8 @@ def words_loss(
     if r_drop:
         again = vectors()
         second, _ = cross_entropy(again, matrix, batch.labels, smoothing, bias)
-        loss = 0.5 * (loss + second) + r_drop * divergence(first, again, matrix, bias)
+        apart = divergence(first, again, matrix, bias, batch.labels)
+        loss = 0.5 * (loss + second) + r_drop * apart
     return loss, likelihood
 
 

@@ -150,8 +150,6 @@ class Trainer:
         self.late = LATE.get(processes.device.type, 0)  # how many these may be
         self.events: Any = None  # for TensorBoard, once training begins
         self.recorder = Recorder(model, self._loss, self.rows.budgets, self.dtype)
-        # R-Drop asks all tokens whether two passes agree, those that fill a row up as well.
-        self.records = self.training.compile and not self.training.r_drop
 
     # ---- resuming -----------------------------------------------------------------------
 
@@ -320,7 +318,7 @@ class Trainer:
     def _add_gradients(self, examples: NDArray[np.int64], seed: int, sums: Tensor) -> int:
         """Add the gradients of one batch, and its loss and likelihood; how many tokens it has."""
         device = self.processes.device
-        if self.records and self.recorder.able:
+        if self.training.compile and self.recorder.able:
             batch = self.task.batch(self.store, examples, torch.device("cpu"), seed)
             if share := self.recorder.share(batch):
                 sums[:2] += self.recorder.gradients(batch, seed, share)

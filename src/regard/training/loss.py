@@ -156,13 +156,17 @@ def cross_entropy(
     return loss, likelihood
 
 
-def divergence(first: Tensor, second: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """R-Drop (Liang et al. 2021): how much two passes with other dropouts disagree; the sum over
-    tokens of the mean of both Kullback-Leibler divergences."""
-    return disagreement(F.linear(first, matrix, bias), F.linear(second, matrix, bias))
+def divergence(
+    first: Tensor, second: Tensor, matrix: Tensor, bias: Tensor | None, labels: Tensor
+) -> Tensor:
+    """R-Drop (Liang et al. 2021): how much two passes with other dropouts disagree about words; a
+    token whose label is -1 is not asked."""
+    logits = (F.linear(vectors, matrix, bias) for vectors in (first, second))
+    return disagreement(*logits, asked=labels >= 0)
 
 
-def disagreement(first: Tensor, second: Tensor) -> Tensor:
-    """The same of logits."""
+def disagreement(first: Tensor, second: Tensor, asked: Tensor | None = None) -> Tensor:
+    """Of logits[N, V]: the sum over rows of the mean of both Kullback-Leibler divergences."""
     p, q = (logits.float().log_softmax(-1) for logits in (first, second))
-    return 0.5 * ((p.exp() - q.exp()) * (p - q)).sum(dtype=torch.float64)
+    rows = ((p.exp() - q.exp()) * (p - q)).sum(-1, dtype=torch.float64)  # [N]
+    return 0.5 * (rows if asked is None else rows * asked).sum()
