@@ -18,6 +18,7 @@ NAMES = {
     "independence": "one model on the same lines in other batches: what differs?",
     "results": "write docs/results.md from finished runs",
     "performance": "write docs/performance.md from benchmarks/ratios.json",
+    "configuration": "write docs/configuration.md from the dataclasses",
 }
 
 

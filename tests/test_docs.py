@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,15 @@ def test_the_python_of_the_readme_runs(capsys):
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
     assert "torch.Size([4, 2, 2])" in capsys.readouterr().out
+
+
+def test_the_configuration_reference_is_what_the_dataclasses_say():
+    from benchmarks.configuration import SECTIONS, document
+
+    assert (ROOT / "docs/configuration.md").read_text("utf-8") == document()
+    for section, cls in SECTIONS.items():
+        for field in fields(cls):
+            [row] = [
+                line for line in document().splitlines() if f"| `{section}.{field.name}` " in line
+            ]
+            assert not row.endswith("|  |"), f"no comment beside {section}.{field.name}"

@@ -24,18 +24,18 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    train: list[str] = field(default_factory=list)  # files; translate: source, target
-    valid: list[str] = field(default_factory=list)
-    vocabulary: str = "bpe"  # bpe (byte-level), character, byte
+    train: list[str] = field(default_factory=list)  # --train: files; translate: source, target
+    valid: list[str] = field(default_factory=list)  # --valid: held-out files of the same kind
+    vocabulary: str = "bpe"  # what a token is: byte-level bpe, one character, one byte
     vocabulary_size: int = 8_000  # wanted; a small corpus may give fewer
-    shared_vocabulary: bool = True  # one for source and target, or one each
-    max_length: int = 256  # tokens; longer examples are skipped
-    max_ratio: float = 4.0  # of the lengths of the two sides; more uneven pairs are skipped
-    bpe_dropout: float = 0.0  # leave out merges at random, anew each time a sentence is seen
-    share: float = 1.0  # of the training examples that is used, chosen at random
+    shared_vocabulary: bool = True  # translate: one for source and target, or one each
+    max_length: int = 256  # tokens of an example; longer ones are skipped or cut (docs/tasks.md)
+    max_ratio: float = 4.0  # of the lengths of two sides; more uneven pairs are skipped
+    bpe_dropout: float = 0.0  # leave out merges this often, anew each time a text is seen
+    share: float = 1.0  # the fraction of the training examples that is used, chosen at random
     documents: str = "blank-line"  # where a document ends: at a blank-line, or with its file
     duplicates: str = "keep"  # rows that stand there twice: keep (and say so), drop, refuse
-    labels: list[str] = field(default_factory=list)  # classify: the classes; none: those of train
+    labels: list[str] = field(default_factory=list)  # classify: the classes; []: those of train
     bleu: str = "13a"  # how sacreBLEU cuts translations into words; zh for Chinese, char for others
     mask: float = 0.15  # fill: the fraction of the tokens that are to be guessed
     whole_words: bool = False  # fill: all tokens of a word are masked, or none
@@ -67,29 +67,30 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     steps: int = 2_000  # optimiser steps, at most
-    batch_tokens: int = 4_096  # of one packed row: translate: of the target; else: of what is read
-    accumulate: int = 1  # rows of one step and process
+    batch_tokens: int = 4_096  # of one packed row; translate: of the target; else: of what is read
+    accumulate: int = 1  # rows of one step and process: their gradients are added up
     optimiser: str = "adam"  # adam (the paper's), adamw
     weight_decay: float = 0.0  # for adamw
-    beta1: float = 0.9
-    beta2: float = 0.98
-    learning_rate: float = DERIVED  # the highest; by itself the paper's (d_model * warmup)^-0.5
-    warmup: int = 500  # steps of linear rise
-    schedule: str = "inverse-sqrt"  # inverse-sqrt (the paper's), cosine, constant
-    label_smoothing: float = 0.1
-    r_drop: float = 0.0  # weight of the divergence between two dropouts of a sentence
+    beta1: float = 0.9  # of Adam: how long it remembers gradients
+    beta2: float = 0.98  # of Adam: and their squares
+    learning_rate: float = DERIVED  # the highest; by itself the paper's (d_model * warmup)^-0.5,
+    # with --from a tenth of it
+    warmup: int = 500  # steps in which the learning rate rises from 0 to its highest
+    schedule: str = "inverse-sqrt"  # what the rate does after that; inverse-sqrt is the paper's
+    label_smoothing: float = 0.1  # this much of the target goes to all other tokens (5.4)
+    r_drop: float = 0.0  # R-Drop: weight of the divergence between two dropouts of an example
     balance: bool = False  # classify: rare classes weigh more, so that all weigh the same together
     similarity_scale: float = 20.0  # embed: what cosines are multiplied by before the softmax
     clip: float = 1.0  # longest gradient; 0: do not clip
-    validate_every: int = 500  # steps
-    checkpoint_every: int = 250  # steps
-    keep: int = 5  # checkpoints
+    validate_every: int = 500  # steps between two validations
+    checkpoint_every: int = 250  # steps between two checkpoints
+    keep: int = 5  # so many last checkpoints stay on the disk
     average: int = 5  # last checkpoints whose mean is tried as the final weights; 1: none
     patience: int = 0  # validations without improvement before stopping; 0: never stop early
-    dtype: str = "auto"  # auto (bfloat16 where it is faster), float32, bfloat16
+    dtype: str = "auto"  # of the products; auto: bfloat16 where it is faster; sums are float32
     compile: bool = True  # on a GPU: record the work of a row once, then replay it
     tensorboard: bool = False  # write events for TensorBoard beside metrics.jsonl
-    seed: int = 1
+    seed: int = 1  # of weights, order and dropout (--seed)
 
     def __post_init__(self) -> None:
         check_types(self, "training")

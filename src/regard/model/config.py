@@ -35,41 +35,43 @@ DERIVED: Any = None  # until the other fields are known; afterwards no field hol
 class ModelConfig:
     """The architecture. A field that starts as `DERIVED` takes the value its comment names."""
 
-    style: str = "encoder-decoder"  # which stacks there are: encoder-decoder, encoder, decoder
-    vocabulary_size: int  # V: ids 0..V-1 (of the target, if the source has its own)
+    style: str = "encoder-decoder"  # which stacks: an encoder sees everything, a decoder the past
+    vocabulary_size: int  # V: ids 0..V-1 (of the target, if the source has its own); in training:
+    # as many as the vocabulary that was learned has
     source_vocabulary_size: int = DERIVED  # by itself: the same as vocabulary_size
 
     encoder_layers: int = DERIVED  # by itself: 6 where the style has an encoder, else 0
     decoder_layers: int = DERIVED  # by itself: 6 where the style has a decoder, else 0
     d_model: int = 512  # D: the width of every layer's input and output
-    heads: int = 8  # H
+    heads: int = 8  # H: so many places can be looked at at once
     head_size: int = DERIVED  # K, the size of each query, key and value; by itself: d_model / heads
     d_ff: int = 2048  # F: the inner width of the feed-forward network
 
-    mixer: str = "attention"  # of the encoder's positions: attention, lstm, gru, convolution,
-    # dilated (convolution that reaches kernel times as far with each layer), none
+    mixer: str = "attention"  # how the encoder's positions learn of each other; dilated: a
+    # convolution that reaches kernel times as far with each layer; none: they do not
     kernel: int = 3  # k: the tokens that a convolution sees at once
 
-    norm_first: bool = False  # False: post-norm, LayerNorm(x + f(x)), as published; True: pre-norm
+    norm_first: bool = False  # false: post-norm, LayerNorm(x + f(x)), as published; true: pre-norm
     norm: str = "layer"  # layer: LayerNorm; rms: RMSNorm (no mean, no bias)
     embedding_norm: bool = False  # normalise the embedding sum, as BERT does
-    activation: str = "relu"  # relu, gelu (exact), swiglu (a gate: three matrices, not two)
+    activation: str = "relu"  # of the feed-forward network; swiglu: a gate, three matrices
     bias: bool = True  # biases in the projections and the feed-forward network
 
-    positions: str = "sinusoidal"  # sinusoidal, learned, rotary, none
-    position_base: float = 10_000.0  # wavelengths run from 2 pi to base * 2 pi
+    positions: str = "sinusoidal"  # how a token knows its place; rotary turns queries and keys
+    position_base: float = 10_000.0  # sinusoidal, rotary: wavelengths are 2 pi to base * 2 pi
     max_length: int = 1024  # rows of the learned position table; other positions have no limit
-    window: int | None = None  # r: self-attention sees at most r positions away; None: everything
+    window: int | None = None  # r: self-attention sees at most r positions away; null: everything
 
     dropout: float = 0.1  # on each sub-layer's output and on the embedding sum
     attention_dropout: float = 0.0  # on the attention weights
     feed_forward_dropout: float = 0.0  # between the two feed-forward matrices
 
     scale_embeddings: bool = True  # multiply embeddings by sqrt(d_model), section 3.4
-    tie_embeddings: str = "all"  # matrices that are one: all, source-target, target-output, none
-    head: str = DERIVED  # by itself: language-model, or masked-language-model for an encoder
-    classes: int | None = None  # for head=classifier
-    pooling: str = "mean"  # for head=pooling: mean, cls (first token), last (token)
+    tie_embeddings: str = "all"  # which of the source, target and output matrices are one
+    head: str = DERIVED  # what is read off the last layer; by itself: language-model, or
+    # masked-language-model for an encoder; regard train: what the task needs
+    classes: int | None = None  # for head=classifier; regard train: as many labels as there are
+    pooling: str = "mean"  # for head=pooling: the mean of all tokens, cls (the first), the last
 
     def __post_init__(self) -> None:
         check_types(self, "model")

@@ -1,0 +1,223 @@
+"""`python -m benchmarks configuration`: write docs/configuration.md from the dataclasses.
+
+Types, defaults and explanations are read off the dataclasses and the comments beside their fields;
+what each task takes is what `Config.build` gives for it; and which values are allowed is what the
+checks themselves say when they are asked for something impossible. Nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_origin, get_type_hints
+
+from regard.config import (
+    OPTIONS_OF_TASKS,
+    STYLES_OF_TASK,
+    TASKS,
+    Config,
+    DataConfig,
+    DecodingConfig,
+    TrainingConfig,
+)
+from regard.errors import InputError
+from regard.files import write_file
+from regard.model.config import DERIVED, PRESETS, STYLES, ModelConfig
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
+SECTIONS: dict[str, Any] = {
+    "model": ModelConfig, "data": DataConfig, "training": TrainingConfig,
+    "decoding": DecodingConfig,
+}  # fmt: skip
+TYPES = {
+    str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null",
+}  # fmt: skip
+WHAT = {
+    "model": "The architecture ([model/config.py](../src/regard/model/config.py)). Where the paper "
+    "has an option, the default of the dataclass is the paper's base model.",
+    "data": "Which files, and how text becomes tokens ([config.py](../src/regard/config.py)).",
+    "training": "The loss, the optimiser and the loop ([config.py](../src/regard/config.py)).",
+    "decoding": "How answers are searched for or drawn; the rules are in "
+    "[decoding.md](decoding.md). On the command line each has an option of its own as well: "
+    "`--beam 1`, `--length-penalty 1.0`.",
+}
+TOP = """# Configuration
+
+Made by `python -m benchmarks configuration` from the dataclasses: change a field or its comment
+there, then run it again.
+
+Four sections with the same names everywhere:
+
+```
+regard train ... --set training.steps=500 --set model.norm_first=false    # on the command line
+regard train ... --config options.yaml                                    # in a file, see below
+```
+```yaml
+task: translate                # instead of --task, if you like
+model: {dropout: 0.3}
+training:
+  steps: 500
+  schedule: cosine
+```
+```python
+from pathlib import Path
+from regard import Config, train
+
+values = {"data": {"train": ["train.en", "train.de"]}, "training": {"steps": 500}}
+train(Config.build("translate", "tiny", values), Path("run"))
+```
+
+`--set` wins over the file, the file over the preset. A run's own `config.yaml` is complete, with
+every default, and `--config` takes it again. All of it is checked before any work starts: an
+unknown key names the nearest known one, and options that exclude each other name both.
+
+*Default* is what `regard train` takes for `--task translate --preset base` (no `--preset` is
+`base`); where another task has another one, it stands behind it. *Values* is what the check says.
+"""
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks configuration")
+    parser.add_argument("--out", type=Path, default=DOCUMENT)
+    write_file(parser.parse_args(arguments).out, document())
+
+
+def document() -> str:
+    usual = {task: Config.build(task, "base", {"data": {"train": ["?"]}}) for task in TASKS}
+    lines = [TOP, *presets(), *styles(usual)]
+    for section, cls in SECTIONS.items():
+        lines += [f"## {section}", "", WHAT[section], ""]
+        lines += ["| key | type | default | values | |", "|---|---|---|---|---|"]
+        said = comments(cls)
+        for field in fields(cls):
+            key = f"{section}.{field.name}"
+            cells = [
+                f"`{key}`", kind(cls, field.name), default(field, section, usual),
+                allowed(cls, section, field.name), explained(field.name, section, said),
+            ]  # fmt: skip
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def presets() -> Iterator[str]:
+    keys = list(PRESETS["base"])
+    yield "## Presets and styles"
+    yield ""
+    yield "`--preset` sets these keys of `model`; everything else is the same in all of them."
+    yield ""
+    yield "| preset | " + " | ".join(f"`{key}`" for key in keys) + " |"
+    yield "|---" * (len(keys) + 1) + "|"
+    for name, values in PRESETS.items():
+        yield f"| `{name}` | " + " | ".join(f"{values[key]}" for key in keys) + " |"
+    yield ""
+
+
+def styles(usual: dict[str, Config]) -> Iterator[str]:
+    yield "`--style` is `model.style`. Each task has its own, the usual one first:"
+    yield ""
+    for task, config in usual.items():
+        known = STYLES_OF_TASK.get(task, STYLES)
+        others = [style for style in known if style != config.model.style]
+        yield f"- `{task}`: " + ", ".join([config.model.style, *others])
+    yield ""
+
+
+def kind(cls: type, name: str) -> str:
+    """A field's type, in words."""
+    hint = get_type_hints(cls)[name]
+    if get_origin(hint) is list:
+        return "list of texts"
+    return " or ".join(TYPES[part] for part in getattr(hint, "__args__", (hint,)))
+
+
+def default(field: Field[Any], section: str, usual: dict[str, Config]) -> str:
+    """What `regard train` takes, and for which tasks something else."""
+    if field.name == "train":
+        return "must be given"
+    if unsaid(field) and field.name not in PRESETS["base"]:
+        return "by itself"
+    tasks: dict[str, list[str]] = {}
+    for task, config in usual.items():
+        value = getattr(getattr(config, section), field.name)
+        tasks.setdefault(written(value), []).append(task)
+    first, *others = tasks
+    told = [first, *(f"{', '.join(tasks[value])}: {value}" for value in others)]
+    if not unsaid(field) and field.default is not MISSING and written(field.default) not in tasks:
+        told.append(f"`ModelConfig` alone: {written(field.default)}")
+    return "; ".join(told)
+
+
+def unsaid(field: Field[Any]) -> bool:
+    """Whether it has no value until other fields are known."""
+    return "None" not in str(field.type) and (
+        field.default is DERIVED or (field.default is field.default_factory is MISSING)
+    )
+
+
+def written(value: object) -> str:
+    """A value as YAML and --set take it."""
+    words = {"True": "true", "False": "false", "None": "null"}
+    return f"`{words.get(str(value), value)}`"
+
+
+def allowed(cls: type, section: str, name: str) -> str:
+    """What the check says when it is asked for something impossible."""
+    hint = kind(cls, name)
+    tried: tuple[object, ...] = ("?",) if hint == "text" else ()
+    if "number" in hint:
+        tried = (-1, 10**12)
+    rules = []
+    for value in tried:
+        needed = {"vocabulary_size": 100} if section == "model" else {}
+        try:
+            cls(**{**needed, name: value})
+        except InputError as error:
+            said = str(error)
+            if found := re.search(r"; known: (.+)", said):
+                rules.append(", ".join(f"`{word}`" for word in found[1].split(", ")))
+            elif found := re.match(rf"{section}\.{name} must be (.+?)(?:, not |: |$)", said):
+                rules.append(found[1])
+            elif found := re.search(r"go up to ([\d,]+)", said):
+                rules.append(f"at most {found[1]}")
+    return ", ".join(dict.fromkeys(rules))
+
+
+def explained(name: str, section: str, said: dict[str, str]) -> str:
+    """The comment beside a field, and which tasks it is for where the comment does not say."""
+    tasks = OPTIONS_OF_TASKS.get(name, ()) if section == "data" else ()
+    if not tasks or said[name].startswith(f"{tasks[0]}:"):
+        return said[name].replace("|", "\\|")
+    return f"{', '.join(tasks)}: {said[name]}".replace("|", "\\|")
+
+
+def comments(cls: type) -> dict[str, str]:
+    """The comment behind each field, with the lines of comment that follow it."""
+    source = inspect.getsource(cls)
+    written = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    [definition] = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for statement in definition.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            line = statement.end_lineno or 0
+            parts = []
+            while line in written:
+                parts.append(written[line])
+                line += 1
+                if not source.splitlines()[line - 1].lstrip().startswith("#"):
+                    break
+            found[statement.target.id] = " ".join(parts)
+    return found
