@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from regard.box import folder_of
 from regard.config import SECTIONS, Config, DecodingConfig
 from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
@@ -51,6 +52,7 @@ def train(
     must be the run's own, but for training.steps. Where there is no run yet, it starts.
     """
     keep_freed_memory()
+    start_from = None if start_from is None else folder_of(start_from)
     processes = Processes(device)
     try:
         exists = bool(processes.agree((out / "config.yaml").is_file()))
@@ -100,7 +102,8 @@ def explain(error: OSError | RuntimeError, out: Path) -> str:
     if isinstance(error, OSError | TrainingFailed):
         return said
     if is_out_of_memory(error):
-        return f"out of memory, and no smaller piece is left: lower training.batch_tokens ({said})"
+        less = "lower training.batch_tokens or take a smaller --preset"
+        return f"out of memory, and no smaller piece is left: {less} ({said})"
     if isinstance(error, dist.DistError) or "onnection" in said:  # reset, closed, refused
         return f"another process of this run was lost ({said})"
     raise error
