@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regard.box.pack import pack as pack
     from regard.config import Config as Config
     from regard.errors import InputError as InputError
     from regard.model.config import ModelConfig as ModelConfig
@@ -30,6 +31,7 @@ _WHERE = {
     "Packed": "regard.text.batching",
     "Transformer": "regard.model.transformer",
     "load": "regard.models",
+    "pack": "regard.box.pack",
     "train": "regard.run",
 }
 __all__ = list(_WHERE)

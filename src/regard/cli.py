@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from regard import __version__
+from regard.box import folder_of
 from regard.config import TASKS
 from regard.errors import InputError, TrainingFailed
 from regard.interrupt import interruptible
@@ -54,6 +55,7 @@ def build_parser() -> Parser:
         add_verb(verbs, name, run, options)
     add_verb(verbs, "evaluate", evaluate, evaluate_options)
     add_verb(verbs, "info", info, info_options)
+    add_verb(verbs, "pack", pack, pack_options)
     view = verbs.add_parser("view", help="pictures and tables to look at")
     views = view.add_subparsers(title="views", metavar="VIEW", required=True)
     for name, run, options in VIEWS:
@@ -135,9 +137,10 @@ def train(options: argparse.Namespace) -> int:
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
-            if not (options.start_from / "config.yaml").is_file():
-                raise InputError(f"{options.start_from} is not a model: it has no config.yaml")
-            start = Config.load(options.start_from / "config.yaml").model
+            folder = folder_of(options.start_from)
+            if not (folder / "config.yaml").is_file():
+                raise InputError(f"{folder} is not a model: it has no config.yaml")
+            start = Config.load(folder / "config.yaml").model
         config = Config.build(task, options.preset, values, start)
     elif not options.resume or any(values.values()) or options.preset or options.start_from:
         raise InputError("--task and --train are needed (see: regard train --help)")
@@ -157,7 +160,7 @@ def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--against", type=Path, metavar="MODEL", help="is the difference real?")
     verb.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap")
     decoding_options(verb)
-    model_to_use(verb)
+    model_to_use(verb, "translate")
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -173,34 +176,66 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def info_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("model", nargs="?", type=Path, metavar="MODEL", help="a folder, or:")
-    verb.add_argument("--preset", default="base", help=" | ".join(PRESETS) + " (default: base)")
-    verb.add_argument("--vocab", type=int, default=37_000, help="vocabulary size (37000)")
+    verb.add_argument(
+        "model", nargs="?", type=Path, metavar="MODEL", help="a folder, or box:translate, or:"
+    )
+    verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
+    verb.add_argument("--vocab", type=int, help="vocabulary size (37000)")
     architecture_options(verb)
 
 
 def info(options: argparse.Namespace) -> int:
-    """Parameters by part: the closed formula beside the tensors of the real model."""
-    values = {"style": options.style or STYLES[0], "vocabulary_size": options.vocab}
+    """Parameters by part, formula beside tensors; without anything: what is in the box."""
+    chosen = (options.preset, options.vocab, options.style)
+    if options.model is None and not options.assignments and set(chosen) == {None}:
+        from regard.box.listing import show_box
+
+        show_box(options.json)
+        return 0
+    preset, vocabulary = options.preset or "base", options.vocab
+    values = {
+        "style": options.style or STYLES[0],
+        "vocabulary_size": 37_000 if vocabulary is None else vocabulary,
+    }
     if options.model is None:
         config = ModelConfig.preset(
-            options.preset, **values | section_settings(options.assignments, "model")
+            preset, **values | section_settings(options.assignments, "model")
         )
     else:
         from regard.config import Config
 
-        config = Config.load(options.model / "config.yaml").model
+        config = Config.load(folder_of(options.model) / "config.yaml").model
     from regard.view.info import final_scores, parameter_table
 
     table = parameter_table(config)
-    scores = final_scores(options.model) if options.model else {}
+    scores = final_scores(folder_of(options.model)) if options.model else {}
     if options.json:
         print(json.dumps(table.to_dict() | ({"scores": scores} if scores else {})))
     else:
-        table.show(str(options.model or options.preset))
+        table.show(str(options.model or preset))
         for name, value in scores.items():
             print(f"{name:16} {value}")
     return 0 if table.agrees else 1  # a formula that is not the model's is our fault
+
+
+def pack_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("model", type=Path, metavar="RUN", help="the folder of a finished model")
+    verb.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of the small one")
+
+
+def pack(options: argparse.Namespace) -> int:
+    """Write a model's folder again with its weights in 8 bits: a quarter of the size."""
+    from regard.box.pack import pack as pack_model
+
+    made = pack_model(options.model, options.out)
+    if options.json:
+        print(json.dumps(vars(made) | {"folder": str(made.folder)}))
+    else:
+        print(
+            f"{made.folder} is ready: {made.parameters:,} parameters, all files {made.size:,} "
+            f"bytes (the weights alone were {made.before:,})"
+        )
+    return 0
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.box import folder_of
 from regard.config import DTYPES, Config, DecodingConfig, choice, section
 from regard.decoding.answers import Answer
 from regard.decoding.native import engine_of
@@ -34,6 +35,7 @@ from regard.tasks.make import load_task
 from regard.tasks.task import Task
 from regard.tasks.translate import Translate
 from regard.training.checkpoint import Checkpoints, read_tensors
+from regard.training.int8 import packed, unpacked
 from regard.training.processes import choose_device
 
 Warn = Callable[[int, str], None]  # the number of a text, from 0, and what is to be said of it
@@ -289,8 +291,9 @@ class Model:
 
 
 def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
-    """Open a model folder. dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO."""
-    folder = Path(path)
+    """Open a model folder, or one in the box: "box:translate" (regard/box). dtype: float32,
+    bfloat16, int8 (on a CPU), or auto: see AUTO."""
+    folder = folder_of(path)
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is not a model: it has no config.yaml")
     if not (folder / "model.safetensors").is_file():
@@ -301,13 +304,16 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
     choice("dtype", dtype, DTYPES)
     config = Config.load(folder / "config.yaml")
     transformer = Transformer(config.model)
-    load_weights(transformer, read_tensors(folder / "model.safetensors"), folder)
+    tensors = read_tensors(folder / "model.safetensors")
+    if dtype == "int8":  # what is not done in int8, a view or a full pass, has the same weights
+        tensors = unpacked(packed(tensors), folder)
+    load_weights(transformer, tensors, folder)
     where = choose_device(device)
     if dtype == "auto":
         dtype = AUTO[where.type]
     weights = torch.float32 if dtype == "int8" else getattr(torch, dtype)
     model = Model(config, transformer.to(where, weights), load_task(folder, config), folder)
-    if dtype == "int8":  # the weights stay: views and full passes use them
+    if dtype == "int8":
         transformer.precision = dtype
         check_int8(transformer)
     return model

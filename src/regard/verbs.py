@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.box import boxed
 from regard.config import DTYPES, DecodingConfig
 from regard.errors import InputError
 from regard.model.config import STYLES
@@ -26,8 +27,12 @@ def machine_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
-def model_to_use(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("-m", "--model", required=True, type=Path, metavar="MODEL")
+def model_to_use(verb: argparse.ArgumentParser, task: str) -> None:
+    """`-m`; without it the model in the box for this task."""
+    verb.add_argument(
+        "-m", "--model", type=Path, default=Path(boxed(task)), metavar="MODEL",
+        help=f"a model's folder (default: {boxed(task)}, which comes with the package)",
+    )  # fmt: skip
     verb.add_argument("--dtype", default="auto", choices=DTYPES)
     machine_options(verb)
 
@@ -40,9 +45,9 @@ def architecture_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def text_options(verb: argparse.ArgumentParser, what: str = "TEXT") -> None:
+def text_options(verb: argparse.ArgumentParser, task: str, what: str = "TEXT") -> None:
     verb.add_argument("texts", nargs="*", metavar=what, help="none: lines of standard input")
-    model_to_use(verb)
+    model_to_use(verb, task)
 
 
 def decoding_options(verb: argparse.ArgumentParser) -> None:
@@ -91,7 +96,7 @@ def opened(options: argparse.Namespace) -> Model:
 
 
 def translate_options(verb: argparse.ArgumentParser) -> None:
-    text_options(verb)
+    text_options(verb, "translate")
     verb.add_argument("--prefix", default="", metavar="TEXT", help="how every answer begins")
     verb.add_argument("--stream", action="store_true", help="show the words as they come")
     verb.add_argument(
@@ -134,7 +139,7 @@ def translate(options: argparse.Namespace) -> int:
 
 
 def answer_options(verb: argparse.ArgumentParser) -> None:
-    text_options(verb, "QUESTION")
+    text_options(verb, "answer", "QUESTION")
     verb.add_argument(
         "--context", metavar="TEXT",
         help="what the answer is found in; without it a line is CONTEXT<tab>QUESTION or JSON",
@@ -152,7 +157,7 @@ def answer(options: argparse.Namespace) -> int:
 
 
 def generate_options(verb: argparse.ArgumentParser) -> None:
-    text_options(verb, "PROMPT")
+    text_options(verb, "generate", "PROMPT")
     verb.add_argument("--stream", action="store_true", help="show the text as it comes")
     verb.add_argument(
         "--until", default="", metavar="TEXT",
@@ -175,6 +180,10 @@ def generate(options: argparse.Namespace) -> int:
 # ---- the encoder's tasks ----------------------------------------------------------------
 
 
+def classify_options(verb: argparse.ArgumentParser) -> None:
+    text_options(verb, "classify")
+
+
 def classify(options: argparse.Namespace) -> int:
     """The label of each text and its probability, with a tab between."""
     from regard.answering import Labels, answer_lines
@@ -184,7 +193,7 @@ def classify(options: argparse.Namespace) -> int:
 
 
 def fill_options(verb: argparse.ArgumentParser) -> None:
-    text_options(verb)
+    text_options(verb, "fill")
     verb.add_argument("--top", type=int, default=5, metavar="N", help="words for each <mask> (5)")
 
 
@@ -197,7 +206,7 @@ def fill(options: argparse.Namespace) -> int:
 
 
 def embed_options(verb: argparse.ArgumentParser) -> None:
-    text_options(verb)
+    text_options(verb, "embed")
     verb.add_argument("--pooling", default="", help="mean | cls | last (default: the model's)")
     verb.add_argument(
         "--tokens", action="store_true", help="a vector for each token in its context"
@@ -217,7 +226,7 @@ def embed(options: argparse.Namespace) -> int:
 
 
 def search_options(verb: argparse.ArgumentParser) -> None:
-    text_options(verb, "QUERY")
+    text_options(verb, "embed", "QUERY")
     verb.add_argument("--documents", required=True, type=Path, metavar="FILE", help="one a line")
     verb.add_argument("--top", type=int, default=5, metavar="N", help="lines for each query (5)")
     verb.add_argument("--index", type=Path, metavar="DIR", help="where the index is kept")
@@ -239,7 +248,7 @@ VERBS: tuple[Verb, ...] = (
     ("translate", translate, translate_options),
     ("answer", answer, answer_options),
     ("generate", generate, generate_options),
-    ("classify", classify, text_options),
+    ("classify", classify, classify_options),
     ("fill", fill, fill_options),
     ("embed", embed, embed_options),
     ("search", search, search_options),

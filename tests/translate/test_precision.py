@@ -16,10 +16,10 @@ def test_int8_answers_nearly_as_float32_does(folder, texts):
         abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(*answers, strict=True) if a.tokens
     ]
     assert 0 < max(differences) < 0.2
-    # A full pass has the weights as they are.
+    # A full pass, which is not done in int8, has the rounded weights, too.
     pairs = [(text, "The dog slept.") for text in texts]
-    scores = [[a.score for a in model.score(pairs)] for model in (exact, rounded)]
-    assert scores[0] == scores[1]
+    scores = [torch.tensor([a.score for a in model.score(pairs)]) for model in (exact, rounded)]
+    assert 0 < (scores[0] - scores[1]).abs().max() < 0.2
 
 
 def test_int8_without_native_code_is_refused_in_one_line(folder, verb, monkeypatch):

@@ -16,6 +16,7 @@ from regard.model.block import EPSILON, Block
 from regard.model.config import ModelConfig
 from regard.model.positions import angles
 from regard.model.transformer import Stack
+from regard.training.int8 import rounded
 
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 ACTIVATIONS = {"relu": 1, "gelu": 2, "swiglu": 3}
@@ -55,7 +56,7 @@ CBeams = structure("CBeams", {
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "block_size": (c_int64, []),
     "words_in": (c_int64, [c_int64] * 2),
-    "pack_matrix": (None, [c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 3]),
+    "pack_matrix": (None, [c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 2]),
     "fingerprint": (c_uint64, [c_void_p, c_void_p, c_int64]),
     "read_rows": (None, [*[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 4, c_int64]),
     "project_memory": (None, [*[c_void_p] * 3, c_int64, c_void_p, c_int64]),
@@ -131,16 +132,18 @@ class Packing:
         # Registers are loaded whole: tiles begin at a multiple of their size.
         tiles = torch.empty(padded * self.library.words_in(self.kind, inputs) + 16, dtype=torch.int)
         tiles = tiles[-(tiles.data_ptr() // 4) % 16 :]
-        int8 = self.kind == KINDS["int8"]
+        scale = start = None
+        if self.kind == KINDS["int8"]:
+            scale, start = torch.zeros(padded), torch.empty(padded, dtype=torch.int)
+            numbers, scale[:outputs] = rounded(weight)
+            weight = numbers.float()
         made = CMatrix(
-            self._pointer(tiles),
-            self._pointer(torch.empty(padded) if int8 else None),
-            self._pointer(torch.empty(padded, dtype=torch.int) if int8 else None),
+            self._pointer(tiles), self._pointer(scale), self._pointer(start),
             self._pointer(None if bias is None else bias.detach().float()),
             outputs, inputs,
         )  # fmt: skip
         self.library.pack_matrix(
-            self.kind, weight.data_ptr(), outputs, inputs, made.tiles, made.scale, made.start
+            self.kind, weight.data_ptr(), outputs, inputs, made.tiles, made.start
         )
         return made
 

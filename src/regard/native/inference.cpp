@@ -95,8 +95,8 @@ int64_t block_size() { return BLOCK; }
 int64_t words_in(int64_t kind, int64_t columns) { return words_of(Kind(kind), columns); }
 
 void pack_matrix(int64_t kind, const float* weight, int64_t outputs, int64_t inputs,
-                 uint32_t* tiles, float* scale, int32_t* start) {
-    pack(Kind(kind), weight, outputs, inputs, tiles, scale, start);
+                 uint32_t* tiles, int32_t* start) {
+    pack(Kind(kind), weight, outputs, inputs, tiles, start);
 }
 
 // Numbers from everywhere in some tensors: what training changes, it changes here, too.

@@ -44,7 +44,7 @@ struct Matrix {
 
 // ---- packing -----------------------------------------------------------------------------
 
-inline uint32_t word_at(Kind kind, const float* row, long inputs, long k, float unit) {
+inline uint32_t word_at(Kind kind, const float* row, long inputs, long k) {
     uint32_t word = 0;
     long each = in_word(kind), bits = 32 / each;
     for (long j = 0; j < each && k * each + j < inputs; j++) {
@@ -57,36 +57,29 @@ inline uint32_t word_at(Kind kind, const float* row, long inputs, long k, float 
             put(&rounded, x);
             part = rounded.bits;
         } else {
-            part = uint8_t(int8_t(lrintf(x * unit)));
+            part = uint8_t(int8_t(x));
         }
         word |= part << (bits * j);
     }
     return word;
 }
 
-// weight[outputs, inputs] -> tiles; what is padded is zero.
+// weight[outputs, inputs] -> tiles; what is padded is zero. int8: the weights are whole numbers from
+// -127 to 127 already (training/int8.py).
 inline void pack(Kind kind, const float* weight, int64_t outputs, int64_t inputs, uint32_t* tiles,
-                 float* scale, int32_t* start) {
+                 int32_t* start) {
     long words = words_of(kind, inputs);
 #pragma omp parallel for
     for (long n = 0; n < padded(outputs); n++) {
         const float* row = weight + n * inputs;
-        float largest = 0, unit = 0;
-        if (n < outputs && kind == INT8) {
-            for (long k = 0; k < inputs; k++) largest = std::max(largest, std::fabs(row[k]));
-            unit = largest > 0 ? 127 / largest : 0;
-        }
         uint32_t* to = tiles + n / BLOCK * words * BLOCK + n % BLOCK;
         long total = 0;
         for (long k = 0; k < words; k++) {
-            uint32_t word = n < outputs ? word_at(kind, row, inputs, k, unit) : 0;
+            uint32_t word = n < outputs ? word_at(kind, row, inputs, k) : 0;
             to[k * BLOCK] = word;
             for (long j = 0; j < 4; j++) total += int8_t(word >> (8 * j));
         }
-        if (kind == INT8) {
-            scale[n] = largest / 127;
-            start[n] = int32_t(-128 * total);
-        }
+        if (kind == INT8) start[n] = int32_t(-128 * total);
     }
 }
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.files import PREFIX, checksum, new_folder, remove_leftovers
+from regard.training.int8 import unpacked
 
 FILES = ("model.safetensors", "optimiser.safetensors")
 
@@ -133,7 +134,8 @@ def to_bytes(tensors: dict[str, Tensor]) -> bytes:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, once they are those that were written."""
+    """The tensors of a safetensors file, once they are those that were written; matrices that are
+    in bytes there are numbers again."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -142,7 +144,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} is not a whole safetensors file: {error}") from error
     if expected is not None and expected != tensor_digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
-    return tensors
+    return unpacked(tensors, path)
 
 
 def tensor_digest(tensors: dict[str, Tensor]) -> str:

@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+from regard.box import folder_of, is_boxed
 from regard.errors import InputError
 from regard.model.config import STYLES
 from regard.settings import section_settings
@@ -45,7 +46,8 @@ def curves(options: argparse.Namespace) -> int:
     """Draw loss, score, learning rate and speed of runs as PNG and SVG."""
     from regard.view.curves import draw_curves
 
-    for path in draw_curves(options.runs, options.out):
+    out = options.out or (Path("curves.png") if any(map(is_boxed, options.runs)) else None)
+    for path in draw_curves([folder_of(run) for run in options.runs], out):
         print(json.dumps({"file": str(path)}) if options.json else path)
     return 0
 
@@ -62,9 +64,8 @@ def positions(options: argparse.Namespace) -> int:
     """Draw the positional encodings and their dot products as PNG and SVG."""
     from regard.view.positions import draw_positions
 
-    drawn = draw_positions(
-        options.model, options.length, options.d_model, options.base, options.out
-    )
+    model = None if options.model is None else folder_of(options.model)
+    drawn = draw_positions(model, options.length, options.d_model, options.base, options.out)
     for path in drawn:
         print(json.dumps({"file": str(path)}) if options.json else path)
     return 0
@@ -88,9 +89,10 @@ def attention_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--head", type=int, metavar="N", help="from 1 (head, lines: the first)")
     verb.add_argument(
         "--out", type=Path, metavar="FILE",
-        help="NAME.png or NAME.svg, for both, or NAME.html (default: MODEL/attention.png)",
+        help="NAME.png or NAME.svg, for both, or NAME.html (default: MODEL/attention.png; here, if "
+        "the model is one in the box)",
     )  # fmt: skip
-    model_to_use(verb)
+    model_to_use(verb, "translate")
 
 
 def attention(options: argparse.Namespace) -> int:
@@ -101,7 +103,7 @@ def attention(options: argparse.Namespace) -> int:
     from regard.view.attention_pictures import draw_attention
     from regard.view.attention_rows import gather
 
-    out = options.out or options.model / "attention"
+    out = options.out or (Path() if is_boxed(options.model) else options.model) / "attention"
     out = out / "attention" if out.is_dir() else out
     page = out.suffix == ".html"
     if out.suffix not in ("", ".png", ".svg", ".html"):

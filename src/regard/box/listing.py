@@ -1,0 +1,50 @@
+"""`regard info`: what is in the box, with the sizes and the scores that each folder itself has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from regard.box import FOLDER, boxed, contents
+from regard.config import Config
+
+
+def listing() -> list[dict[str, Any]]:
+    """Each model: its name, style, parameters, bytes on the disk, and its final scores."""
+    from regard.model.parameters import closed_form
+    from regard.view.info import final_scores
+
+    rows = []
+    for task in contents():
+        folder = FOLDER / task
+        model = Config.load(folder / "config.yaml").model
+        rows.append({
+            "model": boxed(task), "folder": str(folder), "style": model.style,
+            "parameters": sum(part.parameters for part in closed_form(model).values()),
+            "bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+            "scores": final_scores(folder),
+        })  # fmt: skip
+    return rows
+
+
+def show_box(as_json: bool) -> None:
+    rows = listing()
+    if as_json:
+        for row in rows:
+            print(json.dumps(row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "style", "parameters", "size", "validation", box=None, pad_edge=False)
+    for row in rows:
+        scores = {k: v for k, v in row["scores"].items() if isinstance(v, float) and k != "seconds"}
+        told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        table.add_row(
+            row["model"], row["style"], f"{row['parameters'] / 1e6:.1f}M",
+            f"{row['bytes'] / 1e6:.1f} MB", told,
+        )  # fmt: skip
+    console = Console(highlight=False)
+    console.print(table if rows else "there is no model in the box")
+    for row in rows:
+        console.print(f"{row['model']}: {row['folder']}/README.md", soft_wrap=True)

@@ -1,0 +1,72 @@
+"""`regard pack`: a finished model in a quarter of its size, as those in the box are.
+
+Matrices become bytes with a scale for each row (training/int8.py), and all else comes along as it
+is. Names of files lose the folders of the machine that they were on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from regard.box import folder_of
+from regard.errors import InputError
+from regard.files import new_folder
+from regard.models import load
+from regard.training.checkpoint import to_bytes
+from regard.training.int8 import packed
+
+SAID = (
+    "Packed by `regard pack`: every matrix as whole numbers of 8 bits, with a float32 scale for "
+    "each row."
+)
+# /some/where/multi30k/train.en.xz: all but the last two names. Not of an address of the web.
+NAME = r"""[^\s/`'"]+"""
+ELSEWHERE = re.compile(rf"(?<![\w.~:/$-])/(?:(?:{NAME}/)*(?={NAME}/{NAME})|(?={NAME}))")
+
+
+@dataclass(frozen=True)
+class Packed:
+    folder: Path
+    parameters: int
+    size: int  # bytes of all its files
+    before: int  # bytes of the weights as they were
+
+
+def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Packed:
+    """Write the packed folder of a finished model; gives back how large it is. replace_old: a
+    folder that lies at `out` is replaced."""
+    folder, out = folder_of(model), Path(out)
+    opened = load(folder, "cpu", "float32")
+    weights = opened.transformer.state_dict()
+    for name, tensor in weights.items():
+        if not bool(tensor.isfinite().all()):
+            raise InputError(f"{folder}: {name} has a number that is not finite: no model to pack")
+    if out.exists() and out.resolve() == folder.resolve():
+        raise InputError(f"--out {out} is the model itself: take another folder")
+    if out.exists() and not replace_old and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"{out} exists: take another --out")
+    data = opened.config.data
+    data = replace(data, train=portable(*data.train), valid=portable(*data.valid))
+    config = replace(opened.config, data=data)
+    with new_folder(out, replace=replace_old) as new:
+        (new / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        opened.task.save(new)
+        (new / "model.safetensors").write_bytes(to_bytes(packed(weights)))
+        if (folder / "metrics.jsonl").is_file():
+            (new / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
+        if (folder / "README.md").is_file():
+            (card,) = portable((folder / "README.md").read_text(encoding="utf-8"))
+            said = "" if SAID in card else f"\n{SAID}\n"
+            (new / "README.md").write_text(card + said, encoding="utf-8")
+    return Packed(
+        out, sum(tensor.numel() for tensor in weights.values()),
+        sum(path.stat().st_size for path in out.iterdir()),
+        (folder / "model.safetensors").stat().st_size,
+    )  # fmt: skip
+
+
+def portable(*texts: str) -> list[str]:
+    """Texts without the folders of this machine."""
+    return [ELSEWHERE.sub("", text) for text in texts]

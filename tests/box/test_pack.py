@@ -1,0 +1,223 @@
+"""`regard pack`: a folder of a quarter of the size that does all that the other did."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import regard
+from regard import Config, InputError, Transformer, native
+from regard.box.pack import SAID, portable
+from regard.tasks.make import make_task
+from regard.text.builtin import builtin_corpus
+from regard.text.tokenizer import Tokenizer
+from regard.training.checkpoint import to_bytes
+
+FILES = ["README.md", "config.yaml", "metrics.jsonl", "model.safetensors", "tokenizer.json"]
+SIZES = {"d_model": 32, "heads": 4, "d_ff": 48}
+TEXTS = ["The dog slept.", "", "The old man saw the small dog in front of the beautiful house."]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    """make("fill", ...): the folder of a model with random weights, as training leaves it."""
+
+    def folder(task, model=None, labels=()):
+        style = {} if task in ("translate", "answer") else {"encoder_layers": 2}
+        style = {"decoder_layers": 2} if task == "generate" else style
+        config = Config.build(task, "tiny", {
+            "model": {**SIZES, **style, **(model or {})},
+            "data": {"vocabulary_size": 400, "max_length": 60,
+                     "train": ["/home/someone/data/built-in/train.en", "train.de"],
+                     "valid": ["/valid.en"]},
+            "decoding": {"max_length": 6},
+        })  # fmt: skip
+        texts = [sentence for pair in builtin_corpus("train", 200) for sentence in pair]
+        tokenizer = Tokenizer.learn(texts, "bpe", 400, quiet=True)
+        task = make_task(config, (tokenizer, tokenizer), list(labels))
+        config = replace(config, model=replace(config.model, **task.model_options()))
+        torch.manual_seed(5)
+        model = Transformer(config.model)
+        out = tmp_path_factory.mktemp(task.name)
+        (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        card = (
+            "# A model\n\n- command: `regard train --train /home/someone/data/built-in/train.en`\n"
+        )
+        (out / "README.md").write_text(card, encoding="utf-8")
+        told = {"step": 1, "final": "last", "loss": 2.5}
+        (out / "metrics.jsonl").write_text(json.dumps(told) + "\n", encoding="utf-8")
+        (out / "model.safetensors").write_bytes(to_bytes(dict(model.state_dict())))
+        task.save(out)
+        return out
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(make):
+    return make("translate")
+
+
+@pytest.fixture(scope="module")
+def small(run, tmp_path_factory):
+    out = tmp_path_factory.mktemp("packed") / "small"
+    regard.pack(run, out)
+    return out
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_folder_has_all_of_a_model_and_little_else(run, small):
+    assert sorted(content(small)) == FILES
+    assert content(small)["metrics.jsonl"] == content(run)["metrics.jsonl"]
+    assert content(small)["tokenizer.json"] == content(run)["tokenizer.json"]
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (run, small)]
+    assert sizes[1] < 0.4 * sizes[0]  # of larger matrices: a quarter
+    with safe_open(small / "model.safetensors", framework="pt") as file:
+        types = {file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+    assert types == {torch.int8, torch.float32}
+
+
+def test_packing_a_packed_model_changes_nothing(small, tmp_path):
+    regard.pack(small, tmp_path / "again")
+    assert content(tmp_path / "again") == content(small)
+
+
+def test_no_weight_is_off_by_more_than_half_a_step(run, small):
+    before, after = (regard.load(folder, "cpu").transformer.state_dict() for folder in (run, small))
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        if weight.dim() == 2:
+            step = weight.abs().amax(1, keepdim=True) / 127
+            assert ((after[name] - weight).abs() <= step * 0.501).all(), name
+        else:
+            assert torch.equal(after[name], weight), name
+
+
+@pytest.mark.skipif(native.library("inference") is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("changes", [
+    {}, {"positions": "learned", "max_length": 70, "activation": "swiglu", "norm": "rms"},
+    {"tie_embeddings": "none", "positions": "rotary"},
+], ids=["plain", "learned", "untied"])  # fmt: skip
+def test_in_int8_a_packed_model_says_what_the_other_says(make, tmp_path, changes):
+    folder = make("translate", changes)
+    regard.pack(folder, tmp_path / "small")
+    models = [regard.load(one, "cpu", "int8") for one in (folder, tmp_path / "small")]
+    said = [model.answers(TEXTS, beam=2) for model in models]
+    for one, other in zip(*said, strict=True):
+        assert one.tokens == other.tokens
+        assert one.logprobs == other.logprobs  # to the last bit
+    scored = [[a.logprob for a in model.score([(t, t) for t in TEXTS if t])] for model in models]
+    assert scored[0] == scored[1]
+
+
+@pytest.mark.parametrize("task", ["classify", "fill", "embed", "generate"])
+def test_every_task_can_be_packed(make, tmp_path, task):
+    folder = make(task, labels=["bad", "good"])
+    regard.pack(folder, tmp_path / "small")
+    before, after = regard.load(folder, "cpu"), regard.load(tmp_path / "small", "cpu")
+    vectors = [model.embed(TEXTS) for model in (before, after)]
+    assert abs(vectors[0] - vectors[1]).max() < 0.1
+    assert (vectors[0] != vectors[1]).any()
+    if task == "classify":
+        assert after.task.labels == ["bad", "good"]
+        assert [label.label for label in after.classify(TEXTS)]
+
+
+def test_a_packed_model_is_a_model_for_every_verb(small, tmp_path, call):
+    data = [tmp_path / "data.en", tmp_path / "data.de"]
+    for path in data:
+        path.write_text("The dog slept.\nThe old man saw it.\n" * 8, encoding="utf-8")
+    code, out, err = call("evaluate", "-m", small, "--data", *data, "--samples", 10, "--json")
+    assert code == 0, err
+    assert json.loads(out)["examples"] == 16
+    code, out, err = call("view", "attention", "The dog slept.", "-m", small, "--out",
+                          tmp_path / "seen.png", "--json")  # fmt: skip
+    assert code == 0, err
+    code, out, err = call("info", small, "--json")
+    assert code == 0, err
+    assert json.loads(out)["scores"]["loss"] == 2.5
+    code, out, err = call(
+        "train", "--task", "translate", "--from", small, "--train", *data, "--out",
+        tmp_path / "tuned", "--set", "training.steps=2", "--device", "cpu", "--quiet",
+    )  # fmt: skip
+    assert code == 0, err
+    tuned = regard.load(tmp_path / "tuned", "cpu").transformer.state_dict()
+    assert tuned.keys() == regard.load(small, "cpu").transformer.state_dict().keys()
+
+
+def test_folders_of_this_machine_are_not_carried_along(small):
+    data = Config.load(small / "config.yaml").data
+    assert data.train == ["built-in/train.en", "train.de"]
+    assert data.valid == ["valid.en"]
+    card = (small / "README.md").read_text(encoding="utf-8")
+    assert "/home" not in card
+    assert "`regard train --train built-in/train.en`" in card
+    assert card.count(SAID) == 1
+
+
+@pytest.mark.parametrize(("text", "kept"), [
+    ("/data/a/b.txt", "a/b.txt"),
+    ("`--train /x/y/z.xz /x/y/w.xz`", "`--train y/z.xz y/w.xz`"),
+    ("see https://example.org/some/page/here", "see https://example.org/some/page/here"),
+    ("runs/in/a.txt and $REGARD_DATA/a/b/c", "runs/in/a.txt and $REGARD_DATA/a/b/c"),
+    ("~/a/b/c and/or ../x/y/z", "~/a/b/c and/or ../x/y/z"),
+    ("3 / 4 or 1/2", "3 / 4 or 1/2"),
+])  # fmt: skip
+def test_names_lose_folders_only_where_they_begin_at_the_root(text, kept):
+    assert portable(text) == [kept]
+
+
+def test_the_command_says_how_small_it_became(run, tmp_path, call):
+    code, out, _ = call("pack", run, "--out", tmp_path / "small")
+    assert code == 0
+    assert f"{tmp_path / 'small'} is ready" in out
+    code, out, _ = call("pack", run, "--out", tmp_path / "other", "--json")
+    told = json.loads(out)
+    assert told["size"] == sum(map(len, content(tmp_path / "other").values()))
+    assert told["parameters"] == sum(
+        tensor.numel() for tensor in regard.load(run).transformer.state_dict().values()
+    )
+
+
+def test_what_is_no_finished_model_is_refused_and_leaves_nothing(run, tmp_path, call):
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    (tmp_path / "text").mkdir()
+    for folder, said in (
+        (unfinished, "its training has not ended"),
+        (tmp_path / "text", "no config.yaml"),
+    ):
+        code, out, err = call("pack", folder, "--out", tmp_path / "small")
+        assert (code, out) == (2, "")
+        assert said in err
+        assert err.count("\n") == 1
+        assert not (tmp_path / "small").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(run, tmp_path):
+    for name, file in content(run).items():
+        (tmp_path / name).write_bytes(file)
+    weights = regard.load(run, "cpu").transformer.state_dict()
+    weights["encoder.final_norm.weight"][0] = float("nan")
+    (tmp_path / "model.safetensors").write_bytes(to_bytes(weights))
+    with pytest.raises(InputError, match=r"encoder\.final_norm\.weight has a number that is not"):
+        regard.pack(tmp_path, tmp_path / "small")
+
+
+def test_nothing_is_overwritten_unless_that_is_asked_for(run, small, tmp_path):
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="exists: take another --out"):
+        regard.pack(run, old)
+    assert content(old) == {"mine.txt": b"mine"}
+    with pytest.raises(InputError, match="is the model itself"):
+        regard.pack(small, small, replace_old=True)
+    regard.pack(run, old, replace_old=True)
+    assert content(old) == content(small)
