@@ -3,9 +3,10 @@
     python -m benchmarks results run NAME ... --data DIR [--runs runs] [--where "a machine"]
     python -m benchmarks results write
 
-`run` trains each recipe (benchmarks/recipes.py) by the command line, as a user would, evaluates it,
-and leaves docs/results/NAME.json. `write` makes the tables from these files. Nothing in them is
-written by hand. NAME may end with * (`sst2-*`).
+`run` prepares the data, trains each recipe (benchmarks/recipes.py) by the command line, as a user
+would, evaluates it, and leaves docs/results/NAME.json; what is there already is not made again.
+`write` makes the tables from these files. Nothing in them is written by hand. NAME may end with *
+(`sst2-*`); `ablate`, `ingredients` and `styles` are measurements of several models.
 """
 
 from __future__ import annotations
@@ -13,23 +14,27 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import os
-import platform
 import shlex
 import subprocess
 import sys
+import time
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ratios import commit
-from benchmarks.recipes import ABLATION, DATA, RECIPES, RUNS, Recipe, split
+from benchmarks.data import needed, prepare
+from benchmarks.ingredients import run_ingredients
+from benchmarks.ratios import commit, hardware
+from benchmarks.recipes import ABLATION, DATA, RECIPES, RUNS, TOKENISED, Recipe
+from benchmarks.scores import point, speed
 from benchmarks.tables import tables
 from regard.errors import InputError
 from regard.files import write_file
+from regard.training.checkpoint import Checkpoints
 from regard.view.info import final_scores
 
 FOLDER = Path("docs/results")
+TRAINED = "trained.json"  # in a run's folder: what `origin` says of it
 
 
 def main(arguments: list[str]) -> None:
@@ -39,8 +44,15 @@ def main(arguments: list[str]) -> None:
     run.add_argument("names", nargs="+")
     run.add_argument("--data", type=Path, required=True)
     run.add_argument("--runs", type=Path, default=Path(RUNS))
-    run.add_argument("--where", default="")
+    run.add_argument("--where", default="", help="the machine, in words")
+    run.add_argument("--device", default="", help="another than the recipe was meant for")
     run.add_argument("--out", type=Path, default=FOLDER)
+    run.add_argument(
+        "--set", action="append", default=[], dest="assignments", metavar="SECTION.KEY=VALUE",
+        help="to try something out: added to every training, and to the command that is shown",
+    )  # fmt: skip
+    run.add_argument("--jobs", type=int, default=1, help="of ingredients: trainings at once")
+    run.add_argument("--minutes", type=float, default=1e9, help="of ingredients: begin none after")
     write = steps.add_parser("write")
     write.add_argument("--out", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args(arguments)
@@ -51,19 +63,16 @@ def main(arguments: list[str]) -> None:
         write_file(options.out, tables(found))
         print(f"{options.out} written")
         return
-    for name, measure in (("styles", run_styles), ("ablate", run_ablation)):
+    for name, measure in MEASUREMENTS.items():
         if name in options.names:
             measure(options)
             options.names.remove(name)
-    if options.names:
-        split(options.data, options.runs)
     chosen = [r for r in RECIPES if any(fnmatch.fnmatch(r.name, n) for n in options.names)]
     if options.names and not chosen:
         raise InputError(f"no recipe {options.names}: {', '.join(r.name for r in RECIPES)}")
     for recipe in chosen:
-        result = run_recipe(recipe, options)
-        keep(result, options)
-        print(f"{recipe.name}: {result['time']:.0f} s, {result['tests']}")
+        prepare(options.data, options.runs, needed(recipe.files, RUNS))
+        run_recipe(recipe, options)
 
 
 def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
@@ -92,25 +101,91 @@ def run_ablation(options: argparse.Namespace) -> None:
           "train": shown(ABLATION), "machine": machine, "evaluate": {}}, options)  # fmt: skip
 
 
-def run_recipe(recipe: Recipe, options: argparse.Namespace) -> dict[str, Any]:
-    """Train (or go on, or find it done) and evaluate."""
-    folder = options.runs / recipe.name
-    if not (folder / "model.safetensors").exists():
-        call([*recipe.train_command(), "--device", recipe.device, "--resume"], options)
-    final = final_scores(folder)
-    tests = {}
-    for name, files in recipe.tests.items():
-        said = call([*recipe.test_command(files), "--json"], options)
-        tests[name] = json.loads(said)
-    return {
-        "name": recipe.name, "date": str(date.today()), "commit": commit(),
-        "machine": options.where or f"{os.cpu_count()} cores, {platform.machine()}",
-        "train": shown(recipe.train_command()),
-        "evaluate": {n: shown(recipe.test_command(f)) for n, f in recipe.tests.items()},
-        "steps": final["step"], "time": final["seconds"], "weights": final["final"],
-        "validation": {k: v for k, v in final.items() if isinstance(v, float) and k != "seconds"},
-        "tests": tests,
+def run_measured(options: argparse.Namespace) -> None:
+    """What each ingredient buys."""
+    prepare(options.data, options.runs, needed(TOKENISED["train"], RUNS))
+    options.device = options.device or "cuda"
+    command = ["python", "-m", "benchmarks", "results", "run", "ingredients", "--data", DATA]
+
+    def keep_measured(found: dict[str, Any]) -> None:
+        keep({"name": "ingredients", **origin(options.device, options), "train": " ".join(command),
+              "set": options.assignments, "evaluate": {}, **found}, options)  # fmt: skip
+
+    run_ingredients(options, lambda word: real_path(word, options), keep_measured)
+
+
+MEASUREMENTS = {"styles": run_styles, "ablate": run_ablation, "ingredients": run_measured}
+
+
+def run_recipe(recipe: Recipe, options: argparse.Namespace) -> None:
+    """Train (or go on, or find it done) and evaluate; every figure is kept as it comes."""
+    seeds = recipe.seeds or (None,)
+    device = options.device or recipe.device
+    result: dict[str, Any] = {
+        "name": recipe.name,
+        "train": shown([*recipe.train_command(seeds[0]), *extra(options)]),
+        "evaluate": {n: shown(recipe.test_command(f, seeds[0])) for n, f in recipe.tests.items()},
     }  # fmt: skip
+    about = options.runs / "data" / recipe.name / "about.json"
+    if about.exists():
+        result["data"] = json.loads(about.read_text(encoding="utf-8"))
+    for seed in seeds:
+        one = result if seed is None else result.setdefault("seeds", {}).setdefault(str(seed), {})
+        run_one(recipe, seed, device, one, result, options)
+        print(f"{recipe.run(seed)}: {one['time']:.0f} s, {one['tests']}")
+
+
+def run_one(
+    recipe: Recipe,
+    seed: int | None,
+    device: str,
+    one: dict[str, Any],
+    result: dict[str, Any],
+    options: argparse.Namespace,
+) -> None:
+    """One training of a recipe, into `one`, which is a part of `result`."""
+    folder = Path(real_path(recipe.run(seed), options))
+    if not (folder / "model.safetensors").exists():
+        words = [*recipe.train_command(seed), *extra(options), "--device", device, "--resume"]
+        began, whole = time.monotonic(), not folder.exists()
+        call(words, options)
+        came = origin(device, options)
+        if whole:  # reading, learning the vocabulary, compiling, averaging and all
+            came["wall"] = round(time.monotonic() - began, 1)
+        write_file(folder / TRAINED, json.dumps(came) + "\n")
+    # A run may have come from another machine, with what is written there.
+    trained = folder / TRAINED
+    came = json.loads(trained.read_text(encoding="utf-8")) if trained.exists() else {}
+    came = came or origin(device, options)
+    one |= {"wall": came.pop("wall")} if "wall" in came else {}
+    result |= came
+    final = final_scores(folder)
+    one |= {
+        "steps": final["step"], "time": final["seconds"], "weights": final["final"],
+        "tokens_per_second": speed(folder),
+        "validation": {k: v for k, v in final.items() if isinstance(v, float) and k != "seconds"},
+        "tests": {},
+    }  # fmt: skip
+    for name, files in recipe.tests.items():
+        said = call([*recipe.test_command(files, seed), "--device", device, "--json"], options)
+        one["tests"][name] = json.loads(said)
+        keep(result, options)
+    if recipe.curve:
+        paths = [Path(real_path(file, options)) for file in recipe.tests[recipe.curve]]
+        one["curve"] = []
+        for step in Checkpoints(folder, 1, 1).steps():
+            one["curve"].append(point(folder, step, paths, device))
+            keep(result, options)
+
+
+def origin(device: str, options: argparse.Namespace) -> dict[str, Any]:
+    """When, from which code and where a model was trained."""
+    where = options.where or hardware(device)
+    return {"date": str(date.today()), "commit": commit(), "machine": where}
+
+
+def extra(options: argparse.Namespace) -> list[str]:
+    return [word for assignment in options.assignments for word in ("--set", assignment)]
 
 
 def call(words: list[str], options: argparse.Namespace, may_fail: bool = False) -> str:

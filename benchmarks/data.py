@@ -1,0 +1,264 @@
+"""The data sets that recipes need and nobody publishes as they are: cut, tokenised, mixed.
+
+Each is a folder runs/data/NAME, made from the folder of published sets when a recipe names it, and
+found again if it lies there: a machine that lacks what it is made from can be given it ready made.
+Everything is deterministic. What was left out is counted in its about.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from regard.errors import InputError
+from regard.files import new_folder
+
+SIDES = ("en", "de")
+Pairs = list[tuple[str, str]]  # English, German
+About = dict[str, object]
+
+# How often a pair stands in the translator's training data. Europarl has a dozen times as many
+# words as the other two together, and few people ask for parliament's sentences.
+TIMES = {"europarl": 1, "tatoeba": 2, "multi30k": 2}
+HELD_OUT = 2_000  # pairs of Tatoeba that become a test set
+CROWD = 20  # pairs; a larger family of sentences that share translations stays together in train
+VALID = 700  # pairs of each development set that the translator is validated on
+
+
+def prepare(data: Path, runs: Path, names: Iterable[str]) -> None:
+    """Make the sets with these names that are not there yet."""
+    for name in names:
+        folder = runs / "data" / name
+        if folder.is_dir():
+            continue
+        with new_folder(folder) as out:
+            about = MAKERS[name](data, out)
+            if about:
+                write(out / "about.json", json.dumps(about, indent=1) + "\n")
+
+
+def needed(files: Iterable[str], runs: str) -> list[str]:
+    """The names of the sets that these files belong to: runs/data/NAME/FILE."""
+    start = f"{runs}/data/"
+    names = [file.removeprefix(start).split("/")[0] for file in files if file.startswith(start)]
+    return list(dict.fromkeys(names))
+
+
+# ---- reading and writing --------------------------------------------------------------------
+
+
+def text(path: Path) -> str:
+    try:
+        with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise InputError(f"{path} is missing: docs/results.md says where it is published") from None
+
+
+def lines(path: Path) -> list[str]:
+    return text(path).removesuffix("\n").split("\n")
+
+
+def pairs(data: Path, name: str) -> Pairs:
+    """`multi30k/train`: its sentences, English beside German."""
+    english, german = (lines(data / f"{name}.{side}.xz") for side in SIDES)
+    return list(zip(english, german, strict=True))
+
+
+def write(path: Path, content: str) -> None:
+    path.write_text(content, encoding="utf-8", newline="")
+
+
+def write_pairs(out: Path, name: str, chosen: Pairs) -> None:
+    for i, side in enumerate(SIDES):
+        write(out / f"{name}.{side}", "".join(f"{pair[i]}\n" for pair in chosen))
+
+
+# ---- cut ------------------------------------------------------------------------------------
+
+
+def cut(path: str, suffix: str, end: str, every: int) -> Callable[[Path, Path], About]:
+    """Hold out every tenth row, or every fiftieth document, for validation."""
+
+    def make(data: Path, out: Path) -> About:
+        parts = text(data / path).rstrip("\n").split(end)
+        for name, kept in (("train", True), ("valid", False)):
+            chosen = [row for i, row in enumerate(parts) if (i % every != every - 1) == kept]
+            write(out / f"{name}.{suffix}", end.join(chosen) + "\n")
+        return {}
+
+    return make
+
+
+def cut_plays(data: Path, out: Path) -> About:
+    """Tiny shakespeare after nine tenths of its characters, where nanoGPT cuts it."""
+    plays = text(data / "shakespeare/input.txt.xz")
+    at = int(0.9 * len(plays))
+    write(out / "train.txt", plays[:at])
+    write(out / "valid.txt", plays[at:])
+    return {}
+
+
+# ---- translation ----------------------------------------------------------------------------
+
+
+def tokenised(data: Path, out: Path) -> About:
+    """Multi30k as the published text-only scores have it: lower-case, punctuation normalised, cut
+    into words by Moses's rules; no signs are written as &apos; and the like."""
+    if find_spec("sacremoses") is None:
+        raise InputError(
+            f"{out.parent / 'multi30k-tok'} needs sacremoses to be made: pip install sacremoses, "
+            "or bring the folder from a machine that has it"
+        )
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    for side in SIDES:
+        normaliser, tokenizer = MosesPunctNormalizer(lang=side), MosesTokenizer(lang=side)
+        for name in ("train", "val", "test_2016_flickr"):
+            cut_up = (
+                tokenizer.tokenize(normaliser.normalize(line.lower()), escape=False)
+                for line in lines(data / f"multi30k/{name}.{side}.xz")
+            )
+            write(out / f"{name}.{side}", "".join(" ".join(words) + "\n" for words in cut_up))
+    return {}
+
+
+def key(sentence: str) -> str:
+    """What makes two sentences the same one."""
+    return sentence.strip().casefold()
+
+
+def number(sentence: str) -> str:
+    """An order that has nothing to do with what the sentence says, the same everywhere."""
+    return hashlib.sha256(sentence.encode()).hexdigest()
+
+
+def families(chosen: Pairs) -> list[list[int]]:
+    """Pairs by the sentences that they share, directly or through others: a sentence has several
+    translations, and each of those again."""
+    parent: dict[str, str] = {}
+
+    def root(sentence: str) -> str:
+        while (above := parent.setdefault(sentence, sentence)) != sentence:
+            parent[sentence] = parent[above]  # shorter for the next one who asks
+            sentence = above
+        return sentence
+
+    for english, german in chosen:
+        parent[root(key(english))] = root(key(german))
+    found = defaultdict[str, list[int]](list)
+    for i, (english, _) in enumerate(chosen):
+        found[root(key(english))].append(i)
+    return list(found.values())
+
+
+def hold_out(chosen: Pairs, apart: Pairs, most: int) -> tuple[Pairs, Pairs]:
+    """Cut off a test set that shares no sentence, on either side, with the rest nor with `apart`:
+    whole families, in an order of their own."""
+    taken = {key(side) for pair in apart for side in pair}
+
+    def place(family: list[int]) -> str:
+        return min(number(key(chosen[i][0])) for i in family)
+
+    held: set[int] = set()
+    for family in sorted(families(chosen), key=place):
+        shared = any(key(side) in taken for i in family for side in chosen[i])
+        if not shared and len(family) <= min(CROWD, most - len(held)):
+            held.update(family)
+    rest = [pair for i, pair in enumerate(chosen) if i not in held]
+    return rest, [chosen[i] for i in sorted(held)]
+
+
+def cut_tatoeba(data: Path, out: Path) -> About:
+    whole, dev = (pairs(data, f"tatoeba/{name}") for name in ("train", "dev"))
+    rest, test = hold_out(whole, dev, HELD_OUT)
+    write_pairs(out, "train", rest)
+    write_pairs(out, "test", test)
+    return {"train": len(rest), "test": len(test)}
+
+
+def without(chosen: Pairs, seen: set[str]) -> Pairs:
+    return [pair for pair in chosen if not any(key(side) in seen for side in pair)]
+
+
+def spread(chosen: Pairs, count: int) -> Pairs:
+    """So many of them, from everywhere."""
+    return [chosen[i * len(chosen) // count] for i in range(count)]
+
+
+def mixed(data: Path, out: Path) -> About:
+    """The translator's: what is everyday, what is seen, what parliament says; without any sentence
+    of the sets that it is validated or tested on."""
+    rest, tatoeba_test = hold_out(
+        pairs(data, "tatoeba/train"), dev := pairs(data, "tatoeba/dev"), HELD_OUT
+    )
+    developed = {
+        "tatoeba": dev, "multi30k": pairs(data, "multi30k/val"),
+        "europarl": pairs(data, "europarl/dev"),
+    }  # fmt: skip
+    tests = [
+        pairs(data, name)
+        for name in ("newstest/newstest2013", "newstest/newstest2014", "europarl/test",
+                     "multi30k/test_2016_flickr")
+    ]  # fmt: skip
+    held = [*developed.values(), tatoeba_test, *tests]
+    seen = {key(side) for some in held for pair in some for side in pair}
+    train = {"tatoeba": rest} | {n: pairs(data, f"{n}/train") for n in ("multi30k", "europarl")}
+    about: About = {}
+    whole: Pairs = []
+    for name, times in TIMES.items():
+        kept = without(train[name], seen)
+        whole += kept * times
+        about[name] = {
+            "pairs": len(train[name]), "left_out": len(train[name]) - len(kept), "times": times,
+        }  # fmt: skip
+    write_pairs(out, "train", whole)
+    write_pairs(out, "valid", [p for some in developed.values() for p in spread(some, VALID)])
+    return about | {"lines": len(whole)}
+
+
+# ---- sentiment ------------------------------------------------------------------------------
+
+LABELS = {"0": "negative", "1": "positive"}
+JOINED = re.compile(r" (?=n't\b|'(?:s|re|ve|ll|d|m)\b|[.,;:!?])|(?<=[(]) | (?=[)])|(?<= `) ")
+
+
+def as_written(sentence: str) -> str:
+    """A tokenised, lower-case phrase about as people write it: words joined, first letter large."""
+    joined = JOINED.sub("", sentence).strip()
+    return joined[:1].upper() + joined[1:]
+
+
+def named(data: Path, out: Path) -> About:
+    """SST-2 with words as labels. Its text is lower-case with blanks around every sign; so that a
+    model also knows sentences as people write them, each phrase stands in train in both forms."""
+    for name in ("train", "dev", "test"):
+        rows = [line.split("\t", 1) for line in lines(data / f"sst2/{name}.tsv.xz")]
+        told = [(LABELS[label], said) for label, said in rows]
+        if name == "train":
+            told = [row for label, said in told for row in both(label, said)]
+        write(out / f"{name}.tsv", "".join(f"{label}\t{said}\n" for label, said in told))
+    return {}
+
+
+def both(label: str, said: str) -> Sequence[tuple[str, str]]:
+    return (label, said), (label, as_written(said))
+
+
+MAKERS: dict[str, Callable[[Path, Path], About]] = {
+    "trec": cut("trec/train.tsv.xz", "tsv", "\n", 10),
+    "agnews": cut("agnews/train.tsv.xz", "tsv", "\n", 10),
+    "babi": cut("babi/train.jsonl.xz", "jsonl", "\n", 10),
+    "imdb": cut("imdb_reviews/unlabelled.txt.xz", "txt", "\n\n", 50),
+    "shakespeare": cut_plays,
+    "multi30k-tok": tokenised,
+    "tatoeba": cut_tatoeba,
+    "en-de": mixed,
+    "sst2": named,
+}

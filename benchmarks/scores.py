@@ -1,0 +1,54 @@
+"""Scores of what a training left beside its final weights: its checkpoints, and its speed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+from regard.evaluating import evaluated, read
+from regard.files import new_folder
+from regard.models import load
+from regard.training.checkpoint import FILES, Checkpoints
+
+PAPER = 2.5e9  # target tokens that the paper's base model saw: 100,000 steps of 25,000
+
+
+def score(folder: Path, files: list[Path], device: str, dtype: str = "float32") -> dict[str, Any]:
+    """What `regard evaluate` would say, but for intervals, which take their time."""
+    model = load(folder, device, dtype)
+    found = evaluated(model, read(model, files), {})
+    return {**found.scores, "examples": found.count}
+
+
+def at_step(run: Path, step: int) -> Path:
+    """A model folder with the weights of a checkpoint."""
+    folder = run / "at" / f"step-{step}"
+    if not folder.is_dir():
+        with new_folder(folder) as new:
+            for path in run.iterdir():
+                if path.is_file() and path.suffix in (".yaml", ".json", ".md"):
+                    shutil.copy(path, new)
+            shutil.copy(Checkpoints(run, 1, 1).path(step) / FILES[0], new / "model.safetensors")
+    return folder
+
+
+def last_step(run: Path) -> int:
+    return Checkpoints(run, 1, 1).steps()[-1]
+
+
+def point(run: Path, step: int, files: list[Path], device: str) -> dict[str, Any]:
+    """How good the model was at a checkpoint, and after how much training."""
+    seconds = Checkpoints(run, 1, 1).check(step)["seconds"]
+    folder = at_step(run, step)
+    scores = score(folder, files, device)
+    shutil.rmtree(folder)
+    return {"step": step, "seconds": round(seconds, 1), **scores}
+
+
+def speed(run: Path) -> float:
+    """Tokens a second: the median of what the metrics say."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return statistics.median(row["tokens_per_second"] for row in rows if "tokens_per_second" in row)
