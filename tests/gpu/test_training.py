@@ -13,7 +13,7 @@ from regard.config import Config
 from regard.model import fused
 from regard.tasks.task import Batch, words_loss
 from regard.training import loss as loss_module
-from regard.training.loss import cross_entropy
+from regard.training.loss import cross_entropy, divergence
 from regard.training.recorded import Recorder
 
 pytestmark = [
@@ -116,6 +116,17 @@ def test_the_loss_equals_pytorchs(vocabulary, smoothing, biased, monkeypatch):
     plain = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     assert_same(ours, plain, [hidden, matrix, *([bias] if biased else [])])
     assert error(likelihood, F.cross_entropy(logits, labels, reduction="sum")) < 1e-5
+
+
+@pytest.mark.parametrize("vocabulary", [48, 8013])
+def test_how_much_two_passes_disagree_equals_pytorchs(vocabulary, monkeypatch):
+    first, second, matrix = leaf(N, D), leaf(N, D), leaf(vocabulary, D)
+    labels = torch.randint(-1, 3, (N,), device="cuda")
+    ours = divergence(first, second, matrix, None, labels)
+    with monkeypatch.context() as patch:
+        patch.setattr(fused, "can_ever", lambda x: False)
+        theirs = divergence(first, second, matrix, None, labels)
+    assert_same(ours, theirs, [first, second, matrix])
 
 
 def small_model(**changes):

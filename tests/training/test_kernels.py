@@ -94,6 +94,15 @@ for vocabulary in (48, 53):
             logits, labels[asked], label_smoothing=smoothing, reduction="sum"
         )
         same(ours, theirs.double(), [hidden, matrix, bias])
+
+for vocabulary in (48, 5000):
+    first, second, matrix = leaf(9, 16), leaf(9, 16), leaf(vocabulary, 16)
+    labels = torch.tensor([3, 1, -1, 0, 2, -1, 1, 1, 9])
+    ours = loss.divergence(first, second, matrix, None, labels)
+    fused.can_ever = lambda x: False
+    theirs = loss.divergence(first, second, matrix, None, labels)
+    fused.can_ever = lambda x: True
+    same(ours, theirs, [first, second, matrix])
 print("all equal")
 """
 

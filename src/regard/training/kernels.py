@@ -1,4 +1,4 @@
-"""The Triton kernel of the loss (loss.py calls it): logits in, their slope out, in place."""
+"""The Triton kernels of the loss (loss.py calls them): logits in, their slope out, in place."""
 
 # Triton reads the annotations of its kernels: they must not be strings.
 # mypy: ignore-errors
@@ -50,3 +50,50 @@ def loss_kernel(
         tl.debug_barrier()
         slope = tl.exp(wanted - normal) - even - (1 - smoothing)
         tl.store(own + label, slope.to(logits.dtype.element_ty), asked)
+
+
+@triton.jit
+def normal_of(own, V, LANES: tl.constexpr):
+    """The logarithm of the sum of exponentials of a row."""
+    most = tl.full([LANES], -1e30, tl.float32)
+    mass = tl.zeros([LANES], tl.float32)
+    for at in range(0, V, LANES):
+        v = at + tl.arange(0, LANES)
+        x = tl.load(own + v, v < V, -float("inf")).to(tl.float32)
+        higher = tl.maximum(most, x)
+        mass = mass * tl.exp(most - higher) + tl.exp(x - higher)
+        most = higher
+    highest = tl.max(most, 0)
+    return highest + tl.log(tl.sum(mass * tl.exp(most - highest), 0))
+
+
+@triton.jit
+def disagreement_kernel(first, second, found, asked, V, LANES: tl.constexpr):
+    """Of one row of logits[n, V] of two passes, p and q: found[n], the mean of both divergences,
+    (sum p log(p/q) + sum q log(q/p)) / 2, and in place of the logits its gradients. Zeros, if the
+    row is not asked."""
+    row = tl.program_id(0).to(tl.int64)
+    first += row * V
+    second += row * V
+    counts = tl.load(asked + row).to(tl.float32)
+    normal, other = normal_of(first, V, LANES), normal_of(second, V, LANES)
+    forth = tl.zeros([LANES], tl.float32)
+    back = tl.zeros([LANES], tl.float32)
+    for at in range(0, V, LANES):
+        v = at + tl.arange(0, LANES)
+        x = tl.load(first + v, v < V, 0.0).to(tl.float32) - normal
+        y = tl.load(second + v, v < V, 0.0).to(tl.float32) - other
+        forth += tl.where(v < V, tl.exp(x) * (x - y), 0.0)
+        back += tl.where(v < V, tl.exp(y) * (y - x), 0.0)
+    all_forth, all_back = tl.sum(forth, 0), tl.sum(back, 0)
+    tl.store(found + row, counts * 0.5 * (all_forth + all_back))
+    half = 0.5 * counts
+    for at in range(0, V, LANES):
+        v = at + tl.arange(0, LANES)
+        x = tl.load(first + v, v < V, 0.0).to(tl.float32) - normal
+        y = tl.load(second + v, v < V, 0.0).to(tl.float32) - other
+        p, q = tl.exp(x), tl.exp(y)
+        slope = half * (p * (x - y - all_forth) + p - q)
+        tl.store(first + v, slope.to(first.dtype.element_ty), v < V)
+        slope = half * (q * (y - x - all_back) + q - p)
+        tl.store(second + v, slope.to(second.dtype.element_ty), v < V)
