@@ -161,8 +161,8 @@ def divergence(
 ) -> Tensor:
     """R-Drop (Liang et al. 2021): how much two passes with other dropouts disagree about words; a
     token whose label is -1 is not asked."""
-    logits = (F.linear(vectors, matrix, bias) for vectors in (first, second))
-    return disagreement(*logits, asked=labels >= 0)
+    logits, others = (F.linear(vectors, matrix, bias) for vectors in (first, second))
+    return disagreement(logits, others, labels >= 0)
 
 
 def disagreement(first: Tensor, second: Tensor, asked: Tensor | None = None) -> Tensor:
