@@ -1,7 +1,7 @@
 """What each ingredient of a good translation model buys: recipes/multi30k.yaml with one changed.
 
 Trainings are processes of their own, some at once (regard.lab.ablate_runs), in waves: what a wave
-learned is scored and written down before the next one begins. A wave that would not end in time is
+learned is scored and written down while the next one trains. A wave that would not end in time is
 not begun; the same command goes on. Rows that are missing are said to be missing.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +97,18 @@ def run_ingredients(
 
     every = [(name, seed, one) for i, seed in enumerate(SEEDS)
              for name, some in rows.items() for one in [some[i]]]  # fmt: skip
-    missing = []
-    for name, seed, one in every:  # what an earlier call trained
-        if final_scores(one.run):
-            take(name, seed, one)
-        else:
-            missing.append((name, seed, one))
+    done = [row for row in every if final_scores(row[2].run)]  # what an earlier call trained
+    missing = [row for row in every if row not in done]
     longest = 0.0
-    while missing and time.monotonic() - begin + longest < 60 * options.minutes:
-        wave, missing = missing[: options.jobs], missing[options.jobs :]
-        began = time.monotonic()
-        train_all([one for *_, one in wave], options.jobs, options.device, Console(stderr=True))
-        for name, seed, one in wave:
-            take(name, seed, one)
-        longest = max(longest, time.monotonic() - began)
+    with ThreadPoolExecutor(1) as judges:
+        scored = [judges.submit(take, *row) for row in done]
+        while missing and time.monotonic() - begin + longest < 60 * options.minutes:
+            wave, missing = missing[: options.jobs], missing[options.jobs :]
+            began = time.monotonic()
+            train_all([one for *_, one in wave], options.jobs, options.device, Console(stderr=True))
+            scored += [judges.submit(take, *row) for row in wave]
+            longest = max(longest, time.monotonic() - began)
+        for one in scored:
+            one.result()  # or what went wrong
     keep(found)
     return found
