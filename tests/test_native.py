@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -16,13 +18,13 @@ ANSWER = 'extern "C" long answer() { return 42; }'
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     """An empty cache, and sources of this test's own."""
-    for known in (native.opened, native.missing):
+    for known in (native.opened, native.missing, native.left_to_another):
         known.cache_clear()
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     monkeypatch.delenv("REGARD_NATIVE", raising=False)
     yield
-    for known in (native.opened, native.missing):
+    for known in (native.opened, native.missing, native.left_to_another):
         known.cache_clear()
 
 
@@ -85,3 +87,77 @@ def test_without_gives_back_what_was_chosen(monkeypatch, before):
     with native.without():
         assert native.variant() is None
     assert os.environ.get("REGARD_NATIVE") == before
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The commands that were started for later, and are not."""
+    commands, real = [], subprocess.Popen
+
+    def popen(command, **options):
+        if "regard.native" in command:
+            return commands.append((command, options))
+        return real(command, **options)
+
+    monkeypatch.setattr(native.subprocess, "Popen", popen)
+    return commands
+
+
+@needs_compiler
+def test_who_is_hurried_waits_for_no_compiler_and_another_process_is_asked_once(
+    tmp_path, monkeypatch, started
+):
+    (tmp_path / "one.cpp").write_text(ANSWER)
+    with native.later(True), monkeypatch.context() as patch:
+        patch.setattr(native.subprocess, "run", None)  # whoever compiles now fails
+        assert native.library("one") is None
+        assert native.library("one") is None
+    ((command, options),) = started
+    assert command[1:4] == ["-P", "-m", "regard.native"]
+    assert command[4:] == ["one", native.variant()]
+    assert options["start_new_session"]
+    assert native.library("one").answer() == 42  # in no hurry: built now
+
+
+@needs_compiler
+def test_who_is_hurried_uses_what_is_there(tmp_path, started):
+    (tmp_path / "one.cpp").write_text(ANSWER)
+    native.library("one")
+    native.opened.cache_clear()
+    with native.later(True):
+        assert native.library("one").answer() == 42
+    assert started == []
+
+
+def test_who_is_hurried_and_has_no_compiler_is_told_as_ever(tmp_path, monkeypatch, started, capsys):
+    monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    (tmp_path / "one.cpp").write_text(ANSWER)
+    with native.later(True):
+        assert native.library("one") is None
+    assert "there is no C++ compiler" in capsys.readouterr().err
+    assert started == []
+
+
+@needs_compiler
+def test_one_process_at_a_time_builds_and_the_next_finds_it(tmp_path):
+    """Three processes want the same library at once, and a fourth was killed while it built."""
+    (tmp_path / "one.cpp").write_text(ANSWER)
+    (tmp_path / "cache/native").mkdir(parents=True)
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
+    (tmp_path / f"cache/native/.tmp-{gone}-one-plain.so").touch()
+    code = (
+        "import sys, pathlib, subprocess; from regard import native\n"
+        "native.FOLDER, run = pathlib.Path(sys.argv[1]), subprocess.run\n"
+        "def counted(*words, **options): print('built'); return run(*words, **options)\n"
+        "subprocess.run = counted\n"
+        "native.built('one', 'plain')"
+    )
+    waiting = [
+        subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert "".join(process.communicate()[0] for process in waiting) == "built\n"
+    assert [process.returncode for process in waiting] == [0, 0, 0]
+    (left,) = files(tmp_path)
+    assert left.startswith("one-plain-")

@@ -8,6 +8,8 @@ interrupted. torch is imported inside the verbs, so that every `--help` answers 
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import io
 import json
 import os
@@ -28,8 +30,10 @@ from regard.settings import section_settings, settings
 from regard.verbs import (
     VERBS,
     architecture_options,
+    at_once,
     chosen_decoding,
     decoding_options,
+    hurried,
     machine_options,
     model_to_use,
 )
@@ -243,6 +247,7 @@ def main() -> None:
     # How long a thread spins before it sleeps, read when torch is loaded. The default spins for
     # milliseconds: on a machine that also does something else, training ran at half the speed.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+    atexit.register(gc.freeze)  # what torch is made of goes with the process: no last look at it
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by who started us
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
@@ -251,7 +256,8 @@ def main() -> None:
     try:
         with interruptible():
             options = build_parser().parse_args(sys.argv[1:] or ["--help"])
-            code = options.run(options)
+            with at_once(hurried(options)):
+                code = options.run(options)
             sys.stdout.flush()  # here, where a closed pipe is understood
         sys.exit(code)
     except (InputError, TrainingFailed) as error:

@@ -7,11 +7,15 @@ with them is in answering.py; torch is imported only when a verb runs.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard import native
 from regard.box import boxed
 from regard.config import DTYPES, DecodingConfig
 from regard.errors import InputError
@@ -20,6 +24,8 @@ from regard.settings import section_settings
 
 if TYPE_CHECKING:
     from regard.models import Model
+
+FEW = 2**18  # bytes of documents to search that are embedded while somebody waits
 
 
 def machine_options(verb: argparse.ArgumentParser) -> None:
@@ -82,6 +88,32 @@ def exclude(options: argparse.Namespace, one: str, *others: str) -> None:
     for other in others:
         if getattr(options, one.replace("-", "_")) and getattr(options, other.replace("-", "_")):
             raise InputError(f"--{one} and --{other} exclude each other")
+
+
+def hurried(options: argparse.Namespace) -> bool:
+    """Whether a person waits for one answer: not where native code is a must, nor where so much
+    is read, from standard input or from documents, that waiting for it pays."""
+    if not hasattr(options, "texts") or options.dtype == "int8":
+        return False
+    documents = getattr(options, "documents", None)
+    if documents is not None and documents.is_file() and documents.stat().st_size > FEW:
+        return False
+    return bool(options.texts) or sys.stdin.isatty()
+
+
+@contextmanager
+def at_once(hurried: bool) -> Iterator[None]:
+    """If a person waits: no compiling, and no looking for garbage among the million objects that
+    importing torch makes."""
+    collecting = gc.isenabled()
+    with native.later(hurried):
+        try:
+            if hurried:
+                gc.disable()
+            yield
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def opened(options: argparse.Namespace) -> Model:

@@ -2,13 +2,16 @@
 
 Each .cpp file of this folder is one library of plain C functions over raw pointers. It is built
 for the instructions that this machine has (`VARIANTS`) and kept in the cache. Where there is no
-compiler PyTorch does the same work, and one line says so. The libraries share PyTorch's OpenMP
-threads: a second pool of threads would fight with the first for the same cores.
+compiler PyTorch does the same work, and one line says so. So it does where somebody waits for one
+answer (`later`), while another process builds what was missing, for the next time. The libraries
+share PyTorch's OpenMP threads: a second pool of threads would fight with the first for the same
+cores.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -16,12 +19,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from regard.errors import InputError
-from regard.files import PREFIX, cache_folder
+from regard.files import PREFIX, cache_folder, remove_leftovers
 
 FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
@@ -82,10 +85,45 @@ def features() -> frozenset[str]:
     return frozenset()
 
 
+_later = False  # whether to do without what was never built
+
+
+@contextmanager
+def later(hurried: bool) -> Iterator[None]:
+    """If somebody is hurried, a library that was never built is built for the next time only."""
+    global _later
+    before, _later = _later, hurried
+    try:
+        yield
+    finally:
+        _later = before
+
+
 def library(name: str) -> ctypes.CDLL | None:
     """The library made of `name`.cpp, or None where it cannot be had."""
     chosen = variant()
-    return None if chosen is None else opened(name, chosen)
+    if chosen is None or (_later and left_to_another(name, chosen)):
+        return None
+    return opened(name, chosen)
+
+
+@cache
+def left_to_another(name: str, chosen: str) -> bool:
+    """Whether the library was never built. If so, a process of its own builds it, which nobody
+    waits for and which does not end with this one."""
+    try:
+        path, compiler = place(name, chosen)
+        if compiler is None or path.is_file():
+            return False
+        paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, name, chosen],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError:  # no place to keep it, say: whoever opens it will tell
+        return False
+    return True
 
 
 @cache
@@ -115,29 +153,50 @@ def missing(why: str) -> None:
     )
 
 
-def built(name: str, chosen: str) -> Path:
-    """The library's file, compiled now if it never was."""
+def place(name: str, chosen: str) -> tuple[Path, str | None]:
+    """Where the library lies once it is built, and the compiler."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     sources = [FOLDER / f"{name}.cpp", *sorted(FOLDER.glob("*.h"))]
-    command = [*FLAGS, *VARIANTS[chosen][0]]
     content = b"".join(path.read_bytes() for path in sources)
-    key = hashlib.sha256(content + " ".join([str(compiler), *command]).encode()).hexdigest()[:16]
-    folder = cache_folder() / "native"
-    path = folder / f"{name}-{chosen}-{key}.so"
+    command = " ".join([str(compiler), *FLAGS, *VARIANTS[chosen][0]])
+    key = hashlib.sha256(content + command.encode()).hexdigest()[:16]
+    return cache_folder() / "native" / f"{name}-{chosen}-{key}.so", compiler
+
+
+def built(name: str, chosen: str) -> Path:
+    """The library's file, compiled now if it never was."""
+    path, compiler = place(name, chosen)
     if path.is_file():
         return path
     if compiler is None:
         raise OSError(f"there is no C++ compiler: {', '.join(COMPILERS)}")
-    folder.mkdir(exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     if sys.stderr.isatty():  # it takes some seconds, once
         print(f"regard: compiling native code for this processor ({name})", file=sys.stderr)
-    temporary = folder / f"{PREFIX}{os.getpid()}-{path.name}"
-    try:
-        subprocess.run(
-            [compiler, *command, str(sources[0]), "-o", str(temporary)],
-            check=True, capture_output=True, text=True, timeout=SECONDS,
-        )  # fmt: skip
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with alone(path.parent):
+        if path.is_file():  # somebody else built it while we waited
+            return path
+        remove_leftovers(path.parent)
+        temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
+        source = str(FOLDER / f"{name}.cpp")
+        try:
+            subprocess.run(
+                [compiler, *FLAGS, *VARIANTS[chosen][0], source, "-o", str(temporary)],
+                check=True, capture_output=True, text=True, timeout=SECONDS,
+            )  # fmt: skip
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time builds; the lock goes with the process that has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every file system can: then two may build, each for itself
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

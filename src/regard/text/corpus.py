@@ -21,13 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
-
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from regard.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LONGEST_LINE = 10_000_000  # bytes; without a bound, a file without newlines fills the memory
 LONGEST_DOCUMENT = 10_000_000  # characters; plain text without blank lines is cut at this size
@@ -334,6 +333,9 @@ class Report:
 
     def show(self, console: Console | None = None) -> None:
         """Print a short table, on standard error unless told where."""
+        from rich.console import Console
+        from rich.table import Table
+
         table = Table("examples", "", "", box=None, show_header=False, pad_edge=False)
         for reason, count in [("kept", self.kept), *self._rows()]:
             share = count / self.total if self.total else 0.0
@@ -368,10 +370,17 @@ def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[
     A timer shows it, so that it appears as well during one long call into a library. A `total`
     of None is a bar that only says that something is going on.
     """
+    if quiet:
+        yield lambda done: None
+        return
+    from rich.console import Console  # it takes a while: not for one short answer
+    from rich.progress import Progress
+
     console = Console(stderr=True)
-    shown = not quiet and console.is_terminal
     # Standard output is not the bar's: it may be a file that answers go to.
-    bar = Progress(console=console, transient=True, disable=not shown, redirect_stdout=False)
+    bar = Progress(
+        console=console, transient=True, disable=not console.is_terminal, redirect_stdout=False
+    )
     task = bar.add_task(what, total=total)
     timer = threading.Timer(PATIENCE, bar.start)
     timer.daemon = True
