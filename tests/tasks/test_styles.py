@@ -406,7 +406,7 @@ def test_bpe_dropout_changes_the_pieces_and_nothing_else(name, bpe):
     parts = ["The old man saw the beautiful house.", "Where is the queen?"]
     row = [*bpe.encode(parts[0]), *([SEP, *bpe.encode(parts[1])] if name == "answer" else [])]
     whole = np.array([*row, EOS])
-    found = [task.drop(bpe, whole, f"seed {i % 3}") for i in range(6)]
+    found = [task.dropouts[0]([whole], np.array([7]), i % 3)[0] for i in range(6)]
     for other in found:
         assert other[-1] == EOS
         assert bpe.decode(other.tolist()) == bpe.decode(row)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import lzma
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -45,52 +44,6 @@ def test_bpe_and_bytes_give_back_every_text_exactly(text):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
         assert all(len(SPECIALS) <= id < tokenizer.size for id in ids)
-
-
-@given(sentences, st.integers(0, 2**32))
-def test_without_dropout_our_merge_loop_equals_the_library(text, seed):
-    assert BPE.encode_dropout(text, 0.0, random.Random(seed)) == BPE.encode(text)
-
-
-@given(sentences, st.floats(0, 1), st.integers(0, 2**32))
-def test_dropout_keeps_the_text_and_follows_its_seed(text, dropout, seed):
-    ids = BPE.encode_dropout(text, dropout, random.Random(seed))
-    assert BPE.decode(ids) == text
-    assert ids == BPE.encode_dropout(text, dropout, random.Random(seed))
-
-
-def test_dropout_cuts_a_word_in_different_ways():
-    ways = {tuple(BPE.encode_dropout(" running", 0.3, random.Random(seed))) for seed in range(50)}
-    assert len(ways) > 3
-    assert tuple(BPE.encode(" running")) in ways
-
-
-def test_a_merge_is_dropped_as_often_as_asked():
-    # One merge only: it is applied where it is not dropped.
-    tokenizer = Tokenizer("bpe", ["a b"])
-    source = random.Random(0)
-    kept = sum(len(tokenizer.encode_dropout("ab", 0.25, source)) == 1 for _ in range(10_000))
-    assert 0.73 < kept / 10_000 < 0.77
-
-
-def test_dropping_every_merge_leaves_single_bytes():
-    assert BPE.encode_dropout("grün", 1.0, random.Random(0)) == BYTE.encode("grün")
-
-
-def test_a_long_run_of_letters_is_merged_in_reasonable_time():
-    text = "ab" * 50_000  # one pre-token; a loop of n² steps would take minutes
-    assert BPE.encode_dropout(text, 0.0, random.Random(0)) == BPE.encode(text)
-
-
-@pytest.mark.parametrize("dropout", [-0.1, 1.1, float("nan")])
-def test_a_dropout_that_is_no_probability_is_refused(dropout):
-    with pytest.raises(InputError, match="a probability from 0 to 1"):
-        BPE.encode_dropout("a", dropout, random.Random(0))
-
-
-@pytest.mark.parametrize("tokenizer", [BYTE, CHARACTER])
-def test_dropout_changes_nothing_where_there_are_no_merges(tokenizer):
-    assert tokenizer.encode_dropout("Hund", 0.5, random.Random(0)) == tokenizer.encode("Hund")
 
 
 @given(st.lists(sentences))
@@ -159,7 +112,6 @@ def test_a_lone_surrogate_is_refused_everywhere(tokenizer):
     for refuse in (
         lambda: tokenizer.encode(text),
         lambda: tokenizer.encode_batch(["fine", text]),
-        lambda: tokenizer.encode_dropout(text, 0.1, random.Random(0)),
     ):
         with pytest.raises(InputError, match=r"lone surrogate \(U\+D800 at position 2\)"):
             refuse()
@@ -337,5 +289,4 @@ def test_multi30k_comes_back_exactly():
     texts = list(lines("val"))
     encoded = tokenizer.encode_batch(texts)
     assert [tokenizer.decode(ids) for ids in encoded] == texts
-    assert [tokenizer.encode_dropout(text, 0.0, random.Random(0)) for text in texts] == encoded
     assert sum(map(len, encoded)) / sum(len(text.split()) for text in texts) < 1.35

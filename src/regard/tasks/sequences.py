@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from regard.decoding.search import NOTHING, Search, Wanted, decode
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.task import Batch, Ids, Task, bounds, packed, words_loss
+from regard.text.dropout import Dropout
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
 
@@ -89,6 +89,7 @@ class Sequences(Task):
     ) -> None:
         super().__init__(target, style)
         self.source, self.target, self.bpe_dropout = source, target, bpe_dropout
+        self.dropouts = [Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
 
     def sizes(self, store: Store) -> list[NDArray[Any]]:
         if self.style == "encoder-decoder":
@@ -100,26 +101,12 @@ class Sequences(Task):
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
         sides = []
-        for side, tokenizer in enumerate((self.source, self.target)):
+        for side in range(2):
             rows = [store.tokens(side, int(i)) for i in examples]
             if self.bpe_dropout and seed:
-                rows = [
-                    self.drop(tokenizer, ids, f"{seed} {side} {i}")
-                    for i, ids in zip(examples, rows, strict=True)
-                ]
+                rows = self.dropouts[side](rows, examples, 2 * seed + side)
             sides.append(rows)
         return arrange(self.style, sides[0], sides[1], device)
-
-    def drop(self, tokenizer: Tokenizer, ids: NDArray[Any], seed: str) -> NDArray[np.int64]:
-        """The same text in other pieces; the same pieces whenever the seed is the same."""
-        random = Random(seed)
-        parts = np.split(ids, np.flatnonzero(ids == SEP))
-        found: list[int] = []
-        for i, part in enumerate(parts):
-            found += [SEP] if i else []
-            text = tokenizer.decode(part.tolist())
-            found += tokenizer.encode_dropout(text, self.bpe_dropout, random)
-        return np.array([*found, tokenizer.eos])
 
     def loss(
         self, model: Transformer, batch: Batch, smoothing: float, r_drop: float = 0.0

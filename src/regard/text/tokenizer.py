@@ -9,9 +9,7 @@ exactly. There is no padding token, because nothing is ever padded.
 from __future__ import annotations
 
 import hashlib
-import heapq
 import json
-import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -60,6 +58,7 @@ class Tokenizer:
     kind: "bpe", "character" or "byte"
     size: how many tokens there are, the six specials included
     longest: the most bytes that one token stands for
+    pieces: the bytes of each token
     """
 
     unk, bos, eos, cls, sep, mask = range(len(SPECIALS))
@@ -79,16 +78,16 @@ class Tokenizer:
                 raise InputError("an entry is not one character, or stands there twice")
             pieces = [_utf8(sign) for sign in signs]
         else:
-            self._merges()
+            self._number_merges()
             pieces = [bytes(BYTES[sign] for sign in token) for token in self._ids]
         # Nothing is unknown to bytes and BPE. A character that is must not vanish from the text.
         unk = UNKNOWN.encode() if kind == "character" else b""
-        self._pieces = [unk, *[b""] * (len(SPECIALS) - 1), *pieces]
-        self.size = len(self._pieces)
-        self.longest = 4 if kind == "character" else max(map(len, self._pieces))
+        self.pieces = [unk, *[b""] * (len(SPECIALS) - 1), *pieces]
+        self.size = len(self.pieces)
+        self.longest = 4 if kind == "character" else max(map(len, self.pieces))
         self._library = _library(self._ids if kind == "bpe" else {}, self._ranks)
 
-    def _merges(self) -> None:
+    def _number_merges(self) -> None:
         """Check each merge, give it its rank, and its result an id; two may make the same token."""
         for rank, entry in enumerate(self._entries):
             left, _, right = entry.partition(" ")
@@ -147,65 +146,16 @@ class Tokenizer:
             raise
         return [[id + first for id in one.ids] for one in encoded]
 
-    def encode_dropout(self, text: str, dropout: float, random: random.Random) -> list[int]:
-        """Like `encode`, but each merge is passed over with probability `dropout`.
-
-        BPE-dropout (Provilkov et al. 2020): a model that sees a word cut differently each time
-        learns what its parts mean. The library has it too, but not with a seed. The other kinds
-        have no merges and nothing to drop.
-        """
-        if not 0.0 <= dropout <= 1.0:
-            raise InputError(f"BPE-dropout is a probability from 0 to 1, not {dropout}")
-        if self.kind != "bpe":
-            return self.encode(text)
-        _utf8(text)
+    def words(self, text: str) -> list[bytes]:
+        """The parts of a text that BPE cuts each by itself: no token reaches over their ends."""
         pieces = self._library.pre_tokenizer.pre_tokenize_str(text)
-        return [
-            self._ids[token] for piece, _ in pieces for token in self._merge(piece, dropout, random)
-        ]
+        return [bytes(BYTES[sign] for sign in piece) for piece, _ in pieces]
 
-    def _merge(self, piece: str, dropout: float, random: random.Random) -> list[str]:
-        """Apply the merges to one pre-token, the lowest rank first, from left to right.
-
-        The paper drops each possible merge with probability p and applies the first that is
-        left, again for every step. Drawing only until one is kept gives the same distribution,
-        and with a heap a long run of letters takes n log n rather than n² steps.
-        """
-        tokens = list(piece)  # the right half of a merge leaves "" behind
-        before = list(range(-1, len(piece) - 1))
-        after = list(range(1, len(piece) + 1))
-        end = len(piece)
-        candidates: list[tuple[int, int, str, str]] = []  # rank, position, left, right
-
-        def propose(left: int, right: int) -> None:
-            if left >= 0 and right < end:
-                a, b = tokens[left], tokens[right]
-                rank = self._ranks.get((a, b))
-                if rank is not None:
-                    heapq.heappush(candidates, (rank, left, a, b))
-
-        for position in range(end - 1):
-            propose(position, position + 1)
-        dropped: list[tuple[int, int, str, str]] = []
-        while candidates:
-            candidate = heapq.heappop(candidates)
-            _, left, a, b = candidate
-            right = after[left]
-            if tokens[left] != a or right >= end or tokens[right] != b:
-                continue  # an earlier merge took one of the two
-            if dropout and random.random() < dropout:
-                dropped.append(candidate)
-                continue
-            for candidate in dropped:  # dropped in this step only
-                heapq.heappush(candidates, candidate)
-            dropped.clear()
-            tokens[left], tokens[right] = a + b, ""
-            after[left] = after[right]
-            if after[left] < end:
-                before[after[left]] = left
-            propose(before[left], left)
-            propose(left, after[left])
-        return [token for token in tokens if token]
+    @cached_property
+    def merges(self) -> list[tuple[int, int, int]]:
+        """Of each merge, by rank: the ids of its left, of its right, and of what they make."""
+        ids = self._ids
+        return [(ids[left], ids[right], ids[left + right]) for left, right in self._ranks]
 
     # Ids to text
 
@@ -227,12 +177,12 @@ class Tokenizer:
             raise InputError(
                 f"token id {id} is outside the vocabulary of {self.size} (0 to {self.size - 1})"
             )
-        return self._pieces[id]
+        return self.pieces[id]
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """The bytes of text that each token stands for."""
-        return np.array([len(piece) for piece in self._pieces])
+        return np.array([len(piece) for piece in self.pieces])
 
     def word_starts(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """For each token of a row, where the word that it belongs to begins: a word is letters and
@@ -252,8 +202,8 @@ class Tokenizer:
             return byte.isalnum() or byte >= b"\x80"
 
         return (
-            np.array([letter(piece[:1]) for piece in self._pieces]),
-            np.array([letter(piece[-1:]) for piece in self._pieces]),
+            np.array([letter(piece[:1]) for piece in self.pieces]),
+            np.array([letter(piece[-1:]) for piece in self.pieces]),
         )
 
     # The file

@@ -1,0 +1,230 @@
+// BPE-dropout of the rows of a batch: text/dropout.py says what it is, and does the same in Python.
+//
+// One row is one piece of work for one thread, and all chance in it comes from the row's own key:
+// neither the number of threads nor its neighbours change a token.
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
+constexpr uint32_t SPECIALS = 6;  // ids below stand for no text; the 256 bytes come next
+constexpr uint32_t NONE = UINT32_MAX;
+
+// splitmix64's next number (Steele et al. 2014).
+uint64_t scramble(uint64_t x) {
+    x += GAMMA;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+    return x ^ (x >> 31);
+}
+
+// ---- the merges: a hash table, whose free slots have joined = 0 ---------------------------------
+
+struct Merge {
+    uint32_t left, right, rank, joined;
+};
+
+uint64_t slot_of(uint32_t left, uint32_t right, uint64_t mask) {
+    return ((uint64_t(left) << 32 | right) * GAMMA >> 32) & mask;
+}
+
+const Merge* find(const Merge* slots, uint64_t mask, uint32_t left, uint32_t right) {
+    for (uint64_t slot = slot_of(left, right, mask); slots[slot].joined; slot = (slot + 1) & mask)
+        if (slots[slot].left == left && slots[slot].right == right) return &slots[slot];
+    return nullptr;
+}
+
+// ---- words: what the BPE library's byte-level splitting finds -----------------------------------
+
+enum Class : uint8_t { LETTER, NUMBER, OTHER, SPACE };
+
+struct Text {
+    std::string bytes;
+    std::vector<uint8_t> classes;  // of the character that each byte is part of
+
+    bool continues(long i) const { return (uint8_t(bytes[i]) & 0xC0) == 0x80; }
+
+    void classify(const uint8_t* table, uint64_t table_size) {
+        long size = bytes.size();
+        classes.resize(size);
+        for (long i = 0, end; i < size; i = end) {
+            uint8_t lead = bytes[i];
+            int bits = lead < 0x80 ? 7 : lead < 0xE0 ? 5 : lead < 0xF0 ? 4 : 3;
+            uint64_t code = lead & ((1 << bits) - 1);
+            for (end = i + 1; end < size && continues(end); end++)
+                code = code << 6 | (uint8_t(bytes[end]) & 0x3F);
+            uint8_t found = code < table_size ? table[code] : uint8_t(OTHER);
+            while (i < end) classes[i++] = found;
+        }
+    }
+
+    // '(s|t|re|ve|m|ll|d) | " "?letters | " "?numbers | " "?others | spaces, and the last of them
+    // by itself where a word follows.
+    long word_end(long i) const {
+        long size = bytes.size();
+        if (bytes[i] == '\'')
+            for (const char* ending : {"s", "t", "re", "ve", "m", "ll", "d"})
+                if (!bytes.compare(i + 1, std::char_traits<char>::length(ending), ending))
+                    return i + 1 + std::char_traits<char>::length(ending);
+        long first = i + (bytes[i] == ' ' && i + 1 < size && classes[i + 1] != SPACE), end = first;
+        while (end < size && classes[end] == classes[first]) end++;
+        if (classes[first] != SPACE || end == size) return end;
+        long last = end - 1;
+        while (continues(last)) last--;
+        return last > i ? last : end;
+    }
+};
+
+// ---- merging ------------------------------------------------------------------------------------
+
+struct Vocabulary {
+    const Merge* slots;
+    long size;
+    const uint8_t* classes;
+    uint64_t classes_size;
+    const char* pieces;  // the bytes of all tokens, one behind the other
+    const int64_t* pieces_start;  // [V + 1]
+
+    const char* piece(uint32_t id) const { return pieces + pieces_start[id]; }
+};
+
+struct Work {
+    const Merge* slots;
+    uint64_t mask, least;  // a merge is passed over where 53 random bits are below `least`
+    uint64_t key;
+    Text text;
+    std::vector<uint32_t> tokens, ranks, joined;  // ranks, joined: of a token and the one after it
+    std::vector<long> before, after;
+    std::vector<uint64_t> candidates, dropped;  // rank and place; candidates: a heap
+
+    bool passed_over() {
+        bool dropped = scramble(key) >> 11 < least;
+        key += GAMMA;
+        return dropped;
+    }
+    // Whether none of the next merges is passed over; if one is, the draws are still to come.
+    bool all_kept(long merges) {
+        uint64_t before = key;
+        while (merges && !passed_over()) merges--;
+        if (merges) key = before;
+        return !merges;
+    }
+    void add(uint64_t candidate) {
+        candidates.push_back(candidate);
+        std::push_heap(candidates.begin(), candidates.end(), std::greater<>());
+    }
+    uint64_t take_first() {
+        std::pop_heap(candidates.begin(), candidates.end(), std::greater<>());
+        uint64_t first = candidates.back();
+        candidates.pop_back();
+        return first;
+    }
+    void propose(long left, long size) {
+        if (left < 0) return;
+        long right = after[left];
+        ranks[left] = NONE;
+        if (right >= size) return;
+        const Merge* merge = find(slots, mask, tokens[left], tokens[right]);
+        if (!merge) return;
+        ranks[left] = merge->rank;
+        joined[left] = merge->joined;
+        add(uint64_t(merge->rank) << 32 | left);
+    }
+
+    // The tokens of one word, written to `out`; returns where they end.
+    int64_t* merge(long start, long size, int64_t* out) {
+        if (long(after.size()) < size) {
+            for (auto* numbers : {&tokens, &ranks, &joined}) numbers->resize(size);
+            for (auto* places : {&before, &after}) places->resize(size);
+        }
+        for (long i = 0; i < size; i++) {
+            tokens[i] = uint8_t(text.bytes[start + i]) + SPECIALS;
+            before[i] = i - 1;
+            after[i] = i + 1;
+        }
+        dropped.clear();
+        for (long i = 0; i < size; i++) propose(i, size);
+        while (!candidates.empty()) {
+            uint64_t candidate = take_first();
+            long left = uint32_t(candidate), right = after[left];
+            if (ranks[left] != candidate >> 32) continue;  // an earlier merge took one of the two
+            if (passed_over()) {
+                dropped.push_back(candidate);
+                continue;
+            }
+            for (uint64_t again : dropped) add(again);
+            dropped.clear();
+            tokens[left] = joined[left];
+            ranks[right] = NONE;
+            after[left] = after[right];
+            if (after[left] < size) before[after[left]] = left;
+            propose(before[left], size);
+            propose(left, size);
+        }
+        for (long i = 0; i < size; i = after[i]) *out++ = tokens[i];
+        return out;
+    }
+
+    // The tokens of a text, given those of `encode`, which passes nothing over. A merge makes one
+    // token of two, so it is known how many a word took: if all are kept, its tokens stay.
+    int64_t* recut(const Vocabulary& of, const uint32_t* id, const uint32_t* stop, int64_t* out) {
+        text.bytes.clear();
+        for (const uint32_t* one = id; one < stop; one++)
+            text.bytes.append(of.piece(*one), of.piece(*one + 1));
+        text.classify(of.classes, of.classes_size);
+        long size = text.bytes.size(), read = 0;  // bytes: of the text, and of the tokens before id
+        for (long i = 0, end; i < size; i = end) {
+            end = text.word_end(i);
+            bool whole = read == i;
+            const uint32_t* first = id;
+            for (; read < end; id++) read += of.piece(*id + 1) - of.piece(*id);
+            if (whole && read == end && all_kept(end - i - (id - first)))
+                out = std::copy(first, id, out);
+            else
+                out = merge(i, end - i, out);
+        }
+        return out;
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// merges [M, 3]: left, right, joined; slots: 2^n of them, all free, at least 2 M
+void bpe_table(const uint32_t* merges, long count, Merge* slots, long size) {
+    for (long i = 0; i < count; i++, merges += 3) {
+        uint64_t slot = slot_of(merges[0], merges[1], size - 1);
+        while (slots[slot].joined) slot = (slot + 1) & (size - 1);
+        slots[slot] = {merges[0], merges[1], uint32_t(i), merges[2]};
+    }
+}
+
+// ids: of all rows; starts [rows + 1]; room [rows]: where a row's tokens are written in `out`
+void bpe_rows(const Vocabulary& of, const uint32_t* ids, const int64_t* starts,
+              const int64_t* numbers, const int64_t* room, long rows, uint64_t stream,
+              uint64_t least, int64_t* out, int64_t* lengths) {
+#pragma omp parallel
+    {
+        Work work{of.slots, uint64_t(of.size - 1), least};
+#pragma omp for schedule(dynamic, 8)
+        for (long row = 0; row < rows; row++) {
+            work.key = scramble(stream + numbers[row]);
+            int64_t *begin = out + room[row], *end = begin;
+            const uint32_t *id = ids + starts[row], *stop = ids + starts[row + 1];
+            while (id < stop) {
+                auto special = std::find_if(id, stop, [](uint32_t id) { return id < SPECIALS; });
+                end = work.recut(of, id, special, end);
+                if (special < stop) *end++ = *special++;
+                id = special;
+            }
+            lengths[row] = end - begin;
+        }
+    }
+}
+}
