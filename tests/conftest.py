@@ -27,6 +27,13 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line in this process waits for native code: which engine answers must not depend
+    on what was built before."""
+    monkeypatch.setattr("regard.cli.hurried", lambda options: False)
+
+
 @pytest.fixture(scope="session")
 def row() -> Callable[..., Packed]:
     """row([3, 7]): random token ids below 20 in sequences of these lengths."""

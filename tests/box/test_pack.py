@@ -1,58 +1,18 @@
 """`regard pack`: a folder of a quarter of the size that does all that the other did."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from safetensors import safe_open
 
 import regard
-from regard import Config, InputError, Transformer, native
+from regard import Config, InputError, native
 from regard.box.pack import SAID, portable
-from regard.tasks.make import make_task
-from regard.text.builtin import builtin_corpus
-from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import to_bytes
 
 FILES = ["README.md", "config.yaml", "metrics.jsonl", "model.safetensors", "tokenizer.json"]
-SIZES = {"d_model": 32, "heads": 4, "d_ff": 48}
 TEXTS = ["The dog slept.", "", "The old man saw the small dog in front of the beautiful house."]
-
-
-@pytest.fixture(scope="module")
-def make(tmp_path_factory):
-    """make("fill", ...): the folder of a model with random weights, as training leaves it."""
-
-    def folder(task, model=None, labels=()):
-        style = {} if task in ("translate", "answer") else {"encoder_layers": 2}
-        style = {"decoder_layers": 2} if task == "generate" else style
-        config = Config.build(task, "tiny", {
-            "model": {**SIZES, **style, **(model or {})},
-            "data": {"vocabulary_size": 400, "max_length": 60,
-                     "train": ["/home/someone/data/built-in/train.en", "train.de"],
-                     "valid": ["/valid.en"]},
-            "decoding": {"max_length": 6},
-        })  # fmt: skip
-        texts = [sentence for pair in builtin_corpus("train", 200) for sentence in pair]
-        tokenizer = Tokenizer.learn(texts, "bpe", 400, quiet=True)
-        task = make_task(config, (tokenizer, tokenizer), list(labels))
-        config = replace(config, model=replace(config.model, **task.model_options()))
-        torch.manual_seed(5)
-        model = Transformer(config.model)
-        out = tmp_path_factory.mktemp(task.name)
-        (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-        card = (
-            "# A model\n\n- command: `regard train --train /home/someone/data/built-in/train.en`\n"
-        )
-        (out / "README.md").write_text(card, encoding="utf-8")
-        told = {"step": 1, "final": "last", "loss": 2.5}
-        (out / "metrics.jsonl").write_text(json.dumps(told) + "\n", encoding="utf-8")
-        (out / "model.safetensors").write_bytes(to_bytes(dict(model.state_dict())))
-        task.save(out)
-        return out
-
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from regard.box import FOLDER, boxed, contents
+from regard.box import boxed, contents, folder_of
 from regard.config import Config
 
 
@@ -16,7 +16,7 @@ def listing() -> list[dict[str, Any]]:
 
     rows = []
     for task in contents():
-        folder = FOLDER / task
+        folder = folder_of(boxed(task))
         model = Config.load(folder / "config.yaml").model
         rows.append({
             "model": boxed(task), "folder": str(folder), "style": model.style,

@@ -1,0 +1,67 @@
+"""Model folders as training leaves them, with random weights; and a box of such models."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import regard
+from regard import Config, Transformer
+from regard.tasks.make import make_task
+from regard.text.builtin import builtin_corpus
+from regard.text.tokenizer import Tokenizer
+from regard.training.checkpoint import to_bytes
+
+SIZES = {"d_model": 32, "heads": 4, "d_ff": 48}
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory):
+    """make("fill", ...): the folder of a model with random weights, as training leaves it."""
+
+    def folder(task, model=None, labels=()):
+        style = {} if task in ("translate", "answer") else {"encoder_layers": 2}
+        style = {"decoder_layers": 2} if task == "generate" else style
+        config = Config.build(task, "tiny", {
+            "model": {**SIZES, **style, **(model or {})},
+            "data": {"vocabulary_size": 400, "max_length": 60,
+                     "train": ["/home/someone/data/built-in/train.en", "train.de"],
+                     "valid": ["/valid.en"]},
+            "decoding": {"max_length": 6},
+        })  # fmt: skip
+        texts = [sentence for pair in builtin_corpus("train", 200) for sentence in pair]
+        tokenizer = Tokenizer.learn(texts, "bpe", 400, quiet=True)
+        task = make_task(config, (tokenizer, tokenizer), list(labels))
+        config = replace(config, model=replace(config.model, **task.model_options()))
+        torch.manual_seed(5)
+        model = Transformer(config.model)
+        out = tmp_path_factory.mktemp(task.name)
+        (out / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        card = (
+            "# A model\n\n- command: `regard train --train /home/someone/data/built-in/train.en`\n"
+        )
+        (out / "README.md").write_text(card, encoding="utf-8")
+        told = {"step": 1, "final": "last", "loss": 2.5}
+        (out / "metrics.jsonl").write_text(json.dumps(told) + "\n", encoding="utf-8")
+        (out / "model.safetensors").write_bytes(to_bytes(dict(model.state_dict())))
+        task.save(out)
+        return out
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def filled(make, tmp_path_factory):
+    """A folder with a packed model for every task that the box has one for."""
+    box = tmp_path_factory.mktemp("box")
+    for task in ("translate", "classify", "fill", "generate", "embed"):
+        regard.pack(make(task, labels=["bad", "good"]), box / task)
+    return box
+
+
+@pytest.fixture
+def stand_in(filled, monkeypatch):
+    """The box has these models, whatever comes with the package."""
+    monkeypatch.setattr("regard.box.FOLDER", filled)
+    return filled

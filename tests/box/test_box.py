@@ -1,0 +1,124 @@
+"""Without -m each verb uses the model in the box; `box:NAME` names it everywhere else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard import InputError
+from regard.box import contents, folder_of
+
+SENTENCE = "The old man saw the small dog."
+VERBS = {
+    "translate": [SENTENCE],
+    "classify": [SENTENCE],
+    "fill": ["The old <mask> saw the dog."],
+    "generate": [SENTENCE, "--seed", "1"],
+    "embed": [SENTENCE],
+    "search": [SENTENCE, "--documents", "documents.txt"],
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    """A folder of this test's own, with something to search."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "documents.txt").write_text("The dog slept.\nThe queen wrote a letter.\n")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_without_a_model_a_verb_uses_the_one_in_the_box(stand_in, call, verb):
+    code, out, err = call(verb, *VERBS[verb], "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert out.strip()
+    folder = stand_in / ("embed" if verb == "search" else verb)
+    assert call(verb, *VERBS[verb], "--device", "cpu", "-m", folder) == (0, out, "")
+
+
+def test_nothing_is_written_into_the_box(stand_in, call):
+    def state():
+        return {p: p.read_bytes() for p in stand_in.rglob("*") if p.is_file()}
+
+    before = state()
+    code, _, err = call("view", "attention", SENTENCE, "--device", "cpu")
+    assert code == 0, err
+    assert Path("attention.png").is_file()
+    assert call("view", "curves", "box:translate")[0] in (0, 2)  # one line of metrics: no curve
+    for verb in VERBS:
+        call(verb, *VERBS[verb])
+    assert state() == before
+
+
+def test_who_asks_for_an_answer_is_told_to_train_a_model(stand_in, call):
+    code, out, err = call("answer", "Who slept?", "--context", "The dog slept.")
+    assert (code, out) == (2, "")
+    assert (
+        "there is no model in the box to answer: train one with `regard train --task answer`" in err
+    )
+    assert err.count("\n") == 1
+
+
+def test_a_box_without_that_model_says_the_same(tmp_path, monkeypatch, call):
+    monkeypatch.setattr("regard.box.FOLDER", tmp_path)
+    code, _, err = call("fill", "A <mask>.")
+    assert code == 2
+    assert "there is no model in the box to fill" in err
+    code, out, _ = call("info")
+    assert (code, out) == (0, "there is no model in the box\n")
+
+
+def test_a_name_that_is_not_in_the_box_is_refused_with_the_nearest(stand_in, call):
+    for words in (["translate", "a", "-m"], ["info"], ["evaluate", "--data", "x", "-m"]):
+        code, _, err = call(*words, "box:translat")
+        assert code == 2
+        assert "unknown model in the box 'translat'; did you mean 'translate'?" in err
+    with pytest.raises(InputError, match=r"unknown model in the box '\.\./secret'"):
+        folder_of("box:../secret")
+
+
+def test_a_folder_is_a_folder_whatever_it_is_called(stand_in, tmp_path, call):
+    """Only `box:` is special: a folder of a verb's name is not in the way."""
+    (tmp_path / "translate").mkdir()
+    assert folder_of("translate") == Path("translate")
+    assert regard.load("box:translate", "cpu").folder == stand_in / "translate"
+    with pytest.raises(InputError, match="translate is not a model"):
+        regard.load("translate")
+    assert call("translate", SENTENCE)[0] == 0
+
+
+def test_info_lists_the_box_with_sizes_and_scores(stand_in, call):
+    code, out, _ = call("info", "--json")
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["model"] for row in rows] == [f"box:{task}" for task in contents()]
+    for row in rows:
+        told = json.loads(call("info", row["model"], "--json")[1])
+        assert row["parameters"] == told["parameters"]
+        assert row["bytes"] == sum(p.stat().st_size for p in Path(row["folder"]).iterdir())
+        assert row["scores"]["loss"] == 2.5
+    code, out, _ = call("info")
+    assert all(f"box:{task} " in out for task in contents())
+
+
+def test_evaluation_is_of_the_translator_or_of_whichever_is_named(stand_in, tmp_path, call):
+    (tmp_path / "a.en").write_text("The dog slept.\n" * 3)
+    (tmp_path / "a.tsv").write_text("good\tThe dog slept.\nbad\tNo.\n")
+    code, out, err = call("evaluate", "--data", "a.en", "a.en", "--samples", 5, "--json")
+    assert code == 0, err
+    assert json.loads(out)["task"] == "translate"
+    code, out, err = call("evaluate", "-m", "box:classify", "--data", "a.tsv", "--against",
+                          "box:classify", "--samples", 5, "--json")  # fmt: skip
+    assert code == 0, err
+    assert json.loads(out)["task"] == "classify"
+
+
+def test_training_begins_with_a_model_of_the_box(stand_in, tmp_path, call):
+    (tmp_path / "a.tsv").write_text("good\tThe dog slept.\nbad\tThe dog slept not.\n" * 20)
+    code, _, err = call(
+        "train", "--task", "classify", "--from", "box:fill", "--train", "a.tsv", "--out", "run",
+        "--set", "training.steps=2", "--device", "cpu", "--quiet",
+    )  # fmt: skip
+    assert code == 0, err
+    assert call("classify", "-m", "run", SENTENCE, "--device", "cpu")[0] == 0

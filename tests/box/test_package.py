@@ -1,0 +1,130 @@
+"""What comes with the package: whole, small, ours, and without a trace of the machine it was made on.
+
+Most of this is asked of the real models: those that lie in src/regard/box.
+"""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import regard
+from regard.box import FOLDER, boxed, contents
+from regard.box.pack import portable
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src/regard"
+MOST = 20_000_000  # bytes of the whole package
+FILES = {"README.md", "config.yaml", "metrics.jsonl", "model.safetensors", "tokenizer.json"}
+MORE = {"classify": {"labels.json"}}
+each_model = pytest.mark.parametrize("task", contents())
+
+
+def shipped():
+    """The files of the package."""
+    return [p for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+
+
+def test_the_files_of_the_package_stay_small_together():
+    assert sum(path.stat().st_size for path in shipped()) < MOST
+
+
+@each_model
+def test_a_folder_of_the_box_is_whole_and_has_nothing_else(task):
+    assert {path.name for path in (FOLDER / task).iterdir()} == FILES | MORE.get(task, set())
+    assert regard.Config.load(FOLDER / task / "config.yaml").task == task
+
+
+@each_model
+def test_the_weights_of_the_box_are_packed(task, tmp_path):
+    with safe_open(FOLDER / task / "model.safetensors", framework="pt") as file:
+        tensors = [file.get_tensor(name) for name in file.keys()]  # noqa: SIM118
+    assert {tensor.dtype for tensor in tensors if tensor.dim() == 2} == {torch.int8}
+    regard.pack(boxed(task), tmp_path / "again")
+    for path in (tmp_path / "again").iterdir():
+        if path.name != "README.md":  # ours says more than `regard pack` does
+            assert path.read_bytes() == (FOLDER / task / path.name).read_bytes()
+
+
+@each_model
+def test_the_card_says_what_the_licences_are_and_how_the_model_was_made(task):
+    card = (FOLDER / task / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"^#+ .*licen[cs]e", card, re.IGNORECASE | re.MULTILINE)
+    assert "regard train" in card or "benchmarks results run" in card
+
+
+@each_model
+def test_no_file_names_a_folder_of_the_machine_it_was_made_on(task):
+    for path in (FOLDER / task).iterdir():
+        if path.suffix in (".md", ".yaml"):
+            text = path.read_text(encoding="utf-8")
+            assert portable(text) == [text], path
+        if path.suffix != ".safetensors":
+            assert str(ROOT) not in path.read_text(encoding="utf-8"), path
+
+
+SAID = {
+    "translate": ("How much does this bicycle cost?", r"[Ff]ahrrad|\bRad\b"),
+    "classify": ("A wonderful, moving film.", r"^[^\t\n]+\t[01]\.\d+\n$"),
+    "fill": ("The capital of France <mask> Paris.", r"\t.*\bis\b|\bwas\b"),
+    "generate": ("ROMEO:", r"ROMEO:.+"),
+    "embed": ("A man rides a bicycle.", r"^-?\d\.\d+( -?\d\.\d+)+\n$"),
+}
+
+
+@each_model
+def test_what_is_in_the_box_answers(task, call):
+    text, expected = SAID[task]
+    code, out, err = call(task, text, "--device", "cpu")
+    assert code == 0, err
+    assert re.search(expected, out, re.DOTALL), out
+
+
+@pytest.mark.skipif("classify" not in contents(), reason="no such model yet")
+def test_the_classifier_tells_praise_from_blame():
+    good, bad = regard.load("box:classify", "cpu").classify(
+        ["A wonderful, moving film.", "A dull and badly acted waste of time."]
+    )
+    assert good.label != bad.label
+
+
+@pytest.mark.skipif("embed" not in contents(), reason="no such model yet")
+def test_the_embedder_finds_what_is_meant(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
+    lines = ["A man is playing a guitar.", "The stock market fell today.", "A cat is sleeping."]
+    (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
+    model = regard.load("box:embed", "cpu")
+    for query, wanted in [("Someone plays an instrument.", 1), ("A kitten is asleep.", 3)]:
+        ((hit, *_),) = model.search(query, tmp_path / "lines.txt")
+        assert hit.line == wanted
+
+
+def test_the_wheel_has_every_file_of_the_package(tmp_path):
+    """And so has who installs it, beside what is tested here."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (tree / name).write_bytes((ROOT / name).read_bytes())
+    for path in shipped():
+        place = tree / path.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path)
+    box = tree / "src/regard/box/answer"  # as if there were another model
+    box.mkdir()
+    for name in FILES:
+        (box / name).touch()
+    make = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    done = subprocess.run(
+        [sys.executable, "-c", make], cwd=tree, capture_output=True, text=True, check=True
+    )
+    wheel = tree / done.stdout.splitlines()[-1]
+    with zipfile.ZipFile(wheel) as file:
+        inside = {name for name in file.namelist() if name.startswith("regard/")}
+    wanted = {path.relative_to(ROOT / "src").as_posix() for path in shipped()}
+    assert inside == wanted | {f"regard/box/answer/{name}" for name in FILES}
+    assert wheel.stat().st_size < MOST
