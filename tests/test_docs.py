@@ -36,12 +36,13 @@ def test_the_performance_page_is_what_its_script_writes(tmp_path):
     assert made.read_text(encoding="utf-8") == (ROOT / "docs/performance.md").read_text("utf-8")
 
 
-def test_the_python_of_the_readme_runs(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+@pytest.mark.parametrize("name", ["README.md"])
+def test_the_python_of_a_document_runs(name, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / name).read_text("utf-8"), re.DOTALL)
     assert blocks
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
-    assert "torch.Size([4, 2, 2])" in capsys.readouterr().out
+        exec(compile(block, name, "exec"), {})
+    assert capsys.readouterr().out
 
 
 def test_the_configuration_reference_is_what_the_dataclasses_say():
@@ -54,3 +55,21 @@ def test_the_configuration_reference_is_what_the_dataclasses_say():
                 line for line in document().splitlines() if f"| `{section}.{field.name}` " in line
             ]
             assert not row.endswith("|  |"), f"no comment beside {section}.{field.name}"
+
+
+def test_every_name_of_the_walk_through_the_paper_is_where_it_says():
+    text = " ".join((ROOT / "docs/paper.md").read_text(encoding="utf-8").split())
+    named = re.findall(r"`(\w+)` in \[[\w.]+\]\((.+?)\)", text)
+    assert len(named) > 15
+    for name, path in named:
+        source = (ROOT / "docs" / path).read_text(encoding="utf-8")
+        assert re.search(rf"(class|def) {name}\b", source), f"{name} is not in {path}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_heading_leads_to_one(document):
+    for path, anchor in re.findall(r"\]\(([\w./-]*\.md)?#([^)]+)\)", document.read_text("utf-8")):
+        target = (document.parent / path) if path else document
+        headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        known = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings]
+        assert anchor in known, f"{target.name} has no #{anchor}"

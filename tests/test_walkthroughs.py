@@ -14,7 +14,7 @@ import command
 from regard.text.builtin import builtin_corpus
 
 DOCS = Path(__file__).parents[1] / "docs"
-BLOCKS = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = [
     f"--set={setting}"
     for setting in (
@@ -26,8 +26,8 @@ SHORT = [
 
 def commands(document):
     """The lines of a document's blocks that begin with `regard`, quoted line ends included."""
-    for block in BLOCKS.findall((DOCS / document).read_text(encoding="utf-8")):
-        lines = iter(block.splitlines())
+    for language, block in BLOCKS.findall((DOCS / document).read_text(encoding="utf-8")):
+        lines = iter([] if language else block.splitlines())
         for line in lines:
             while line.count('"') % 2:
                 line += "\n" + next(lines)
