@@ -11,6 +11,7 @@ NAMES = {
     "generators": "GPT-2's shape beside Hugging Face generate and CTranslate2",
     "scaling": "how time and memory grow with length, batch, width and layers",
     "startup": "from the command to the first optimiser step",
+    "answers": "from the command to the answer, with the models in the box",
     "precision": "what a lower precision costs in quality, on a trained model",
     "product": "few rows times a matrix, which is what a decoding step is made of",
     "memory": "the most memory that `regard translate` holds, short and long inputs",
@@ -19,6 +20,7 @@ NAMES = {
     "results": "write docs/results.md from finished runs",
     "performance": "write docs/performance.md from benchmarks/ratios.json",
     "configuration": "write docs/configuration.md from the dataclasses",
+    "shown": "write below the commands of README.md and docs/tasks.md what they print",
 }
 
 

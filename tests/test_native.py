@@ -18,13 +18,13 @@ ANSWER = 'extern "C" long answer() { return 42; }'
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     """An empty cache, and sources of this test's own."""
-    for known in (native.opened, native.missing, native.left_to_another):
+    for known in (native.opened, native.missing, native.left_for_later):
         known.cache_clear()
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     monkeypatch.delenv("REGARD_NATIVE", raising=False)
     yield
-    for known in (native.opened, native.missing, native.left_to_another):
+    for known in (native.opened, native.missing, native.left_for_later):
         known.cache_clear()
 
 
@@ -112,6 +112,7 @@ def test_who_is_hurried_waits_for_no_compiler_and_another_process_is_asked_once(
         patch.setattr(native.subprocess, "run", None)  # whoever compiles now fails
         assert native.library("one") is None
         assert native.library("one") is None
+        assert started == []  # while somebody waits, nobody else is in the way
     ((command, options),) = started
     assert command[1:4] == ["-P", "-m", "regard.native"]
     assert command[4:] == ["one", native.variant()]

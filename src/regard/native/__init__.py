@@ -3,7 +3,7 @@
 Each .cpp file of this folder is one library of plain C functions over raw pointers. It is built
 for the instructions that this machine has (`VARIANTS`) and kept in the cache. Where there is no
 compiler PyTorch does the same work, and one line says so. So it does where somebody waits for one
-answer (`later`), while another process builds what was missing, for the next time. The libraries
+answer (`later`); then another process builds what was missing, for the next time. The libraries
 share PyTorch's OpenMP threads: a second pool of threads would fight with the first for the same
 cores.
 """
@@ -86,44 +86,53 @@ def features() -> frozenset[str]:
 
 
 _later = False  # whether to do without what was never built
+missed: list[tuple[str, str]] = []  # what was done without: libraries and their variants
 
 
 @contextmanager
 def later(hurried: bool) -> Iterator[None]:
-    """If somebody is hurried, a library that was never built is built for the next time only."""
+    """If somebody is hurried, a library that was never built is done without; at the end, a process
+    of its own begins to build it, which nobody waits for and which does not end with this one."""
     global _later
     before, _later = _later, hurried
     try:
         yield
     finally:
         _later = before
+        while missed:
+            build_elsewhere(*missed.pop())
 
 
 def library(name: str) -> ctypes.CDLL | None:
     """The library made of `name`.cpp, or None where it cannot be had."""
     chosen = variant()
-    if chosen is None or (_later and left_to_another(name, chosen)):
+    if chosen is None or (_later and left_for_later(name, chosen)):
         return None
     return opened(name, chosen)
 
 
 @cache
-def left_to_another(name: str, chosen: str) -> bool:
-    """Whether the library was never built. If so, a process of its own builds it, which nobody
-    waits for and which does not end with this one."""
+def left_for_later(name: str, chosen: str) -> bool:
+    """Whether the library was never built, and could be."""
     try:
         path, compiler = place(name, chosen)
-        if compiler is None or path.is_file():
-            return False
-        paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    except OSError:  # no place to keep it, say: whoever opens it will tell
+        return False
+    if compiler is None or path.is_file():
+        return False
+    missed.append((name, chosen))
+    return True
+
+
+def build_elsewhere(name: str, chosen: str) -> None:
+    """Have a library built by a process that goes on when this one has ended."""
+    paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with suppress(OSError):  # then it is built when somebody waits for it
         subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, name, chosen],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-    except OSError:  # no place to keep it, say: whoever opens it will tell
-        return False
-    return True
 
 
 @cache
