@@ -67,6 +67,11 @@ SECTIONS: dict[str, list[Goal]] = {
         Goal("train", "base, 25,000 tokens: memory", "cuda", figure=9.0),
         Goal("startup", "base, caches warm", "cuda", figure=20.0),
     ],
+    "answers": [
+        Goal("answers", f"{verb}, cache {cache}", figure=3.0)
+        for verb in ("translate", "classify", "fill", "generate", "embed", "search")
+        for cache in ("cold", "warm")
+    ],
     "training-cpu": [
         Goal("step", "tiny, 4,096 tokens", times=2.0),
         Goal("step", "small, 4,096 tokens", times=1.6),

@@ -136,6 +136,17 @@ From the command `regard train` to the end of the first optimiser step, on the b
         "python -m benchmarks startup --keep",
     ),
     Part(
+        "To the first answer",
+        """\
+From the command to its end, for one text and the model in the box (docs/box.md), cold (no cache at
+all: nothing native was built yet) and warm. A process that imports PyTorch spends some time in
+looking for garbage and in ending, which the verbs do without.
+""",
+        (("answers", "cpu"),),
+        "answers",
+        "python -m benchmarks answers --keep",
+    ),
+    Part(
         "Few rows times a matrix",
         """\
 `python -m benchmarks product` shows what PyTorch leaves at few rows: it multiplies one row with a
