@@ -22,14 +22,16 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.box import put_in_box
 from benchmarks.data import needed, prepare
 from benchmarks.ingredients import run_ingredients
 from benchmarks.ratios import commit, hardware
 from benchmarks.recipes import ABLATION, DATA, RECIPES, RUNS, TOKENISED, Recipe
 from benchmarks.scores import point, speed
 from benchmarks.tables import tables
+from benchmarks.translation import draw_curve
 from regard.errors import InputError
-from regard.files import write_file
+from regard.files import checksum, write_file
 from regard.training.checkpoint import Checkpoints
 from regard.view.info import final_scores
 
@@ -47,6 +49,7 @@ def main(arguments: list[str]) -> None:
     run.add_argument("--where", default="", help="the machine, in words")
     run.add_argument("--device", default="", help="another than the recipe was meant for")
     run.add_argument("--out", type=Path, default=FOLDER)
+    run.add_argument("--box", type=Path, default=Path("src/regard/box"), help="of packed models")
     run.add_argument(
         "--set", action="append", default=[], dest="assignments", metavar="SECTION.KEY=VALUE",
         help="to try something out: added to every training, and to the command that is shown",
@@ -61,7 +64,8 @@ def main(arguments: list[str]) -> None:
             p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted(FOLDER.glob("*.json"))
         }
         write_file(options.out, tables(found))
-        print(f"{options.out} written")
+        pictures = draw_curve(found, options.out.parent)
+        print(", ".join(map(str, [options.out, *pictures])), "written")
         return
     for name, measure in MEASUREMENTS.items():
         if name in options.names:
@@ -120,7 +124,6 @@ MEASUREMENTS = {"styles": run_styles, "ablate": run_ablation, "ingredients": run
 def run_recipe(recipe: Recipe, options: argparse.Namespace) -> None:
     """Train (or go on, or find it done) and evaluate; every figure is kept as it comes."""
     seeds = recipe.seeds or (None,)
-    device = options.device or recipe.device
     result: dict[str, Any] = {
         "name": recipe.name,
         "train": shown([*recipe.train_command(seeds[0]), *extra(options)]),
@@ -129,21 +132,30 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace) -> None:
     about = options.runs / "data" / recipe.name / "about.json"
     if about.exists():
         result["data"] = json.loads(about.read_text(encoding="utf-8"))
+    old = options.out / f"{recipe.name}.json"
+    before = json.loads(old.read_text(encoding="utf-8")) if old.exists() else {}
     for seed in seeds:
-        one = result if seed is None else result.setdefault("seeds", {}).setdefault(str(seed), {})
-        run_one(recipe, seed, device, one, result, options)
+        one, earlier = result, before
+        if seed is not None:
+            one = result.setdefault("seeds", {}).setdefault(str(seed), {})
+            earlier = before.get("seeds", {}).get(str(seed), {})
+        run_one(recipe, seed, one, earlier, result, options)
         print(f"{recipe.run(seed)}: {one['time']:.0f} s, {one['tests']}")
 
 
 def run_one(
     recipe: Recipe,
     seed: int | None,
-    device: str,
     one: dict[str, Any],
+    before: dict[str, Any],
     result: dict[str, Any],
     options: argparse.Namespace,
 ) -> None:
-    """One training of a recipe, into `one`, which is a part of `result`."""
+    """One training of a recipe, into `one`, which is a part of `result`. Scores that an earlier
+    call (`before`) has of the very same weights are not made again."""
+    device = options.device or recipe.device
+    # What a GPU trained may be scored where there is none.
+    use = options.device or ("cpu" if recipe.device == "cpu" else "auto")
     folder = Path(real_path(recipe.run(seed), options))
     if not (folder / "model.safetensors").exists():
         words = [*recipe.train_command(seed), *extra(options), "--device", device, "--resume"]
@@ -155,8 +167,11 @@ def run_one(
         write_file(folder / TRAINED, json.dumps(came) + "\n")
     # A run may have come from another machine, with what is written there.
     trained = folder / TRAINED
-    came = json.loads(trained.read_text(encoding="utf-8")) if trained.exists() else {}
-    came = came or origin(device, options)
+    if not (trained.exists() or options.where):
+        raise InputError(f"{folder} was not trained by this command: say --where it was")
+    came = origin(device, options)
+    if trained.exists():
+        came = json.loads(trained.read_text(encoding="utf-8"))
     one |= {"wall": came.pop("wall")} if "wall" in came else {}
     result |= came
     final = final_scores(folder)
@@ -164,17 +179,27 @@ def run_one(
         "steps": final["step"], "time": final["seconds"], "weights": final["final"],
         "tokens_per_second": speed(folder),
         "validation": {k: v for k, v in final.items() if isinstance(v, float) and k != "seconds"},
-        "tests": {},
+        "model": checksum(folder / "model.safetensors"), "tests": {},
     }  # fmt: skip
+
+    def evaluate(words: list[str]) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(call([*words, "--device", use, "--json"], options))
+        return found
+
+    known = before if before.get("model") == one["model"] else {"tests": {}}
     for name, files in recipe.tests.items():
-        said = call([*recipe.test_command(files, seed), "--device", device, "--json"], options)
-        one["tests"][name] = json.loads(said)
+        words = recipe.test_command(files, seed)
+        one["tests"][name] = known["tests"].get(name) or evaluate(words)
+        keep(result, options)
+    if recipe.box:
+        known = before.get("packed", {})
+        put_in_box(recipe, folder, result, known, options.box, evaluate)
         keep(result, options)
     if recipe.curve:
         paths = [Path(real_path(file, options)) for file in recipe.tests[recipe.curve]]
         one["curve"] = []
         for step in Checkpoints(folder, 1, 1).steps():
-            one["curve"].append(point(folder, step, paths, device))
+            one["curve"].append(point(folder, step, paths, use))
             keep(result, options)
 
 

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.translation import Found, box, captions, europarl, ingredients
 from regard.lab.significance import said_p
 from regard.training.progress import duration
 
-Found = dict[str, dict[str, Any]]
-
 HEAD = """# Results
 
-Made by `python -m benchmarks results write` from `docs/results/*.json`, which `python -m benchmarks
-results run NAME --data $REGARD_DATA` makes: it trains and evaluates by the command line, with the
-commands at the end of this page. Intervals are 95%, by bootstrap over the test examples; each row
-is one training with one seed, but for the ablation. CPU rows were trained with one thread on two
-cores that did other work as well (three or four processes at once): their times are upper bounds.
-Settings were tried out in a few runs per task before, so validation scores are a little flattered.
-In the very first trials the test sets of TREC, AG News and bAbI stood in for validation sets; the
-settings were not changed by what they showed, but they were seen.
+Made by `python -m benchmarks results write` from `docs/results/*.json`, which `python -m
+benchmarks results run NAME --data $REGARD_DATA` makes: it prepares the data, trains and evaluates
+by the command line, with the commands at the end of this page. `recipes/NAME.yaml` is each
+training's configuration, with a reason for every line. Intervals are 95%, by bootstrap over the
+test examples; each row is one training with one seed where no more are named. CPU rows were
+trained with one thread on two cores that did other work as well (three or four processes at once):
+their times are upper bounds. Settings were tried out in a few runs per task before, so validation
+scores are a little flattered. In the very first trials the test sets of TREC, AG News and bAbI
+stood in for validation sets; the settings were not changed by what they showed, but they were
+seen.
+
+`$REGARD_DATA` is a folder of the published data sets, each file UTF-8 and xz-compressed, in the
+formats of [tasks.md](tasks.md): `multi30k/` (WMT multimodal task 1), `tatoeba/` (tatoeba.org by
+way of manythings.org, CC BY 2.0), `europarl/` (proceedings of the European Parliament, aligned
+anew), `newstest/` (WMT), `sst2/` (GLUE), `agnews/`, `trec/` (UIUC), `imdb_reviews/` (Stanford,
+unlabelled part), `shakespeare/` (nanoGPT's text), `stsb/` (STS benchmark), `squad/` (v1.1,
+development set), `babi/` (CC BY 3.0). What is cut, tokenised or mixed from them is made by
+`benchmarks/data.py`.
 """
 
 SECTIONS: list[tuple[str, str, list[str], list[str]]] = [
-    (
-        "Translation: Multi30k English to German",
-        """\
-BLEU and chrF by sacreBLEU, cased and detokenised, beam 4, length penalty 0.6. The data states no
-licence: benchmark use only. The published text-only Transformer of this size has 41.02 in another
-protocol (lowercased and tokenised, beam 5, 8,000 updates, checkpoints averaged): not the same
-figure. Defaults (pre-norm, rate, warm-up, dropout) were chosen on this data by validation BLEU, but
-test2016 was printed beside it for five of the eight runs tried. Signatures: `{bleu_signature}`,
-`{chrf_signature}`.""",
-        ["multi30k"],
-        ["bleu", "chrf"],
-    ),
     (
         "Language modelling: tiny shakespeare, characters",
         """\
@@ -120,11 +117,11 @@ ABLATION = """\
 
 
 def tables(found: Found) -> str:
-    parts = [HEAD]
+    parts = [HEAD, *box(found), *captions(found), *ingredients(found), *europarl(found)]
     for title, said, names, metrics in SECTIONS:
         rows = [found[name] for name in names if name in found]
         if rows:
-            parts += [f"## {title}\n", filled(said, rows[0]) + "\n", table(rows, metrics)]
+            parts += [f"## {title}\n", said + "\n", table(rows, metrics)]
             parts += [by_task(rows)] if any(kinds(row) for row in rows) else []
     if "styles" in found:
         parts += [STYLES, styles(found["styles"])]
@@ -191,13 +188,6 @@ def spread(figures: dict[str, Any], places: int) -> str:
     return f"{figures['value']:.{places}f}{deviation}"
 
 
-def filled(said: str, row: dict[str, Any]) -> str:
-    first = next(iter(row["tests"].values()))
-    for name in ("bleu_signature", "chrf_signature"):
-        said = said.replace(f"{{{name}}}", str(first.get(name, "")))
-    return said
-
-
 def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:
     lines = ["| run | set | " + " | ".join(m.replace("_", " ") for m in metrics)
              + " | steps | time | trained on |",
@@ -237,7 +227,9 @@ def by_task(rows: list[dict[str, Any]]) -> str:
 
 
 def commands(found: Found) -> list[str]:
+    """Each once; of several seeds the first one's."""
     lines = []
     for row in found.values():
-        lines += [row["train"], *row["evaluate"].values()]
+        packed = row.get("packed", {}).get("evaluate", {})
+        lines += [row["train"], *row["evaluate"].values(), *packed.values()]
     return lines
