@@ -58,7 +58,7 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
             (new / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
         if (folder / "README.md").is_file():
             (card,) = portable((folder / "README.md").read_text(encoding="utf-8"))
-            said = "" if SAID in card else f"\n{SAID}\n"
+            said = "" if "`regard pack`" in card else f"\n{SAID}\n"
             (new / "README.md").write_text(card + said, encoding="utf-8")
     return Packed(
         out, sum(tensor.numel() for tensor in weights.values()),
