@@ -113,11 +113,10 @@ def put_in_box(
     }  # fmt: skip
     known = before if before.get("model") == found["model"] else {"tests": {}}
     for name, files in recipe.tests.items():
-        words = recipe.test_command(files)
-        words[2] = str(folder)
+        verb, option, _, *rest = recipe.test_command(files)
+        words = [verb, option, str(folder), *rest]
         found["tests"][name] = known["tests"].get(name) or evaluate(words)
-        words[2] = boxed(recipe.box)
-        found["evaluate"][name] = "regard " + " ".join(words)
+        found["evaluate"][name] = " ".join(["regard", verb, option, found["name"], *rest])
     model = load(folder, "cpu", "float32")
     found["examples"] = {
         kind: [[asked, said(model, asked)] for asked in some]

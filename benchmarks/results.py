@@ -60,9 +60,7 @@ def main(arguments: list[str]) -> None:
     write.add_argument("--out", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args(arguments)
     if options.step == "write":
-        found = {
-            p.stem: json.loads(p.read_text(encoding="utf-8")) for p in sorted(FOLDER.glob("*.json"))
-        }
+        found = kept(FOLDER)
         write_file(options.out, tables(found))
         pictures = draw_curve(found, options.out.parent)
         print(", ".join(map(str, [options.out, *pictures])), "written")
@@ -77,6 +75,12 @@ def main(arguments: list[str]) -> None:
     for recipe in chosen:
         prepare(options.data, options.runs, needed(recipe.files, RUNS))
         run_recipe(recipe, options)
+
+
+def kept(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results that there are, by name."""
+    paths = sorted(folder.glob("*.json"), key=lambda path: path.stem)
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
@@ -110,6 +114,7 @@ def run_measured(options: argparse.Namespace) -> None:
     prepare(options.data, options.runs, needed(TOKENISED["train"], RUNS))
     options.device = options.device or "cuda"
     command = ["python", "-m", "benchmarks", "results", "run", "ingredients", "--data", DATA]
+    command += extra(options)
 
     def keep_measured(found: dict[str, Any]) -> None:
         keep({"name": "ingredients", **origin(options.device, options), "train": " ".join(command),

@@ -45,6 +45,7 @@ licence: benchmark use only.
 
 Means over seeds, with the standard deviation of one training. Training: seconds of the steps
 alone; whole command: reading, learning the vocabulary, compiling, saving and averaging as well.
+Times are of the trainings that had the machine to themselves, where there were any.
 """
 
 INGREDIENTS = """\
@@ -86,6 +87,10 @@ def mean(values: list[float], places: int = 2) -> str:
     return f"{statistics.fmean(values):.{places}f}{spread}"
 
 
+def whole(alone: list[dict[str, Any]]) -> str:
+    return f"{mean([one['wall'] for one in alone], 0)} s" if alone else ""
+
+
 def captions(found: Found) -> list[str]:
     names = [n for n in ("multi30k", "multi30k-cased", "multi30k-defaults") if n in found]
     if not names:
@@ -97,15 +102,15 @@ def captions(found: Found) -> list[str]:
         row = found[name]
         seeds = row.get("seeds") or {"": row}
         every, first = {"seeds": seeds}, next(iter(seeds.values()))
-        wall = [one["wall"] for one in seeds.values() if "wall" in one]
+        alone = [one for one in seeds.values() if "wall" in one]
+        times = [one["time"] for one in alone or seeds.values()]
         for test, scores in first["tests"].items():
             signatures.setdefault(scores["bleu_signature"], []).append(name)
             cells = [mean(over_seeds(every, test, metric)) for metric in ("bleu", "chrf")]
             lines.append(
                 f"| {name} | {test} ({scores['examples']:,}) | " + " | ".join(cells)
                 + f" | {len(over_seeds(every, test, 'bleu'))} | {first['steps']:,}"
-                + f" | {mean([one['time'] for one in seeds.values()], 0)} s"
-                + f" | {mean(wall, 0) + ' s' if wall else ''} | {row['machine']} |"
+                + f" | {mean(times, 0)} s | {whole(alone)} | {row['machine']} |"
             )  # fmt: skip
         if name == "multi30k":
             lines.append("| Wu et al. 2021, text-only | test2016 | 41.02 | | | 8,000 | | | |")
@@ -151,7 +156,10 @@ def ingredients(found: Found) -> list[str]:
     if missing:
         notes.append(f"- Missing, for want of time: {', '.join(missing)}.")
     notes += [f"- Failed: {n}: {why}." for n, why in found["ingredients"]["failed"].items()]
-    where = found["ingredients"]["machine"]
+    where, changed = found["ingredients"]["machine"], found["ingredients"].get("set", [])
+    if changed:
+        told = ", ".join(f"`{option}`" for option in changed)
+        notes.insert(0, f"- Every row, the recipe's own too, was trained with {told}.")
     return [INGREDIENTS, *lines, "", *notes, "", f"Trained on {where}.", ""]
 
 

@@ -1,0 +1,228 @@
+"""Recipes that hold, and pages made of nothing but results."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from benchmarks.box import ASKED, put_in_box
+from benchmarks.ingredients import BASE, ROWS, configuration
+from benchmarks.recipes import RECIPES, RUNS, Recipe
+from benchmarks.tables import tables
+
+from benchmarks import cards, data, results, translation
+from regard.config import Config, read_yaml
+from regard.model.parameters import closed_form
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "recipes"
+BY_NAME = {recipe.name: recipe for recipe in RECIPES}
+FOUND = results.kept(ROOT / "docs/results")
+
+
+def built(recipe, start=None):
+    values = read_yaml(FOLDER / f"{recipe.config or recipe.name}.yaml")
+    return Config.build(values.pop("task"), None, values, start)
+
+
+def start_of(recipe):
+    return built(BY_NAME[recipe.start]).model if recipe.start else None
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_a_recipe_is_a_configuration_whose_data_can_be_made(recipe):
+    config = built(recipe, start_of(recipe))
+    assert config.data.train == []  # files are for the command line
+    assert set(data.needed(recipe.files, RUNS)) <= set(data.MAKERS)
+
+
+def test_every_file_of_recipes_is_the_recipe_of_some_result():
+    used = {recipe.config or recipe.name for recipe in RECIPES}
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == used
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_says_the_command_that_trains_it_and_explains_every_setting(path):
+    text = path.read_text(encoding="utf-8")
+    assert f"regard train --config recipes/{path.name}" in text
+    assert "python -m benchmarks results run" in text
+    settings = [line for line in text.splitlines() if line.startswith("  ")]
+    assert [line for line in settings if " # " not in line] == []
+    assert yaml.safe_load(text)["task"]
+
+
+def test_the_cased_recipe_is_the_tokenised_one_but_for_how_bleu_cuts_words():
+    plain, cased = built(BY_NAME["multi30k"]), built(BY_NAME["multi30k-cased"])
+    assert replace(cased, data=replace(cased.data, bleu="none")) == plain
+
+
+def test_the_translator_in_the_box_fits_into_it():
+    parts = closed_form(built(BY_NAME["en-de"]).model).values()
+    assert 9e6 < sum(part.parameters for part in parts) < 11e6
+
+
+@pytest.mark.parametrize("name", [n for n in FOUND if n in BY_NAME])
+def test_the_command_of_a_kept_result_is_the_recipes_own(name):
+    recipe, kept = BY_NAME[name], FOUND[name]
+    seed = recipe.seeds[0] if recipe.seeds else None
+    assert kept["train"] == results.shown(recipe.train_command(seed))
+
+
+def test_every_ingredient_differs_from_the_recipe_in_what_it_names():
+    base = configuration((), 1, [], str)
+    for name, options in ROWS.items():
+        changed = configuration(options, 1, [], str)
+        assert (changed == base) == (name == BASE)
+
+
+# ---- pages ------------------------------------------------------------------------------
+
+SIGNED = {"bleu_signature": "tok:none", "chrf_signature": "nc:6"}
+
+
+def scored(bleu, examples=1000):
+    return {"bleu": bleu, "chrf": 60.0, "examples": examples, **SIGNED,
+            "intervals": {"bleu": [bleu - 1, bleu + 1], "chrf": [59, 61]}}  # fmt: skip
+
+
+def line_of(text, start):
+    return next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
+
+
+def test_seeds_become_a_mean_and_a_deviation_and_times_are_of_those_that_ran_alone():
+    one = {"steps": 8000, "tests": {"test2016": scored(41.0)}, "time": 90.0, "wall": 110.0}
+    two = {"steps": 8000, "tests": {"test2016": scored(43.0)}, "time": 300.0}
+    row = {"machine": "a machine", "seeds": {"1": one, "2": two}}
+    cells = [
+        c.strip()
+        for c in line_of("\n".join(translation.captions({"multi30k": row})), "multi30k").split("|")
+    ]
+    assert cells[3:9] == ["42.00 ± 1.41", "60.00 ± 0.00", "2", "8,000", "90 s", "110 s"]
+
+
+def ingredient_rows(**rows):
+    told = {
+        name: {"options": [f"x={name}"] * (name != BASE),
+               "seeds": {str(i): {"val": {"bleu": 30.0}, "test2016": {"bleu": b}} for i, b in enumerate(some)}}
+        for name, some in rows.items()
+    }  # fmt: skip
+    return {
+        "ingredients": {
+            "rows": told,
+            "failed": {"x-2": "it burned"},
+            "machine": "a machine",
+            "set": ["training.steps=9"],
+        }
+    }
+
+
+def test_an_ingredient_is_bold_where_seeds_say_that_it_matters_and_missing_rows_are_named():
+    found = ingredient_rows(
+        **{
+            BASE: [41.0, 41.1, 41.2],
+            "worse": [30.0, 30.2, 30.1],
+            "same": [41.1, 41.0, 41.3],
+            "late": [],
+        }
+    )
+    text = "\n".join(translation.ingredients(found))
+    assert "| **-11.00** | <0.001 | 3 |" in line_of(text, "worse")
+    assert "**" not in line_of(text, "same")
+    assert "Missing, for want of time: late." in text
+    assert "Failed: x-2: it burned." in text
+    assert "was trained with `training.steps=9`" in text
+
+
+def test_one_seed_of_each_ingredient_is_shown_without_a_test():
+    text = "\n".join(translation.ingredients(ingredient_rows(**{BASE: [41.0], "other": [40.0]})))
+    assert "| 40.00 |  |  | 1 |" in line_of(text, "other")
+
+
+def test_what_an_hour_covers_of_the_papers_tokens_is_computed_from_the_speed(tmp_path):
+    row = {
+        "machine": "a machine", "steps": 100, "time": 600.0, "weights": "last",
+        "tokens_per_second": 500_000, "tests": {"newstest2014": scored(20.0)},
+        "curve": [{"step": 50, "seconds": 300.0, "bleu": 15.0, "chrf": 40.0}],
+    }  # fmt: skip
+    text = "\n".join(translation.europarl({"europarl-base": row}))
+    assert "An hour of that is 1.80 billion: 0.72 of the 2.5 billion" in text
+    assert "| 50 | 5.0 | 150 | 15.00 | 40.00 |" in text
+    pictures = translation.draw_curve({"europarl-base": row}, tmp_path)
+    assert [path.suffix for path in pictures] == [".png", ".svg"]
+    assert all(path.stat().st_size > 1000 for path in pictures)
+
+
+def test_the_page_is_what_the_kept_results_make_it():
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert text == tables(FOUND)
+
+
+# ---- the box ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def boxed_run(tmp_path_factory):
+    """A generator of a few steps, put into a box of its own."""
+    from regard.config import Config
+    from regard.run import train
+
+    folder = tmp_path_factory.mktemp("box")
+    (folder / "plays.txt").write_text("ROMEO: The computer, First Citizen!\n" * 40)
+    files = [str(folder / "plays.txt")]
+    values = {
+        "model": {"d_model": 16, "heads": 2, "d_ff": 16, "decoder_layers": 1},
+        "data": {"train": files, "vocabulary": "character", "max_length": 32},
+        "training": {"steps": 2, "batch_tokens": 128}, "decoding": {"max_length": 5},
+    }  # fmt: skip
+    train(Config.build("generate", None, values), folder / "run", device="cpu", quiet=True)
+    recipe = Recipe("box-generate", ("plays.txt",), (), {"valid": ("plays.txt",)}, box="generate")
+    calls = []
+
+    def evaluate(words):
+        calls.append(words)
+        return {"loss": 2.0, "bits_per_byte": 3.0, "examples": 7}
+
+    result = {"steps": 2, "time": 61.0, "weights": "last", "machine": "a machine",
+              "train": "regard train --config recipes/box-generate.yaml",
+              "tests": {"valid": {"loss": 1.5, "bits_per_byte": 2.5, "examples": 7}}}  # fmt: skip
+    put_in_box(recipe, folder / "run", result, {}, folder / "box", evaluate)
+    return recipe, folder, result, calls, evaluate
+
+
+def test_a_packed_model_is_scored_as_the_full_one_and_described_with_both_figures(boxed_run):
+    _, folder, result, calls, _ = boxed_run
+    assert shlex.join(calls[0]).startswith(f"evaluate -m {folder}/box/generate --dtype float32")
+    text = (folder / "box/generate/README.md").read_text(encoding="utf-8")
+    assert "| valid (7) | 1.5 | 2 | 2.5 | 3 |" in text
+    assert "regard evaluate -m box:generate --dtype float32 --data plays.txt" in text
+    assert "python -m benchmarks results run box-generate --data $REGARD_DATA" in text
+    assert "2 steps in 1:01 of training on a machine" in text
+    assert str(folder) not in text
+    for some in result["packed"]["examples"].values():
+        for asked, said in some:
+            assert said.removeprefix(asked).strip() in text
+
+
+def test_scores_of_the_same_packed_weights_are_not_made_again(boxed_run):
+    recipe, folder, result, calls, evaluate = boxed_run
+    before, count = result["packed"], len(calls)
+    put_in_box(recipe, folder / "run", result, before, folder / "box", evaluate)
+    assert len(calls) == count
+    assert result["packed"] == before
+    put_in_box(
+        recipe, folder / "run", result, {**before, "model": "another"}, folder / "box", evaluate
+    )
+    assert len(calls) == count + 1
+
+
+def test_every_model_in_the_box_has_a_card_with_the_terms_of_all_its_data():
+    for recipe in RECIPES:
+        if recipe.box:
+            words = cards.CARDS[recipe.box]
+            assert set(ASKED[recipe.box]) == {"Of the kind that it learned from", "Of another kind"}
+            learned = {*recipe.files, *(BY_NAME[recipe.start].files if recipe.start else ())}
+            for name in words.sets:
+                known = name in str(sorted(learned)) or recipe.name == "en-de"
+                assert known, (recipe.name, name)
+                assert all(cards.SETS[name])
