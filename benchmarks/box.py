@@ -7,6 +7,7 @@ that docs/results.md is made of; its examples are what the packed model said, no
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from benchmarks.cards import card
 from benchmarks.recipes import Recipe
 from regard.box import boxed
 from regard.box.pack import pack
+from regard.config import Config
 from regard.files import checksum, write_file
 from regard.models import Model, load
 
@@ -106,6 +108,7 @@ def put_in_box(
     an earlier call has of the very same weights are not made again."""
     folder = box / recipe.box
     small = pack(run, folder, replace_old=True)
+    name_files(recipe, folder / "config.yaml")
     found: dict[str, Any] = {
         "name": boxed(recipe.box), "parameters": small.parameters, "bytes": small.size,
         "bytes_before": small.before, "model": checksum(folder / "model.safetensors"),
@@ -124,6 +127,13 @@ def put_in_box(
     }
     result["packed"] = found
     write_card(recipe, result, box)
+
+
+def name_files(recipe: Recipe, path: Path) -> None:
+    """Let the configuration name its files as the recipe does, wherever they lay."""
+    config = Config.load(path)
+    data = replace(config.data, train=list(recipe.train), valid=list(recipe.valid))
+    write_file(path, replace(config, data=data).to_yaml())
 
 
 def write_card(recipe: Recipe, result: dict[str, Any], box: Path) -> None:

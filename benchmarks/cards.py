@@ -219,7 +219,9 @@ def card(recipe: Recipe, result: dict[str, Any]) -> str:
         table(recipe.box, result), "", *signatures(result),
         f"By these commands; the columns \"full\" with `-m runs/{recipe.name}`:", "",
         "```", *small["evaluate"].values(), "```", "",
-        "## What it says", "", *examples(recipe.box, small["examples"]),
+        "## What it says", "",
+        "The questions were written down before the model was trained; the answers are the packed "
+        "model's.", "", *examples(recipe.box, small["examples"]),
         "## What it cannot do", "", words.limits, "",
         "## Licence", "", textwrap.fill(words.terms, 100), "",
     ])  # fmt: skip

@@ -164,7 +164,6 @@ def test_the_page_is_what_the_kept_results_make_it():
 @pytest.fixture(scope="module")
 def boxed_run(tmp_path_factory):
     """A generator of a few steps, put into a box of its own."""
-    from regard.config import Config
     from regard.run import train
 
     folder = tmp_path_factory.mktemp("box")
@@ -199,6 +198,7 @@ def test_a_packed_model_is_scored_as_the_full_one_and_described_with_both_figure
     assert "python -m benchmarks results run box-generate --data $REGARD_DATA" in text
     assert "2 steps in 1:01 of training on a machine" in text
     assert str(folder) not in text
+    assert Config.load(folder / "box/generate/config.yaml").data.train == ["plays.txt"]
     for some in result["packed"]["examples"].values():
         for asked, said in some:
             assert said.removeprefix(asked).strip() in text
