@@ -220,7 +220,7 @@ def card(recipe: Recipe, result: dict[str, Any]) -> str:
         f"By these commands; the columns \"full\" with `-m runs/{recipe.name}`:", "",
         "```", *small["evaluate"].values(), "```", "",
         "## What it says", "",
-        "The questions were written down before the model was trained; the answers are the packed "
+        "The questions were written down before any answer was seen; the answers are the packed "
         "model's.", "", *examples(recipe.box, small["examples"]),
         "## What it cannot do", "", words.limits, "",
         "## Licence", "", textwrap.fill(words.terms, 100), "",
