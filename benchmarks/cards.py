@@ -28,7 +28,7 @@ SETS = {
     ),
     "tatoeba": (
         "Tatoeba",
-        "short everyday sentences, 162,478 pairs, of which 2,000 others were held out",
+        "162,478 pairs of short everyday sentences; 2,000 more are held out",
         "tatoeba.org by way of manythings.org (2018), CC BY 2.0: the sentences are by the "
         "contributors of [Tatoeba](https://tatoeba.org), the pairs by "
         "[manythings.org](https://www.manythings.org/anki/)",
@@ -36,7 +36,7 @@ SETS = {
     "multi30k": (
         "Multi30k",
         "29,000 captions of photographs with their translations",
-        "WMT multimodal task 1; the source states no licence and is meant for benchmarks",
+        "WMT multimodal task 1; the source states no licence: benchmark use",
     ),
     "imdb": (
         "IMDB reviews",
