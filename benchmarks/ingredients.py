@@ -33,10 +33,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "no R-Drop": ("training.r_drop=0",),
     "BPE-dropout 0.1": ("data.bpe_dropout=0.1",),
     "post-norm": ("model.norm_first=false", "training.learning_rate=0.002"),
-    **{
-        f"vocabulary of {size:,}": (f"data.vocabulary_size={size}",)
-        for size in (2_000, 4_000, 8_000, 10_000, 16_000)
-    },
+    **{f"vocabulary of {size:,}": (f"data.vocabulary_size={size}",) for size in (4_000, 16_000)},
 }
 
 
