@@ -28,7 +28,7 @@ WORDS = {
     "translate": ["How much does this bicycle cost?"],
     "generate": ["ROMEO:"],
     "classify": ["A wonderful, moving film."],
-    "fill": ["The capital of France <mask> Paris."],
+    "fill": ["This is one of the <mask> movies I have ever seen."],
     "embed": ["A man rides a bicycle."],
 }
 DOCUMENTS = ["A man is playing a guitar.", "The stock market fell today.", "A cat is sleeping."]

@@ -70,7 +70,7 @@ def test_no_file_names_a_folder_of_the_machine_it_was_made_on(task):
 SAID = {
     "translate": ("How much does this bicycle cost?", r"[Ff]ahrrad|\bRad\b"),
     "classify": ("A wonderful, moving film.", r"^[^\t\n]+\t[01]\.\d+\n$"),
-    "fill": ("The capital of France <mask> Paris.", r"\t.*\bis\b|\bwas\b"),
+    "fill": ("This is one of the <mask> movies I have ever seen.", r"\t.*\b(best|worst)\b"),
     "generate": ("ROMEO:", r"ROMEO:.+"),
     "embed": ("A man rides a bicycle.", r"^-?\d\.\d+( -?\d\.\d+)+\n$"),
 }
