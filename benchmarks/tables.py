@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.translation import Found, box, captions, europarl, ingredients
+from benchmarks.translation import Found, box, captions, europarl, ingredients, tried
 from regard.lab.significance import said_p
 from regard.training.progress import duration
 
@@ -117,7 +117,14 @@ ABLATION = """\
 
 
 def tables(found: Found) -> str:
-    parts = [HEAD, *box(found), *captions(found), *ingredients(found), *europarl(found)]
+    parts = [
+        HEAD,
+        *box(found),
+        *captions(found),
+        *ingredients(found),
+        *tried(found),
+        *europarl(found),
+    ]
     for title, said, names, metrics in SECTIONS:
         rows = [found[name] for name in names if name in found]
         if rows:

@@ -76,7 +76,9 @@ def test_a_goal_that_is_a_figure_is_said_with_its_unit():
 
 def test_every_goal_of_the_issues_has_its_row():
     goals = [goal for section in SECTIONS.values() for goal in section]
-    assert len({(goal.benchmark, goal.work, goal.device) for goal in goals}) == len(goals) == 25 + 12
+    assert (
+        len({(goal.benchmark, goal.work, goal.device) for goal in goals}) == len(goals) == 25 + 12
+    )
     assert all((goal.times is None) != (goal.figure is None) for goal in goals)
 
 

@@ -141,13 +141,13 @@ def test_one_seed_of_each_ingredient_is_shown_without_a_test():
 
 def test_what_an_hour_covers_of_the_papers_tokens_is_computed_from_the_speed(tmp_path):
     row = {
-        "machine": "a machine", "steps": 100, "time": 600.0, "weights": "last",
-        "tokens_per_second": 500_000, "tests": {"newstest2014": scored(20.0)},
-        "curve": [{"step": 50, "seconds": 300.0, "bleu": 15.0, "chrf": 40.0}],
+        "machine": "a machine", "steps": 10_000, "time": 512.0, "weights": "last",
+        "tests": {"newstest2014": scored(20.0)},
+        "curve": [{"step": 5_000, "seconds": 300.0, "bleu": 15.0, "chrf": 40.0}],
     }  # fmt: skip
     text = "\n".join(translation.europarl({"europarl-base": row}))
     assert "An hour of that is 1.80 billion: 0.72 of the 2.5 billion" in text
-    assert "| 50 | 5.0 | 150 | 15.00 | 40.00 |" in text
+    assert "| 5,000 | 5.0 | 128 | 15.00 | 40.00 |" in text
     pictures = translation.draw_curve({"europarl-base": row}, tmp_path)
     assert [path.suffix for path in pictures] == [".png", ".svg"]
     assert all(path.stat().st_size > 1000 for path in pictures)
