@@ -267,7 +267,7 @@ def box(found: Found) -> list[str]:
         lines += [
             f"`{small['name']}`: {small['parameters'] / 1e6:.1f} million parameters, "
             f"{small['bytes'] / 1e6:.1f} MB; {row['steps']:,} steps in {duration(row['time'])} on "
-            f"{row['machine']}.", "",
+            f"{row['machine']}.", "", *cards.noted(row),
             cards.table(recipe.box, row), "", *cards.signatures(row),
         ]  # fmt: skip
     return [BOX, *lines] if rows else []
