@@ -18,7 +18,7 @@ def test_every_link_and_every_file_that_is_named_exists(document):
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     named = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./]+)`", text)
     missing = [link for link in links if not (document.parent / link).exists()]
-    missing += [name for name in named if not (ROOT / name).exists()]
+    missing += [name for name in named if "VERB" not in name and not (ROOT / name).exists()]
     assert not missing
 
 
