@@ -113,7 +113,10 @@ def library(name: str) -> ctypes.CDLL | None:
 
 @cache
 def left_for_later(name: str, chosen: str) -> bool:
-    """Whether the library was never built, and could be."""
+    """Whether the library was never built, and could be. PyTorch then serves with one thread: in the
+    small products of one answer its threads wait for each other, long on a machine that is busy."""
+    import torch
+
     try:
         path, compiler = place(name, chosen)
     except OSError:  # no place to keep it, say: whoever opens it will tell
@@ -121,6 +124,7 @@ def left_for_later(name: str, chosen: str) -> bool:
     if compiler is None or path.is_file():
         return False
     missed.append((name, chosen))
+    torch.set_num_threads(1)
     return True
 
 
