@@ -113,8 +113,8 @@ def library(name: str) -> ctypes.CDLL | None:
 
 @cache
 def left_for_later(name: str, chosen: str) -> bool:
-    """Whether the library was never built, and could be. PyTorch then serves with one thread: in the
-    small products of one answer its threads wait for each other, long on a machine that is busy."""
+    """Whether the library was never built, and could be. PyTorch then serves with one thread: in
+    the small products of one answer several wait for each other, long on a busy machine."""
     import torch
 
     try:
