@@ -2,14 +2,10 @@
 
 import json
 import re
-import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
 
 
 def regard(*arguments):
@@ -100,11 +96,3 @@ def test_version_is_that_of_the_package():
     import regard as package
 
     assert regard("--version").stdout == f"regard {package.__version__}\n"
-
-
-def test_every_command_of_the_readme_runs():
-    commands = re.findall(r"^\$ regard (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert commands, "the README shows no command"
-    for command in commands:
-        done = regard(*shlex.split(command))
-        assert done.returncode == 0, (command, done.stderr)

@@ -52,7 +52,7 @@ def write_files(folder):
     (folder / "lines.txt").write_text("".join(f"{line}\n" for line in english), encoding="utf-8")
 
 
-@pytest.mark.parametrize("document", ["training.md"])
+@pytest.mark.parametrize("document", ["training.md", "tasks.md"])
 def test_the_commands_of_a_document_run_one_after_the_other(document, tmp_path, monkeypatch):
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
