@@ -112,7 +112,7 @@ def run_ablation(options: argparse.Namespace) -> None:
 def run_measured(options: argparse.Namespace) -> None:
     """What each ingredient buys."""
     prepare(options.data, options.runs, needed(TOKENISED["train"], RUNS))
-    options.device = options.device or "cuda"
+    options = argparse.Namespace(**vars(options) | {"device": options.device or "cuda"})
     command = ["python", "-m", "benchmarks", "results", "run", "ingredients", "--data", DATA]
     command += extra(options)
 
@@ -172,11 +172,12 @@ def run_one(
         write_file(folder / TRAINED, json.dumps(came) + "\n")
     # A run may have come from another machine, with what is written there.
     trained = folder / TRAINED
-    if not (trained.exists() or options.where):
-        raise InputError(f"{folder} was not trained by this command: say --where it was")
-    came = origin(device, options)
     if trained.exists():
         came = json.loads(trained.read_text(encoding="utf-8"))
+    elif options.where:
+        came = origin(device, options)
+    else:
+        raise InputError(f"{folder} was not trained by this command: say --where it was")
     one |= {"wall": came.pop("wall")} if "wall" in came else {}
     result |= came
     final = final_scores(folder)

@@ -1,6 +1,8 @@
 """Recipes that hold, and pages made of nothing but results."""
 
+import json
 import shlex
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +76,30 @@ def test_every_ingredient_differs_from_the_recipe_in_what_it_names():
     for name, options in ROWS.items():
         changed = configuration(options, 1, [], str)
         assert (changed == base) == (name == BASE)
+
+
+def test_a_run_that_came_from_another_machine_is_scored_here_and_keeps_its_origin(
+    tmp_path, monkeypatch
+):
+    run = tmp_path / "runs/elsewhere"
+    run.mkdir(parents=True)
+    (run / "model.safetensors").write_bytes(b"weights")
+    (run / "trained.json").write_text('{"date": "today", "commit": "c0ffee", "machine": "a GPU"}')
+    lines = [{"step": 1, "tokens_per_second": 7}, {"step": 2, "final": "last", "seconds": 3.0, "loss": 1.0}]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = Namespace(data=tmp_path, runs=tmp_path / "runs", where="", device="", out=tmp_path,
+                        assignments=[])  # fmt: skip
+    called = []
+    monkeypatch.setattr(
+        results, "call", lambda words, _: called.append(words) or json.dumps({"loss": 1.5})
+    )
+    monkeypatch.setattr(results, "hardware", None)  # there is no such device here to be asked
+    recipe = Recipe("elsewhere", ("a.txt",), (), {"test": ("b.txt",)}, device="cuda")
+    results.run_recipe(recipe, options)
+    kept = json.loads((tmp_path / "elsewhere.json").read_text())
+    assert (kept["machine"], kept["commit"]) == ("a GPU", "c0ffee")
+    assert (kept["steps"], kept["tokens_per_second"], kept["tests"]) == (2, 7, {"test": {"loss": 1.5}})  # fmt: skip
+    assert [words[0] for words in called] == ["evaluate"]
 
 
 # ---- pages ------------------------------------------------------------------------------
