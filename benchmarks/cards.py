@@ -143,11 +143,11 @@ A small Transformer encoder that guesses hidden words (a masked language model, 
 learned from film reviews. The classifier and the embedder in the box began as this model.""",
         """\
 Perplexity and accuracy of the 15% of the tokens that are hidden (whole words), in 500 held-out
-reviews. These also chose the weights, among few.""",
+reviews, which are read in windows of 128 tokens. These also chose the weights, among few.""",
         """\
 - It knows how people write about films, and little else: facts that it fills in are not facts.
 - It repeats what is usual in reviews, what is unjust about people included.
-- A <mask> is one token: long and rare words cannot be guessed.""",
+- A `<mask>` is one token: long and rare words cannot be guessed.""",
         UNSTATED.format(
             which="The set states no licence: nobody has forbidden, and nobody has expressly "
             "allowed, what you may want to do."
@@ -200,6 +200,7 @@ def card(recipe: Recipe, result: dict[str, Any]) -> str:
     """The README.md of a model in the box."""
     words, small = CARDS[recipe.box], result["packed"]
     steps, where = f"{result['steps']:,} steps", result["machine"]
+    names = " ".join(filter(None, (recipe.start, recipe.name)))  # what it began as is made first
     data = [f"| {name} | {what} | {terms} |" for name, what, terms in map(SETS.get, words.sets)]  # type: ignore[misc]
     return "\n".join([
         f"# `{small['name']}`: {words.title}", "", words.what, "",
@@ -212,7 +213,7 @@ def card(recipe: Recipe, result: dict[str, Any]) -> str:
         f"{result['weights']}. Every setting is in config.yaml, every figure of the training in "
         "metrics.jsonl. One command prepares the data, trains, scores, packs and writes this card; "
         "`$REGARD_DATA` is the folder of the data sets:", "",
-        "```", f"python -m benchmarks results run {recipe.name} --data $REGARD_DATA", "```", "",
+        "```", f"python -m benchmarks results run {names} --data $REGARD_DATA", "```", "",
         "Its training is:", "", "```", result["train"], "```", "", *noted(result),
         "| data | what | source and terms |", "|---|---|---|", *data, "",
         *left_out(result), "## Scores", "", words.scores, "",
@@ -273,6 +274,8 @@ def examples(verb: str, found: dict[str, list[list[str]]]) -> list[str]:
                 lines += ["```", asked + said if not said.startswith(asked) else said, "```", ""]
             continue
         lines += ["| asked | said |", "|---|---|"]
-        lines += [f"| {' &#124; '.join(asked.split('|'))} | {said} |" for asked, said in some]
+        # A <mask> would be taken for HTML, a | for the table's.
+        signs = {ord("<"): "&lt;", ord("|"): "&#124;"}
+        lines += [f"| {asked.translate(signs)} | {said.translate(signs)} |" for asked, said in some]
         lines += [""]
     return lines

@@ -252,3 +252,15 @@ def test_every_model_in_the_box_has_a_card_with_the_terms_of_all_its_data():
                 known = name in str(sorted(learned)) or recipe.name == "en-de"
                 assert known, (recipe.name, name)
                 assert all(cards.SETS[name])
+
+
+@pytest.mark.parametrize("name", [n for n in FOUND if "packed" in FOUND[n]])
+def test_a_card_is_what_the_kept_result_makes_it(name):
+    recipe = BY_NAME[name]
+    text = (ROOT / "src/regard/box" / recipe.box / "README.md").read_text(encoding="utf-8")
+    assert text == cards.card(recipe, FOUND[name])
+
+
+def test_signs_of_an_example_are_not_taken_for_those_of_a_table_or_of_html():
+    lines = cards.examples("fill", {"Any": [["A <mask> | b", "one (0.5)"]]})
+    assert lines[-2] == "| A &lt;mask> &#124; b | one (0.5) |"
