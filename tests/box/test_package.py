@@ -117,6 +117,8 @@ def test_the_wheel_has_every_file_of_the_package(tmp_path):
     box.mkdir()
     for name in FILES:
         (box / name).touch()
+    (tree / "src/regard/box/__pycache__").mkdir()  # as Python leaves it
+    (tree / "src/regard/box/__pycache__/pack.cpython-311.pyc").touch()
     make = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
     done = subprocess.run(
         [sys.executable, "-c", make], cwd=tree, capture_output=True, text=True, check=True
