@@ -304,10 +304,9 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
     choice("dtype", dtype, DTYPES)
     config = Config.load(folder / "config.yaml")
     transformer = Transformer(config.model)
-    tensors = read_tensors(folder / "model.safetensors")
+    load_weights(transformer, read_tensors(folder / "model.safetensors"), folder)
     if dtype == "int8":  # what is not done in int8, a view or a full pass, has the same weights
-        tensors = unpacked(packed(tensors), folder)
-    load_weights(transformer, tensors, folder)
+        transformer.load_state_dict(unpacked(packed(transformer.state_dict()), folder))
     where = choose_device(device)
     if dtype == "auto":
         dtype = AUTO[where.type]

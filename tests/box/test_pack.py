@@ -170,6 +170,17 @@ def test_weights_that_are_not_finite_are_refused(run, tmp_path):
         regard.pack(tmp_path, tmp_path / "small")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_matrix_of_another_shape_is_refused_before_it_is_rounded(run, tmp_path, dtype):
+    for name, file in content(run).items():
+        (tmp_path / name).write_bytes(file)
+    weights = regard.load(run, "cpu").transformer.state_dict()
+    name = next(name for name, weight in weights.items() if weight.dim() == 2)
+    (tmp_path / "model.safetensors").write_bytes(to_bytes(weights | {name: torch.empty(4, 0)}))
+    with pytest.raises(InputError, match=r"is \[4, 0\] but the model needs"):
+        regard.load(tmp_path, "cpu", dtype)
+
+
 def test_nothing_is_overwritten_unless_that_is_asked_for(run, small, tmp_path):
     old = tmp_path / "old"
     old.mkdir()
