@@ -27,14 +27,14 @@ ELSEWHERE = re.compile(rf"(?<![\w.~:/$-])/(?:(?:{NAME}/)*(?={NAME}/{NAME})|(?={N
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedModel:
     folder: Path
     parameters: int
     size: int  # bytes of all its files
     before: int  # bytes of the weights as they were
 
 
-def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Packed:
+def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> PackedModel:
     """Write the packed folder of a finished model; gives back how large it is. replace_old: a
     folder that lies at `out` is replaced."""
     folder, out = folder_of(model), Path(out)
@@ -60,7 +60,7 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
             (card,) = portable((folder / "README.md").read_text(encoding="utf-8"))
             said = "" if "`regard pack`" in card else f"\n{SAID}\n"
             (new / "README.md").write_text(card + said, encoding="utf-8")
-    return Packed(
+    return PackedModel(
         out, sum(tensor.numel() for tensor in weights.values()),
         sum(path.stat().st_size for path in out.iterdir()),
         (folder / "model.safetensors").stat().st_size,
