@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.translation import Found, box, captions, europarl, ingredients, tried
+from benchmarks.translation import Found, box, captions, europarl, figure, ingredients, tried
 from regard.lab.significance import said_p
 from regard.training.progress import duration
 
@@ -207,14 +207,6 @@ def table(rows: list[dict[str, Any]], metrics: list[str]) -> str:
                 + f" | {row['steps']:,} | {duration(row['time'])} | {row['machine']} |"
             )  # fmt: skip
     return "\n".join(lines) + "\n"
-
-
-def figure(scores: dict[str, Any], metric: str) -> str:
-    value = f"{scores[metric]:.4g}"
-    if metric in scores["intervals"]:
-        low, high = scores["intervals"][metric]
-        value += f" ({low:.4g} to {high:.4g})"
-    return value
 
 
 def kinds(row: dict[str, Any]) -> dict[str, float]:

@@ -170,8 +170,11 @@ TRIED = """\
 One seed each, on the way to the recipe above: 4 + 4 layers of width 128, rows of 4,096 target
 tokens, 8,000 tokens of vocabulary and warm-up 1,000 where nothing else is said, the mean of the
 last ten checkpoints, beam 5, length penalty 0.6. Chance alone makes trainings differ by some tenths
-of a point (see the deviations above), so that only large differences mean anything. The table of
-ingredients with three seeds each is not made yet: the GPU's time ended before
+of a point (see the deviations above), so that only large differences mean anything.
+"""
+
+NOT_MADE = """\
+The table of ingredients with three seeds each is not made yet: the GPU's time ended before
 (`python -m benchmarks results run ingredients --data $REGARD_DATA --jobs 8` makes it).
 """
 
@@ -184,7 +187,7 @@ def tried(found: Found) -> list[str]:
     rows = sorted(found["multi30k-tried"]["rows"], key=lambda row: -row["val"])
     lines += [f"| {' '.join(f'`{option}`' for option in row['options'])} | {row['steps']:,} "
               f"| {row['val']:.2f} | {row['test2016']:.2f} |" for row in rows]  # fmt: skip
-    return [TRIED, *lines, ""]
+    return [TRIED + NOT_MADE * ("ingredients" not in found), *lines, ""]
 
 
 def europarl(found: Found) -> list[str]:
@@ -193,7 +196,7 @@ def europarl(found: Found) -> list[str]:
     row = found["europarl-base"]
     lines = ["| set | BLEU | chrF | steps | training | trained on |", "|---" * 6 + "|"]
     for test, scores in row["tests"].items():
-        cells = [interval(scores, metric) for metric in ("bleu", "chrf")]
+        cells = [figure(scores, metric) for metric in ("bleu", "chrf")]
         lines.append(
             f"| {test} ({scores['examples']:,}) | " + " | ".join(cells)
             + f" | {row['steps']:,} | {duration(row['time'])} | {row['machine']} |"
@@ -224,9 +227,13 @@ def europarl(found: Found) -> list[str]:
     return [EUROPARL, *lines, "", told, "", signed, ""]
 
 
-def interval(scores: dict[str, Any], metric: str) -> str:
-    low, high = scores["intervals"][metric]
-    return f"{scores[metric]:.4g} ({low:.4g} to {high:.4g})"
+def figure(scores: dict[str, Any], metric: str) -> str:
+    """A score with its interval, where there is one."""
+    value = f"{scores[metric]:.4g}"
+    if metric in scores["intervals"]:
+        low, high = scores["intervals"][metric]
+        value += f" ({low:.4g} to {high:.4g})"
+    return value
 
 
 def draw_curve(found: Found, folder: Path) -> list[Path]:
