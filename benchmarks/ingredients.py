@@ -70,7 +70,7 @@ def run_ingredients(
     options: argparse.Namespace,
     real: Callable[[str], str],
     keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
+) -> None:
     rows = trainings(options, real)
     tests = {name: [Path(real(file)) for file in TOKENISED[name]] for name in TESTS}
     begin = time.monotonic()
@@ -108,4 +108,3 @@ def run_ingredients(
         for one in scored:
             one.result()  # or what went wrong
     keep(found)
-    return found

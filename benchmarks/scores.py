@@ -16,9 +16,9 @@ from regard.training.checkpoint import FILES, Checkpoints
 PAPER = 2.5e9  # target tokens that the paper's base model saw: 100,000 steps of 25,000
 
 
-def score(folder: Path, files: list[Path], device: str, dtype: str = "float32") -> dict[str, Any]:
+def score(folder: Path, files: list[Path], device: str) -> dict[str, Any]:
     """What `regard evaluate` would say, but for intervals, which take their time."""
-    model = load(folder, device, dtype)
+    model = load(folder, device, "float32")
     found = evaluated(model, read(model, files), {})
     return {**found.scores, "examples": found.count}
 
