@@ -1,6 +1,7 @@
 """Native code is built on first use, for this processor, and never needed."""
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,21 @@ def test_who_is_hurried_and_has_no_compiler_is_told_as_ever(tmp_path, monkeypatc
     with native.later(True):
         assert native.library("one") is None
     assert "there is no C++ compiler" in capsys.readouterr().err
+    assert started == []
+
+
+@needs_compiler
+def test_what_could_not_be_built_for_later_is_tried_again_where_somebody_is_told(
+    tmp_path, monkeypatch, started, capsys
+):
+    (tmp_path / "wrong.cpp").write_text("int answer() { return unknown; }")
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+    monkeypatch.setattr(sys, "argv", ["regard.native", "wrong", native.variant()])
+    runpy.run_module("regard.native", run_name="__main__")
+    assert capsys.readouterr().err == ""
+    with native.later(True):
+        assert native.library("wrong") is None
+    assert "unknown" in capsys.readouterr().err
     assert started == []
 
 

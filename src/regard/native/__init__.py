@@ -11,7 +11,6 @@ cores.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
@@ -40,6 +39,7 @@ VARIANTS: dict[str, tuple[list[str], set[str]]] = {
     "plain": ([], set()),
 }  # fmt: skip
 SECONDS = 300  # that a compiler may take
+FAILED = ".failed"  # beside a library that nobody waited for: the next one waits, and is told why
 
 
 def variant() -> str | None:
@@ -121,7 +121,7 @@ def left_for_later(name: str, chosen: str) -> bool:
         path, compiler = place(name, chosen)
     except OSError:  # no place to keep it, say: whoever opens it will tell
         return False
-    if compiler is None or path.is_file():
+    if compiler is None or path.is_file() or path.with_suffix(FAILED).is_file():
         return False
     missed.append((name, chosen))
     torch.set_num_threads(1)
@@ -208,7 +208,9 @@ def alone(folder: Path) -> Iterator[None]:
     """One process at a time builds; the lock goes with the process that has it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # not every file system can: then two may build, each for itself
+        with suppress(ImportError, OSError):  # not all can: then two may build, each for itself
+            import fcntl
+
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
