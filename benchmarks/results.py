@@ -5,7 +5,8 @@
 
 `run` prepares the data, trains each recipe (benchmarks/recipes.py) by the command line, as a user
 would, evaluates it, and leaves docs/results/NAME.json; what is there already is not made again.
-`write` makes the tables from these files. Nothing in them is written by hand. NAME may end with *
+`write` makes the tables from these files. Nothing in them is written by
+hand, but for multi30k-tried.json: what single trials printed. NAME may end with *
 (`sst2-*`); `ablate`, `ingredients` and `styles` are measurements of several models.
 """
 
