@@ -25,7 +25,8 @@ from regard.model.tiled import TiledLayout, tables
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed, positions_array
 
-SHARES = 8  # sizes of recordings: so many parts of the largest row that there can be
+SHARES = 8  # sizes of recordings: so many parts of the largest row that is planned
+MOST = 2 * SHARES  # what BPE-dropout cuts anew has more tokens than were counted
 COPIES = 2  # of a recording, so that one can be started while the other is still under way
 ALIGNED = 64  # tokens: what is multiplied fastest, and 16 bytes of anything
 Loss = Callable[[Any], tuple[Tensor, Tensor]]  # batch -> loss, negative log-likelihood
@@ -95,7 +96,7 @@ class Recorder:
         rows = [row for row in (batch.source, batch.target) if row is not None]
         needed = zip(rows, self.budgets[-len(rows) :], strict=True)
         share = max(-(-len(row.tokens) * SHARES // budget) for row, budget in needed)
-        return share if share <= SHARES else None
+        return share if share <= MOST else None
 
     def gradients(self, batch: Batch, seed: int, share: int) -> Tensor:
         """Add the batch's gradients to those of the parameters; its loss and likelihood, [2]."""
