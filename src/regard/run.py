@@ -248,7 +248,7 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
             model.load_state_dict(weights)
             scores[candidate] = validation(model)
             say(f"{candidate}: validation {said(scores[candidate])}")
-        name = max(scores, key=lambda candidate: scores[candidate]["score"])
+        name = max(scores, key=lambda one: (scores[one]["score"], -scores[one]["loss"]))
     if validation is not None:
         model.load_state_dict(choices[name])
         if validation.task.finish(model.eval(), validation.examples):
