@@ -12,18 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from learned import BPE, BYTE, LINES
 from regard.errors import InputError
 from regard.text.tokenizer import LONGEST_TOKEN, SIGNS, SPECIALS, Tokenizer
 
-LINES = [
-    "A dog runs across the green field.",
-    "Two dogs are running across a field of green grass.",
-    "Ein Hund läuft über die grüne Wiese.",
-    "Zwei Hunde laufen über eine Wiese mit grünem Gras.",
-    "The children's ball isn't theirs; they've found it, 1999 or 2024.",
-] * 3
-BPE = Tokenizer.learn(LINES, "bpe", 350)
-BYTE = Tokenizer.learn([], "byte", 0)
 CHARACTER = Tokenizer.learn(LINES, "character", 100)
 
 anything = st.text(st.characters(exclude_categories=["Cs"]))
