@@ -263,8 +263,9 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
         f"- trained {state.step:,} steps in {duration(state.seconds)}; final weights: {name}",
         *(f"- validation {key}: {value}" for key, value in result.items()),
     ]
-    begun = (run / "README.md").read_text(encoding="utf-8").replace(UNFINISHED, "\n".join(end))
-    write_file(run / "README.md", begun)
+    path = run / "README.md"
+    begun = path.read_text(encoding="utf-8") if path.is_file() else card(trainer.config)
+    write_file(path, begun.replace(UNFINISHED, "\n".join(end)))
     dropped = f", {state.dropped} steps dropped" if state.dropped else ""
     say(f"{run} is ready: {name} weights, {duration(state.seconds)} of training{dropped}")
     return result

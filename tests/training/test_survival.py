@@ -347,6 +347,14 @@ def test_a_run_ends_although_an_older_checkpoint_and_the_best_weights_are_damage
     assert "best.safetensors is damaged" in capsys.readouterr().err.replace("\n", "")
 
 
+def test_a_run_whose_card_was_lost_ends_with_one(configure, tmp_path):
+    run = tmp_path / "run"
+    train(configure(training={"steps": 5}), run, quiet=True)
+    (run / "README.md").unlink()
+    train(configure(training={"steps": 6}), run, resume=True, quiet=True)
+    assert "trained 6 steps" in (run / "README.md").read_text()
+
+
 def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path):
     config = configure(training={"steps": 5})
     train(config, tmp_path / "run", quiet=True)
