@@ -214,7 +214,7 @@ def card(recipe: Recipe, result: dict[str, Any]) -> str:
         "metrics.jsonl. One command prepares the data, trains, scores, packs and writes this card; "
         "`$REGARD_DATA` is the folder of the data sets:", "",
         "```", f"python -m benchmarks results run {names} --data $REGARD_DATA", "```", "",
-        "Its training is:", "", "```", result["train"], "```", "", *noted(result),
+        "Its training is:", "", "```", result["train"], "```", "",
         "| data | what | source and terms |", "|---|---|---|", *data, "",
         *left_out(result), "## Scores", "", words.scores, "",
         table(recipe.box, result), "", *signatures(result),
@@ -226,12 +226,6 @@ def card(recipe: Recipe, result: dict[str, Any]) -> str:
         "## What it cannot do", "", words.limits, "",
         "## Licence", "", textwrap.fill(words.terms, 100), "",
     ])  # fmt: skip
-
-
-def noted(result: dict[str, Any]) -> list[str]:
-    """How these weights came about in another way than the recipe's (trained.json of the run)."""
-    told = f"**These weights are not what that command makes.** {result.get('note')}"
-    return [textwrap.fill(told, 100), ""] if "note" in result else []
 
 
 def left_out(result: dict[str, Any]) -> list[str]:

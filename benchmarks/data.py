@@ -8,6 +8,7 @@ Everything is deterministic. What was left out is counted in its about.json.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import lzma
 import re
@@ -28,6 +29,7 @@ About = dict[str, object]
 TIMES = {"europarl": 1, "tatoeba": 3, "multi30k": 2}
 HELD_OUT = 2_000  # pairs of Tatoeba that become a test set
 CROWD = 20  # pairs; a larger family of sentences that share translations stays together in train
+SHORT, DEBATES = 40, 250_000  # words, and pairs of Europarl, for the embedder
 VALID = 700  # pairs of each development set that the translator is validated on
 
 
@@ -192,9 +194,11 @@ def spread(chosen: Pairs, count: int) -> Pairs:
     return [chosen[i * len(chosen) // count] for i in range(count)]
 
 
-def mixed(data: Path, out: Path) -> About:
-    """The translator's: what is everyday, what is seen, what parliament says; without any sentence
-    of the sets that it is validated or tested on."""
+def translations(
+    data: Path,
+) -> tuple[dict[str, Pairs], dict[str, Pairs], dict[str, dict[str, int]]]:
+    """Training pairs without any sentence of the sets that translators are validated or tested on,
+    development pairs, each by source, and what was left out."""
     rest, tatoeba_test = hold_out(
         pairs(data, "tatoeba/train"), dev := pairs(data, "tatoeba/dev"), HELD_OUT
     )
@@ -210,17 +214,55 @@ def mixed(data: Path, out: Path) -> About:
     held = [*developed.values(), tatoeba_test, *tests]
     seen = {key(side) for some in held for pair in some for side in pair}
     train = {"tatoeba": rest} | {n: pairs(data, f"{n}/train") for n in ("multi30k", "europarl")}
-    about: About = {}
-    whole: Pairs = []
-    for name, times in TIMES.items():
-        kept = without(train[name], seen)
-        whole += kept * times
-        about[name] = {
-            "pairs": len(train[name]), "left_out": len(train[name]) - len(kept), "times": times,
-        }  # fmt: skip
+    kept = {name: without(some, seen) for name, some in train.items()}
+    about = {
+        name: {"pairs": len(some), "left_out": len(some) - len(kept[name])}
+        for name, some in train.items()
+    }
+    return kept, developed, about
+
+
+def mixed(data: Path, out: Path) -> About:
+    """The translator's: what is everyday, what is seen, what parliament says."""
+    train, developed, about = translations(data)
+    whole = [pair for name, times in TIMES.items() for pair in train[name] * times]
     write_pairs(out, "train", whole)
     write_pairs(out, "valid", [p for some in developed.values() for p in spread(some, VALID)])
-    return about | {"lines": len(whole)}
+    told = {name: {**about[name], "times": times} for name, times in TIMES.items()}
+    return {**told, "lines": len(whole)}
+
+
+# ---- sentences that mean the same -----------------------------------------------------------
+
+
+def alike(data: Path, out: Path) -> About:
+    """The embedder's: sentences with their translations, and English sentences that share one;
+    without any sentence of the pairs that people scored, on which it is tested."""
+    train, developed, _ = translations(data)
+    scored = [json.loads(line) for name in ("dev", "test")
+              for line in lines(data / f"stsb/{name}.jsonl.xz")]  # fmt: skip
+    seen = {key(row[side]) for row in scored for side in "ab"}
+    debates = [pair for pair in train["europarl"] if len(pair[0].split()) <= SHORT]
+    near = [*train["tatoeba"], *train["multi30k"]]
+    chosen = list(dict.fromkeys(without([*near, *spread(debates, DEBATES)], seen)))
+    english = defaultdict[str, dict[str, str]](dict)
+    for one, german in near:
+        english[key(german)].setdefault(key(one), one)
+    shared = [
+        pair for some in english.values() for pair in itertools.combinations(some.values(), 2)
+    ]
+    chosen += without(shared, seen)
+    write_alike(out, "train", chosen)
+    write_alike(out, "valid", [p for some in developed.values() for p in spread(some, VALID)])
+    for name in ("multi30k/test_2016_flickr", "newstest/newstest2014"):
+        write_alike(out, name.split("/")[0], pairs(data, name))
+    return {"pairs": len(chosen), "english": len(shared)}
+
+
+def write_alike(out: Path, name: str, chosen: Pairs) -> None:
+    rows = ({"a": a, "b": b} for a, b in chosen if a.strip() and b.strip())
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    write(out / f"{name}.jsonl", text)
 
 
 # ---- sentiment ------------------------------------------------------------------------------
@@ -260,5 +302,6 @@ MAKERS: dict[str, Callable[[Path, Path], About]] = {
     "multi30k-tok": tokenised,
     "tatoeba": cut_tatoeba,
     "en-de": mixed,
+    "alike": alike,
     "sst2": named,
 }

