@@ -70,6 +70,8 @@ ASKED: dict[str, dict[str, list[str]]] = {
             "A man is playing a guitar. | Someone is playing an instrument.",
             "A man is playing a guitar. | A woman is slicing an onion.",
             "Two dogs run through the snow. | Dogs are running in the snow.",
+            "Two dogs run through the snow. | Zwei Hunde rennen durch den Schnee.",
+            "Two dogs run through the snow. | Eine Frau liest die Zeitung.",
         ],
         "Of another kind": [
             "The film is good. | The film is not good.",

@@ -254,8 +254,8 @@ def alike(data: Path, out: Path) -> About:
     chosen += without(shared, seen)
     write_alike(out, "train", chosen)
     write_alike(out, "valid", [p for some in developed.values() for p in spread(some, VALID)])
-    for name in ("multi30k/test_2016_flickr", "newstest/newstest2014"):
-        write_alike(out, name.split("/")[0], pairs(data, name))
+    write_alike(out, "multi30k", pairs(data, "multi30k/test_2016_flickr"))
+    write_alike(out, "newstest2014", pairs(data, "newstest/newstest2014"))
     return {"pairs": len(chosen), "english": len(shared)}
 
 

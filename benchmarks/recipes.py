@@ -95,6 +95,8 @@ REVIEWS = prepared("imdb", "train.txt", "valid.txt")
 PLAYS = prepared("shakespeare", "train.txt", "valid.txt")
 SENTIMENT = prepared("sst2", "train.tsv", "dev.tsv")
 SENTIMENT_TESTS = {"dev": SENTIMENT[1], "test": (f"{RUNS}/data/sst2/test.tsv",)}
+ALIKE = prepared("alike", "train.jsonl", "valid.jsonl")
+ALIKE_TESTS = {name: (f"{RUNS}/data/alike/{name}.jsonl",) for name in ("multi30k", "newstest2014")}
 BABI = prepared("babi", "train.jsonl", "valid.jsonl")
 BABI_TEST = {"test": (f"{DATA}/babi/test.jsonl.xz",)}
 SQUAD = (f"{DATA}/squad/train.jsonl.xz",), (f"{DATA}/squad/valid.jsonl.xz",)
@@ -135,11 +137,12 @@ RECIPES = [
         "box-classify", *SENTIMENT, SENTIMENT_TESTS, start="box-fill", device="cuda",
         box="classify",
     ),
+    Recipe("box-pairs", *ALIKE, {**ALIKE_TESTS, **STS_TESTS}, device="cuda"),
     Recipe(
-        "box-embed", STS["train"], STS["dev"], STS_TESTS, start="box-fill", device="cuda",
-        box="embed",
+        "box-embed", STS["train"], STS["dev"], {**STS_TESTS, **ALIKE_TESTS}, start="box-pairs",
+        device="cuda", box="embed",
     ),
-    Recipe("box-generate", *PLAYS, {"valid": PLAYS[1]}, device="cuda", box="generate"),
+    Recipe("box-generate", *PLAYS, {"valid": PLAYS[1]}, box="generate"),
     Recipe("shakespeare", *PLAYS, {"valid": PLAYS[1]}),
     Recipe("shakespeare-gpu", *PLAYS, {"valid": PLAYS[1]}, device="cuda"),
     classified("trec"),

@@ -222,7 +222,9 @@ def europarl(found: Found) -> list[str]:
 
 
 def figure(scores: dict[str, Any], metric: str) -> str:
-    """A score with its interval, where there is one."""
+    """A score with its interval, where there is one; nothing where the test has no such score."""
+    if metric not in scores:
+        return ""
     value = f"{scores[metric]:.4g}"
     if metric in scores["intervals"]:
         low, high = scores["intervals"][metric]
