@@ -173,6 +173,7 @@ last ten checkpoints, beam 5, length penalty 0.6. Chance alone makes trainings d
 of a point (see the deviations above), so that only large differences mean anything.
 """
 
+
 def tried(found: Found) -> list[str]:
     """Single trainings that led to the recipe, the best on the validation set first."""
     if "multi30k-tried" not in found:

@@ -92,6 +92,7 @@ def published(tmp_path):
     write("sst2/train.tsv.xz", ["1\tit 's a joy , really !", "0\tdull"])
     for name in ("dev", "test"):
         write(f"sst2/{name}.tsv.xz", ["0\tis n't it ( sad ) ?"])
+        write(f"stsb/{name}.jsonl.xz", ['{"a": "MULTI30K/train en 3", "b": "b", "score": 1}'])
     return tmp_path / "published"
 
 
@@ -122,6 +123,28 @@ def test_the_mix_counts_what_it_left_out_and_how_often_each_pair_stands_there(pu
     assert english.count("multi30k/train en 7") == data.TIMES["multi30k"]
     valid = (tmp_path / "data/en-de/valid.en").read_text().splitlines()
     assert len(valid) == 3 * data.VALID
+
+
+def test_pairs_that_mean_the_same_are_translations_and_english_sentences_that_share_one(
+    published, tmp_path
+):
+    with lzma.open(published / "multi30k/train.de.xz", "wt", encoding="utf-8") as file:
+        file.write("".join(f"{line}\n" for line in ["same", "Same", *map(str, range(2, 40))]))
+    data.prepare(published, tmp_path, ["alike"])
+    text = (tmp_path / "data/alike/train.jsonl").read_text().splitlines()
+    pairs = [tuple(json.loads(line).values()) for line in text]
+    assert ("multi30k/train en 0", "same") in pairs
+    assert ("multi30k/train en 0", "multi30k/train en 1") in pairs
+    assert len(pairs) == len(set(pairs))
+    sentences = {data.key(side) for pair in pairs for side in pair}
+    assert "multi30k/train en 3" not in sentences  # people scored it
+    assert "multi30k/train en 4" in sentences
+    assert "newstest/newstest2013 en 1" not in sentences
+    test = (tmp_path / "data/alike/newstest2014.jsonl").read_text().splitlines()
+    assert json.loads(test[2]) == {
+        "a": "newstest/newstest2014 en 2",
+        "b": "newstest/newstest2014 de 2",
+    }
 
 
 def test_sentiment_has_words_for_labels_and_each_training_phrase_in_both_forms(published, tmp_path):
