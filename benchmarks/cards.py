@@ -104,6 +104,8 @@ in the development set. newstest2013 and 2014 are news, of which it saw none."""
 - It is often fluent and wrong. Nothing in the output says so.
 - It does not know the sentence before: pronouns, politeness (du, Sie) and the gender of people are
   guesses, and these guesses repeat what was usual in the training data.
+- Capitals, links, addresses, emoji and long numbers come out garbled; of several sentences in one
+  line one may be lost: give it one sentence a line.
 - Sentences of more than 128 tokens are translated in pieces. Text that is not English is not
   recognised as such.
 - Do not use it where a mistake can hurt anybody.""",
@@ -180,17 +182,21 @@ licence, Apache-2.0.""",
 A small Transformer encoder that makes a vector of an English or German sentence, such that
 sentences that mean the same are near each other, in whichever of the two languages they are;
 `regard search` uses it. It learned from translations first (`recipes/box-pairs.yaml`: all of the
-first two sets below, 250,000 short pairs of the third, and English sentences that share a German
-one), then from English pairs that people scored.""",
+first two sets below, 250,000 pairs of the third that have at most 40 English words, and English
+sentences that share a German one), then from English pairs that people scored.""",
         """\
 dev, test (STS-B): correlation of the cosines of two vectors with people's scores of how alike two
 English sentences are. The dev set chose the weights, so that its own row is a little flattered. No
-sentence of dev or test stands in the translations. multi30k, newstest2014: how often an English
-sentence's translation is the nearest of all the German sentences of the set, and the mean of one by
-its rank; captions are of the kind that it learned from, news are not.""",
+sentence of dev or test stands in the translations; a tenth of them stand in STS-B's own training
+pairs, as it is published. multi30k, newstest2014: how often an English sentence's translation is
+the nearest of all the German sentences of the set, and the mean of one by its rank; captions are of
+the kind whose translations it learned from; of news it saw none but English headlines of STS-B. No
+sentence of these two sets stands in the translations.""",
         """\
 - It notices shared words first: a negation, or who did it to whom, changes little.
-- It was taught with short sentences; of a longer text it reads the first 128 tokens.
+- Only the order counts: sentences that have nothing in common have cosines of up to 0.65. Single
+  words and fragments are matched badly.
+- It was taught with single sentences; of a longer text it reads the first 128 tokens.
 - It knows English and German, and little of any special field. What it knows of likeness in German
   it has from translations alone.""",
         UNSTATED.format(
@@ -205,7 +211,6 @@ its rank; captions are of the kind that it learned from, news are not.""",
 def card(recipe: Recipe, result: dict[str, Any]) -> str:
     """The README.md of a model in the box."""
     words, small = CARDS[recipe.box], result["packed"]
-    steps, where = f"{result['steps']:,} steps", result["machine"]
     names = " ".join(filter(None, (recipe.start, recipe.name)))  # what it began as is made first
     data = [f"| {name} | {what} | {terms} |" for name, what, terms in map(SETS.get, words.sets)]  # type: ignore[misc]
     return "\n".join([
@@ -215,23 +220,31 @@ def card(recipe: Recipe, result: dict[str, Any]) -> str:
         "every matrix as whole numbers of 8 bits with a scale for each row (`regard pack`); the "
         f"weights as they were trained took {small['bytes_before'] / 1e6:.1f} MB.", "",
         "## How it was made", "",
-        f"{steps} in {duration(result['time'])} of training on {where}; final weights: "
-        f"{result['weights']}. Every setting is in config.yaml, every figure of the training in "
-        "metrics.jsonl. One command prepares the data, trains, scores, packs and writes this card; "
-        "`$REGARD_DATA` is the folder of the data sets:", "",
+        f"{trained(result)}; final weights: {result['weights']}. Every setting is in config.yaml, "
+        "every figure of the (last) training in metrics.jsonl. One command prepares the data, "
+        "trains, scores, packs and writes this card; `$REGARD_DATA` is the folder of the data "
+        "sets:", "",
         "```", f"python -m benchmarks results run {names} --data $REGARD_DATA", "```", "",
-        "Its training is:", "", "```", result["train"], "```", "",
+        "It trains by:", "",
+        "```", *(one["train"] for one in (result.get("start"), result) if one), "```", "",
         "| data | what | source and terms |", "|---|---|---|", *data, "",
         *left_out(result), "## Scores", "", words.scores, "",
         table(recipe.box, result), "", *signatures(result),
         f"By these commands; the columns \"full\" with `-m runs/{recipe.name}`:", "",
         "```", *small["evaluate"].values(), "```", "",
         "## What it says", "",
-        "The questions were written down before any answer was seen; the answers are the packed "
+        "The questions were not chosen by their answers, which are the packed "
         "model's.", "", *examples(recipe.box, small["examples"]),
         "## What it cannot do", "", words.limits, "",
         "## Licence", "", textwrap.fill(words.terms, 100), "",
     ])  # fmt: skip
+
+
+def trained(result: dict[str, Any]) -> str:
+    """How long and where; before that, what it began as."""
+    told = f"{result['steps']:,} steps in {duration(result['time'])} on {result['machine']}"
+    start = result.get("start")
+    return f"{trained(start)} (`{start['name']}`), then {told}" if start else told
 
 
 def left_out(result: dict[str, Any]) -> list[str]:

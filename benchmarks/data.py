@@ -24,8 +24,8 @@ SIDES = ("en", "de")
 Pairs = list[tuple[str, str]]  # English, German
 About = dict[str, object]
 
-# How often a pair stands in the translator's training data. Europarl has a dozen times as many
-# words as the other two together, and few people ask for parliament's sentences.
+# How often a pair stands in the translator's training data. Europarl has ten times as many words
+# as the other two together, and few people ask for parliament's sentences.
 TIMES = {"europarl": 1, "tatoeba": 3, "multi30k": 2}
 HELD_OUT = 2_000  # pairs of Tatoeba that become a test set
 CROWD = 20  # pairs; a larger family of sentences that share translations stays together in train

@@ -135,6 +135,10 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace) -> None:
         "train": shown([*recipe.train_command(seeds[0]), *extra(options)]),
         "evaluate": {n: shown(recipe.test_command(f, seeds[0])) for n, f in recipe.tests.items()},
     }  # fmt: skip
+    start = options.out / f"{recipe.start}.json"
+    if recipe.start and start.exists():  # how long what it began as was trained
+        began = json.loads(start.read_text(encoding="utf-8"))
+        result["start"] = {k: began[k] for k in ("name", "train", "steps", "time", "machine")}
     about = options.runs / "data" / recipe.name / "about.json"
     if about.exists():
         result["data"] = json.loads(about.read_text(encoding="utf-8"))

@@ -197,7 +197,7 @@ def test_a_question_longer_than_the_model(training, refused, write, trained):
 
 
 def test_a_text_to_fill_without_a_gap(refused, trained):
-    assert refused("fill", "-m", trained("fill"), "none") == "text:1: there is no <mask> to fill"
+    assert refused("fill", "-m", trained("fill"), "none") == "text:1: there is no <mask> to fill: write it in place of a word"
 
 
 @pytest.mark.parametrize("first", [{"score": 1}, {}])

@@ -250,6 +250,11 @@ def test_a_document_without_end_is_cut_and_loses_nothing(file, monkeypatch):
     assert list(read_documents(path)) == [Document(1, "abcd\nefgh"), Document(3, "ijkl\nmnop")]
 
 
+def test_blanks_and_line_ends_around_similar_sentences_do_not_count(file):
+    path = file([{"a": " x y ", "b": "z\r"}], "s.jsonl")
+    assert list(read_similar(path)) == [Similar(1, "x y", "z", None)]
+
+
 def test_similar_pairs_have_an_optional_score(file):
     path = file([{"a": "x", "b": "y"}, {"a": "x", "b": "y", "score": 3}], "s.jsonl")
     assert list(read_similar(path)) == [Similar(1, "x", "y", None), Similar(2, "x", "y", 3.0)]

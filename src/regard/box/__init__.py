@@ -36,7 +36,7 @@ def folder_of(model: str | Path) -> Path:
         return Path(model)
     task = str(model).removeprefix(PREFIX)
     if task not in TASKS:
-        raise unknown("model in the box", task, TASKS)
+        raise unknown("model in the box", task, contents())
     if task not in contents():
         raise InputError(
             f"there is no model in the box to {task}: train one with `regard train --task {task}` "

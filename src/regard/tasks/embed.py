@@ -108,7 +108,7 @@ class Embed(Task):
 
         token = token_type(self.tokenizer.size)
         types = [token, token, *(["float32"] if scored else [])]
-        identity = ["embed", self.tokenizer.fingerprint, self.style, self.longest,
+        identity = ["embed, stripped", self.tokenizer.fingerprint, self.style, self.longest,
                     config.data.duplicates]  # fmt: skip
         return build(files, identity, types, encode, folder, quiet)
 

@@ -148,7 +148,7 @@ class Fill(Documents):
         """<cls> and the tokens of a text, cut where its masks stand. A blank before a mask belongs
         to the word that is hidden: that is how words are cut into tokens."""
         if len(parts) < 2:
-            raise InputError(f"{where}: there is no {MASK} to fill")
+            raise InputError(f"{where}: there is no {MASK} to fill: write it in place of a word")
         if self.tokenizer.kind == "bpe":
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
         ids = [Tokenizer.cls]
