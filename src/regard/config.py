@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regard.errors import InputError, unknown
-from regard.model.config import DERIVED, STYLES, ModelConfig, check_types
+from regard.model.config import (
+    DERIVED,
+    STYLES,
+    ModelConfig,
+    at_least,
+    check_types,
+    choice,
+    fraction,
+)
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
 TASKS = ("translate", "answer", "generate", "classify", "fill", "embed")
@@ -387,18 +395,3 @@ def section(cls: type[Section], name: str, values: dict[str, Any]) -> Section:
         if key not in known:
             raise unknown("configuration key", f"{name}.{key}", [f"{name}.{k}" for k in known])
     return cls(**values)
-
-
-def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise unknown(name, value, choices)
-
-
-def at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # so that NaN is refused, too
-        raise InputError(f"{name} must be at least {least}, not {value}")
-
-
-def fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise InputError(f"{name} must be in [0, 1), not {value}")

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.box import folder_of
-from regard.config import DTYPES, Config, DecodingConfig, choice, section
+from regard.config import DTYPES, Config, DecodingConfig, section
 from regard.decoding.answers import Answer
 from regard.decoding.native import engine_of
 from regard.decoding.search import Wanted
 from regard.errors import InputError
 from regard.files import cache_folder, checksum
-from regard.model.config import CHOICES
+from regard.model.config import CHOICES, choice
 from regard.model.transformer import Transformer
 from regard.tasks.answer import Asked, Questions
 from regard.tasks.classify import Classify, Label

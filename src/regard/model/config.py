@@ -83,8 +83,7 @@ class ModelConfig:
             self._resolve("head", {None: HEADS_OF_STYLE[self.style][0]})
         self._resolve("source_vocabulary_size", {None: self.vocabulary_size})
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise unknown(f"model.{name}", str(getattr(self, name)), choices)
+            choice(f"model.{name}", str(getattr(self, name)), choices)
         self._check_sizes()
         if self.head_size is DERIVED:
             if self.d_model % self.heads:
@@ -106,19 +105,14 @@ class ModelConfig:
             layers = getattr(self, name)
             if not present and layers:
                 raise InputError(f"model.style={self.style} has no place for model.{name}={layers}")
-            if present and layers < 1:
-                raise InputError(f"model.{name} must be at least 1, not {layers}")
+            if present:
+                at_least(f"model.{name}", layers, 1)
         for name in ("vocabulary_size", "source_vocabulary_size", "d_model", "heads", "head_size",
                      "d_ff", "kernel", "max_length", "window", "classes"):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"model.{name} must be at least 1, not {value}")
+            if getattr(self, name) is not None:
+                at_least(f"model.{name}", getattr(self, name), 1)
         for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(
-                    f"model.{name} must be in [0, 1), not {getattr(self, name)}: "
-                    "it is the fraction that is dropped"
-                )
+            fraction(f"model.{name}", getattr(self, name))
         if self.position_base <= 1:
             raise InputError(f"model.position_base must be above 1, not {self.position_base}")
 
@@ -212,6 +206,21 @@ def check_types(config: Any, section: str) -> None:
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
             expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
             raise InputError(f"{section}.{name} must be {expected}, not {value!r}")
+
+
+def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise unknown(name, value, choices)
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:  # so that NaN is refused, too
+        raise InputError(f"{name} must be at least {least}, not {value}")
+
+
+def fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise InputError(f"{name} must be in [0, 1), not {value}")
 
 
 # Layers, widths and heads as the paper (base, big), fairseq's IWSLT (small) and the text-only
