@@ -3,6 +3,8 @@
 import sys
 from importlib import import_module
 
+from regard.errors import InputError
+
 NAMES = {
     "step": "one training step beside torch.nn.Transformer and Hugging Face Marian",
     "train": "the trainer's own step on a GPU beside these two and Hugging Face GPT-2",
@@ -30,7 +32,11 @@ def main() -> int:
         for name, purpose in NAMES.items():
             print(f"  {name:13} {purpose}")
         return 0 if len(sys.argv) < 2 else 2
-    code: int | None = import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
+    try:
+        code: int | None = import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
+    except InputError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
     return code or 0
 
 

@@ -6,7 +6,8 @@ that docs/results.md is made of; its examples are what the packed model said, no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from benchmarks.recipes import Recipe
 from regard.box import boxed
 from regard.box.pack import pack
 from regard.config import Config
-from regard.files import checksum, write_file
+from regard.files import checksum, new_folder, write_file
 from regard.models import Model, load
 
 # What the card shows each model's answer to: what it is for, and what is beyond it.
@@ -106,29 +107,43 @@ def put_in_box(
     box: Path,
     evaluate: Callable[[list[str]], dict[str, Any]],
 ) -> None:
-    """Pack the run, score it as the run was scored, let it speak, and write its card. Scores that
-    an earlier call has of the very same weights are not made again."""
-    folder = box / recipe.box
+    """Pack the run, score it as the run was scored, let it speak, write its card, and put it into
+    the box when all of this is done. Scores that an earlier call has are not made again."""
+    folder = run.with_name(f"{run.name}-packed")
     small = pack(run, folder, replace_old=True)
     name_files(recipe, folder / "config.yaml")
     found: dict[str, Any] = {
         "name": boxed(recipe.box), "parameters": small.parameters, "bytes": small.size,
         "bytes_before": small.before, "model": checksum(folder / "model.safetensors"),
-        "tests": {}, "evaluate": {},
+        "evaluate": {},
     }  # fmt: skip
-    known = before if before.get("model") == found["model"] else {"tests": {}}
     for name, files in recipe.tests.items():
         verb, option, _, *rest = recipe.test_command(files)
-        words = [verb, option, str(folder), *rest]
-        found["tests"][name] = known["tests"].get(name) or evaluate(words)
         found["evaluate"][name] = " ".join(["regard", verb, option, found["name"], *rest])
+    found["tests"] = known_scores(before, found["model"], found["evaluate"])
+    for name, files in recipe.tests.items():
+        if name not in found["tests"]:
+            verb, option, _, *rest = recipe.test_command(files)
+            found["tests"][name] = evaluate([verb, option, str(folder), *rest])
     model = load(folder, "cpu", "float32")
     found["examples"] = {
         kind: [[asked, said(model, asked)] for asked in some]
         for kind, some in ASKED[recipe.box].items()
     }
     result["packed"] = found
-    write_card(recipe, result, box)
+    write_file(folder / "README.md", card(recipe, result))
+    with new_folder(box / recipe.box, replace=True) as new:
+        shutil.copytree(folder, new, dirs_exist_ok=True)
+
+
+def known_scores(
+    before: Mapping[str, Any], model: str, commands: Mapping[str, str]
+) -> dict[str, Any]:
+    """The scores that an earlier call has of the very same weights by the very same commands."""
+    if before.get("model") != model:
+        return {}
+    same = [name for name in commands if before["evaluate"].get(name) == commands[name]]
+    return {name: before["tests"][name] for name in same if name in before["tests"]}
 
 
 def name_files(recipe: Recipe, path: Path) -> None:
@@ -136,7 +151,3 @@ def name_files(recipe: Recipe, path: Path) -> None:
     config = Config.load(path)
     data = replace(config.data, train=list(recipe.train), valid=list(recipe.valid))
     write_file(path, replace(config, data=data).to_yaml())
-
-
-def write_card(recipe: Recipe, result: dict[str, Any], box: Path) -> None:
-    write_file(box / recipe.box / "README.md", card(recipe, result))

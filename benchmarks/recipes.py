@@ -140,7 +140,7 @@ RECIPES = [
     Recipe("box-pairs", *ALIKE, {**ALIKE_TESTS, **STS_TESTS}, device="cuda"),
     Recipe(
         "box-embed", STS["train"], STS["dev"], {**STS_TESTS, **ALIKE_TESTS}, start="box-pairs",
-        device="cuda", box="embed",
+        box="embed",
     ),
     Recipe("box-generate", *PLAYS, {"valid": PLAYS[1]}, box="generate"),
     Recipe("shakespeare", *PLAYS, {"valid": PLAYS[1]}),

@@ -5,9 +5,9 @@
 
 `run` prepares the data, trains each recipe (benchmarks/recipes.py) by the command line, as a user
 would, evaluates it, and leaves docs/results/NAME.json; what is there already is not made again.
-`write` makes the tables from these files. Nothing in them is written by
-hand, but for multi30k-tried.json: what single trials printed. NAME may end with *
-(`sst2-*`); `ablate`, `ingredients` and `styles` are measurements of several models.
+`write` makes the tables from these files. Nothing in them is written by hand, but for
+multi30k-tried.json: what single trials printed. NAME may end with * (`sst2-*`); `ablate`,
+`ingredients` and `styles` are measurements of several models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from benchmarks.box import put_in_box
+from benchmarks.box import known_scores, put_in_box
 from benchmarks.data import needed, prepare
 from benchmarks.ingredients import run_ingredients
 from benchmarks.ratios import commit, hardware
@@ -37,6 +37,7 @@ from regard.training.checkpoint import Checkpoints
 from regard.view.info import final_scores
 
 FOLDER = Path("docs/results")
+BOX = Path("src/regard/box")
 TRAINED = "trained.json"  # in a run's folder: what `origin` says of it
 
 
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> None:
     run.add_argument("--where", default="", help="the machine, in words")
     run.add_argument("--device", default="", help="another than the recipe was meant for")
     run.add_argument("--out", type=Path, default=FOLDER)
-    run.add_argument("--box", type=Path, default=Path("src/regard/box"), help="of packed models")
+    run.add_argument("--box", type=Path, default=BOX, help="of packed models")
     run.add_argument(
         "--set", action="append", default=[], dest="assignments", metavar="SECTION.KEY=VALUE",
         help="to try something out: added to every training, and to the command that is shown",
@@ -70,10 +71,14 @@ def main(arguments: list[str]) -> None:
         if name in options.names:
             measure(options)
             options.names.remove(name)
+    every = [recipe.name for recipe in RECIPES]
+    for name in options.names:
+        if not fnmatch.filter(every, name):
+            raise InputError(f"no recipe {name}: {', '.join(every)}")
     chosen = [r for r in RECIPES if any(fnmatch.fnmatch(r.name, n) for n in options.names)]
-    if options.names and not chosen:
-        raise InputError(f"no recipe {options.names}: {', '.join(r.name for r in RECIPES)}")
     for recipe in chosen:
+        if recipe.box and options.assignments and options.box == BOX:
+            raise InputError(f"--set would change {recipe.name} in the package: give --box FOLDER")
         prepare(options.data, options.runs, needed(recipe.files, RUNS))
         run_recipe(recipe, options)
 
@@ -118,8 +123,8 @@ def run_measured(options: argparse.Namespace) -> None:
     command += extra(options)
 
     def keep_measured(found: dict[str, Any]) -> None:
-        keep({"name": "ingredients", **origin(options.device, options), "train": " ".join(command),
-              "set": options.assignments, "evaluate": {}, **found}, options)  # fmt: skip
+        keep({"name": "ingredients", "set": [], **origin(options.device, options),
+              "train": " ".join(command), "evaluate": {}, **found}, options)  # fmt: skip
 
     run_ingredients(options, lambda word: real_path(word, options), keep_measured)
 
@@ -144,11 +149,14 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace) -> None:
         result["data"] = json.loads(about.read_text(encoding="utf-8"))
     old = options.out / f"{recipe.name}.json"
     before = json.loads(old.read_text(encoding="utf-8")) if old.exists() else {}
+    if recipe.seeds:  # those of before stay until they are made anew
+        result["seeds"] = dict(before.get("seeds", {}))
     for seed in seeds:
         one, earlier = result, before
         if seed is not None:
-            one = result.setdefault("seeds", {}).setdefault(str(seed), {})
-            earlier = before.get("seeds", {}).get(str(seed), {})
+            earlier = result["seeds"].get(str(seed), {})
+            one = result["seeds"][str(seed)] = {}
+        earlier = {**earlier, "evaluate": before.get("evaluate", {})}
         run_one(recipe, seed, one, earlier, result, options)
         print(f"{recipe.run(seed)}: {one['time']:.0f} s, {one['tests']}")
 
@@ -162,7 +170,7 @@ def run_one(
     options: argparse.Namespace,
 ) -> None:
     """One training of a recipe, into `one`, which is a part of `result`. Scores that an earlier
-    call (`before`) has of the very same weights are not made again."""
+    call (`before`) has are not made again."""
     device = options.device or recipe.device
     # What a GPU trained may be scored where there is none.
     use = options.device or ("cpu" if recipe.device == "cpu" else "auto")
@@ -183,6 +191,8 @@ def run_one(
         came = origin(device, options)
     else:
         raise InputError(f"{folder} was not trained by this command: say --where it was")
+    if came.pop("set", []) != options.assignments:
+        raise InputError(f"{folder} was trained with other --set: remove it, or say --runs FOLDER")
     one |= {"wall": came.pop("wall")} if "wall" in came else {}
     result |= came
     final = final_scores(folder)
@@ -190,23 +200,26 @@ def run_one(
         "steps": final["step"], "time": final["seconds"], "weights": final["final"],
         "tokens_per_second": speed(folder),
         "validation": {k: v for k, v in final.items() if isinstance(v, float) and k != "seconds"},
-        "model": checksum(folder / "model.safetensors"), "tests": {},
+        "model": checksum(folder / "model.safetensors"),
     }  # fmt: skip
+    one["tests"] = known_scores(before, one["model"], result["evaluate"])
 
     def evaluate(words: list[str]) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(call([*words, "--device", use, "--json"], options))
         return found
 
-    known = before if before.get("model") == one["model"] else {"tests": {}}
     for name, files in recipe.tests.items():
-        words = recipe.test_command(files, seed)
-        one["tests"][name] = known["tests"].get(name) or evaluate(words)
+        if name not in one["tests"]:
+            one["tests"][name] = evaluate(recipe.test_command(files, seed))
         keep(result, options)
     if recipe.box:
         known = before.get("packed", {})
         put_in_box(recipe, folder, result, known, options.box, evaluate)
         keep(result, options)
-    if recipe.curve:
+    if recipe.curve and before.get("model") == one["model"] and before.get("curve"):
+        one["curve"] = before["curve"]
+        keep(result, options)
+    elif recipe.curve:
         paths = [Path(real_path(file, options)) for file in recipe.tests[recipe.curve]]
         one["curve"] = []
         for step in Checkpoints(folder, 1, 1).steps():
@@ -217,7 +230,8 @@ def run_one(
 def origin(device: str, options: argparse.Namespace) -> dict[str, Any]:
     """When, from which code and where a model was trained."""
     where = options.where or hardware(device)
-    return {"date": str(date.today()), "commit": commit(), "machine": where}
+    came = {"date": str(date.today()), "commit": commit(), "machine": where}
+    return {**came, "set": options.assignments} if options.assignments else came
 
 
 def extra(options: argparse.Namespace) -> list[str]:

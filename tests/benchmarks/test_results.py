@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,10 @@ import yaml
 from benchmarks.box import ASKED, put_in_box
 from benchmarks.ingredients import BASE, ROWS, configuration
 from benchmarks.recipes import RECIPES, RUNS, Recipe
-from benchmarks.tables import tables
 
-from benchmarks import cards, data, results, translation
+from benchmarks import cards, data, ingredients, results, translation
 from regard.config import Config, read_yaml
+from regard.errors import InputError
 from regard.model.parameters import closed_form
 
 ROOT = Path(__file__).parents[2]
@@ -102,6 +104,87 @@ def test_a_run_that_came_from_another_machine_is_scored_here_and_keeps_its_origi
     assert [words[0] for words in called] == ["evaluate"]
 
 
+def finished(run, **came):
+    """A run's folder as far as results look at it."""
+    run.mkdir(parents=True)
+    (run / "model.safetensors").write_bytes(b"weights")
+    came = {"date": "today", "commit": "c0ffee", "machine": "a GPU", **came}
+    (run / "trained.json").write_text(json.dumps(came))
+    lines = [{"step": 1, "tokens_per_second": 7}, {"step": 2, "final": "last", "seconds": 3.0}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_scores_of_the_same_weights_by_the_same_command_are_kept_and_those_of_other_seeds(
+    tmp_path, monkeypatch
+):
+    for seed in (1, 2):
+        finished(tmp_path / f"runs/twice-{seed}")
+    options = Namespace(data=tmp_path, runs=tmp_path / "runs", where="", device="", out=tmp_path,
+                        assignments=[])  # fmt: skip
+    called = []
+    monkeypatch.setattr(
+        results, "call", lambda words, _: called.append(words) or json.dumps({"loss": 1.5})
+    )
+    recipe = Recipe("twice", ("a.txt",), (), {"test": ("b.txt",)}, seeds=(1, 2))
+    for _ in range(2):
+        results.run_recipe(recipe, options)
+        assert len(called) == 2
+    results.run_recipe(replace(recipe, tests={"test": ("c.txt",)}), options)
+    assert len(called) == 4  # another file, another score
+    monkeypatch.setattr(results, "call", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        results.run_recipe(recipe, options)
+    assert set(json.loads((tmp_path / "twice.json").read_text())["seeds"]) == {"1", "2"}
+
+
+def test_settings_of_the_command_line_are_those_of_the_run_and_never_the_packages(tmp_path):
+    finished(tmp_path / "runs/plain")
+    options = Namespace(data=tmp_path, runs=tmp_path / "runs", where="", device="", out=tmp_path,
+                        assignments=["training.steps=9"])  # fmt: skip
+    with pytest.raises(InputError, match="plain was trained with other --set"):
+        results.run_recipe(Recipe("plain", ("a.txt",)), options)
+    with pytest.raises(InputError, match="box-fill in the package: give --box FOLDER"):
+        results.main(["run", "box-fill", "--data", str(tmp_path), "--set", "training.steps=9"])
+
+
+def test_every_name_must_be_known_and_a_mistake_is_one_line(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "results", "run", "trec", "nosuch"]
+    done = subprocess.run(
+        [*command, "--data", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("benchmarks: no recipe nosuch: multi30k, ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ingredients_are_trained_in_waves_scored_and_those_that_failed_are_named(
+    tmp_path, monkeypatch
+):
+    waves = []
+
+    def train_all(wave, jobs, device, console):
+        waves.append([one.name for one in wave])
+        for one in wave:
+            one.failed = "no room" if one.name == "post-norm-2" else ""
+
+    monkeypatch.setattr(ingredients, "train_all", train_all)
+    monkeypatch.setattr(ingredients, "final_scores", lambda run: bool(waves))
+    monkeypatch.setattr(ingredients, "last_step", lambda run: 7)
+    monkeypatch.setattr(ingredients, "at_step", lambda run, step: run / f"step-{step}")
+    monkeypatch.setattr(
+        ingredients, "score", lambda folder, files, device: {"bleu": float("step-7" in str(folder))}
+    )
+    options = Namespace(runs=tmp_path, assignments=[], jobs=10, minutes=9, device="cpu")
+    kept = []
+    ingredients.run_ingredients(options, str, lambda found: kept.append(json.dumps(found)))
+    assert [len(wave) for wave in waves] == [10, 10, 1]
+    found = json.loads(kept[-1])
+    assert found["failed"] == {"post-norm-2": "no room"}
+    assert set(found["rows"]["post-norm"]["seeds"]) == {"1", "3"}
+    for name, bleu in ((BASE, 0.0), (ingredients.LAST, 1.0)):
+        assert [one["val"]["bleu"] for one in found["rows"][name]["seeds"].values()] == [bleu] * 3
+
+
 # ---- pages ------------------------------------------------------------------------------
 
 SIGNED = {"bleu_signature": "tok:none", "chrf_signature": "nc:6"}
@@ -179,11 +262,6 @@ def test_what_an_hour_covers_of_the_papers_tokens_is_computed_from_the_speed(tmp
     assert all(path.stat().st_size > 1000 for path in pictures)
 
 
-def test_the_page_is_what_the_kept_results_make_it():
-    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
-    assert text == tables(FOUND)
-
-
 # ---- the box ----------------------------------------------------------------------------
 
 
@@ -217,12 +295,12 @@ def boxed_run(tmp_path_factory):
 
 def test_a_packed_model_is_scored_as_the_full_one_and_described_with_both_figures(boxed_run):
     _, folder, result, calls, _ = boxed_run
-    assert shlex.join(calls[0]).startswith(f"evaluate -m {folder}/box/generate --dtype float32")
+    assert shlex.join(calls[0]).startswith(f"evaluate -m {folder}/run-packed --dtype float32")
     text = (folder / "box/generate/README.md").read_text(encoding="utf-8")
     assert "| valid (7) | 1.5 | 2 | 2.5 | 3 |" in text
     assert "regard evaluate -m box:generate --dtype float32 --data plays.txt" in text
     assert "python -m benchmarks results run box-generate --data $REGARD_DATA" in text
-    assert "2 steps in 1:01 of training on a machine" in text
+    assert "2 steps in 1:01 on a machine" in text
     assert str(folder) not in text
     assert Config.load(folder / "box/generate/config.yaml").data.train == ["plays.txt"]
     for some in result["packed"]["examples"].values():
@@ -236,23 +314,35 @@ def test_scores_of_the_same_packed_weights_are_not_made_again(boxed_run):
     put_in_box(recipe, folder / "run", result, before, folder / "box", evaluate)
     assert len(calls) == count
     assert result["packed"] == before
-    put_in_box(
-        recipe, folder / "run", result, {**before, "model": "another"}, folder / "box", evaluate
-    )
-    assert len(calls) == count + 1
+    for other in ({"model": "another"}, {"evaluate": {"valid": "of another file"}}):
+        put_in_box(recipe, folder / "run", result, {**before, **other}, folder / "box", evaluate)
+    assert len(calls) == count + 2
 
 
-def test_every_model_in_the_box_has_a_card_with_the_terms_of_all_its_data():
-    for recipe in RECIPES:
-        if recipe.box:
-            words = cards.CARDS[recipe.box]
-            assert set(ASKED[recipe.box]) == {"Of the kind that it learned from", "Of another kind"}
-            learned = {*recipe.files, *(BY_NAME[recipe.start].files if recipe.start else ())}
-            for name in words.sets:
-                files = str(sorted(learned))
-                mixed = "data/en-de/" in files or "data/alike/" in files  # of several sets
-                assert name in files or mixed, (recipe.name, name)
-                assert all(cards.SETS[name])
+def test_a_model_that_could_not_be_scored_does_not_come_into_the_box(boxed_run):
+    recipe, folder, result, *_ = boxed_run
+
+    def fails(words):
+        raise InputError("no such file")
+
+    with pytest.raises(InputError):
+        put_in_box(recipe, folder / "run", dict(result), {}, folder / "other", fails)
+    assert not (folder / "other").exists()
+
+
+MIXED = {name: {"tatoeba", "multi30k", "europarl"} for name in ("en-de", "alike")}
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.box], ids=lambda recipe: recipe.name)
+def test_a_card_has_the_terms_of_all_the_data_that_its_model_learned_from(recipe):
+    files = [*recipe.train, *(BY_NAME[recipe.start].train if recipe.start else ())]
+    names = {Path(file).parent.name for file in files}
+    learned = {source for name in names for source in MIXED.get(name, {name})}
+    words = cards.CARDS[recipe.box]
+    assert set(words.sets) == learned
+    text = cards.card(recipe, FOUND[recipe.name])
+    assert all(part in text for name in words.sets for part in cards.SETS[name])
+    assert set(ASKED[recipe.box]) == {"Of the kind that it learned from", "Of another kind"}
 
 
 @pytest.mark.parametrize("name", [n for n in FOUND if "packed" in FOUND[n]])
