@@ -109,12 +109,14 @@ class TrainingConfig:
                      "keep", "average"):  # fmt: skip
             at_least(f"training.{name}", getattr(self, name), 1)
         at_least("training.warmup", self.warmup, 1)
-        for name in ("weight_decay", "r_drop", "clip", "patience", "seed", "similarity_scale"):
+        for name in ("weight_decay", "r_drop", "clip", "patience", "seed"):
             at_least(f"training.{name}", getattr(self, name), 0)
         for name in ("label_smoothing", "beta1", "beta2"):
             fraction(f"training.{name}", getattr(self, name))
-        if self.learning_rate is not DERIVED and not self.learning_rate > 0:
-            raise InputError(f"training.learning_rate must be above 0, not {self.learning_rate}")
+        for name in ("learning_rate", "similarity_scale"):
+            value = getattr(self, name)
+            if value is not DERIVED and not value > 0:
+                raise InputError(f"training.{name} must be above 0, not {value}")
         if self.weight_decay and self.optimiser == "adam":
             raise InputError(
                 f"training.weight_decay={self.weight_decay} and training.optimiser=adam exclude "
@@ -224,8 +226,11 @@ class Config:
         if training.r_drop and task == "embed":
             raise InputError("--task embed and training.r_drop exclude each other")
         scale = training.similarity_scale
-        if not scale or (task != "embed" and scale != TrainingConfig.similarity_scale):
-            raise InputError(f"training.similarity_scale={scale}: above 0, and for embed only")
+        if task != "embed" and scale != TrainingConfig.similarity_scale:
+            raise InputError(
+                f"--task {task} and training.similarity_scale={scale} exclude each other: "
+                "it is for embed"
+            )
         if training.balance and model.head != "classifier":
             raise InputError(
                 f"training.balance=true and --task {task} with model.style={model.style} exclude "

@@ -197,7 +197,10 @@ def test_a_question_longer_than_the_model(training, refused, write, trained):
 
 
 def test_a_text_to_fill_without_a_gap(refused, trained):
-    assert refused("fill", "-m", trained("fill"), "none") == "text:1: there is no <mask> to fill: write it in place of a word"
+    assert (
+        refused("fill", "-m", trained("fill"), "none")
+        == "text:1: there is no <mask> to fill: write it in place of a word"
+    )
 
 
 @pytest.mark.parametrize("first", [{"score": 1}, {}])
@@ -339,7 +342,12 @@ def test_a_style_that_does_not_exist(refused, data, tmp_path):
         ("data.share=0", "data.share must be in (0, 1], not 0.0"),
         ("data.whole_words=3", "data.whole_words must be bool, not 3"),
         ("training.balance=yes", "training.balance must be bool, not 'yes'"),
-        ("training.similarity_scale=-1", "training.similarity_scale must be at least 0"),
+        ("training.similarity_scale=-1", "training.similarity_scale must be above 0, not -1.0"),
+        ("training.similarity_scale=0", "training.similarity_scale must be above 0, not 0.0"),
+        (
+            "training.similarity_scale=10",
+            "--task fill and training.similarity_scale=10.0 exclude each other: it is for embed",
+        ),
         (
             "data.shared_vocabulary=false",
             "--task fill and data.shared_vocabulary=false exclude each other",
