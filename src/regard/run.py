@@ -242,14 +242,13 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
     except InputError as error:
         say(f"{error}; going on without it")
     scores: dict[str, dict[str, Any]] = {}
-    name = list(choices)[-1] if validation is None else ""
+    name = list(choices)[-1]
     if validation is not None:
         for candidate, weights in choices.items():
             model.load_state_dict(weights)
             scores[candidate] = validation(model)
             say(f"{candidate}: validation {said(scores[candidate])}")
         name = max(scores, key=lambda one: (scores[one]["score"], -scores[one]["loss"]))
-    if validation is not None:
         model.load_state_dict(choices[name])
         if validation.task.finish(model.eval(), validation.examples):
             validation.task.save(run)
