@@ -150,6 +150,9 @@ def translate_options(verb: argparse.ArgumentParser) -> None:
 def translate(options: argparse.Namespace) -> int:
     """Translate texts, or the lines of standard input, one for one."""
     decoding = chosen_decoding(options)
+    # A text of several lines is what its lines are on standard input: a model knows single ones.
+    lines = (text.removesuffix("\n").split("\n") for text in options.texts)
+    options.texts = [line for some in lines for line in some]
     for name in ("alternatives", "history", "attention"):
         if getattr(options, name) and not options.json:
             raise InputError(f"--{name} needs --json")

@@ -47,6 +47,12 @@ def test_lines_arguments_python_and_each_text_alone_agree(mode, folder, translat
     assert verb("translate", folder, *texts, **mode) == (0, printed(answers), "")
 
 
+def test_a_text_of_several_lines_is_as_many_texts(folder, translator, texts, verb):
+    answers = printed(translator.translate(texts))
+    for last in ("", "\n"):
+        assert verb("translate", folder, "\n".join(texts) + last) == (0, answers, "")
+
+
 def test_lines_in_many_blocks_are_the_same_lines(folder, translator, texts, verb, monkeypatch):
     monkeypatch.setattr(lines, "MOST_LINES", 2)
     answers = translator.translate(texts)
