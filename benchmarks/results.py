@@ -222,7 +222,7 @@ def run_one(
     elif recipe.curve:
         paths = [Path(real_path(file, options)) for file in recipe.tests[recipe.curve]]
         one["curve"] = []
-        for step in Checkpoints(folder, 1, 1).steps():
+        for step in Checkpoints(folder).steps():
             one["curve"].append(point(folder, step, paths, use))
             keep(result, options)
 

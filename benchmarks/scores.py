@@ -31,17 +31,17 @@ def at_step(run: Path, step: int) -> Path:
             for path in run.iterdir():
                 if path.is_file() and path.suffix in (".yaml", ".json", ".md"):
                     shutil.copy(path, new)
-            shutil.copy(Checkpoints(run, 1, 1).path(step) / FILES[0], new / "model.safetensors")
+            shutil.copy(Checkpoints(run).path(step) / FILES[0], new / "model.safetensors")
     return folder
 
 
 def last_step(run: Path) -> int:
-    return Checkpoints(run, 1, 1).steps()[-1]
+    return Checkpoints(run).steps()[-1]
 
 
 def point(run: Path, step: int, files: list[Path], device: str) -> dict[str, Any]:
     """How good the model was at a checkpoint, and after how much training."""
-    seconds = Checkpoints(run, 1, 1).check(step)["seconds"]
+    seconds = Checkpoints(run).check(step)["seconds"]
     folder = at_step(run, step)
     scores = score(folder, files, device)
     shutil.rmtree(folder)

@@ -333,7 +333,7 @@ def newest_weights(folder: Path) -> dict[str, Tensor]:
     """The weights of a model, or of the newest whole checkpoint of a run that has not ended."""
     if (folder / "model.safetensors").is_file():
         return read_tensors(folder / "model.safetensors")
-    checkpoints = Checkpoints(folder, 1, 1)
+    checkpoints = Checkpoints(folder)
     state, _ = checkpoints.newest()
     if state is None:
         raise InputError(f"{folder} has neither model.safetensors nor a whole checkpoint")

@@ -96,7 +96,7 @@ def explain(error: OSError | RuntimeError, out: Path) -> str:
     """What went wrong, for those who will not read a traceback (--debug shows it)."""
     said = " ".join(str(error).split())[:200]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        steps = Checkpoints(out, 1, 1).steps()
+        steps = Checkpoints(out).steps()
         last = f"the newest checkpoint is of step {steps[-1]}" if steps else "nothing was saved yet"
         return f"the disk of {out} is full; {last}; make room"
     if isinstance(error, OSError | TrainingFailed):

@@ -111,7 +111,7 @@ def finished(run: Path, config: Config, store: Store) -> bool:
             "or take another --out"
         )
     same = same_run(before, config, run) == before
-    state, _ = Checkpoints(run, 1, 1).newest()
+    state, _ = Checkpoints(run).newest()
     if state is not None and state["corpus"] != store.fingerprint:
         raise InputError(f"{run} was trained on other files: take another --out")
     return same and bool(final_scores(run))

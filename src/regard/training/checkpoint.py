@@ -25,7 +25,9 @@ FILES = ("model.safetensors", "optimiser.safetensors")
 
 
 class Checkpoints:
-    def __init__(self, run: Path, keep: int, every: int) -> None:
+    """Those of a run; `keep` and `every` matter to who saves or averages, not to who reads."""
+
+    def __init__(self, run: Path, keep: int = 1, every: int = 1) -> None:
         self.folder, self.keep, self.every = run / "checkpoints", keep, every
 
     def steps(self) -> list[int]:
