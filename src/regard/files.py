@@ -12,6 +12,7 @@ from pathlib import Path
 from regard.errors import InputError
 
 PREFIX = ".tmp-"  # nothing with this name is ever read
+OLD = "old-"  # in such a name: what is being replaced
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -47,6 +48,7 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     already, it stays and this fails, unless it is empty or to be replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
+    old = path.with_name(f"{PREFIX}{os.getpid()}-{OLD}{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
@@ -54,19 +56,27 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
         for file in temporary.rglob("*"):
             sync_file(file) if file.is_file() else sync_folder(file)
         sync_folder(temporary)
-        if replace and path.exists():
-            shutil.rmtree(path)
+        if replace and path.exists():  # aside, and not away: a kill here loses neither
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(path, old)
         os.replace(temporary, path)
     except BaseException:
+        if old.exists() and not path.exists():
+            os.replace(old, path)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+    remove_leftovers(path.parent, path.name)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """What a process that was killed left under a temporary name."""
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """What a process that was killed left under a temporary name, or only what was to have (or
+    had) this name. A process of another machine looks dead from here."""
     for path in folder.glob(f"{PREFIX}*"):
-        process = path.name.removeprefix(PREFIX).partition("-")[0]
+        process, _, meant = path.name.removeprefix(PREFIX).partition("-")
+        if name is not None and not (process.isdigit() and meant in (name, OLD + name)):
+            continue  # in a folder of the user's: it may not be ours
         if process.isdigit() and alive(int(process)):
             continue  # somebody is still writing it
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

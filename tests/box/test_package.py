@@ -27,7 +27,9 @@ each_model = pytest.mark.parametrize("task", contents())
 
 def shipped():
     """The files of the package."""
-    return [p for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    passing = re.compile(r"__pycache__|\.tmp-")
+    files = [path for path in PACKAGE.rglob("*") if path.is_file()]
+    return [path for path in files if not passing.search(str(path.relative_to(PACKAGE)))]
 
 
 def test_the_files_of_the_package_stay_small_together():
@@ -119,6 +121,8 @@ def test_the_wheel_has_every_file_of_the_package(tmp_path):
         (box / name).touch()
     (tree / "src/regard/box/__pycache__").mkdir()  # as Python leaves it
     (tree / "src/regard/box/__pycache__/pack.cpython-311.pyc").touch()
+    (tree / "src/regard/box/.tmp-1-fill").mkdir()  # as a kill leaves it
+    (tree / "src/regard/box/.tmp-1-fill/config.yaml").touch()
     make = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
     done = subprocess.run(
         [sys.executable, "-c", make], cwd=tree, capture_output=True, text=True, check=True

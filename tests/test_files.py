@@ -1,0 +1,94 @@
+"""A folder is written whole or not at all, wherever the user wants it and whenever it is killed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from regard.files import new_folder
+
+
+def fill(path, text, replace=False):
+    with new_folder(path, replace=replace) as folder:
+        (folder / "text").write_text(text)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def dead():
+    """The number of a process that has ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return int(done.stdout)
+
+
+def test_a_folder_that_is_replaced_is_the_new_one_and_nothing_is_left(tmp_path):
+    fill(tmp_path / "it", "old")
+    (tmp_path / "it" / "more").touch()
+    fill(tmp_path / "it", "new", replace=True)
+    assert names(tmp_path) == ["it"]
+    assert names(tmp_path / "it") == ["text"]
+    assert (tmp_path / "it" / "text").read_text() == "new"
+
+
+def test_a_folder_with_something_in_it_stays_unless_it_is_to_be_replaced(tmp_path):
+    fill(tmp_path / "it", "old")
+    with pytest.raises(OSError, match="not empty"):
+        fill(tmp_path / "it", "new")
+    assert names(tmp_path) == ["it"]
+    assert (tmp_path / "it" / "text").read_text() == "old"
+
+
+def test_where_the_new_folder_does_not_get_its_name_the_old_one_has_it_again(tmp_path, monkeypatch):
+    fill(tmp_path / "it", "old")
+    rename = os.replace
+
+    def fails(source, target):
+        if target == tmp_path / "it" and (source / "text").read_text() == "new":
+            raise OSError("no")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="no"):
+        fill(tmp_path / "it", "new", replace=True)
+    assert names(tmp_path) == ["it"]
+    assert (tmp_path / "it" / "text").read_text() == "old"
+
+
+@pytest.mark.parametrize("renamed", [0, 1, 2])
+def test_a_kill_while_a_folder_is_replaced_loses_neither_and_the_next_clears_up(tmp_path, renamed):
+    fill(tmp_path / "it", "old")
+    program = (
+        "import os, sys; from pathlib import Path; from regard.files import new_folder\n"
+        "rename, left = os.replace, [None] * int(sys.argv[2])\n"
+        "def dying(*names):\n"
+        "    if left: left.pop(); rename(*names)\n"
+        "    if not left: os._exit(9)\n"
+        "with new_folder(Path(sys.argv[1]), replace=True) as folder:\n"
+        "    (folder / 'text').write_text('new'); os.replace = dying"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "it"), str(renamed)]
+    assert subprocess.run(command, check=False).returncode == 9
+    assert {path.read_text() for path in tmp_path.glob("*/text")} == {"old", "new"}
+    fill(tmp_path / "it", "newest", replace=True)
+    assert names(tmp_path) == ["it"]
+    assert (tmp_path / "it" / "text").read_text() == "newest"
+
+
+def test_only_what_the_dead_left_of_the_same_name_is_removed(tmp_path, dead):
+    left = [f".tmp-{dead}-it", f".tmp-{dead}-old-it"]
+    others = [f".tmp-{os.getppid()}-it", f".tmp-{dead}-other", f".tmp-{dead}-not-it", ".tmp-my-it"]
+    for name in left + others:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text").touch()
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "it"):
+        raise ZeroDivisionError
+    assert names(tmp_path) == sorted(left + others)  # it may be all that there is
+    fill(tmp_path / "it", "new")
+    assert names(tmp_path) == sorted([*others, "it"])
