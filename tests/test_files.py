@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from regard.files import new_folder
+from regard import InputError
+from regard.files import new_folder, place_of
 
 
 def fill(path, text, replace=False):
@@ -92,3 +93,48 @@ def test_only_what_the_dead_left_of_the_same_name_is_removed(tmp_path, dead):
     assert names(tmp_path) == sorted(left + others)  # it may be all that there is
     fill(tmp_path / "it", "new")
     assert names(tmp_path) == sorted([*others, "it"])
+
+
+# ---- where ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["empty", "dangling"])
+def test_a_link_is_followed_and_stays(tmp_path, there):
+    target, link = tmp_path / "disk" / "models" / "it", tmp_path / "link"
+    if there:
+        target.mkdir(parents=True)
+    link.symlink_to(target)
+    for text in ("first", "second"):
+        fill(link, text, replace=True)
+        assert (target / "text").read_text() == text
+        assert link.is_symlink()
+        assert (names(tmp_path), names(target.parent)) == (["disk", "link"], ["it"])
+
+
+def test_a_place_where_no_folder_can_be_is_one_line_and_nothing_is_written(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before = names(tmp_path)
+    for place, said in (
+        (file, "it is not a folder"),
+        (file / "a", f"{file} is not a folder"),
+        (file / "a" / "b", f"{file} is not a folder"),
+        (tmp_path / "loop", "it is not a folder"),
+        (tmp_path / "here", "it is the folder you are in, or a mounted disk; name a folder in it"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        for ask in (place_of, lambda path: fill(path, "new", replace=True)):
+            with pytest.raises(InputError) as error:
+                ask(place)
+            assert str(error.value) == f"{place} cannot be written: {said}"
+    assert names(tmp_path) == before
+    assert file.read_text() == "mine"
+
+
+def test_a_folder_of_somebody_else_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may do anything
+    with pytest.raises(InputError, match=f"/a/b cannot be written: {tmp_path} is not yours to"):
+        place_of(tmp_path / "a" / "b")

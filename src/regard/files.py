@@ -42,10 +42,34 @@ def write_result(path: Path, content: bytes | str) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def place_of(path: Path) -> Path:
+    """Where a folder with this name would lie, links followed; what is in the way is said in one
+    line. Nothing is written: this can be asked before the work."""
+    place = Path(os.path.realpath(path))
+    try:
+        parent = next(folder for folder in place.parents if folder.exists())
+        if not parent.is_dir():
+            raise InputError(f"{path} cannot be written: {parent} is not a folder")
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            raise InputError(f"{path} cannot be written: it is not a folder")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError(f"{path} cannot be written: {parent} is not yours to write to")
+        if place.exists() and (place.is_mount() or place.samefile(os.curdir)):
+            # A new folder takes its name by being renamed, which such a place does not allow.
+            raise InputError(
+                f"{path} cannot be written: it is the folder you are in, or a mounted disk; name "
+                "a folder in it"
+            )
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    return place
+
+
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
     """A folder to fill; it gets its name when everything in it is on the disk. Where one lies
     already, it stays and this fails, unless it is empty or to be replaced."""
+    path = place_of(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
     old = path.with_name(f"{PREFIX}{os.getpid()}-{OLD}{path.name}")
