@@ -1,6 +1,7 @@
 """`regard pack`: a folder of a quarter of the size that does all that the other did."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -192,3 +193,29 @@ def test_nothing_is_overwritten_unless_that_is_asked_for(run, small, tmp_path):
         regard.pack(small, small, replace_old=True)
     regard.pack(run, old, replace_old=True)
     assert content(old) == content(small)
+
+
+def test_a_model_in_the_folder_that_is_to_be_replaced_is_not_lost(run, tmp_path):
+    model = tmp_path / "all" / "model"
+    shutil.copytree(run, model)
+    (tmp_path / "link").symlink_to("all")
+    for out in (tmp_path / "all", tmp_path / "link"):
+        with pytest.raises(InputError, match=f"{model} lies in --out {out} and would go with it"):
+            regard.pack(model, out, replace_old=True)
+    assert content(model) == content(run)
+
+
+def test_a_file_is_not_replaced_by_a_folder(run, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for replace_old in (False, True):
+        with pytest.raises(InputError, match="file cannot be written: it is not a folder"):
+            regard.pack(run, tmp_path / "file", replace_old=replace_old)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_link_to_where_the_packed_model_shall_lie_is_followed(run, small, tmp_path, call):
+    (tmp_path / "link").symlink_to("disk/models")
+    code, out, err = call("pack", run, "--out", tmp_path / "link")
+    assert code == 0, err
+    assert f"{tmp_path / 'link'} is ready" in out
+    assert content(tmp_path / "disk/models") == content(small)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from regard.box import folder_of
 from regard.errors import InputError
-from regard.files import new_folder
+from regard.files import new_folder, place_of
 from regard.models import load
 from regard.training.checkpoint import to_bytes
 from regard.training.int8 import packed
@@ -38,15 +38,12 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
     """Write the packed folder of a finished model; gives back how large it is. replace_old: a
     folder that lies at `out` is replaced."""
     folder, out = folder_of(model), Path(out)
+    check_out(folder, out, replace_old)
     opened = load(folder, "cpu", "float32")
     weights = opened.transformer.state_dict()
     for name, tensor in weights.items():
         if not bool(tensor.isfinite().all()):
             raise InputError(f"{folder}: {name} has a number that is not finite: no model to pack")
-    if out.exists() and out.resolve() == folder.resolve():
-        raise InputError(f"--out {out} is the model itself: take another folder")
-    if out.exists() and not replace_old and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"{out} exists: take another --out")
     data = opened.config.data
     data = replace(data, train=portable(*data.train), valid=portable(*data.valid))
     config = replace(opened.config, data=data)
@@ -65,6 +62,19 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
         sum(path.stat().st_size for path in out.iterdir()),
         (folder / "model.safetensors").stat().st_size,
     )  # fmt: skip
+
+
+def check_out(folder: Path, out: Path, replace_old: bool) -> None:
+    """Whether the packed model may lie at `out`, before the work."""
+    place = place_of(out)
+    if not place.exists():
+        return
+    if folder.resolve() == place:
+        raise InputError(f"--out {out} is the model itself: take another folder")
+    if not replace_old and any(place.iterdir()):
+        raise InputError(f"{out} exists: take another --out")
+    if folder.resolve().is_relative_to(place):
+        raise InputError(f"{folder} lies in --out {out} and would go with it: take another folder")
 
 
 def portable(*texts: str) -> list[str]:
