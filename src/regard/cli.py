@@ -16,6 +16,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -144,7 +145,10 @@ def train(options: argparse.Namespace) -> int:
             folder = folder_of(options.start_from)
             if not (folder / "config.yaml").is_file():
                 raise InputError(f"{folder} is not a model: it has no config.yaml")
-            start = Config.load(folder / "config.yaml").model
+            start = Config.load(folder / "config.yaml")
+            if options.resume and (options.out / "config.yaml").is_file():
+                # What the run was begun with stays, even if its configuration was not checked then.
+                start = replace(start, data=Config.load(options.out / "config.yaml").data)
         config = Config.build(task, options.preset, values, start)
     elif not options.resume or any(values.values()) or options.preset or options.start_from:
         raise InputError("--task and --train are needed (see: regard train --help)")

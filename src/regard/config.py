@@ -8,6 +8,7 @@ every default, and `regard train --config` takes that file again.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -202,9 +203,10 @@ class Config:
         task: str,
         preset: str | None,
         values: dict[str, dict[str, Any]],
-        start: ModelConfig | None = None,
+        start: Config | None = None,
     ) -> Config:
-        """From a preset (or the model to start from) and what the user changed."""
+        """From a preset (or the model to start from) and what the user changed. start: that of
+        --from, which brings the vocabulary and, where there is no preset, the sizes."""
         if task not in TASKS:
             raise unknown("task", task, TASKS)
         for name in values:
@@ -214,8 +216,12 @@ class Config:
         def chosen(name: str) -> dict[str, Any]:
             return {**DEFAULTS[task].get(name, {}), **values.get(name, {})}
 
-        data = section(DataConfig, "data", chosen("data"))
-        model = build_model(task, preset, data, values.get("model", {}), start)
+        asked = chosen("data")
+        if start is not None:
+            asked |= brought(task, start.data, asked)
+        data = section(DataConfig, "data", asked)
+        body = None if start is None else start.model
+        model = build_model(task, preset, data, values.get("model", {}), body)
         decoding = section(DecodingConfig, "decoding", chosen("decoding"))
         check_positions(task, model, data, decoding)
         training = section(TrainingConfig, "training", chosen("training"))
@@ -236,13 +242,7 @@ class Config:
                 f"training.balance=true and --task {task} with model.style={model.style} exclude "
                 "each other: only a classifier has classes that can be weighed"
             )
-        return cls(
-            task=task,
-            model=model,
-            data=data,
-            training=training,
-            decoding=decoding,
-        )
+        return cls(task=task, model=model, data=data, training=training, decoding=decoding)
 
     def to_yaml(self) -> str:
         import yaml
@@ -296,6 +296,30 @@ OPTIONS_OF_TASKS = {
     "max_ratio": ("translate",),
     "whole_words": ("fill",),
 }
+
+
+VOCABULARY = ("vocabulary", "vocabulary_size", "shared_vocabulary")
+
+
+def brought(task: str, start: DataConfig, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The vocabulary that --from brings, once no other one is asked for."""
+    if task != "translate" and not start.shared_vocabulary:
+        raise two_vocabularies(task)
+    found = {name: getattr(start, name) for name in VOCABULARY}
+    for name, value in found.items():
+        if asked.get(name, value) != value:
+            said = [f"data.{name}={str(one).lower()}" for one in (asked[name], value)]
+            raise InputError(
+                f"{said[0]} and --from a model with {said[1]} exclude each other: --from brings "
+                f"the vocabulary; leave data.{name} out"
+            )
+    return found
+
+
+def two_vocabularies(task: str) -> InputError:
+    return InputError(
+        f"--from a model with two vocabularies and --task {task} exclude each other: it has one"
+    )
 
 
 def build_model(

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from regard.box import folder_of
-from regard.config import SECTIONS, Config, DecodingConfig
+from regard.config import SECTIONS, Config, DecodingConfig, brought
 from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
 from regard.files import cache_folder, new_folder, write_file
@@ -152,7 +152,11 @@ def prepare(
         KINDS[config.task].check_files(train_files)
         task = load_task(out, config)
     else:
-        given = None if start_from is None else load_tokenizers(start_from)
+        given = None
+        if start_from is not None:
+            before = Config.load(start_from / "config.yaml")
+            brought(config.task, before.data, vars(data))
+            given = load_tokenizers(start_from)
         task = learn_task(config, given, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)
     report.show(progress.console)

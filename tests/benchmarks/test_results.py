@@ -31,7 +31,7 @@ def built(recipe, start=None):
 
 
 def start_of(recipe):
-    return built(BY_NAME[recipe.start]).model if recipe.start else None
+    return built(BY_NAME[recipe.start]) if recipe.start else None
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)

@@ -12,6 +12,7 @@ import regard
 from regard import InputError
 from regard.config import Config
 from regard.run import train
+from regard.tasks.make import load_tokenizers
 
 
 def weights(folder):
@@ -122,7 +123,7 @@ def test_the_learning_rate_is_a_tenth_unless_it_is_said(trained, tune, configure
     assert Config.load(out / "config.yaml").training.learning_rate == pytest.approx(0.1 * usual)
     fresh = configure("classify", training={"warmup": 7}).training.learning_rate
     assert fresh == pytest.approx(usual)
-    told = configure("classify", start=configure("fill").model, training={"learning_rate": 0.5})
+    told = configure("classify", start=configure("fill"), training={"learning_rate": 0.5})
     assert told.training.learning_rate == 0.5
 
 
@@ -171,10 +172,63 @@ def test_a_model_with_two_vocabularies_is_refused_where_there_is_one(configure, 
     assert (code, err.count("\n")) == (2, 1)
     assert "--from a model with two vocabularies and --task answer exclude each other" in err
     assert not out.exists()
-    code, out, _ = tune("translate", start, "--set=data.shared_vocabulary=false")
+    code, out, _ = tune("translate", start)
     assert code == 0
+    assert not Config.load(out / "config.yaml").data.shared_vocabulary
     for name in ("tokenizer.json", "source-tokenizer.json"):
         assert (out / name).read_bytes() == (start / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "character", "byte"])
+def test_the_configuration_says_the_vocabulary_that_from_brings(kind, trained, tune):
+    start = trained("fill", vocabulary=kind)
+    code, out, err = tune("classify", start)
+    assert (code, err) == (0, "")
+    was, now = (Config.load(folder / "config.yaml").data for folder in (start, out))
+    assert (now.vocabulary, now.vocabulary_size) == (was.vocabulary, was.vocabulary_size)
+    assert now.vocabulary == kind == load_tokenizers(out)[1].kind
+
+
+@pytest.mark.parametrize(
+    ("setting", "has"),
+    [
+        ("data.vocabulary=character", "data.vocabulary=bpe"),
+        ("data.vocabulary_size=331", "data.vocabulary_size=330"),
+        ("data.shared_vocabulary=false", "data.shared_vocabulary=true"),
+    ],
+)
+def test_another_vocabulary_than_that_of_from_is_refused(setting, has, trained, tune):
+    code, out, err = tune("translate", trained("translate"), f"--set={setting}")
+    assert code == 2
+    said = f"regard: {setting} and --from a model with {has} exclude each other: --from brings the vocabulary"
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_configuration_of_another_vocabulary_cannot_start_from_a_model(
+    trained, configure, tmp_path
+):
+    with pytest.raises(InputError, match="--from brings the vocabulary"):
+        train(
+            configure("fill", data={"vocabulary_size": 400}),
+            tmp_path / "new",
+            start_from=trained("fill"),
+            quiet=True,
+        )
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_was_begun_with_a_false_vocabulary_in_its_configuration_goes_on(trained, tune):
+    start = trained("fill", vocabulary="character")
+    code, out, _ = tune("classify", start)
+    assert code == 0
+    path = out / "config.yaml"
+    path.write_text(path.read_text().replace("vocabulary: character", "vocabulary: bpe"))
+    for steps, more in ((2, []), (3, ["--set=data.vocabulary=bpe"])):
+        code, out, err = tune("classify", start, "--resume", f"--set=training.steps={steps}", *more)
+        assert (code, err) == (0, "")
+        assert (out / "checkpoints" / f"step-{steps}").is_dir()
 
 
 def test_what_is_no_model_cannot_be_started_from(tune, tmp_path):
@@ -225,11 +279,11 @@ def test_fine_tuning_goes_on_from_its_own_checkpoint_not_from_the_other_model(
     configure, trained, tmp_path
 ):
     start = trained("fill")
-    model = Config.load(start / "config.yaml").model
+    begun = Config.load(start / "config.yaml")
 
     def config(steps):
         training = {"steps": steps, "checkpoint_every": 2, "validate_every": 50}
-        return configure("classify", start=model, training=training)
+        return configure("classify", start=begun, training=training)
 
     one, two = tmp_path / "at once", tmp_path / "in two"
     train(config(5), one, start_from=start, quiet=True)

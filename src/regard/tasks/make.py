@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from regard.config import Config
+from regard.config import Config, two_vocabularies
 from regard.errors import InputError
 from regard.tasks.answer import Questions
 from regard.tasks.classify import MOST_LABELS, Classify, find_labels
@@ -44,10 +44,7 @@ def learn_task(
         return Tokenizer.learn(found, data.vocabulary, data.vocabulary_size, quiet)
 
     if given is not None and kind is not Translate and len({one.fingerprint for one in given}) > 1:
-        raise InputError(
-            f"--from a model with two vocabularies and --task {config.task} exclude each other: "
-            "it has one"
-        )
+        raise two_vocabularies(config.task)
     if given is None and data.vocabulary == "byte":
         given = (learn(None),) * 2  # nothing is learned, and so nothing was read
     if given is not None:
