@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -127,10 +128,40 @@ def test_folders_of_this_machine_are_not_carried_along(small):
     ("see https://example.org/some/page/here", "see https://example.org/some/page/here"),
     ("runs/in/a.txt and $REGARD_DATA/a/b/c", "runs/in/a.txt and $REGARD_DATA/a/b/c"),
     ("~/a/b/c and/or ../x/y/z", "~/a/b/c and/or ../x/y/z"),
-    ("3 / 4 or 1/2", "3 / 4 or 1/2"),
+    ("3 / 4 or 1/2 // no", "3 / 4 or 1/2 // no"),
+    ("//server/share/me/x/y.en", "x/y.en"),
+    ("(file:///home/me/x/y.en)", "(x/y.en)"),
+    ("--train=C:/Users/me/x/y.en", "--train=x/y.en"),
 ])  # fmt: skip
 def test_names_lose_folders_only_where_they_begin_at_the_root(text, kept):
-    assert portable(text) == [kept]
+    assert portable(text) == kept
+
+
+@pytest.mark.parametrize(("path", "kept"), [
+    ("/tmp/x/John Doe/data/train.tsv", "data/train.tsv"),
+    ("/home/me/John Doe/train (1).tsv", "John Doe/train (1).tsv"),
+    ("/home/o'brien/data/x/train.en", "x/train.en"),
+    ("//server/share/me/x.en", "me/x.en"),
+    ("file:///home/me/data/x.en", "data/x.en"),
+    ("C:/Users/me/x.en", "me/x.en"),
+    ("/x.en", "x.en"),
+    ("my data (1)/sets/x/train.en", "my data (1)/sets/x/train.en"),
+    ("../../x/y/train.en", "../../x/y/train.en"),
+])  # fmt: skip
+def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, kept):
+    shutil.copytree(run, tmp_path / "run")
+    config = Config.load(run / "config.yaml")
+    config = replace(config, data=replace(config.data, train=[path, f"{path}.de"], valid=[path]))
+    (tmp_path / "run/config.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    card = "- data: {0} {0}.de\n- command: `regard train --train {0} {0}.de --out /a/b/c`; a/x.en\n"
+    (tmp_path / "run/README.md").write_text(card.format(path), encoding="utf-8")
+    regard.pack(tmp_path / "run", tmp_path / "small")
+    data = Config.load(tmp_path / "small/config.yaml").data
+    assert (data.train, data.valid) == ([kept, f"{kept}.de"], [kept])
+    said = (tmp_path / "small/README.md").read_text(encoding="utf-8")
+    assert said == f"{card.format(kept)}\n{SAID}\n".replace("/a/b/c", "b/c")
+    regard.pack(tmp_path / "small", tmp_path / "again")
+    assert content(tmp_path / "again") == content(tmp_path / "small")
 
 
 def test_the_command_says_how_small_it_became(run, tmp_path, call):

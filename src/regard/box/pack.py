@@ -7,6 +7,7 @@ is. Names of files lose the folders of the machine that they were on.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,9 @@ SAID = (
 )
 # /some/where/multi30k/train.en.xz: all but the last two names. Not of an address of the web.
 NAME = r"""[^\s/`'"]+"""
-ELSEWHERE = re.compile(rf"(?<![\w.~:/$-])/(?:(?:{NAME}/)*(?={NAME}/{NAME})|(?={NAME}))")
+BEGINS = r"(?<![\w.~:/$-])"
+ROOT = r"(?:file:/+|[A-Za-z]:/+|/+)"  # /, //server, file:///, C:/
+ELSEWHERE = rf"{BEGINS}{ROOT}(?:(?:{NAME}/+)*(?={NAME}/+{NAME})|(?={NAME}))"
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
         if not bool(tensor.isfinite().all()):
             raise InputError(f"{folder}: {name} has a number that is not finite: no model to pack")
     data = opened.config.data
-    data = replace(data, train=portable(*data.train), valid=portable(*data.valid))
-    config = replace(opened.config, data=data)
+    files = [*data.train, *data.valid]
+    train, valid = (list(map(short_path, paths)) for paths in (data.train, data.valid))
+    config = replace(opened.config, data=replace(data, train=train, valid=valid))
     with new_folder(out, replace=replace_old) as new:
         (new / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         opened.task.save(new)
@@ -54,7 +58,7 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
         if (folder / "metrics.jsonl").is_file():
             (new / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
         if (folder / "README.md").is_file():
-            (card,) = portable((folder / "README.md").read_text(encoding="utf-8"))
+            card = portable((folder / "README.md").read_text(encoding="utf-8"), files)
             said = "" if "`regard pack`" in card else f"\n{SAID}\n"
             (new / "README.md").write_text(card + said, encoding="utf-8")
     return PackedModel(
@@ -77,6 +81,16 @@ def check_out(folder: Path, out: Path, replace_old: bool) -> None:
         raise InputError(f"{folder} lies in --out {out} and would go with it: take another folder")
 
 
-def portable(*texts: str) -> list[str]:
-    """Texts without the folders of this machine."""
-    return [ELSEWHERE.sub("", text) for text in texts]
+def short_path(path: str) -> str:
+    """The last two names of a path that begins at a root; any other path as it is."""
+    root = re.match(ROOT, path)
+    return "/".join(re.split("/+", path[root.end() :])[-2:]) if root else path
+
+
+def portable(text: str, paths: Iterable[str] = ()) -> str:
+    """A text without the folders of this machine. In the paths that are known there may be signs
+    that end any other: John Doe, O'Brien."""
+    known = (re.escape(path) for path in sorted(paths, key=len, reverse=True))
+    named = "".join(rf"{BEGINS}{path}(?![\w/-])|" for path in known)
+    both = rf"(?P<known>{named}(?!))|{ELSEWHERE}"  # (?!): never, after the last bar
+    return re.sub(both, lambda found: short_path(found["known"] or ""), text)
