@@ -164,6 +164,18 @@ def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, ke
     assert content(tmp_path / "again") == content(tmp_path / "small")
 
 
+def test_a_card_or_figures_in_another_encoding_are_in_nobodys_way(run, tmp_path, call):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/README.md").write_bytes("Ein schönes Modell".encode("latin-1"))
+    regard.pack(tmp_path / "run", tmp_path / "small")
+    assert "Ein sch\ufffdnes Modell" in (tmp_path / "small/README.md").read_text(encoding="utf-8")
+    for last in (b'{"final": "sch\xf6n"}\n', b"3\n", b'{"fin'):
+        (tmp_path / "small/metrics.jsonl").write_bytes(b'{"step": 1}\n' + last)
+        code, out, err = call("info", tmp_path / "small", "--json")
+        assert (code, err) == (0, "")
+        assert "scores" not in json.loads(out)
+
+
 def test_the_command_says_how_small_it_became(run, tmp_path, call):
     code, out, _ = call("pack", run, "--out", tmp_path / "small")
     assert code == 0

@@ -58,7 +58,8 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
         if (folder / "metrics.jsonl").is_file():
             (new / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
         if (folder / "README.md").is_file():
-            card = portable((folder / "README.md").read_text(encoding="utf-8"), files)
+            text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+            card = portable(text, files)
             said = "" if "`regard pack`" in card else f"\n{SAID}\n"
             (new / "README.md").write_text(card + said, encoding="utf-8")
     return PackedModel(

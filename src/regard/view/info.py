@@ -74,12 +74,12 @@ class ParameterTable:
 def final_scores(run: Path) -> dict[str, Any]:
     """What the run's last line of metrics says of the finished model; nothing while it trains."""
     path = run / "metrics.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     try:
-        last: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        last: Any = json.loads(lines[-1]) if lines else {}
     except ValueError:  # torn by a kill
         last = {}
-    return last if "final" in last else {}
+    return last if isinstance(last, dict) and "final" in last else {}
 
 
 def parameter_table(config: ModelConfig) -> ParameterTable:
