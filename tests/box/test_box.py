@@ -1,6 +1,7 @@
 """Without -m each verb uses the model in the box; `box:NAME` names it everywhere else."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,20 @@ def test_a_box_without_that_model_says_the_same(tmp_path, monkeypatch, call):
     assert "there is no model in the box to fill" in err
     code, out, _ = call("info")
     assert (code, out) == (0, "there is no model in the box\n")
+
+
+@pytest.mark.parametrize("lost", ["config.yaml", "model.safetensors"])
+def test_a_model_of_which_half_is_lost_is_not_in_the_box(filled, tmp_path, monkeypatch, call, lost):
+    shutil.copytree(filled, tmp_path / "box")
+    (tmp_path / "box/fill" / lost).unlink()
+    monkeypatch.setattr("regard.box.FOLDER", tmp_path / "box")
+    code, out, _ = call("info")
+    assert code == 0
+    assert "box:fill" not in out
+    assert "box:embed" in out
+    code, _, err = call("fill", "A <mask>.")
+    assert code == 2
+    assert "there is no model in the box to fill" in err
 
 
 def test_a_name_that_is_not_in_the_box_is_refused_with_the_nearest(stand_in, call):

@@ -27,7 +27,8 @@ def is_boxed(model: str | Path) -> bool:
 
 def contents() -> list[str]:
     """The tasks that there is a model for, in the order of the tasks."""
-    return [task for task in TASKS if (FOLDER / task / "config.yaml").is_file()]
+    needed = ("config.yaml", "model.safetensors")
+    return [task for task in TASKS if all((FOLDER / task / name).is_file() for name in needed)]
 
 
 def folder_of(model: str | Path) -> Path:
