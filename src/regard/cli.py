@@ -27,7 +27,7 @@ from regard.errors import InputError, TrainingFailed
 from regard.interrupt import interruptible
 from regard.lab.verbs import LABS
 from regard.model.config import PRESETS, STYLES, ModelConfig
-from regard.settings import section_settings, settings
+from regard.settings import read_yaml, section_settings, settings
 from regard.verbs import (
     VERBS,
     architecture_options,
@@ -124,7 +124,7 @@ def train_options(verb: argparse.ArgumentParser) -> None:
 
 def train(options: argparse.Namespace) -> int:
     """Learn from text files and leave a model folder."""
-    from regard.config import Config, read_yaml
+    from regard.config import Config
 
     values = read_yaml(options.config) if options.config else {}
     task = options.task or values.pop("task", None)

@@ -7,7 +7,6 @@ every default, and `regard train --config` takes that file again.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from regard.model.config import (
     choice,
     fraction,
 )
+from regard.settings import SECTIONS, read_yaml
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
 TASKS = ("translate", "answer", "generate", "classify", "fill", "embed")
@@ -217,11 +217,9 @@ class Config:
             return {**DEFAULTS[task].get(name, {}), **values.get(name, {})}
 
         asked = chosen("data")
-        if start is not None:
-            asked |= brought(task, start.data, asked)
+        asked |= {} if start is None else brought(task, start.data, asked)
         data = section(DataConfig, "data", asked)
-        body = None if start is None else start.model
-        model = build_model(task, preset, data, values.get("model", {}), body)
+        model = build_model(task, preset, data, values.get("model", {}), start)
         decoding = section(DecodingConfig, "decoding", chosen("decoding"))
         check_positions(task, model, data, decoding)
         training = section(TrainingConfig, "training", chosen("training"))
@@ -265,7 +263,6 @@ class Config:
         )
 
 
-SECTIONS = ("model", "data", "training", "decoding")
 FINE = 0.1  # the learning rate of fine-tuning beside that of training
 # What is usual for a task where it is not what is usual for translation.
 PLAIN = {"label_smoothing": 0.0}
@@ -327,7 +324,7 @@ def build_model(
     preset: str | None,
     data: DataConfig,
     values: dict[str, Any],
-    start: ModelConfig | None,
+    start: Config | None,
 ) -> ModelConfig:
     """The preset, or the model to start from, with the changes that were asked for."""
     # Pre-norm takes a higher rate: on Multi30k, 1,800 steps, one seed each, it had 35.6 BLEU at
@@ -336,7 +333,7 @@ def build_model(
     if not data.shared_vocabulary:
         defaults["tie_embeddings"] = "target-output"
     if start is not None and preset is None:
-        defaults = {**start.to_dict(), "head": DERIVED, "classes": None}
+        defaults = {**start.model.to_dict(), "head": DERIVED, "classes": None}
     else:
         defaults |= DEFAULTS[task].get("model", {})
     if task == "embed":
@@ -392,30 +389,6 @@ def check_positions(
             f"{longest} that data.max_length={data.max_length} and "
             f"decoding.max_length={writes} together need"
         )
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    if len(text) > 1_000_000:
-        raise InputError(f"{path}: a configuration of over a megabyte is none of ours")
-    try:
-        values = yaml.safe_load(io.StringIO(text))
-    except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
-        raise InputError(f"{path}: not valid YAML: {said}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: must hold sections ({', '.join(SECTIONS)})")
-    for name, keys in values.items():
-        if name not in (*SECTIONS, "task"):
-            raise unknown(f"section in {path}", str(name), SECTIONS)
-        if name != "task" and not isinstance(keys, dict):
-            raise InputError(f"{path}: {name} must be a section of options, not {keys!r}")
-    return values
 
 
 def section(cls: type[Section], name: str, values: dict[str, Any]) -> Section:

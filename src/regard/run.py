@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 
 from regard.box import folder_of
-from regard.config import SECTIONS, Config, DecodingConfig, brought
+from regard.config import Config, DecodingConfig, brought
 from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
 from regard.files import cache_folder, new_folder, write_file
 from regard.model.transformer import Transformer
 from regard.models import load_weights, newest_weights
+from regard.settings import SECTIONS
 from regard.tasks.make import KINDS, learn_task, load_task, load_tokenizers
 from regard.tasks.task import Task
 from regard.text.rows import Rows

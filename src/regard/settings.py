@@ -1,11 +1,38 @@
-"""`--set section.key=value`: words of the command line as values of a configuration."""
+"""Values of a configuration by section, as a file of YAML or `--set section.key=value` has them."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from typing import Any
 
-from regard.config import SECTIONS
 from regard.errors import InputError, unknown
+
+SECTIONS = ("model", "data", "training", "decoding")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    if len(text) > 1_000_000:
+        raise InputError(f"{path}: a configuration of over a megabyte is none of ours")
+    try:
+        values = yaml.safe_load(io.StringIO(text))
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"{path}: not valid YAML: {said}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: must hold sections ({', '.join(SECTIONS)})")
+    for name, keys in values.items():
+        if name not in (*SECTIONS, "task"):
+            raise unknown(f"section in {path}", str(name), SECTIONS)
+        if name != "task" and not isinstance(keys, dict):
+            raise InputError(f"{path}: {name} must be a section of options, not {keys!r}")
+    return values
 
 
 def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
