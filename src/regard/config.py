@@ -160,7 +160,7 @@ class DecodingConfig:
                 f"{self.width * self.max_length:,}: at most {MOST_WRITTEN:,} for one sentence"
             )
         for name in ("temperature", "length_penalty"):
-            if not getattr(self, name) <= 1000:  # infinity and NaN as well
+            if getattr(self, name) > 1000:
                 raise InputError(f"decoding.{name} must be at most 1000, not {getattr(self, name)}")
         if not 0 < self.top_p <= 1:
             raise InputError(f"decoding.top_p must be in (0, 1], not {self.top_p}")

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from regard.box import folder_of
 from regard.config import Config, DecodingConfig, brought
@@ -36,6 +37,10 @@ from regard.training.progress import Progress, duration, said
 
 SAMPLES = 3  # answers shown at each validation
 UNFINISHED = "- training has not ended"
+
+
+class NoModel(TrainingFailed):
+    """No weights of a run can be used: to go on with it would not help."""
 
 
 def train(
@@ -69,7 +74,7 @@ def train(
     except Interrupted:
         again = f"regard train --resume --out {out}"
         raise KeyboardInterrupt(f"stopped, and saved; go on with: {again}") from None
-    except InputError:
+    except (InputError, NoModel):
         raise
     except (OSError, RuntimeError) as error:
         again = f". Go on with: regard train --resume --out {out}" if out.exists() else ""
@@ -246,6 +251,14 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
             choices["best"] = read_tensors(run / "best.safetensors")
     except InputError as error:
         say(f"{error}; going on without it")
+    for name in [name for name, weights in choices.items() if not finite(weights)]:
+        say(f"the {name} weights have a number that is not finite; going on without them")
+        del choices[name]
+    if not choices:
+        raise NoModel(
+            f"the weights of {run} have a number that is not finite: no model is written; train "
+            "again with a lower training.learning_rate or a longer training.warmup"
+        )
     scores: dict[str, dict[str, Any]] = {}
     name = list(choices)[-1]
     if validation is not None:
@@ -273,6 +286,10 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
     dropped = f", {state.dropped} steps dropped" if state.dropped else ""
     say(f"{run} is ready: {name} weights, {duration(state.seconds)} of training{dropped}")
     return result
+
+
+def finite(tensors: dict[str, Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
 def card(config: Config) -> str:

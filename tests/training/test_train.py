@@ -11,6 +11,7 @@ import torch
 import regard
 from regard import InputError
 from regard.config import Config
+from regard.errors import TrainingFailed
 from regard.run import train
 from regard.training.optimiser import learning_rate
 
@@ -93,6 +94,39 @@ def test_from_fine_tunes_with_the_same_vocabulary(configure, tmp_path):
     other = configure(training={"steps": 2}, model={"d_model": 32})
     with pytest.raises(InputError, match=r"first: .* is \[.*\] but the model needs \[.*\]"):
         train(other, tmp_path / "third", start_from=tmp_path / "first", quiet=True)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "r_drop", "similarity_scale", "clip"])
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_a_number_that_is_not_finite_is_refused(name, value, configure):
+    said = f"training.{name} must be a finite number, not {value}"
+    with pytest.raises(InputError, match=said):
+        configure(training={name: float(value)})
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_weights_that_are_not_finite_are_never_a_model(held_out, configure, tmp_path):
+    """With a rate that no float32 can hold, the only step makes all weights infinite."""
+    data = {} if held_out else {"valid": []}
+    config = configure(data=data, training={"steps": 1, "warmup": 1, "learning_rate": 1e39})
+    run = tmp_path / "run"
+    with pytest.raises(TrainingFailed, match="not finite: no model is written; train again") as no:
+        train(config, run, quiet=True)
+    assert "\n" not in str(no.value)
+    assert "--resume" not in str(no.value)
+    assert not (run / "model.safetensors").exists()
+
+
+def test_the_last_weights_are_not_taken_where_only_the_best_are_finite(configure, tmp_path):
+    run = tmp_path / "run"
+    train(configure(training={"steps": 4, "validate_every": 2}), run, quiet=True)
+    good = (run / "best.safetensors").read_bytes()
+    broken = configure(training={"steps": 1, "warmup": 1, "learning_rate": 1e39})
+    with pytest.raises(TrainingFailed):
+        train(broken, tmp_path / "broken", quiet=True)
+    (tmp_path / "broken" / "best.safetensors").write_bytes(good)
+    train(None, tmp_path / "broken", resume=True, quiet=True)
+    assert (tmp_path / "broken" / "model.safetensors").read_bytes() == good
 
 
 def test_with_bpe_dropout_the_loss_is_divided_by_the_tokens_there_are(configure, tmp_path):

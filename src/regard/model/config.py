@@ -7,6 +7,7 @@ import torch, so that `--help` and configuration errors are immediate.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_origin, get_type_hints
 
@@ -195,17 +196,21 @@ class ModelConfig:
 
 
 def check_types(config: Any, section: str) -> None:
-    """One line for a value of the wrong type (`model.heads=8.5`), before anything uses it."""
+    """One line for a value of the wrong type (`model.heads=8.5`) or a number that is none (`inf`),
+    before anything uses it."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         allowed = getattr(hint, "__args__", (hint,)) if get_origin(hint) is not list else (list,)
         if value is DERIVED and type(config).__dataclass_fields__[name].default is DERIVED:
             continue
         if float in allowed and type(value) is int:
-            object.__setattr__(config, name, float(value))
+            value = float(str(value))  # of its text: one that is too large is infinite, no error
+            object.__setattr__(config, name, value)
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
             expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
             raise InputError(f"{section}.{name} must be {expected}, not {value!r}")
+        if type(value) is float and not math.isfinite(value):
+            raise InputError(f"{section}.{name} must be a finite number, not {value}")
 
 
 def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -214,7 +219,7 @@ def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:  # so that NaN is refused, too
+    if value < least:
         raise InputError(f"{name} must be at least {least}, not {value}")
 
 
