@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import regard
 from regard import InputError
@@ -133,7 +134,12 @@ def test_training_begins_with_a_model_of_the_box(stand_in, tmp_path, call):
     (tmp_path / "a.tsv").write_text("good\tThe dog slept.\nbad\tThe dog slept not.\n" * 20)
     code, _, err = call(
         "train", "--task", "classify", "--from", "box:fill", "--train", "a.tsv", "--out", "run",
-        "--set", "training.steps=2", "--device", "cpu", "--quiet",
+        "--set", "training.steps=2", "--set", "training.learning_rate=1e-12", "--device", "cpu", "--quiet",
     )  # fmt: skip
     assert code == 0, err
+    start, tuned = (regard.load(one, "cpu").transformer.state_dict() for one in ("box:fill", "run"))
+    body = [name for name in start if not name.startswith("head.")]
+    assert len(body) > 20
+    for name in body:
+        torch.testing.assert_close(tuned[name], start[name], atol=1e-9, rtol=0, msg=name)
     assert call("classify", "-m", "run", SENTENCE, "--device", "cpu")[0] == 0
