@@ -197,7 +197,11 @@ def load_body(model: Transformer, task: Task, start_from: Path) -> None:
     if not same:
         own = {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
         tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")} | own
-    load_weights(model, tensors, start_from)
+    try:
+        load_weights(model, tensors, start_from)
+    except InputError as error:
+        sizes = "--from brings the sizes: leave out --preset and model.*"
+        raise InputError(f"{error}; {sizes}") from None
 
 
 class Validation:
