@@ -44,11 +44,6 @@ def test_the_folder_has_all_of_a_model_and_little_else(run, small):
     assert types == {torch.int8, torch.float32}
 
 
-def test_packing_a_packed_model_changes_nothing(small, tmp_path):
-    regard.pack(small, tmp_path / "again")
-    assert content(tmp_path / "again") == content(small)
-
-
 def test_no_weight_is_off_by_more_than_half_a_step(run, small):
     before, after = (regard.load(folder, "cpu").transformer.state_dict() for folder in (run, small))
     assert before.keys() == after.keys()
