@@ -34,6 +34,10 @@ def learn_task(
     if valid:
         kind.check_files(valid)
 
+    if next(iter(kind.read(train, config)), None) is None:
+        names, are = " ".join(data.train), "is" if len(train) == 1 else "are"
+        raise InputError(f"{names} {are} empty: there is nothing to learn from")
+
     def lines(side: int | None, say: Say | None) -> Iterator[str]:
         for example in kind.read(train, config, say):
             texts = list(kind.texts(example))
