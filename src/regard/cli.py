@@ -156,7 +156,7 @@ def train(options: argparse.Namespace) -> int:
 
     run_training(
         config, options.out, resume=options.resume, start_from=options.start_from,
-        device=options.device, quiet=options.quiet,
+        device=options.device, quiet=options.quiet, command=sys.argv[1:],
     )  # fmt: skip
     return 0
 

@@ -60,7 +60,8 @@ def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     values = {section: dict(keys) for section, keys in OPTIONS.items()}
     values["data"] |= {"train": files["train"], "valid": files["valid"]}
     began = time.perf_counter()
-    train(Config.build("translate", "tiny", values), out / "run", quiet=quiet)
+    command = ["demo", "--out", str(out)]
+    train(Config.build("translate", "tiny", values), out / "run", quiet=quiet, command=command)
     minutes = (time.perf_counter() - began) / 60
     test = builtin_corpus("test")
     model = load(out / "run")

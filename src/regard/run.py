@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import math
-import sys
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,9 +52,11 @@ def train(
     start_from: Path | None = None,
     device: str = "auto",
     quiet: bool = False,
+    command: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train and leave a model folder; gives back its final scores.
 
+    command: the words after `regard`, for the model's card; none: trained from Python.
     resume: go on with the run that lies at `out`; config may be None then, and if it is given it
     must be the run's own, but for training.steps. Where there is no run yet, it starts.
     """
@@ -64,13 +67,13 @@ def train(
         exists = bool(processes.agree((out / "config.yaml").is_file()))
         config = checked(config, out, exists, resume)
         progress = Progress(config.training.steps, quiet or not processes.first)
-        trainer, validation = prepare(config, out, start_from, processes, progress, exists)
+        trainer, validation = prepare(config, out, start_from, processes, progress, exists, command)
         if exists:
             trainer.resume()
         with progress:
             trainer.train()
         processes.wait()
-        return finish(trainer, validation) if processes.first else {}
+        return finish(trainer, validation, command) if processes.first else {}
     except Interrupted:
         again = f"regard train --resume --out {out}"
         raise KeyboardInterrupt(f"stopped, and saved; go on with: {again}") from None
@@ -145,6 +148,7 @@ def prepare(
     processes: Processes,
     progress: Progress,
     exists: bool,
+    command: Sequence[str],
 ) -> tuple[Trainer, Validation | None]:
     """Read, learn, tokenise and build everything; the run folder is written when all of it fits."""
     data, first, quiet = config.data, processes.first, progress.console.quiet
@@ -180,7 +184,7 @@ def prepare(
         else:
             with new_folder(out) as folder:
                 (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-                (folder / "README.md").write_text(card(config), encoding="utf-8")
+                (folder / "README.md").write_text(card(config, command), encoding="utf-8")
                 task.save(folder)
         processes.wait()
     return trainer, validation
@@ -241,7 +245,9 @@ class Validation:
         return {"loss": loss, **scores, "score": score, "samples": samples}
 
 
-def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
+def finish(
+    trainer: Trainer, validation: Validation | None, command: Sequence[str]
+) -> dict[str, Any]:
     """Choose the final weights (last, best, or the mean of the last checkpoints) and write them."""
     run, model, say = trainer.run, trainer.model, trainer.progress.say
     last = contiguous(dict(model.state_dict()))
@@ -285,7 +291,8 @@ def finish(trainer: Trainer, validation: Validation | None) -> dict[str, Any]:
         *(f"- validation {key}: {value}" for key, value in result.items()),
     ]
     path = run / "README.md"
-    begun = path.read_text(encoding="utf-8") if path.is_file() else card(trainer.config)
+    there = path.is_file()
+    begun = path.read_text(encoding="utf-8") if there else card(trainer.config, command)
     write_file(path, begun.replace(UNFINISHED, "\n".join(end)))
     dropped = f", {state.dropped} steps dropped" if state.dropped else ""
     say(f"{run} is ready: {name} weights, {duration(state.seconds)} of training{dropped}")
@@ -296,13 +303,14 @@ def finite(tensors: dict[str, Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
-def card(config: Config) -> str:
+def card(config: Config, command: Sequence[str]) -> str:
     """The model's card as training begins: data and command; its end fills in the rest."""
+    ran = f"command: `{shlex.join(['regard', *command])}`" if command else "trained from Python"
     return "\n".join([
         f"# A regard model: {config.task}", "",
         f"- data: {' '.join(config.data.train)}",
         f"- validation data: {' '.join(config.data.valid) or 'none'}",
-        f"- command: `{' '.join(['regard', *sys.argv[1:]])}`",
+        f"- {ran}",
         UNFINISHED, "",
         "Every setting is in config.yaml, every figure in metrics.jsonl.", "",
     ])  # fmt: skip

@@ -1,6 +1,8 @@
 """`regard train` as a person uses it: from text files to a model that answers."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import command
 import regard
 from regard import InputError
 from regard.config import Config
@@ -170,6 +173,28 @@ def test_a_configuration_file_is_heard_and_the_command_line_has_the_last_word(co
     done = run_train("--config", tmp_path / "c.yaml", "--out", tmp_path / "other")
     assert done.returncode == 2
     assert "training must be a section of options, not None" in done.stderr
+
+
+def test_the_command_of_the_card_can_be_run_again_whatever_the_paths_are(corpus, tmp_path):
+    (source, target), _ = corpus
+    (tmp_path / "my data").mkdir()
+    files = [tmp_path / "my data" / "it's.en", tmp_path / "my data" / "it's.de"]
+    for old, new in zip((source, target), files, strict=True):
+        new.write_bytes(Path(old).read_bytes())
+    words = ["train", "--task", "translate", "--train", *files, "--preset", "tiny", "--out", tmp_path / "my run",
+             "--quiet", "--set", "training.steps=1", "--set", "data.vocabulary_size=300"]  # fmt: skip
+    assert command.regard(*words) == ("", "", 0)
+    card = (tmp_path / "my run" / "README.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"^- command: `(.*)`$", card, re.MULTILINE)
+    assert shlex.split(said) == ["regard", *map(str, words)]
+
+
+def test_a_model_of_a_program_is_not_said_to_be_of_a_command(configure, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["program.py", "--own", "options"])
+    train(configure(training={"steps": 1}), tmp_path / "run", quiet=True)
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "\n- trained from Python\n" in card
+    assert "--own" not in card
 
 
 def test_the_learning_rate_is_the_papers():
