@@ -5,6 +5,7 @@ What a model can do is its task's; the same names are verbs of the command line.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -45,13 +46,12 @@ Texts = str | Sequence[str]
 AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # what dtype=auto is on a device
 
 
-def python_warning(level: int) -> Warn:
-    """The usual way to warn in Python, so many calls above."""
-
-    def warn(i: int, said: str) -> None:
-        warnings.warn(f"text {i + 1} is {said}", stacklevel=level)
-
-    return warn
+def python_warning(i: int, said: str) -> None:
+    """The usual way to warn in Python: it names the line that called this module."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals is globals():
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"text {i + 1} is {said}", stacklevel=level)
 
 
 def check_text(*texts: object) -> None:
@@ -89,7 +89,6 @@ class Model:
 
     def translate(self, texts: Texts, **options: Any) -> list[str]:
         """One translation for each text."""
-        options.setdefault("warn", python_warning(4))
         return [answer.text for answer in self.answers(texts, **options)]
 
     def answers(
@@ -100,7 +99,7 @@ class Model:
         alternatives: int = 0,
         history: bool = False,
         attention: bool = False,
-        warn: Warn | None = None,
+        warn: Warn = python_warning,
         **options: Any,
     ) -> list[Answer]:
         """The same with tokens, log-probabilities, score and n-best list; on request with the best
@@ -114,26 +113,25 @@ class Model:
         task, wanted = self.of(Translate), Wanted(history, alternatives, attention)
         decoding = self.decoding(options)
         answers = task.answer(self.transformer, texts, decoding, self.longest, prefix, wanted)
-        warn = warn or python_warning(3)
         for i, answer in enumerate(answers):
             if answer.pieces:
                 warn(i, self.in_pieces(len(answer.pieces)))
         return answers
 
     def stream(
-        self, text: str, *, prefix: str = "", warn: Warn | None = None, **options: Any
+        self, text: str, *, prefix: str = "", warn: Warn = python_warning, **options: Any
     ) -> Iterator[str]:
         """The translation, or what follows a prompt, bit by bit, as it comes."""
         check_text(text, prefix)
         if isinstance(self.task, Generate):
             decoding = self.decoding(options)
             if self.task.is_cut(self.task.request(text, self.longest).source):
-                (warn or python_warning(3))(0, self._only("end"))
+                warn(0, self._only("end"))
             return self.task.stream(self.transformer, text, decoding, self.longest)
         task = self.of(Translate)
         requests = task.requests([text], self.longest, prefix)[0]
         if len(requests) > 1:
-            (warn or python_warning(3))(0, self.in_pieces(len(requests)))
+            warn(0, self.in_pieces(len(requests)))
         return task.stream(self.transformer, requests, self.decoding(options))
 
     def in_pieces(self, count: int) -> str:
@@ -143,7 +141,9 @@ class Model:
             done = f"the best answer of {count} windows is given"
         return f"longer than the {self.longest} tokens that the model was trained on: {done}"
 
-    def score(self, pairs: Sequence[tuple[str, str]], *, warn: Warn | None = None) -> list[Answer]:
+    def score(
+        self, pairs: Sequence[tuple[str, str]], *, warn: Warn = python_warning
+    ) -> list[Answer]:
         """How probable given translations are: (source, translation) pairs. What is longer than
         the model was trained on is scored whole, with a warning."""
         for pair in pairs:
@@ -154,7 +154,6 @@ class Model:
         found = self.of(Translate).score(
             self.transformer, pairs, self.config.decoding.length_penalty, limit
         )
-        warn = warn or python_warning(3)
         for i, answer in enumerate(found):
             if max(len(answer.source), len(answer.tokens)) > self.longest:
                 warn(i, f"longer than the {self.longest} tokens that the model was trained on")
@@ -163,7 +162,7 @@ class Model:
     # ---- the other tasks ----------------------------------------------------------------
 
     def answer(
-        self, questions: Texts, context: Texts, *, warn: Warn | None = None, **options: Any
+        self, questions: Texts, context: Texts, *, warn: Warn = python_warning, **options: Any
     ) -> list[Answer]:
         """The answer to each question from its context, or from one context for all."""
         asked, contexts = listed(questions), listed(context)
@@ -176,11 +175,11 @@ class Model:
         answers = task.answer(self.transformer, pairs, decoding, self.longest)
         for i, answer in enumerate(answers):
             if answer.pieces:
-                (warn or python_warning(3))(i, self.in_pieces(len(answer.pieces)))
+                warn(i, self.in_pieces(len(answer.pieces)))
         return answers
 
     def generate(
-        self, prompts: Texts, *, until: str = "", warn: Warn | None = None, **options: Any
+        self, prompts: Texts, *, until: str = "", warn: Warn = python_warning, **options: Any
     ) -> list[Answer]:
         """What follows each prompt; it stops before the text `until`, if that is given."""
         texts, task = listed(prompts), self.of(Generate)
@@ -188,13 +187,13 @@ class Model:
         answers = task.answer(self.transformer, texts, decoding, self.longest, until)
         for i, answer in enumerate(answers):
             if task.is_cut(answer.source):
-                (warn or python_warning(3))(i, self._only("end"))
+                warn(i, self._only("end"))
         return answers
 
-    def classify(self, texts: Texts, *, warn: Warn | None = None) -> list[Label]:
+    def classify(self, texts: Texts, *, warn: Warn = python_warning) -> list[Label]:
         """The label of each text, with the calibrated probabilities of all."""
         texts, task = listed(texts), self.of(Classify)
-        self._warn_cut(texts, warn or python_warning(3))
+        self._warn_cut(texts, warn)
         return task.classify(self.transformer, texts)
 
     def fill(
@@ -206,12 +205,12 @@ class Model:
         return self.of(Fill).fill(self.transformer, listed(texts), top, self.longest, where)
 
     def embed(
-        self, texts: Texts, *, pooling: str = "", warn: Warn | None = None
+        self, texts: Texts, *, pooling: str = "", warn: Warn = python_warning
     ) -> NDArray[np.float32]:
         """A vector of unit length for each text: [texts, D]. pooling: mean, cls or last."""
         texts, embedder = listed(texts), self.embedder()
         self.check_pooling(pooling)
-        self._warn_cut(texts, warn or python_warning(3))
+        self._warn_cut(texts, warn)
         return embedder.embed(self.transformer, texts, pooling)
 
     def check_pooling(self, pooling: str) -> None:
@@ -221,11 +220,11 @@ class Model:
             replace(self.config.model, head="pooling", classes=None, pooling=pooling)
 
     def embed_tokens(
-        self, texts: Texts, *, warn: Warn | None = None
+        self, texts: Texts, *, warn: Warn = python_warning
     ) -> list[tuple[list[str], NDArray[np.float32]]]:
         """For each text its tokens and the vector of each in this context: [n, D]."""
         texts, embedder = listed(texts), self.embedder()
-        self._warn_cut(texts, warn or python_warning(3))
+        self._warn_cut(texts, warn)
         return embedder.embed_tokens(self.transformer, texts)
 
     def embedder(self) -> Embed:

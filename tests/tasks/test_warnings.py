@@ -1,0 +1,27 @@
+"""What Python is warned of is said of the line of the program that called, whatever the task is."""
+
+import pytest
+
+LONG = "The dog slept in the garden. " * 40
+CALLS = {
+    "translate": ("translate", lambda model, file: model.translate(LONG)),
+    "answers": ("translate", lambda model, file: model.answers(LONG)),
+    "stream": ("translate", lambda model, file: model.stream(LONG)),
+    "score": ("translate", lambda model, file: model.score([(LONG, "Der Hund.")])),
+    "answer": ("answer", lambda model, file: model.answer("Where is it?", LONG)),
+    "generate": ("generate", lambda model, file: model.generate(LONG)),
+    "classify": ("classify", lambda model, file: model.classify(LONG)),
+    "embed": ("embed", lambda model, file: model.embed(LONG)),
+    "embed_tokens": ("embed", lambda model, file: model.embed_tokens(LONG)),
+    "search": ("embed", lambda model, file: model.search(LONG, file)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warning_names_the_line_that_called(name, loaded, tmp_path):
+    (tmp_path / "lines.txt").write_text("The dog slept.\nThe cat slept.\n")
+    task, call = CALLS[name]
+    with pytest.warns(UserWarning, match=r"text 1 is longer than the 64 tokens") as caught:
+        call(loaded(task), tmp_path / "lines.txt")
+    assert [one.filename for one in caught] == [__file__]
+    assert [one.lineno for one in caught] == [call.__code__.co_firstlineno]
