@@ -1,6 +1,7 @@
 """`regard pack`: a folder of a quarter of the size that does all that the other did."""
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -140,6 +141,7 @@ def test_names_lose_folders_only_where_they_begin_at_the_root(text, kept):
     ("//server/share/me/x.en", "me/x.en"),
     ("file:///home/me/data/x.en", "data/x.en"),
     ("C:/Users/me/x.en", "me/x.en"),
+    ("o'brien (1)/x/y/train.en", "o'brien (1)/x/y/train.en"),
     ("/x.en", "x.en"),
     ("my data (1)/sets/x/train.en", "my data (1)/sets/x/train.en"),
     ("../../x/y/train.en", "../../x/y/train.en"),
@@ -149,13 +151,18 @@ def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, ke
     config = Config.load(run / "config.yaml")
     config = replace(config, data=replace(config.data, train=[path, f"{path}.de"], valid=[path]))
     (tmp_path / "run/config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    card = "- data: {0} {0}.de\n- command: `regard train --train {0} {0}.de --out /a/b/c`; a/x.en\n"
-    (tmp_path / "run/README.md").write_text(card.format(path), encoding="utf-8")
+
+    def card(path, out):  # as regard.run writes it, and a line that is not about these files
+        command = shlex.join(["regard", "train", "--train", path, f"{path}.de", "--out", out])
+        return f"- data: {path} {path}.de\n- command: `{command}`\n- other: a/x.en\n"
+
+    written = card(path, "/a/b's own/c d")
+    (tmp_path / "run/README.md").write_text(written, encoding="utf-8")
     regard.pack(tmp_path / "run", tmp_path / "small")
     data = Config.load(tmp_path / "small/config.yaml").data
     assert (data.train, data.valid) == ([kept, f"{kept}.de"], [kept])
     said = (tmp_path / "small/README.md").read_text(encoding="utf-8")
-    assert said == f"{card.format(kept)}\n{SAID}\n".replace("/a/b/c", "b/c")
+    assert said == card(kept, "b's own/c d") + f"\n{SAID}\n"
     regard.pack(tmp_path / "small", tmp_path / "again")
     assert content(tmp_path / "again") == content(tmp_path / "small")
 

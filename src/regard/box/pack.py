@@ -7,7 +7,8 @@ is. Names of files lose the folders of the machine that they were on.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ SAID = (
 NAME = r"""[^\s/`'"]+"""
 BEGINS = r"(?<![\w.~:/$-])"
 ROOT = r"(?:file:/+|[A-Za-z]:/+|/+)"  # /, //server, file:///, C:/
+QUOTED = rf"""{BEGINS}'(?={ROOT})(?:[^'\n]|'"'"')*'"""  # as shlex.quote writes it
 ELSEWHERE = rf"{BEGINS}{ROOT}(?:(?:{NAME}/+)*(?={NAME}/+{NAME})|(?={NAME}))"
 
 
@@ -88,10 +90,17 @@ def short_path(path: str) -> str:
     return "/".join(re.split("/+", path[root.end() :])[-2:]) if root else path
 
 
-def portable(text: str, paths: Iterable[str] = ()) -> str:
-    """A text without the folders of this machine. In the paths that are known there may be signs
-    that end any other: John Doe, O'Brien."""
-    known = (re.escape(path) for path in sorted(paths, key=len, reverse=True))
-    named = "".join(rf"{BEGINS}{path}(?![\w/-])|" for path in known)
-    both = rf"(?P<known>{named}(?!))|{ELSEWHERE}"  # (?!): never, after the last bar
-    return re.sub(both, lambda found: short_path(found["known"] or ""), text)
+def portable(text: str, paths: Collection[str] = ()) -> str:
+    """A text without the folders of this machine. In paths that are known, and in what is quoted
+    for a shell, there may be signs that end any other path: John Doe, O'Brien."""
+
+    def shorter(found: re.Match[str]) -> str:
+        word = found["word"] or ""
+        if not word or word in paths:
+            return short_path(word)
+        return shlex.quote(short_path(shlex.split(word)[0]))
+
+    known = {form for path in paths for form in (path, shlex.quote(path))}
+    forms = (re.escape(form) for form in sorted(known, key=len, reverse=True))
+    words = "|".join([*(rf"{BEGINS}{form}(?![\w/-])" for form in forms), QUOTED])
+    return re.sub(rf"(?P<word>{words})|{ELSEWHERE}", shorter, text)
