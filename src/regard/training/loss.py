@@ -59,8 +59,8 @@ class SmoothedCrossEntropy(torch.autograd.Function):
                 n = slice(start, start + size)
                 x = vectors[n]
                 slope = F.linear(x, rows, add)  # [n, V]: logits so far
-                take = fused_losses if fuses else losses
-                slope = take(slope, labels[n], smoothing, needed, loss, likelihood, vocabulary)
+                rest = labels[n], smoothing, needed, loss, likelihood
+                slope = fused_losses(slope, *rest, vocabulary) if fuses else losses(slope, *rest)
                 if vector_gradient is not None and matrix_gradient is not None:
                     if bias_gradient is not None:
                         bias_gradient += slope.sum(0, dtype=bias_gradient.dtype)
@@ -98,7 +98,6 @@ def losses(
     needed: bool,
     loss: Tensor,
     likelihood: Tensor,
-    vocabulary: int,
 ) -> Tensor:
     """Add the sums over logits[n, V] and labels[n] to the two scalars. If the gradient is needed,
     give back d loss / d logits = softmax - smoothed target; it may lie where the logits were."""
