@@ -83,8 +83,8 @@ class Recorder:
         c = model.config
         drops = c.attention_dropout + c.feed_forward_dropout  # whose masks PyTorch makes
         engine = choose_engine(model.engine, self.device, c.attention_dropout)
-        plain = c.embedding_norm or c.mixer != "attention" or drops > 0 or engine != "tiled"
-        self.able = self.device.type == "cuda" and not plain
+        unrecordable = c.embedding_norm or c.mixer != "attention" or drops > 0 or engine != "tiled"
+        self.able = self.device.type == "cuda" and not unrecordable
         self.pool = torch.cuda.graph_pool_handle() if self.able else None
 
     def share(self, batch: Any) -> int | None:
@@ -106,14 +106,14 @@ class Recorder:
             row.check(len(self.model.table(side).weight), limit, side)
         longest = max(ALIGNED, *(max(row.lengths) for row in rows))
         key = share, 1 << (longest - 1).bit_length()
-        before = [p.grad.clone() for p in self.parameters if p.grad is not None]
+        before = [(p, p.grad.clone()) for p in self.parameters if p.grad is not None]
         made = self.recordings.setdefault(key, deque())
         if len(made) < COPIES:
             room = [-(-b * share // SHARES // ALIGNED) * ALIGNED for b in self.budgets]
             made.append(Recording(self, batch, room[-len(rows) :], key[1]))
         made.rotate()
         sums = made[0].replay(batch, seed)
-        for parameter, gradient in zip(self.parameters, before, strict=False):
+        for parameter, gradient in before:
             assert parameter.grad is not None
             parameter.grad += gradient
         return sums
