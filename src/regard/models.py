@@ -6,8 +6,9 @@ What a model can do is its task's; the same names are verbs of the command line.
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,6 +62,8 @@ def check_text(*texts: object) -> None:
 
 
 def listed(texts: Texts) -> list[str]:
+    if not isinstance(texts, Iterable):
+        raise InputError(f"texts are a string or several strings, not {texts!r:.60}")
     texts = [texts] if isinstance(texts, str) else list(texts)
     check_text(*texts)
     return texts
@@ -147,7 +150,7 @@ class Model:
         """How probable given translations are: (source, translation) pairs. What is longer than
         the model was trained on is scored whole, with a warning."""
         for pair in pairs:
-            if len(pair) != 2 or isinstance(pair, str):
+            if isinstance(pair, str) or not isinstance(pair, Sized) or len(pair) != 2:
                 raise InputError(f"a pair is (source, translation), not {pair!r:.60}")
             check_text(*pair)
         limit = self.config.model.max_length if self.config.model.positions == "learned" else None
@@ -200,8 +203,8 @@ class Model:
         self, texts: Texts, top: int = 5, where: Callable[[int], str] = lambda i: f"text {i + 1}"
     ) -> list[Filled]:
         """The best words for each <mask> of each text; `where` names a text that has none."""
-        if top < 1:
-            raise InputError(f"top must be at least 1, not {top}")
+        if not isinstance(top, int | np.integer) or top < 1:
+            raise InputError(f"top must be at least 1, not {top!r:.60}")
         return self.of(Fill).fill(self.transformer, listed(texts), top, self.longest, where)
 
     def embed(
@@ -292,6 +295,8 @@ class Model:
 def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
     """Open a model folder, or one in the box: "box:translate" (regard/box). dtype: float32,
     bfloat16, int8 (on a CPU), or auto: see AUTO."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f'a model is a folder, or "box:translate", not {path!r:.60}')
     folder = folder_of(path)
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is not a model: it has no config.yaml")
@@ -300,6 +305,7 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
             f"{folder} has no model.safetensors: its training has not ended; "
             f"go on with: regard train --resume --out {folder}"
         )
+    choice("device", str(device).partition(":")[0], ("auto", *AUTO))
     choice("dtype", dtype, DTYPES)
     config = Config.load(folder / "config.yaml")
     transformer = Transformer(config.model)

@@ -413,6 +413,20 @@ def test_python_refuses_a_model_of_another_task_in_the_same_words(loaded):
         loaded("classify").classify(["x", 3])
 
 
+def test_python_says_what_it_expects_of_arguments_of_another_kind(loaded, trained):
+    folder = trained("fill")
+    for call, said in (
+        (lambda: loaded("translate").score([1]), r"a pair is \(source, translation\), not 1"),
+        (lambda: loaded("translate").score(["ab"]), r"a pair is \(source, translation\), not 'ab'"),
+        (lambda: loaded("translate").translate(None), "a string or several strings, not None"),
+        (lambda: loaded("fill").fill("a <mask>", top="a"), "top must be at least 1, not 'a'"),
+        (lambda: regard.load(None), 'a model is a folder, or "box:translate", not None'),
+        (lambda: regard.load(folder, device="tpu"), "unknown device 'tpu'; did you mean 'cpu'?"),
+    ):
+        with pytest.raises(regard.InputError, match=said):
+            call()
+
+
 def test_no_run_is_begun_over_another(call, trained, data):
     folder = trained("fill")
     before = {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")}
