@@ -23,7 +23,7 @@ from regard.box import folder_of
 from regard.config import Config, DecodingConfig, brought
 from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
-from regard.files import cache_folder, new_folder, write_file
+from regard.files import cache_folder, new_folder, place_of, write_file
 from regard.model.transformer import Transformer
 from regard.models import load_weights, newest_weights
 from regard.settings import SECTIONS
@@ -94,6 +94,7 @@ def checked(config: Config | None, out: Path, exists: bool, resume: bool) -> Con
         return same_run(Config.load(out / "config.yaml"), config, out)
     if config is None:
         raise InputError(f"{out} is not a run: there is nothing to resume")
+    place_of(out)  # or it would be refused when all is read
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists and is not a run: take another --out")
     if config.training.tensorboard and find_spec("tensorboard") is None:

@@ -258,12 +258,22 @@ def test_a_text_without_a_mask_is_named(loaded, call):
         model.fill(["a <mask>", "none"])
     given = ["The <mask> slept.", "<mask>", "no mask", "<mask>"]
     code, out, err = call("fill", "-m", model.folder, given=given)
-    assert (code, err) == (2, "regard: standard input:3: there is no <mask> to fill: write it in place of a word\n")
+    assert (code, err) == (
+        2,
+        "regard: standard input:3: there is no <mask> to fill: write it in place of a word\n",
+    )
     assert out.count("\n") == 2  # those before it are answered
     code, out, err = call("fill", "-m", model.folder, given=["<mask>", ""])
-    assert (code, err) == (2, "regard: standard input:2: there is no <mask> to fill: write it in place of a word\n")
+    assert (code, err) == (
+        2,
+        "regard: standard input:2: there is no <mask> to fill: write it in place of a word\n",
+    )
     code, out, err = call("fill", "-m", model.folder, "no mask")
-    assert (code, out, err) == (2, "", "regard: text:1: there is no <mask> to fill: write it in place of a word\n")
+    assert (code, out, err) == (
+        2,
+        "",
+        "regard: text:1: there is no <mask> to fill: write it in place of a word\n",
+    )
 
 
 def test_a_text_that_is_too_long_to_be_read_whole_is_named(loaded, call):

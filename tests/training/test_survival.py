@@ -328,6 +328,15 @@ def test_a_folder_that_is_not_a_run_is_never_touched(configure, tmp_path):
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
+def test_a_place_where_no_folder_can_be_is_refused_before_anything_is_read(configure, tmp_path):
+    config = configure()
+    for path in config.data.train:
+        Path(path).unlink()
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is not a folder"):
+        train(config, tmp_path / "file/run", quiet=True)
+
+
 def test_a_mistake_that_only_the_data_shows_leaves_no_folder_behind(configure, tmp_path):
     with pytest.raises(InputError, match="training.batch_tokens=10 is less than the longest"):
         train(configure(training={"batch_tokens": 10}), tmp_path / "run", quiet=True)
