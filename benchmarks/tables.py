@@ -39,7 +39,7 @@ length. nanoGPT's README has 1.88 after 3 minutes on a CPU and 1.4697 on a GPU (
 d 384, context 256, dropout 0.2, 5,000 steps), means over random windows of the same tenth. Both
 choose the best of several validations on this same text, so do we: a figure to compare by, not
 one of an untouched test set.""",
-        ["shakespeare", "shakespeare-gpu"],
+        ["shakespeare", "shakespeare-gpu", "box-generate"],
         ["loss", "bits_per_byte"],
     ),
     (
