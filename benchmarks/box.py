@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cards import card
-from benchmarks.recipes import Recipe
+from benchmarks.recipes import Files, Recipe
 from regard.box import boxed
 from regard.box.pack import pack
 from regard.config import Config
@@ -115,16 +115,18 @@ def put_in_box(
     found: dict[str, Any] = {
         "name": boxed(recipe.box), "parameters": small.parameters, "bytes": small.size,
         "bytes_before": small.before, "model": checksum(folder / "model.safetensors"),
-        "evaluate": {},
     }  # fmt: skip
-    for name, files in recipe.tests.items():
+
+    def words(files: Files, model: str) -> list[str]:
         verb, option, _, *rest = recipe.test_command(files)
-        found["evaluate"][name] = " ".join(["regard", verb, option, found["name"], *rest])
+        return [verb, option, model, *rest]
+
+    tests = recipe.tests.items()
+    found["evaluate"] = {n: " ".join(["regard", *words(f, found["name"])]) for n, f in tests}
     found["tests"] = known_scores(before, found["model"], found["evaluate"])
-    for name, files in recipe.tests.items():
+    for name, files in tests:
         if name not in found["tests"]:
-            verb, option, _, *rest = recipe.test_command(files)
-            found["tests"][name] = evaluate([verb, option, str(folder), *rest])
+            found["tests"][name] = evaluate(words(files, str(folder)))
     model = load(folder, "cpu", "float32")
     found["examples"] = {
         kind: [[asked, said(model, asked)] for asked in some]

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from regard.box import folder_of
 from regard.config import Config, DecodingConfig, brought
@@ -30,7 +29,13 @@ from regard.settings import SECTIONS
 from regard.tasks.make import KINDS, learn_task, load_task, load_tokenizers
 from regard.tasks.task import Task
 from regard.text.rows import Rows
-from regard.training.checkpoint import Checkpoints, contiguous, read_tensors, to_bytes
+from regard.training.checkpoint import (
+    Checkpoints,
+    contiguous,
+    not_finite,
+    read_tensors,
+    to_bytes,
+)
 from regard.training.loop import Interrupted, Trainer, is_out_of_memory
 from regard.training.machine import keep_freed_memory
 from regard.training.processes import Processes
@@ -262,7 +267,7 @@ def finish(
             choices["best"] = read_tensors(run / "best.safetensors")
     except InputError as error:
         say(f"{error}; going on without it")
-    for name in [name for name, weights in choices.items() if not finite(weights)]:
+    for name in [name for name, weights in choices.items() if not_finite(weights)]:
         say(f"the {name} weights have a number that is not finite; going on without them")
         del choices[name]
     if not choices:
@@ -298,10 +303,6 @@ def finish(
     dropped = f", {state.dropped} steps dropped" if state.dropped else ""
     say(f"{run} is ready: {name} weights, {duration(state.seconds)} of training{dropped}")
     return result
-
-
-def finite(tensors: dict[str, Tensor]) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
 def card(config: Config, command: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from regard.box import folder_of
 from regard.errors import InputError
 from regard.files import new_folder, place_of
 from regard.models import load
-from regard.training.checkpoint import to_bytes
+from regard.training.checkpoint import not_finite, to_bytes
 from regard.training.int8 import packed
 
 SAID = (
@@ -46,9 +46,8 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
     check_out(folder, out, replace_old)
     opened = load(folder, "cpu", "float32")
     weights = opened.transformer.state_dict()
-    for name, tensor in weights.items():
-        if not bool(tensor.isfinite().all()):
-            raise InputError(f"{folder}: {name} has a number that is not finite: no model to pack")
+    if name := not_finite(weights):
+        raise InputError(f"{folder}: {name} has a number that is not finite: no model to pack")
     data = opened.config.data
     files = [*data.train, *data.valid]
     train, valid = (list(map(short_path, paths)) for paths in (data.train, data.valid))

@@ -129,6 +129,11 @@ def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
 
+def not_finite(tensors: dict[str, Tensor]) -> str:
+    """The name of a tensor that has a NaN or an infinity; empty: there is none."""
+    return next((name for name, t in tensors.items() if not bool(t.isfinite().all())), "")
+
+
 def to_bytes(tensors: dict[str, Tensor]) -> bytes:
     """A safetensors file that knows its own checksum."""
     tensors = contiguous(tensors)
