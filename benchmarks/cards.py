@@ -194,8 +194,8 @@ the kind whose translations it learned from; of news it saw none but English hea
 sentence of these two sets stands in the translations.""",
         """\
 - It notices shared words first: a negation, or who did it to whom, changes little.
-- Only the order counts: sentences that have nothing in common have cosines of up to 0.65. Single
-  words and fragments are matched badly.
+- Only the order counts: sentences that have nothing in common may have a cosine of 0.65, as above.
+  Single words and fragments are matched badly.
 - It was taught with single sentences; of a longer text it reads the first 128 tokens.
 - It knows English and German, and little of any special field. What it knows of likeness in German
   it has from translations alone.""",
