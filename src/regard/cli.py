@@ -115,7 +115,11 @@ def train_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
     verb.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections of options")
     verb.add_argument("--from", type=Path, metavar="MODEL", dest="start_from", help="fine-tune it")
-    verb.add_argument("--resume", action="store_true", help="go on with the run at --out")
+    verb.add_argument("--resume", action="store_true", help="continue the run at --out")
+    verb.add_argument(
+        "--force", action="store_true",
+        help="finish a run without its damaged checkpoints, which may change the final weights",
+    )  # fmt: skip
     verb.add_argument("--seed", type=int, help="of weights, order and dropout")
     verb.add_argument("--dtype", choices=("auto", "float32", "bfloat16"))
     architecture_options(verb)
@@ -155,8 +159,9 @@ def train(options: argparse.Namespace) -> int:
     from regard.run import train as run_training
 
     run_training(
-        config, options.out, resume=options.resume, start_from=options.start_from,
-        device=options.device, quiet=options.quiet, command=sys.argv[1:],
+        config, options.out, resume=options.resume, force=options.force,
+        start_from=options.start_from, device=options.device, quiet=options.quiet,
+        command=sys.argv[1:],
     )  # fmt: skip
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -83,7 +84,14 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
         if replace and path.exists():  # aside, and not away: a kill here loses neither
             shutil.rmtree(old, ignore_errors=True)
             os.replace(path, old)
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            raise InputError(
+                f"{path} was created by another process in the meantime: choose a different folder"
+            ) from None
     except BaseException:
         if old.exists() and not path.exists():
             os.replace(old, path)
@@ -114,6 +122,55 @@ def alive(process: int) -> bool:
     except PermissionError:  # it is somebody else's
         return True
     return process > 0
+
+
+class FolderLock:
+    """An exclusive lock on a folder, between processes; it ends with the process that holds it.
+
+    The lock is `flock` on the file `.lock` in the folder, so it survives renaming the folder, and
+    the system releases it however the process ends. Where the file system has no locks, and on
+    Windows, nothing is locked.
+    """
+
+    NAME = ".lock"
+
+    def __init__(self) -> None:
+        self.descriptor: int | None = None
+
+    def acquire(self, folder: Path) -> None:
+        """Lock the folder, or raise an InputError that names the process that holds the lock."""
+        try:
+            import fcntl
+        except ImportError:
+            return
+        path = folder / self.NAME
+        while self.descriptor is None:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+                os.close(descriptor)
+                raise InputError(
+                    f"{folder} is in use by another process{f' ({holder})' if holder else ''}: "
+                    "wait until it ends, or choose a different folder"
+                ) from None
+            except OSError:
+                pass  # this file system has no locks
+            # The last holder may have removed the file between opening and locking it.
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                os.truncate(descriptor, 0)
+                os.pwrite(descriptor, f"PID {os.getpid()}\n".encode(), 0)
+                self.descriptor = descriptor
+            else:
+                os.close(descriptor)
+
+    def release(self, folder: Path) -> None:
+        """Unlock the folder, which may have been renamed since; without a lock, do nothing."""
+        if self.descriptor is not None:
+            (folder / self.NAME).unlink(missing_ok=True)
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 def cache_folder() -> Path:

@@ -341,7 +341,7 @@ def weights(folder):
 def test_a_row_that_fails_is_reported_with_its_last_line_and_the_others_go_on(first, folder):
     out, err, code = first
     assert code == 1
-    why = f"{folder}/lab/runs/A-heads-1-2 exists and is not a run: take another --out"
+    why = f"{folder}/lab/runs/A-heads-1-2 exists and is not a run: choose a different --out"
     assert f"A-heads-1-2: failed: {why}" in err
     assert f"failed: A-heads-1: seed 2: {why}" in " ".join(out.split())
     assert "4 of 4" in err

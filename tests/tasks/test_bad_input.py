@@ -434,5 +434,5 @@ def test_no_run_is_begun_over_another(call, trained, data):
         "train", "--task", "fill", "--train", *data["fill"][0], "--out", folder, *SMALL
     )
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{folder} is a run already" in err
+    assert f"{folder} is already a run" in err
     assert {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")} == before

@@ -299,7 +299,7 @@ def test_other_files_are_not_the_run_that_was_begun(configure, tmp_path, data):
     files = {"train": [str(file)]}
     train(configure("classify", data=files, training={"steps": 2}), tmp_path / "run", quiet=True)
     file.write_text(file.read_text() + "en\tOne more row.\n")
-    with pytest.raises(InputError, match="the training files are not those that .* began with"):
+    with pytest.raises(InputError, match="the training files are not the ones .* was started with"):
         train(
             configure("classify", data=files, training={"steps": 4}),
             tmp_path / "run",

@@ -102,8 +102,8 @@ def test_old_checkpoints_go_and_those_that_averaging_needs_stay(checkpoints):
     assert checkpoints.steps() == [10, 20, 30, 37]
     checkpoints.save(40, tensors(40), {}, {})
     assert checkpoints.steps() == [20, 30, 40]
-    mean, steps = checkpoints.average(2)
-    assert steps == [30, 40]
+    assert checkpoints.averaged(2, 47) == [30, 40]
+    mean = checkpoints.average([30, 40])
     assert torch.equal(mean["weight"], torch.full((3, 2), 35.0))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,10 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import regard
 from regard.errors import InputError, TrainingFailed
 from regard.run import train
 from regard.tasks.translate import Translate
 from regard.training import loop
+from regard.training.checkpoint import Checkpoints
 
 SRC = str(Path(__file__).parents[2] / "src")
 
@@ -139,7 +142,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number, configure, tmp_path):
     child.send_signal(number)
     said = child.stderr.read()
     assert child.wait(60) == 130, said
-    assert f"go on with: regard train --resume --out {out}" in said
+    assert f"continue with: regard train --resume --out {out}" in said
     assert "Traceback" not in said
     [checkpoint] = list((out / "checkpoints").iterdir())
     stopped = int(checkpoint.name.removeprefix("step-"))
@@ -208,7 +211,7 @@ def test_a_run_that_reads_late_stops_after_several_in_a_row_as_well(
 ):
     spoil(monkeypatch, range(7, 99))
     monkeypatch.setitem(loop.LATE, "cpu", 1)
-    with pytest.raises(TrainingFailed, match=r"6 steps in a row had no finite loss"):
+    with pytest.raises(TrainingFailed, match=r"NaN or infinity in 6 consecutive steps"):
         train(configure(training={"validate_every": 1000}), tmp_path / "run", quiet=True)
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-12" / "model.safetensors")
     good = load_file(tmp_path / "run" / "checkpoints" / "step-8" / "model.safetensors")
@@ -221,7 +224,9 @@ def test_after_several_in_a_row_the_run_stops_with_the_good_state_saved(
     real = Translate.loss
     spoil(monkeypatch, range(7, 99))
     config = configure(training={"validate_every": 1000})
-    with pytest.raises(TrainingFailed, match=r"5 steps in a row had no finite loss.*learning_rate"):
+    with pytest.raises(
+        TrainingFailed, match=r"NaN or infinity in 5 consecutive steps.*learning_rate"
+    ):
         train(config, tmp_path / "run", quiet=True)
     monkeypatch.setattr(Translate, "loss", real)
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-11" / "model.safetensors")
@@ -323,7 +328,7 @@ def test_a_folder_that_is_not_a_run_is_never_touched(configure, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     for resume in (False, True):
-        with pytest.raises(InputError, match="exists and is not a run: take another --out"):
+        with pytest.raises(InputError, match="exists and is not a run: choose a different --out"):
             train(configure(), tmp_path / "thesis", resume=resume, quiet=True)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
@@ -343,17 +348,103 @@ def test_a_mistake_that_only_the_data_shows_leaves_no_folder_behind(configure, t
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_ends_although_an_older_checkpoint_and_the_best_weights_are_damaged(
-    configure, tmp_path, capsys
-):
-    train(configure(training={"steps": 18}), tmp_path / "run", quiet=True)
-    for name in ("best.safetensors", "checkpoints/step-12/model.safetensors"):
-        path = tmp_path / "run" / name
-        content = bytearray(path.read_bytes())
-        content[-2] ^= 1
-        path.write_bytes(content)
-    train(None, tmp_path / "run", resume=True)
-    assert "best.safetensors is damaged" in capsys.readouterr().err.replace("\n", "")
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["best.safetensors", *(f"checkpoints/step-12/{file}" for file in ("model.safetensors", "optimiser.safetensors", "state.json", ""))],
+)  # fmt: skip
+def test_damage_that_may_change_the_final_weights_needs_force(name, configure, tmp_path, capsys):
+    """Steps 12, 16 and 20 are averaged; the damaged one is neither the newest nor irrelevant."""
+    run = tmp_path / "run"
+    train(configure(training={"steps": 20}), run, quiet=True)
+    before = (run / "model.safetensors").read_bytes()
+    flip(run / name) if (run / name).is_file() else shutil.rmtree(run / name)
+    with pytest.raises(
+        InputError, match=r"(damaged|not a whole checkpoint).*--resume --force --out"
+    ) as refused:
+        train(None, run, resume=True, quiet=True)
+    assert ("step-12" if "/" in name else name) in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert (run / "model.safetensors").read_bytes() == before
+    train(None, run, resume=True, force=True)
+    lines = capsys.readouterr().err.replace("\n", "")
+    assert "continuing without it (--force)" in lines
+    assert regard.load(run).config.training.steps == 20
+
+
+def test_damage_to_a_checkpoint_that_is_not_averaged_changes_nothing(configure, tmp_path):
+    """With 22 steps, the mean is of 12, 16 and 20; the checkpoint of step 8 is only history."""
+    run = tmp_path / "run"
+    train(configure(training={"steps": 22, "keep": 5}), run, quiet=True)
+    before = weights(run)
+    flip(run / "checkpoints/step-8/model.safetensors")
+    train(None, run, resume=True, quiet=True)
+    assert same(weights(run), before)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "README.md"])
+def test_a_byte_that_is_not_utf8_does_not_stop_resuming(name, configure, tmp_path):
+    run = tmp_path / "run"
+    train(configure(training={"steps": 6}), run, quiet=True)
+    with (run / name).open("ab") as file:
+        file.write(b"My notes: caf\xe9\n")
+    train(configure(training={"steps": 8}), run, resume=True, quiet=True)
+    assert metrics(run)[-1]["step"] == 8
+    card = (run / "README.md").read_bytes()
+    assert b"- trained 8 steps" in card
+    assert b"- trained 6 steps" not in card
+    assert (b"caf\xe9" in card) == (name == "README.md")
+
+
+def test_a_run_folder_belongs_to_one_process_at_a_time(configure, tmp_path):
+    """A second process is refused while the first one trains, and admitted once it has died."""
+    out, config = tmp_path / "run", configure(training={"steps": 4000, "validate_every": 4000})
+    first = subprocess.Popen(
+        [sys.executable, *command(config, out)], env=environment(), stderr=subprocess.DEVNULL
+    )
+    try:
+        while not (out / "checkpoints/step-4").exists():
+            time.sleep(0.05)
+            assert first.poll() is None
+        holder = rf"{out} is in use by another process \(PID {first.pid}\)"
+        with pytest.raises(InputError, match=holder):
+            train(None, out, resume=True, quiet=True)
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    steps = max(Checkpoints(out).steps()) + 1
+    shorter = configure(training={"steps": steps, "validate_every": 4000})
+    train(shorter, out, resume=True, quiet=True)
+    train(shorter, tmp_path / "alone", quiet=True)
+    assert same(weights(out), weights(tmp_path / "alone"))
+    assert metrics(out) == metrics(tmp_path / "alone")
+    assert not (out / ".lock").exists()
+
+
+def test_of_two_processes_that_start_the_same_run_one_is_refused(configure, tmp_path):
+    out, config = tmp_path / "run", configure(training={"steps": 8})
+    both = [
+        subprocess.Popen(
+            [sys.executable, *command(config, out)],
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    ends = sorted((child.wait(), child.stderr.read()) for child in both)
+    assert [code for code, _ in ends] == [0, 2]
+    assert ends[1][1].count("regard: ") == 1
+    assert "Errno" not in ends[1][1]
+    train(config, tmp_path / "alone", quiet=True)
+    assert metrics(out) == metrics(tmp_path / "alone")
+    assert same(weights(out), weights(tmp_path / "alone"))
 
 
 def test_a_run_whose_card_was_lost_ends_with_one(configure, tmp_path):
@@ -367,7 +458,7 @@ def test_a_run_whose_card_was_lost_ends_with_one(configure, tmp_path):
 def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path):
     config = configure(training={"steps": 5})
     train(config, tmp_path / "run", quiet=True)
-    with pytest.raises(InputError, match="is a run already: go on with --resume"):
+    with pytest.raises(InputError, match="is already a run: continue it with --resume"):
         train(config, tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match=r"training.clip is 1.0 in the run at .* but 2.0 here"):
         train(configure(training={"clip": 2.0}), tmp_path / "run", resume=True, quiet=True)
@@ -379,5 +470,5 @@ def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path
     ):
         source.write("More.\n")
         target.write("Mehr.\n")
-    with pytest.raises(InputError, match="the training files are not those that"):
+    with pytest.raises(InputError, match="the training files are not the ones"):
         train(None, tmp_path / "run", resume=True, quiet=True)

@@ -12,10 +12,12 @@ import torch
 
 import command
 import regard
-from regard import InputError
+from regard import InputError, finish
 from regard.config import Config
 from regard.errors import TrainingFailed
+from regard.finish import Validation
 from regard.run import train
+from regard.training.checkpoint import read_tensors, to_bytes
 from regard.training.optimiser import learning_rate
 
 
@@ -113,7 +115,9 @@ def test_weights_that_are_not_finite_are_never_a_model(held_out, configure, tmp_
     data = {} if held_out else {"valid": []}
     config = configure(data=data, training={"steps": 1, "warmup": 1, "learning_rate": 1e39})
     run = tmp_path / "run"
-    with pytest.raises(TrainingFailed, match="not finite: no model is written; train again") as no:
+    with pytest.raises(
+        TrainingFailed, match="NaN or infinity: no model is written; train again"
+    ) as no:
         train(config, run, quiet=True)
     assert "\n" not in str(no.value)
     assert "--resume" not in str(no.value)
@@ -130,6 +134,68 @@ def test_the_last_weights_are_not_taken_where_only_the_best_are_finite(configure
     (tmp_path / "broken" / "best.safetensors").write_bytes(good)
     train(None, tmp_path / "broken", resume=True, quiet=True)
     assert (tmp_path / "broken" / "model.safetensors").read_bytes() == good
+
+
+class Favourite:
+    """A validation that prefers the weights of one candidate: the call with this number."""
+
+    def __init__(self, favourite):
+        self.favourite, self.calls, self.weights = favourite, 0, None
+
+    def __call__(self, model):
+        now = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        self.calls += 1
+        if self.calls == self.favourite:
+            self.weights = now
+        preferred = self.weights is not None and all(
+            torch.equal(now[n], self.weights[n]) for n in now
+        )
+        loss = float(sum(tensor.double().abs().sum() for tensor in now.values()))
+        return {"loss": loss, "score": float(preferred), "samples": []}
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(1, "last"), (2, "mean of 3 checkpoints"), (3, "best")]
+)
+def test_the_weights_that_are_written_are_the_ones_that_were_chosen(
+    number, name, configure, tmp_path, monkeypatch
+):
+    """Each candidate in turn; comparing them loads them into the model that trained."""
+    run = tmp_path / "run"
+    train(configure(training={"steps": 12, "validate_every": 5}), run, quiet=True)
+    last = read_tensors(run / "checkpoints/step-12/model.safetensors")
+    best = read_tensors(run / "best.safetensors")
+    scale = {name: tensor * 1.5 for name, tensor in best.items()}  # certainly not the last ones
+    (run / "best.safetensors").write_bytes(to_bytes(scale))
+    favourite = Favourite(number)
+    monkeypatch.setattr(Validation, "__call__", lambda _, model: favourite(model))
+    train(None, run, resume=True, quiet=True)
+    written = read_tensors(run / "model.safetensors")
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["final"] == name
+    assert all(torch.equal(written[n], favourite.weights[n]) for n in written)
+    assert all(torch.equal(written[n], last[n]) for n in written) == (name == "last")
+    assert all(torch.equal(written[n], scale[n]) for n in written) == (name == "best")
+
+
+def test_a_run_does_not_finish_if_what_is_on_the_disk_is_not_what_was_chosen(
+    configure, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    config = configure(training={"steps": 4, "average": 1})
+    right = finish.to_bytes
+    monkeypatch.setattr(
+        finish, "to_bytes", lambda tensors: right({n: t * 1.1 for n, t in tensors.items()})
+    )
+    with pytest.raises(
+        TrainingFailed, match="the validation loss of the chosen weights is .* no model is written"
+    ) as no:
+        train(config, run, quiet=True)
+    assert "\n" not in str(no.value)
+    assert not (run / "model.safetensors").exists()
+    assert not list(run.glob(".tmp-*"))
+    monkeypatch.undo()
+    train(None, run, resume=True, quiet=True)
+    assert regard.load(run).translate("The dog slept.")
 
 
 def test_with_bpe_dropout_the_loss_is_divided_by_the_tokens_there_are(configure, tmp_path):

@@ -1,7 +1,8 @@
-"""Checkpoints that are whole or not there: `checkpoints/step-N/` with weights, optimiser, state.
+"""Checkpoints: `checkpoints/step-N/` with the weights, the optimiser's state and the run's state.
 
-Each is written under a temporary name, with the checksums of its files, and renamed. Reading
-takes the newest one whose checksums hold and names the ones that do not. No pickle is read.
+Each is written under a temporary name, with the checksums of its files, and renamed, so it is
+complete or absent. Reading starts at the newest, verifies the checksums and names every damaged
+file. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ FILES = ("model.safetensors", "optimiser.safetensors")
 
 
 class Checkpoints:
-    """Those of a run; `keep` and `every` matter to who saves or averages, not to who reads."""
+    """The checkpoints of a run. `keep` and `every` matter only for saving and averaging."""
 
     def __init__(self, run: Path, keep: int = 1, every: int = 1) -> None:
         self.folder, self.keep, self.every = run / "checkpoints", keep, every
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of, oldest first; whether they are whole is not said."""
+        """The steps that have a checkpoint, damaged or not, oldest first."""
         names = [p.name for p in self.folder.glob("step-*") if p.name[5:].isdigit()]
         return sorted(int(name[5:]) for name in names)
 
@@ -45,7 +46,7 @@ class Checkpoints:
         optimiser: dict[str, Tensor],
         state: dict[str, Any],
     ) -> None:
-        # One that lies there already is broken, or the run would have gone on from it.
+        # An existing one is damaged: otherwise the run would have resumed from it.
         with new_folder(self.path(step), replace=True) as folder:
             for name, tensors in zip(FILES, (model, optimiser), strict=True):
                 (folder / name).write_bytes(to_bytes(tensors))
@@ -56,8 +57,8 @@ class Checkpoints:
         self._prune(step)
 
     def _prune(self, saved: int) -> None:
-        """Keep the last `keep` of those at regular steps, which averaging needs, and the newest.
-        Later ones than that which was saved are broken, or the run would have begun there."""
+        """Keep the newest checkpoint and the last `keep` at regular steps, which averaging needs.
+        Later ones are damaged: otherwise the run would have resumed from them."""
         for step in self.steps():
             if step > saved:
                 self._remove(step)
@@ -67,12 +68,12 @@ class Checkpoints:
             self._remove(step)
 
     def _remove(self, step: int) -> None:
-        # Renamed first: a folder that is half removed must not look like a checkpoint.
+        # Renamed first: a partly removed folder must not look like a checkpoint.
         dying = self.path(step).rename(self.folder / f"{PREFIX}0-step-{step}")
         shutil.rmtree(dying, ignore_errors=True)
 
     def newest(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The state of the newest whole checkpoint, and what is wrong with the newer ones."""
+        """The state of the newest checkpoint that is whole, and what is wrong with newer ones."""
         remove_leftovers(self.folder)
         broken: list[str] = []
         for step in reversed(self.steps()):
@@ -83,7 +84,7 @@ class Checkpoints:
         return None, broken
 
     def check(self, step: int) -> dict[str, Any]:
-        """The state of a checkpoint, once its files have the checksums they were written with."""
+        """The state of a checkpoint whose files match their checksums; else an InputError."""
         path = self.path(step)
         try:
             state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
@@ -98,14 +99,8 @@ class Checkpoints:
                 raise
             raise InputError(f"{path} is not a whole checkpoint: {error}") from error
         if state.get("step") != step:
-            raise InputError(f"{path} holds step {state.get('step')}, not the one of its name")
+            raise InputError(f"{path} holds step {state.get('step')}, which is not its name's")
         return state
-
-    def is_whole(self, step: int) -> bool:
-        try:
-            return bool(self.check(step))
-        except InputError:
-            return False
 
     def weights(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self.path(step) / FILES[0])
@@ -113,24 +108,41 @@ class Checkpoints:
     def optimiser(self, step: int) -> dict[str, Tensor]:
         return read_tensors(self.path(step) / FILES[1])
 
-    def average(self, number: int) -> tuple[dict[str, Tensor], list[int]]:
-        """The mean of the weights of the last checkpoints at regular steps, and which they are."""
-        steps = [step for step in self.steps() if step % self.every == 0][-number:]
-        steps = [step for step in steps if self.is_whole(step)]
+    def averaged(self, number: int, last: int) -> list[int]:
+        """The steps whose mean is a candidate for the final weights of a run that ends at step
+        `last`: the last `number` regular ones."""
+        return [*range(self.every, last + 1, self.every)][-number:]
+
+    def damage(self, step: int) -> str:
+        """What is wrong with the checkpoint of a step; empty if it is whole."""
+        try:
+            self.check(step)
+        except InputError as error:
+            return str(error)
+        return ""
+
+    def average(self, steps: list[int]) -> dict[str, Tensor]:
+        """The mean of the weights of these checkpoints."""
         mean: dict[str, Tensor] = {}
         for step in steps:
             for name, tensor in self.weights(step).items():
                 part = tensor.double() / len(steps)
                 mean[name] = mean[name] + part if name in mean else part
-        return {name: tensor.float() for name, tensor in mean.items()}, steps
+        return {name: tensor.float() for name, tensor in mean.items()}
+
+
+def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU that share no memory with the tensors, wherever these are."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
 def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, row by row; those that are so already keep their memory."""
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
 
 def not_finite(tensors: dict[str, Tensor]) -> str:
-    """The name of a tensor that has a NaN or an infinity; empty: there is none."""
+    """The name of a tensor that contains NaN or infinity; empty if there is none."""
     return next((name for name, t in tensors.items() if not bool(t.isfinite().all())), "")
 
 

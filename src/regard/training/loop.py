@@ -47,7 +47,7 @@ from regard.training.processes import Processes
 from regard.training.progress import Progress, said
 from regard.training.recorded import Recorder
 
-HOPELESS = 5  # steps in a row without a finite loss before the run stops
+MAX_NONFINITE_STEPS = 5  # consecutive steps without a finite loss before the run stops
 LATE = {"cuda": 1}  # steps that are under way when the figures of one are read; elsewhere none
 
 
@@ -76,7 +76,7 @@ class Task(Protocol):
 
 
 class Interrupted(Exception):
-    """A signal asked to stop; what was done is saved (exit code 130)."""
+    """A signal stopped the run; its state is saved (exit code 130)."""
 
 
 @dataclass
@@ -94,8 +94,8 @@ class State:
     corpus: str = ""  # fingerprint of the training data
 
 
-class Taken:
-    """A step that was taken: its rows, and its figures on their way to the host."""
+class PendingStep:
+    """A step whose metrics are still being copied from the device."""
 
     def __init__(
         self, number: int, rate: float, rows: list[NDArray[np.int64]], figures: Tensor
@@ -110,7 +110,8 @@ class Taken:
             self.arrived.record()
 
     def figures(self) -> list[float]:
-        """Sums of loss, likelihood, tokens and of who was asked to stop; the gradient's norm."""
+        """Sums of loss, likelihood and tokens, the number of processes that received a stop
+        signal, and the norm of the gradient."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.values.tolist()
@@ -144,9 +145,9 @@ class Trainer:
         self.rows = Rows(self.sizes, budget, store.fingerprint, seed, share, counted)
         self.dtype = choose_dtype(self.training.dtype, processes.device)
         self.peak = peak(processes.device, self.dtype) * processes.world
-        self.asked_to_stop = False
-        self.unlucky = 0  # steps in a row without a finite loss
-        self.waiting: deque[Taken] = deque()  # steps whose figures are still to be read
+        self.stop_requested = False
+        self.nonfinite_steps = 0  # consecutive steps without a finite loss
+        self.waiting: deque[PendingStep] = deque()  # steps whose figures are still to be read
         self.late = LATE.get(processes.device.type, 0)  # how many these may be
         self.events: Any = None  # for TensorBoard, once training begins
         self.recorder = Recorder(model, self._loss, self.rows.budgets, self.dtype)
@@ -154,37 +155,38 @@ class Trainer:
     # ---- resuming -----------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go back to the newest whole checkpoint; say which ones are broken."""
+        """Restore the newest checkpoint that is whole; name the damaged ones."""
         if self.processes.first:
             remove_leftovers(self.run)
         state, broken = self.checkpoints.newest()
         for what in broken:
-            self.progress.say(f"{what}; going back to the one before")
+            self.progress.say(f"{what}; falling back to the previous checkpoint")
         if state is None:  # it ended before its first checkpoint: from the beginning
             self._forget_metrics_after(0)
             return
         if state.get("corpus") != self.store.fingerprint:
             raise InputError(
-                f"the training files are not those that {self.run} began with: resuming would not "
-                "continue it; start another run with --from"
+                f"the training files are not the ones {self.run} was started with, so it cannot be "
+                "resumed: start a new run with --from"
             )
         self.model.load_state_dict(self.checkpoints.weights(state["step"]))
         load_optimiser(self.model, self.optimiser, self.checkpoints.optimiser(state["step"]))
         self.state = State(**{name: state[name] for name in vars(State())})
         if self.state.rows % self.processes.world:
             raise InputError(
-                f"the run takes {self.state.rows} rows a step, which {self.processes.world} "
-                "processes cannot share evenly: resume with another number of them"
+                f"the run uses {self.state.rows} rows per step, which {self.processes.world} "
+                "processes cannot share evenly: resume with a different number of processes"
             )
         self._forget_metrics_after(self.state.step)
 
     def _forget_metrics_after(self, step: int) -> None:
+        """Remove lines of later steps, which will be written again, and damaged lines."""
         path = self.run / "metrics.jsonl"
         if self.processes.first and path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            lines = path.read_bytes().splitlines(keepends=True)
             kept = [line for line in lines if is_until(line, step)]
             if len(kept) < len(lines):
-                write_file(path, "".join(kept))
+                write_file(path, b"".join(kept))
 
     def record(self, step: int, **values: Any) -> None:
         if self.processes.first:
@@ -228,13 +230,13 @@ class Trainer:
                 self.events = None
 
     def _stop(self, _: int, __: FrameType | None) -> None:
-        self.asked_to_stop = True  # the step is finished first
+        self.stop_requested = True  # the step is finished first
 
     def _out_of_patience(self) -> bool:
         return 0 < self.training.patience <= self.state.waited
 
     def step(self) -> bool:
-        """One optimiser step; True if any process was asked to stop."""
+        """One optimiser step; True if any process received a stop signal."""
         number = self.state.step + 1
         first = (number - 1) * self.state.rows
         rows = [self.rows[row] for row in range(first, first + self.state.rows)]
@@ -242,39 +244,39 @@ class Trainer:
             self.state.pieces *= 2
             said = f"rows are cut into {self.state.pieces} pieces from now on"
             self.progress.say(f"out of memory: {said}")
-        if self.asked_to_stop:
+        if self.stop_requested:
             sums[3] = 1
         self.processes.sum_gradients(self.model)
         sums = self.processes.sum(sums)
         rate = learning_rate(number, self.training)
         norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
         self.state.step = number
-        self.waiting.append(Taken(number, rate, rows, torch.cat([sums, norm.double()[None]])))
+        self.waiting.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
         return self._read(self.late)
 
     def _read(self, late: int) -> bool:
-        """Read the figures of all steps but the last few; True if anybody was asked to stop."""
+        """Read the metrics of all but the last `late` steps; True if a process has to stop."""
         stop = False
         while len(self.waiting) > late:
-            stop |= self._taken(self.waiting.popleft())
-        if self.unlucky >= HOPELESS and not self.waiting:
+            stop |= self._finish_step(self.waiting.popleft())
+        if self.nonfinite_steps >= MAX_NONFINITE_STEPS and not self.waiting:
             self.save()
             raise TrainingFailed(
-                f"{self.unlucky} steps in a row had no finite loss; what was before is saved: "
-                f"start another run with --from {self.run} and a lower training.learning_rate, a "
-                "longer training.warmup or training.clip=1, or go on and hope"
+                f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
+                f"weights before them are saved: start a new run with --from {self.run} and a "
+                "lower training.learning_rate, a longer training.warmup or training.clip=1"
             )
-        return stop or (self.unlucky >= HOPELESS and self._read(0))
+        return stop or (self.nonfinite_steps >= MAX_NONFINITE_STEPS and self._read(0))
 
-    def _taken(self, step: Taken) -> bool:
-        """Count, show and record a step; True if anybody was asked to stop."""
+    def _finish_step(self, step: PendingStep) -> bool:
+        """Count, show and record a step; True if any process received a stop signal."""
         loss, likelihood, tokens, stop, norm = step.figures()
         if isfinite(loss) and isfinite(norm):
-            self.unlucky = 0
+            self.nonfinite_steps = 0
         else:
             self.state.dropped += 1
-            self.unlucky += 1
-            self.progress.say(f"step {step.number}: the loss is not finite, so the step is dropped")
+            self.nonfinite_steps += 1
+            self.progress.say(f"step {step.number}: the loss is NaN or infinity; step dropped")
         lengths = [[int(n) for row in step.rows for n in side[row]] for side in self.sizes]
         work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
         figures = self.progress.step(
@@ -381,10 +383,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def is_until(line: str, step: int) -> bool:
-    """Whether a line of the metrics file is whole and not after a step, nor the run's last word."""
+def is_until(line: bytes, step: int) -> bool:
+    """Whether a line of the metrics file is valid, not after a step, and not the final result."""
     try:
         values = json.loads(line)
         return bool(values["step"] <= step) and "final" not in values
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # damaged, or not UTF-8
         return False
