@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from regard import InputError
-from regard.files import new_folder, place_of
+from regard.files import cache_folder, new_folder, place_of
 
 
 def fill(path, text, replace=False):
@@ -138,3 +138,10 @@ def test_a_folder_of_somebody_else_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may do anything
     with pytest.raises(InputError, match=f"/a/b cannot be written: {tmp_path} is not yours to"):
         place_of(tmp_path / "a" / "b")
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/proc/nowhere/cache"])
+def test_a_cache_that_cannot_be_created_is_one_line(place, monkeypatch):
+    monkeypatch.setenv("REGARD_CACHE", place)
+    with pytest.raises(InputError, match="set REGARD_CACHE to a writable folder"):
+        cache_folder()

@@ -174,10 +174,16 @@ class FolderLock:
 
 
 def cache_folder() -> Path:
-    """Where tokenised corpora and search indexes lie between runs."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("REGARD_CACHE") or Path(home) / "regard")
-    folder.mkdir(parents=True, exist_ok=True)
+    """The folder of tokenised corpora, search indexes and compiled code, created if missing."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(os.environ.get("REGARD_CACHE") or Path(home) / "regard")
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        why = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"the cache folder cannot be created ({why}): set REGARD_CACHE to a writable folder"
+        ) from None
     return folder
 
 

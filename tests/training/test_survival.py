@@ -472,3 +472,13 @@ def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path
         target.write("Mehr.\n")
     with pytest.raises(InputError, match="the training files are not the ones"):
         train(None, tmp_path / "run", resume=True, quiet=True)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+@pytest.mark.parametrize("value", ["", "x", "-1", "9" * 5000, "1.5"])
+def test_an_environment_that_is_not_torchruns_is_one_line(
+    name, value, configure, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=f"the environment variable {name} is .* not a number"):
+        train(configure(), tmp_path / "run", quiet=True)

@@ -173,7 +173,11 @@ def place(name: str, chosen: str) -> tuple[Path, str | None]:
     content = b"".join(path.read_bytes() for path in sources)
     command = " ".join([str(compiler), *FLAGS, *VARIANTS[chosen][0]])
     key = hashlib.sha256(content + command.encode()).hexdigest()[:16]
-    return cache_folder() / "native" / f"{name}-{chosen}-{key}.so", compiler
+    try:
+        folder = cache_folder()
+    except InputError as error:  # native code is optional: PyTorch serves without it
+        raise OSError(str(error)) from None
+    return folder / "native" / f"{name}-{chosen}-{key}.so", compiler
 
 
 def built(name: str, chosen: str) -> Path:

@@ -1,7 +1,7 @@
 """Several processes that train one model (torchrun): gloo on CPUs, NCCL on GPUs.
 
-Each process works on rows of its own; sums of gradients and losses are taken over all of them
-before anything is divided or decided, so that all take the same step and the same turns.
+Each process computes the gradients of its own rows. Gradients and losses are summed over all
+processes before anything is divided or decided, so all processes take identical steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Processes:
     """This process among all: `rank` of `world`, and the device it computes on."""
 
     def __init__(self, device: str) -> None:
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.device = choose_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+        self.rank, self.world = environment_number("RANK", 0), environment_number("WORLD_SIZE", 1)
+        self.device = choose_device(device, environment_number("LOCAL_RANK", 0))
         if self.world > 1:
             cuda = self.device.type == "cuda"
             if cuda:
@@ -33,7 +33,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """The one that writes and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Processes:
         return tensor
 
     def sum_gradients(self, model: nn.Module) -> None:
-        """In one message: the gradients end to end."""
+        """Sum the gradients over all processes, concatenated into one message."""
         if self.world == 1:
             return
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -53,7 +53,7 @@ class Processes:
             gradient.copy_(part.view_as(gradient))
 
     def agree(self, number: int) -> int:
-        """The number that the first process has."""
+        """The value of `number` in the first process."""
         own = int(number) if self.first else 0
         return int(self.sum(torch.tensor([own], device=self.device)))
 
@@ -64,6 +64,17 @@ class Processes:
     def close(self) -> None:
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def environment_number(name: str, default: int) -> int:
+    """A number that torchrun puts into the environment."""
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InputError(
+            f"the environment variable {name} is {text!r:.40}, not a number: torchrun sets it; "
+            "unset it to train with one process"
+        )
+    return int(text)
 
 
 def choose_device(name: str, index: int = 0) -> torch.device:
