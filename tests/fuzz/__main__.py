@@ -14,17 +14,22 @@ from pathlib import Path
 
 from .calls import unlisted
 from .oracles import Fault, faults
-from .server import Result, Server, remove
+from .process import Result, remove
+from .server import Server
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of all calls (default: 1)")
     parser.add_argument("--calls", type=int, default=1000, help="number of calls (default: 1000)")
-    parser.add_argument("--first", type=int, default=0, help="number of the first call (default: 0)")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first call (default: 0)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="calls at once (default: 2)")
     parser.add_argument("--out", type=Path, help="folder of the stock and of results.jsonl")
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="repeat one call; keep its files")
+    parser.add_argument(
+        "--only", type=int, metavar="NUMBER", help="repeat one call; keep its files"
+    )
     options = parser.parse_args()
     if not hasattr(os, "fork") or sys.platform != "linux":
         print("the fuzzer needs fork and /proc: it runs on Linux only", file=sys.stderr)
@@ -38,7 +43,9 @@ def main() -> int:
     try:
         if options.only is not None:
             return repeat(options.seed, options.only, out)
-        return campaign(options.seed, range(options.first, options.first + options.calls), options.jobs, out)
+        return campaign(
+            options.seed, range(options.first, options.first + options.calls), options.jobs, out
+        )
     finally:
         if options.out is None and options.only is None:
             remove(out)
@@ -72,7 +79,9 @@ def campaign(seed: int, numbers: range, jobs: int, out: Path) -> int:
             print(json.dumps(record(result, found)), file=log, flush=True)
             if done % 100 == 0:
                 rate = done / (time.monotonic() - begin)
-                print(f"{done} calls, {rate:.1f} a second, {len(known)} signatures", file=sys.stderr)
+                print(
+                    f"{done} calls, {rate:.1f} a second, {len(known)} signatures", file=sys.stderr
+                )
     shutil.rmtree(out / "calls", ignore_errors=True)
     show(codes, known)
     seconds = time.monotonic() - begin
@@ -102,7 +111,7 @@ def command_line(result: Result) -> str:
 
 
 def quoted(word: bytes) -> str:
-    if word and all(chr(byte).isalnum() and byte < 128 or byte in b"-_./:=,+" for byte in word):
+    if word and all((chr(byte).isalnum() and byte < 128) or byte in b"-_./:=,+" for byte in word):
         return word.decode()
     try:
         text = word.decode()
@@ -121,9 +130,13 @@ def show(codes: Counter[tuple[str, str]], known: dict[str, list[tuple[Result, Fa
     for verb in sorted({verb for verb, _ in codes}):
         print(f"{verb:18}" + "".join(f"{codes[verb, code] or '':>8}" for code in columns))
     for signature, cases in sorted(known.items(), key=lambda item: -len(item[1])):
-        result, fault = min(cases, key=lambda case: len(command_line(case[0])) + 200 * len(case[0].call.changes))
+        result, fault = min(
+            cases, key=lambda case: len(command_line(case[0])) + 200 * len(case[0].call.changes)
+        )
         command = command_line(result)
-        print(f"\n{len(cases)} x {signature}\n    --only {result.call.number}: {fault.detail[:300]}")
+        print(
+            f"\n{len(cases)} x {signature}\n    --only {result.call.number}: {fault.detail[:300]}"
+        )
         print(f"    {command if len(command) < 400 else command[:400] + ' …'}")
         if result.call.changes:
             print(f"    changed: {'; '.join(result.call.changes)}")

@@ -175,10 +175,10 @@ def value_of(random: Random, action: argparse.Action) -> Word:
         return values.number(random, action.dest)
     if action.type is Path or "FILE" in str(action.metavar):
         return values.place(random)
-    pools = [values.TEXTS, values.PLACES, values.NO_NUMBERS]
-    known = [word.strip() for word in (action.help or "").split("|")] if "|" in (action.help or "") else []
-    word: Word = random.choice(random.choice([*pools, known or values.TEXTS]))
-    return word
+    pools: list[list[Word]] = [values.TEXTS, values.PLACES, [*values.NO_NUMBERS]]
+    if "|" in (action.help or ""):  # the help lists what is possible
+        pools.append([word.strip() for word in str(action.help).split("|")])
+    return random.choice(random.choice(pools))
 
 
 def change_setting(random: Random, call: Call, draft: Draft, folder: Path, stock: Path) -> None:
@@ -186,7 +186,9 @@ def change_setting(random: Random, call: Call, draft: Draft, folder: Path, stock
     if not any(a.dest == "assignments" for a in VERBS[draft.verb]._actions):
         change_option(random, call, draft, folder, stock)
         return
-    sections = draft.sections if random.random() < 0.95 else ("model", "data", "training", "decoding")
+    sections = (
+        draft.sections if random.random() < 0.95 else ("model", "data", "training", "decoding")
+    )
     keys = [(name, default) for name, default in SETTINGS if name.split(".")[0] in sections]
     name, default = random.choice(keys)
     if name in VALID and random.random() < 0.6:
@@ -196,7 +198,7 @@ def change_setting(random: Random, call: Call, draft: Draft, folder: Path, stock
     else:
         setting = damage.hostile_setting(random, [(name, default)])
     draft.options.setdefault("--set", []).append([setting])
-    call.may_fail |= name.startswith("training.") or name.startswith("model.")
+    call.may_fail |= name.startswith(("training.", "model."))
 
 
 def change_text(random: Random, call: Call, draft: Draft, folder: Path, stock: Path) -> None:

@@ -208,11 +208,12 @@ def damage_content(random: Random, path: Path) -> str:
 def damage_data(random: Random, path: Path) -> tuple[str, str]:
     """Damage a file of examples, perhaps compressed; returns its new name and what was done."""
     if random.random() < 0.15:
-        suffix, pack = random.choice([(".gz", gzip.compress), (".xz", lzma.compress)])
-        content = path.read_bytes()
+        suffix, content = random.choice([".gz", ".xz"]), path.read_bytes()
         packed = path.with_name(path.name + suffix)
+        if random.random() < 0.8:
+            content = gzip.compress(content) if suffix == ".gz" else lzma.compress(content)
         change: Change = random.choice([flip, cut, lambda _, same: same])
-        packed.write_bytes(change(random, pack(content) if random.random() < 0.8 else content))
+        packed.write_bytes(change(random, content))
         return packed.name, f"{packed.name}: compressed, then changed"
     if random.random() < 0.1:
         return path.name, damage_entry(random, path, [])
@@ -268,7 +269,9 @@ def hostile_setting(random: Random, keys: list[tuple[str, Any]]) -> str:
     name, default = random.choice(keys)
     key = name.split(".")[-1]
     if random.random() < 0.1:
-        return random.choice([name, f"{name}=", f"={name}", "x.y=1", f"{name}=1=2", ".=.", f" {name} = 3 "])
+        return random.choice(
+            [name, f"{name}=", f"={name}", "x.y=1", f"{name}=1=2", ".=.", f" {name} = 3 "]
+        )
     numeric = isinstance(default, int | float) and not isinstance(default, bool)
     if default is None or numeric or random.random() < 0.2:
         return f"{name}={values.number(random, key)}"

@@ -20,7 +20,9 @@ QUESTION = '{"context": "Mary went to the garden.", "question": "Where is Mary?"
 @dataclass
 class Draft:
     verb: Verb
-    options: dict[str, list[list[Word]]] = field(default_factory=dict)  # each as often as it is given
+    options: dict[str, list[list[Word]]] = field(
+        default_factory=dict
+    )  # each as often as it is given
     texts: list[Word] = field(default_factory=list)
     models: list[str] = field(default_factory=list)  # folders that it reads, in the working folder
     files: list[str] = field(default_factory=list)  # data that it reads
@@ -68,12 +70,11 @@ def text_verb(task: str) -> Callable[[Random, Path, Path], Draft]:
         draft = Draft((task,), reads_stdin=True, sections=("decoding",))
         if random.random() < 0.95 or kind == "answer":
             draft.set("-m", bring_model(random, draft, folder, stock, kind))
-        draft.texts = random.sample(TEXTS, random.choice([0, 1, 1, 2]))
+        texts = random.sample(TEXTS, random.choice([0, 1, 1, 2]))
+        draft.texts = [f"{text} <mask>" if task == "fill" else text for text in texts]
         draft.stdin = QUESTION + "\n" if task == "answer" else ""
         if task == "answer" and draft.texts:
             draft.set("--context", "Mary went to the garden. John went to the office.")
-        if task == "fill":
-            draft.texts = [f"{text} <mask>" for text in draft.texts]
         if task == "generate" and random.random() < 0.8:
             draft.set("--max-length", "6")
         if task == "search":

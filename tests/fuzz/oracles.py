@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from .privileges import USER
-from .server import Result
+from .process import Result
 
 MEMORY = 1_500 * 2**20
 SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # where any user may write
-WARNINGS = re.compile(r"\b(\w*Warning): |Exception ignored in|Fatal Python error|libgomp:|terminate called")
+WARNINGS = re.compile(
+    r"\b(\w*Warning): |Exception ignored in|Fatal Python error|libgomp:|terminate called"
+)
 FRAME = re.compile(r'File "[^"]*/regard/([^"]+)", line \d+, in (\S+)')
-ALWAYS_PRINTS = {("info",), ("evaluate",), ("view", "walk"), ("view", "positions"), ("view", "curves")}
+ALWAYS_PRINTS = {
+    ("info",),
+    ("evaluate",),
+    ("view", "walk"),
+    ("view", "positions"),
+    ("view", "curves"),
+}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u2028\u2029]")
 
 

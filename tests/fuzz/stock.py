@@ -54,9 +54,7 @@ def write_data(folder: Path) -> None:
             who, where = random.choice(PEOPLE), random.choice(PLACES)
             context = f"Day {i}. {who} went to the {where}."
             questions.append({"context": context, "question": f"Where is {who}?", "answer": where})
-        labelled = [
-            f"de\t{pair[1]}" if i % 3 else f"en\t{pair[0]}" for i, pair in enumerate(pairs)
-        ]
+        labelled = [f"de\t{pair[1]}" if i % 3 else f"en\t{pair[0]}" for i, pair in enumerate(pairs)]
         similar = [{"a": a, "b": b, "score": i % 5} for i, (a, b) in enumerate(pairs)]
         contents = {
             f"{split}.en": english, f"{split}.de": german, f"{split}.txt": "\n\n".join(blocks).split("\n"),
