@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from .calls import unlisted
-from .oracles import Fault, faults
+from .oracles import faults
 from .process import Result, remove
 from .server import Server
+
+Record = dict[str, Any]
 
 
 def main() -> int:
@@ -66,31 +69,32 @@ def repeat(seed: int, number: int, out: Path) -> int:
 
 
 def campaign(seed: int, numbers: range, jobs: int, out: Path) -> int:
+    """All calls; Ctrl-C ends it early, with the report of the calls so far."""
     server = Server(seed, out, jobs)
     begin = time.monotonic()
-    codes: Counter[tuple[str, str]] = Counter()
-    known: dict[str, list[tuple[Result, Fault]]] = {}
-    with (out / "results.jsonl").open("w", encoding="utf-8") as log:
-        for done, result in enumerate(server.run(numbers), 1):
-            found = faults(result)
-            codes[" ".join(result.call.verb), "hang" if result.hang else str(result.code)] += 1
-            for fault in found:
-                known.setdefault(fault.signature, []).append((result, fault))
-            print(json.dumps(record(result, found)), file=log, flush=True)
-            if done % 100 == 0:
-                rate = done / (time.monotonic() - begin)
+    records: list[Record] = []
+    with (out / "results.jsonl").open("w", encoding="utf-8") as log, suppress(KeyboardInterrupt):
+        for result in server.run(numbers):
+            records.append(record(result))
+            print(json.dumps(records[-1]), file=log, flush=True)
+            if len(records) % 100 == 0:
+                rate = len(records) / (time.monotonic() - begin)
+                faulty = sum(bool(one["faults"]) for one in records)
                 print(
-                    f"{done} calls, {rate:.1f} a second, {len(known)} signatures", file=sys.stderr
+                    f"{len(records)} calls, {rate:.1f} a second, {faulty} with faults",
+                    file=sys.stderr,
                 )
-    shutil.rmtree(out / "calls", ignore_errors=True)
-    show(codes, known)
+    remove(out / "calls")
+    known = show(records)
     seconds = time.monotonic() - begin
     total = sum(map(len, known.values()))
-    print(f"\n{len(numbers)} calls in {seconds:.0f} s: {total} faults, {len(known)} signatures")
+    print(f"\n{len(records)} calls in {seconds:.0f} s: {total} faults, {len(known)} signatures")
     return bool(known)
 
 
-def record(result: Result, found: list[Fault]) -> dict[str, object]:
+def record(result: Result) -> Record:
+    """A line of results.jsonl."""
+    found = faults(result)
     return {
         "number": result.call.number, "verb": " ".join(result.call.verb), "code": result.code,
         "hang": result.hang, "seconds": round(result.seconds, 2), "cpu": round(result.cpu, 2),
@@ -124,22 +128,25 @@ def quoted(word: bytes) -> str:
     ) + "'"  # fmt: skip
 
 
-def show(codes: Counter[tuple[str, str]], known: dict[str, list[tuple[Result, Fault]]]) -> None:
+def show(records: list[Record]) -> dict[str, list[Record]]:
+    """Print exit codes by verb and faults by signature; returns the calls of each signature."""
+    codes = Counter((one["verb"], "hang" if one["hang"] else str(one["code"])) for one in records)
     columns = sorted({code for _, code in codes}, key=lambda code: (len(code), code))
     print(f"{'verb':18}" + "".join(f"{code:>8}" for code in columns))
     for verb in sorted({verb for verb, _ in codes}):
         print(f"{verb:18}" + "".join(f"{codes[verb, code] or '':>8}" for code in columns))
+    known: dict[str, list[Record]] = {}
+    for one in records:
+        for signature, _ in one["faults"]:
+            known.setdefault(signature, []).append(one)
     for signature, cases in sorted(known.items(), key=lambda item: -len(item[1])):
-        result, fault = min(
-            cases, key=lambda case: len(command_line(case[0])) + 200 * len(case[0].call.changes)
-        )
-        command = command_line(result)
-        print(
-            f"\n{len(cases)} x {signature}\n    --only {result.call.number}: {fault.detail[:300]}"
-        )
+        short = min(cases, key=lambda one: len(one["command"]) + 200 * len(one["changes"]))
+        command, detail = short["command"], dict(short["faults"])[signature]
+        print(f"\n{len(cases)} x {signature}\n    --only {short['number']}: {detail[:300]}")
         print(f"    {command if len(command) < 400 else command[:400] + ' …'}")
-        if result.call.changes:
-            print(f"    changed: {'; '.join(result.call.changes)}")
+        if short["changes"]:
+            print(f"    changed: {'; '.join(short['changes'])}")
+    return known
 
 
 if __name__ == "__main__":

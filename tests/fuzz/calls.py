@@ -94,33 +94,22 @@ def settings() -> list[tuple[str, Any]]:
 SETTINGS = settings()
 
 
-def random_of(seed: int, number: int) -> Random:
-    return Random(f"{seed}/{number}")
-
-
-def interrupt_of(seed: int, number: int) -> float | None:
-    """When the call gets a SIGINT, if it does. Its own generator, because the parent asks too."""
-    random = Random(f"interrupt {seed}/{number}")
-    return random.choice([0.0, 0.05, 0.2, 0.6]) if random.random() < INTERRUPTED else None
-
-
 def make_call(seed: int, number: int, folder: Path, stock: Path) -> Call:
     """Build call `number` and the files that it uses in the empty folder `folder`."""
-    random = random_of(seed, number)
+    random = Random(f"{seed}/{number}")
     verb = random.choices(list(DRAFTS), [weight for weight, _ in DRAFTS.values()])[0]
     values.furnish(folder)
     draft = DRAFTS[verb][1](random, folder, stock)
     call = Call(number, verb, [])
-    call.interrupt = interrupt_of(seed, number)
     call.real = random.random() < REAL
+    interrupted = random.random() < INTERRUPTED
     (folder / "stdin").write_text(draft.stdin or STDIN, encoding="utf-8")
     for _ in range(random.choice([0, 1, 1, 1, 1, 2, 2, 3])):
         random.choice(CHANGES)(random, call, draft, folder, stock)
     call.words = render(random, draft)
-    if STARTUP & set(call.env):
-        call.real = True
-    if call.real:
-        call.interrupt = None
+    call.real |= bool(STARTUP & set(call.env))
+    if interrupted and not call.real:  # a new process may still be importing
+        call.interrupt = random.choice([0.0, 0.05, 0.2, 0.6])
     return call
 
 
@@ -172,7 +161,7 @@ def value_of(random: Random, action: argparse.Action) -> Word:
     if action.choices and random.random() < 0.8:
         return str(random.choice(list(action.choices)))
     if action.type in (int, float):
-        return values.number(random, action.dest)
+        return values.number(random, action.dest, action.type)
     if action.type is Path or "FILE" in str(action.metavar):
         return values.place(random)
     pools: list[list[Word]] = [values.TEXTS, values.PLACES, [*values.NO_NUMBERS]]
@@ -203,7 +192,11 @@ def change_setting(random: Random, call: Call, draft: Draft, folder: Path, stock
 
 def change_text(random: Random, call: Call, draft: Draft, folder: Path, stock: Path) -> None:
     """Change the words that are no options."""
-    pools = values.PLACES if draft.verb[0] in ("info", "pack") else [values.text(random)]
+    if not draft.texts and not draft.reads_stdin and random.random() < 0.9:  # it takes none
+        change_setting(random, call, draft, folder, stock)
+        return
+    paths = draft.verb in (("info",), ("pack",), ("view", "curves"))
+    pools = values.PLACES if paths else [values.text(random)]
     action = random.random()
     if action < 0.6:
         draft.texts = [random.choice(pools) for _ in range(random.choice([1, 1, 2]))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -10,6 +11,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -258,10 +260,45 @@ def damage_model(random: Random, folder: Path, stock: Path) -> str:
         if other.suffix == path.suffix and other.parent.name != folder.name
     )  # fmt: skip
     if random.random() < 0.25:
-        return damage_entry(random, path, others)
-    if not os.access(path, os.R_OK | os.W_OK) or path.stat().st_size > 10**8:
+        done = damage_entry(random, path, others)
+    elif not os.access(path, os.R_OK | os.W_OK) or path.stat().st_size > 10**8:
         return f"{path.name}: left as it is"
-    return damage_content(random, path)
+    else:
+        done = damage_content(random, path)
+    if random.random() < 0.6:
+        accept_changes(folder)
+        done += " (checksums accept it)"
+    return done
+
+
+def accept_changes(folder: Path) -> None:
+    """Make the checksums in a model folder those of its files, as an attacker would: remove them
+    from weights, where they are optional, and compute those of checkpoints again."""
+    from regard.training.checkpoint import digest
+
+    for path in sorted(folder.rglob("*.safetensors")):
+        with suppress(OSError, ValueError, AttributeError):
+            content = read_small(path)
+            size = int.from_bytes(content[:8], "little")
+            header = json.loads(content[8 : 8 + size])
+            if header.pop("__metadata__", None) is not None:
+                start = json.dumps(header).encode()
+                path.write_bytes(len(start).to_bytes(8, "little") + start + content[8 + size :])
+    for path in sorted(folder.rglob("state.json")):
+        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+            state = json.loads(read_small(path))
+            del state["checksum"]
+            for name in state["checksums"]:
+                content = read_small(path.with_name(name))
+                state["checksums"][name] = hashlib.sha256(content).hexdigest()
+            path.write_text(json.dumps({**state, "checksum": digest(state)}))
+
+
+def read_small(path: Path) -> bytes:
+    """The content of a regular file, if it is not one of those with 20 GB of holes."""
+    if not path.is_file() or path.stat().st_size > 10**8:
+        raise OSError("not a small regular file")
+    return path.read_bytes()
 
 
 def hostile_setting(random: Random, keys: list[tuple[str, Any]]) -> str:
@@ -274,6 +311,6 @@ def hostile_setting(random: Random, keys: list[tuple[str, Any]]) -> str:
         )
     numeric = isinstance(default, int | float) and not isinstance(default, bool)
     if default is None or numeric or random.random() < 0.2:
-        return f"{name}={values.number(random, key)}"
+        return f"{name}={values.number(random, key, type(default) if numeric else int)}"
     word = values.text(random)
     return f"{name}={os.fsdecode(word)}"

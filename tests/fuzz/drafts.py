@@ -41,14 +41,12 @@ class Draft:
                 group[:] = [new if word == old else word for word in group]
 
 
-def bring_model(
-    random: Random, draft: Draft, folder: Path, stock: Path, task: str, whole: bool = False
-) -> str:
+def bring_model(random: Random, draft: Draft, folder: Path, stock: Path, task: str) -> str:
     """Copy a model of the task (now and then of another one) into the folder; returns its name."""
     fitting = [name for name in MODELS if task_of(name) == task]
     name = random.choice(fitting if fitting and random.random() < 0.93 else list(MODELS))
     target = f"model-{len(draft.models)}"
-    left_out = shutil.ignore_patterns() if whole else shutil.ignore_patterns("checkpoints")
+    left_out = shutil.ignore_patterns("checkpoints")
     shutil.copytree(stock / "models" / name, folder / target, ignore=left_out)
     draft.models.append(target)
     return target
@@ -72,7 +70,7 @@ def text_verb(task: str) -> Callable[[Random, Path, Path], Draft]:
             draft.set("-m", bring_model(random, draft, folder, stock, kind))
         texts = random.sample(TEXTS, random.choice([0, 1, 1, 2]))
         draft.texts = [f"{text} <mask>" if task == "fill" else text for text in texts]
-        draft.stdin = QUESTION + "\n" if task == "answer" else ""
+        draft.stdin = {"answer": QUESTION + "\n", "fill": "The <mask> runs.\n"}.get(task, "")
         if task == "answer" and draft.texts:
             draft.set("--context", "Mary went to the garden. John went to the office.")
         if task == "generate" and random.random() < 0.8:
@@ -118,15 +116,7 @@ def pack(random: Random, folder: Path, stock: Path) -> Draft:
 def train(random: Random, folder: Path, stock: Path) -> Draft:
     draft = Draft(("train",), sections=("model", "data", "training", "training", "decoding"))
     if random.random() < 0.3:
-        task = random.choice(TASKS)
-        run = bring_model(random, draft, folder, stock, task, whole=True)
-        (folder / run / "model.safetensors").unlink()  # it is to be written again
-        for split in ("train", "valid"):
-            bring_data(draft, folder, stock, task, split)
-        draft.set("--resume")
-        draft.set("--out", run)
-        draft.set("--quiet")
-        return draft
+        return resume(random, draft, folder, stock)
     name = random.choice(list(MODELS))
     task = task_of(name)
     draft.set("--task", task)
@@ -146,6 +136,28 @@ def train(random: Random, folder: Path, stock: Path) -> Draft:
         draft.files.append("config.yaml")
         draft.set("--config", "config.yaml")
     else:
+        draft.options["--set"] = [[f"{key}={value}"] for key, value in settings.items()]
+    return draft
+
+
+def resume(random: Random, draft: Draft, folder: Path, stock: Path) -> Draft:
+    """Go on with a run whose last step was its end, perhaps with all options given once more."""
+    name = random.choice(list(MODELS))
+    shutil.copytree(stock / "models" / name, folder / "run")
+    (folder / "run" / "model.safetensors").unlink()  # it is to be written again
+    draft.models.append("run")
+    task, style = task_of(name), MODELS[name]
+    files = {split: bring_data(draft, folder, stock, task, split) for split in ("train", "valid")}
+    draft.set("--resume")
+    draft.set("--out", "run")
+    draft.set("--quiet")
+    if random.random() < 0.5:
+        draft.set("--task", task)
+        draft.set("--style", style)
+        draft.set("--preset", "tiny")
+        for split, names in files.items():
+            draft.set(f"--{split}", *names)
+        settings = training_options(task, style) | {"training.steps": random.choice("345")}
         draft.options["--set"] = [[f"{key}={value}"] for key, value in settings.items()]
     return draft
 

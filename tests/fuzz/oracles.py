@@ -73,7 +73,7 @@ def message_faults(result: Result) -> Iterator[tuple[str, str]]:
         start = next((line for line in lines if line.startswith("regard: ")), lines[-1])
         yield f"message is not one line: VERB: {blurred(start)}", repr(result.stderr[-300:])
     elif unprintable := CONTROL.search(lines[-1]):
-        yield f"message has control characters: {blurred(lines[-1])}", repr(unprintable[0])
+        yield "message has control characters: VERB", f"{unprintable[0]!r} in {lines[-1]!r:.200}"
     elif len(lines[-1]) > 2_000 + 2 * sum(map(len, result.call.words)):  # it may quote them
         yield f"message is too long: VERB: {blurred(lines[-1])}", f"{len(lines[-1])} characters"
 

@@ -41,8 +41,8 @@ class Running:
     pid: int
     number: int
     folder: Path
-    interrupt: float | None  # seconds from its beginning to a SIGINT
-    due: float = math.inf  # when that is
+    begun: bool = False  # whether the call's files are made
+    due: float = math.inf  # when it gets a SIGINT
     hang: str = ""
     cpu: float = 0.0
     status: int = 0
@@ -58,9 +58,9 @@ class Running:
             kill(self.pid)  # what it may have started
             return True
         now = time.monotonic()
-        if self.interrupt is not None and (self.folder / "call.json").exists():  # it has begun
-            self.due = now + self.interrupt
-            self.interrupt = None
+        if not self.begun and (self.folder / "call.json").exists():
+            self.begun, seconds = True, self.call().interrupt
+            self.due = math.inf if seconds is None else now + seconds
         if now >= self.due:
             self.due = math.inf
             with suppress(ProcessLookupError):
@@ -76,19 +76,23 @@ class Running:
             kill(self.pid)
         return False
 
-    def result(self) -> Result:
-        if (self.folder / "broken").exists():
-            raise RuntimeError(f"call {self.number}: {(self.folder / 'broken').read_text()}")
+    def call(self) -> Call:
+        """The call as the child made it."""
         saved = json.loads((self.folder / "call.json").read_text())
         saved["verb"] = tuple(saved["verb"])
         saved["words"] = [word.encode("latin-1") for word in saved["words"]]
+        return Call(**saved)
+
+    def result(self) -> Result:
+        if (self.folder / "broken").exists():
+            raise RuntimeError(f"call {self.number}: {(self.folder / 'broken').read_text()}")
         code = os.waitstatus_to_exitcode(self.status)
         if code in (-signal.SIGXCPU, -signal.SIGKILL) and not self.hang:
             self.hang = f"took over {CPU_SECONDS} s of processor time"
         assert self.usage is not None
         out, err = self.folder / "stdout", self.folder / "stderr"
         return Result(
-            Call(**saved), code, self.hang, time.monotonic() - self.started,
+            self.call(), code, self.hang, time.monotonic() - self.started,
             self.usage.ru_utime + self.usage.ru_stime, self.usage.ru_maxrss * 1024,
             out.read_bytes() if out.exists() else b"",
             err.read_bytes().decode("utf-8", "replace"), self.folder,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import privileges, stock
-from .calls import Call, interrupt_of, make_call
+from .calls import Call, make_call
 from .process import CPU_SECONDS, Result, Running, remove
 
 IDLE_SECONDS = (
@@ -150,7 +150,7 @@ class Server:
             except BaseException:  # noqa: BLE001
                 (folder / "broken").write_text(traceback.format_exc())
             os._exit(BROKEN)
-        return Running(pid, number, folder, interrupt_of(self.seed, number))
+        return Running(pid, number, folder)
 
     def child(self, number: int, folder: Path) -> NoReturn:
         os.setsid()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from random import Random
 
@@ -30,12 +31,15 @@ WORK = {
 }  # fmt: skip
 
 
-def number(random: Random, name: str) -> str:
-    """A number, or something that looks like one, for the option `name`."""
-    kinds = [SMALL, NO_NUMBERS, ABSURD if name in WORK else LARGE]
-    if name not in WORK:
-        kinds.append(MIDDLE)
-    return random.choice(random.choice(kinds))
+def number(random: Random, name: str, kind: type | None = None) -> str:
+    """A number, or something that looks like one, for the option `name`. kind: the type that is
+    expected; most values are of that type, so that they get further than the parser."""
+    if random.random() < 0.15:
+        return random.choice(NO_NUMBERS)
+    pools = [SMALL, ABSURD] if name in WORK else [SMALL, MIDDLE, LARGE]
+    chosen = random.choice(pools)
+    whole = [word for word in chosen if re.fullmatch(r"-?\d+", word)]
+    return random.choice(whole if kind is int and random.random() < 0.9 else chosen)
 
 
 def text(random: Random) -> Word:
