@@ -78,19 +78,21 @@ class Running:
 
     def call(self) -> Call:
         """The call as the child made it."""
+        if (self.folder / "broken").exists():
+            return Call(self.number, ("fuzzer",), [])
         saved = json.loads((self.folder / "call.json").read_text())
         saved["verb"] = tuple(saved["verb"])
         saved["words"] = [word.encode("latin-1") for word in saved["words"]]
         return Call(**saved)
 
     def result(self) -> Result:
-        if (self.folder / "broken").exists():
-            raise RuntimeError(f"call {self.number}: {(self.folder / 'broken').read_text()}")
         code = os.waitstatus_to_exitcode(self.status)
         if code in (-signal.SIGXCPU, -signal.SIGKILL) and not self.hang:
             self.hang = f"took over {CPU_SECONDS} s of processor time"
         assert self.usage is not None
         out, err = self.folder / "stdout", self.folder / "stderr"
+        if (self.folder / "broken").exists():
+            err = self.folder / "broken"
         return Result(
             self.call(), code, self.hang, time.monotonic() - self.started,
             self.usage.ru_utime + self.usage.ru_stime, self.usage.ru_maxrss * 1024,

@@ -90,8 +90,8 @@ def run_main(words: list[bytes]) -> NoReturn:
     from regard.cli import main
 
     code = 1
-    sys.argv = ["regard", *map(os.fsdecode, words)]
     try:
+        sys.argv = ["regard", *map(os.fsdecode, words)]
         main()
         code = 0
     except SystemExit as ended:
@@ -147,7 +147,9 @@ class Server:
         if not pid:
             try:
                 self.child(number, folder)
-            except BaseException:  # noqa: BLE001
+            except KeyboardInterrupt:  # before `main` could know of it
+                os._exit(130)
+            except BaseException:  # noqa: BLE001 (reported as a fault of the fuzzer)
                 (folder / "broken").write_text(traceback.format_exc())
             os._exit(BROKEN)
         return Running(pid, number, folder)
