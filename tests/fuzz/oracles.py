@@ -25,6 +25,7 @@ ALWAYS_PRINTS = {
     ("view", "positions"),
     ("view", "curves"),
 }
+NUMBERS = {("classify",), ("embed",), ("evaluate",)}  # print numbers, and no text of the user
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u2028\u2029]")
 
 
@@ -89,7 +90,10 @@ def output_faults(result: Result) -> Iterator[tuple[str, str]]:
     except UnicodeDecodeError as error:
         yield "output is not UTF-8: VERB", str(error)
         return
-    if b"--json" in call.words and not {b"-h", b"--help", b"--version"} & set(call.words):
+    options = set(call.words[: call.words.index(b"--")] if b"--" in call.words else call.words)
+    if call.verb in NUMBERS and (nan := re.search(r"(?m)(^|[ \t:])-?(nan|inf)\b", text)):
+        yield "output has NaN or infinity: VERB", repr(text[max(0, nan.start() - 60) :][:120])
+    if b"--json" in options and not {b"-h", b"--help", b"--version"} & options:
         for line in text.splitlines():
             try:
                 json.loads(line, parse_constant=refuse)

@@ -93,6 +93,8 @@ def test_a_call_is_a_function_of_seed_and_number(small_stock, tmp_path):
         (0, b'{"a": 1}\n', "", {"words": [b"info", b"--json"]}, None),
         (0, b'{"a": NaN}\n', "", {"words": [b"info", b"--json"]}, "output is not JSON: info"),
         (0, '{"a": "\u2028"}\n'.encode(), "", {"words": [b"info", b"--json"]}, "output is not JSON"),
+        (0, b"text\n", "", {"words": [b"info", b"--", b"--json"]}, None),
+        (0, b"good\tnan\n", "", {"verb": ("classify",)}, "output has NaN or infinity: classify"),
         (0, b"\xff", "", {}, "output is not UTF-8: info"),
         (0, b"", "x.py:3: RuntimeWarning: overflow\n", {}, "warning RuntimeWarning: info"),
         (0, b"", "", {"stdout": "full"}, "output lost, but exit code 0: info"),
