@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import InputError
-from regard.files import write_result
+from regard.files import check_destination, write_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,10 +31,16 @@ SETTINGS: dict[Any, Any] = {
 
 
 def picture_name(out: Path) -> Path:
-    """`--out` without its ending, once that is one of ours: both files are made."""
+    """`--out`, once both files can be written there; call it before the work."""
     if out.suffix not in ("", ".png", ".svg"):
         raise InputError(f"--out {out}: write NAME.png or NAME.svg (both files are made)")
+    for path in both_files(out):
+        check_destination(path)
     return out
+
+
+def both_files(out: Path) -> list[Path]:
+    return [out.with_suffix(".png"), out.with_suffix(".svg")]
 
 
 def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
@@ -43,7 +49,7 @@ def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
         import matplotlib
     except ImportError:
         raise InputError("pictures need matplotlib: pip install matplotlib") from None
-    paths = [out.with_suffix(".png"), out.with_suffix(".svg")]
+    paths = both_files(out)
     with matplotlib.rc_context(), warnings.catch_warnings():  # settings are put aside, and back
         warnings.filterwarnings("ignore", "Glyph")  # boxes in the PNG; the SVG has the name whole
         matplotlib.rcdefaults()
