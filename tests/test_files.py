@@ -136,5 +136,7 @@ def test_a_place_where_no_folder_can_be_is_one_line_and_nothing_is_written(tmp_p
 
 def test_a_folder_of_somebody_else_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may do anything
-    with pytest.raises(InputError, match=f"/a/b cannot be written: no permission to write to {tmp_path}"):
+    with pytest.raises(
+        InputError, match=f"/a/b cannot be written: no permission to write to {tmp_path}"
+    ):
         place_of(tmp_path / "a" / "b")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import errno
 import gc
 import io
 import os
@@ -46,6 +47,9 @@ from regard.view.verbs import VIEWS
 
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors, which main() prints as it prints all others."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stdout).write(message)  # argparse's own ignores that a disk is full
 
     def error(self, message: str) -> NoReturn:
         # From options.py: "argument -m/--model: must be ..." is complete without the usage.
@@ -156,10 +160,7 @@ def train(options: argparse.Namespace) -> int:
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
-            folder = folder_of(options.start_from)
-            if not (folder / "config.yaml").is_file():
-                raise InputError(f"{folder} is not a model: it has no config.yaml")
-            start = Config.load(folder / "config.yaml")
+            start = Config.load(existing_model(options.start_from) / "config.yaml")
             if options.resume and (options.out / "config.yaml").is_file():
                 # What the run was begun with stays, even if its configuration was not checked then.
                 start = replace(start, data=Config.load(options.out / "config.yaml").data)
@@ -173,6 +174,14 @@ def train(options: argparse.Namespace) -> int:
         device=options.device, quiet=options.quiet, command=sys.argv[1:],
     )  # fmt: skip
     return 0
+
+
+def existing_model(model: Path) -> Path:
+    """The folder of a model, once there is one."""
+    folder = folder_of(model)
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"{folder} is not a model: it has no config.yaml")
+    return folder
 
 
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
@@ -235,7 +244,7 @@ def info(options: argparse.Namespace) -> int:
     else:
         from regard.config import Config
 
-        config = Config.load(folder_of(options.model) / "config.yaml").model
+        config = Config.load(existing_model(options.model) / "config.yaml").model
     from regard.view.info import final_scores, parameter_table
 
     table = parameter_table(config)
@@ -337,9 +346,11 @@ def describe(error: Exception) -> str:
     """One line that names the file of an error of the operating system."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
-    if error.filename is None:
-        return f"standard output: {error.strerror}" if output_fails() else error.strerror
-    return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    # All that writes files names them in its errors (files.named): this one came from print().
+    where = "standard output: " if error.errno in FULL | {errno.EIO} else ""
+    return f"{where}{error.strerror}"
 
 
 def output_fails() -> bool:

@@ -54,7 +54,9 @@ def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     place_of(out)
     if out.exists():
         if not (out / "regard-demo").exists():
-            raise InputError(f"{out} exists and was not made by regard demo: choose a different --out")
+            raise InputError(
+                f"{out} exists and was not made by regard demo: choose a different --out"
+            )
         shutil.rmtree(out)
     out.mkdir(parents=True)
     (out / "regard-demo").touch()  # so that a second demo may replace it

@@ -306,7 +306,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path,
     (tmp_path / "file").touch()
     for out, said in (
         (tmp_path, f"{tmp_path} exists and is not of regard lab complexity: choose a different --out"),
-        (tmp_path / "file" / "out", f"{tmp_path}/file/out/regard-complexity cannot be written: {tmp_path}/file/out is not a folder"),
+        (tmp_path / "file" / "out", f"{tmp_path}/file/out/regard-complexity cannot be written: {tmp_path}/file is not a folder"),
     ):  # fmt: skip
         assert regard("--kinds", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {said}\n", 2)  # fmt: skip
 

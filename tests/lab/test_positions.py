@@ -327,7 +327,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monke
     _, said, code = regard("--out", tmp_path / "file" / "out")
     assert (said, code) == (
         f"regard: {tmp_path}/file/out/regard-positions cannot be written: "
-        f"{tmp_path}/file/out is not a folder\n", 2,
+        f"{tmp_path}/file is not a folder\n", 2,
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def with_defaults(given: bool, preset: str | None, values: Values) -> Values:
 
 
 def check_out(out: Path, name: str) -> None:
-    """Refuse a folder with other files, which has no file regard-NAME, or that cannot be written."""
+    """Refuse a folder that cannot be written or that has other files and no file regard-NAME."""
     mark = out / f"regard-{name}"
     if out.exists() and not mark.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists and is not of regard lab {name}: choose a different --out")
