@@ -195,7 +195,7 @@ def evaluate_options(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--against", type=file_path, metavar="MODEL", help="is the difference real?")
     verb.add_argument(
-        "--samples", type=bounded(int, 1, 100_000), default=1000, metavar="N",
+        "--samples", type=bounded(int, 1, 10_000), default=1000, metavar="N",
         help="samples of the bootstrap (default: 1000)",
     )  # fmt: skip
     decoding_options(verb)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def visible_line(text: str) -> str:
 
 def warn(message: str) -> None:
     """Print `regard: message` on standard error, in one line."""
-    print(f"regard: {visible_line(message)}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads it: the exit code must still be the right one
+        print(f"regard: {visible_line(message)}", file=sys.stderr)
 
 
 def make_console(stderr: bool = False, quiet: bool = False, width: int | None = None) -> Console:

@@ -267,6 +267,8 @@ def embed(options: argparse.Namespace) -> int:
     exclude(options, "out", "json")
     if options.out is not None:
         check_destination(options.out)
+        if not (folder := options.out.parent).is_dir():
+            raise InputError(f"{options.out} cannot be written: there is no folder {folder}")
     from regard.answering import Vectors, answer_lines
 
     with Vectors(opened(options), options) as printer:

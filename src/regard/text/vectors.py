@@ -22,7 +22,6 @@ class VectorFile:
         self.temporary = temporary_name(path)
         check_destination(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.temporary.open("wb")
         except OSError as error:
             raise unwritable(path, error) from None

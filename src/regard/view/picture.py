@@ -28,6 +28,7 @@ SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
     "svg.hashsalt": "regard",  # names of parts from their content, not from chance
 }  # fmt: skip
+NOT_XML = bytes({*range(32)} - {9, 10, 13})  # control characters that a name may have
 
 
 def picture_name(out: Path) -> Path:
@@ -58,5 +59,6 @@ def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
         for path, keys in zip(paths, (("Software",), ("Date", "Creator")), strict=True):
             content = io.BytesIO()
             picture.savefig(content, format=path.suffix[1:], metadata=dict.fromkeys(keys))
-            write_result(path, content.getvalue())
+            drawn = content.getvalue()
+            write_result(path, drawn.translate(None, NOT_XML) if path.suffix == ".svg" else drawn)
     return paths

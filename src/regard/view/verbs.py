@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from regard.box import folder_of, is_boxed
-from regard.console import as_json
+from regard.console import as_json, visible_line
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.model.config import STYLES
@@ -137,7 +137,7 @@ def attention(options: argparse.Namespace) -> int:
     if options.json:
         print(as_json(as_dict(seen, view, files)))
     else:
-        print("\n".join([*told(seen, view), *files]))
+        print("\n".join([*map(visible_line, told(seen, view)), *files]))
     return 0
 
 
