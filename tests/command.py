@@ -24,3 +24,13 @@ def regard(*arguments):
     with redirect_stdout(out), redirect_stderr(err):
         code = run(*arguments)
     return out.getvalue(), err.getvalue(), code
+
+
+def error_of(*arguments):
+    """The message of a command that must end with one line and exit code 2."""
+    out, err, code = regard(*arguments)
+    assert (out, code) == ("", 2), err
+    assert err.startswith("regard: ")
+    assert err.endswith("\n")
+    assert len(err.splitlines()) == 1, err
+    return err.removeprefix("regard: ").removesuffix("\n")

@@ -70,7 +70,7 @@ def test_set_changes_one_option():
         (["info", "--set", "model.heads"], "write it as section.key=value"),
         (["info", "--set", "modle.heads=4"], "unknown section 'modle'"),
         (["info", "--set", "model.heads=7"], "model.d_model=512 is not divisible by model.heads=7"),
-        (["info", "--vocab", "0"], "model.vocabulary_size must be at least 1, not 0"),
+        (["info", "--vocab", "0"], "--vocab must be at least 1, not 0"),
         (["info", "--prset", "base"], "--prset"),
         (["inof"], "inof"),
         (["view", "walk"], "TEXT"),

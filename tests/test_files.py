@@ -123,7 +123,7 @@ def test_a_place_where_no_folder_can_be_is_one_line_and_nothing_is_written(tmp_p
         (file / "a", f"{file} is not a folder"),
         (file / "a" / "b", f"{file} is not a folder"),
         (tmp_path / "loop", "it is not a folder"),
-        (tmp_path / "here", "it is the folder you are in, or a mounted disk; name a folder in it"),
+        (tmp_path / "here", "it is the current folder or a mount point; name a folder in it"),
         (tmp_path / ("x" * 300), "File name too long"),
     ):
         for ask in (place_of, lambda path: fill(path, "new", replace=True)):
@@ -136,7 +136,9 @@ def test_a_place_where_no_folder_can_be_is_one_line_and_nothing_is_written(tmp_p
 
 def test_a_folder_of_somebody_else_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may do anything
-    with pytest.raises(InputError, match=f"/a/b cannot be written: {tmp_path} is not yours to"):
+    with pytest.raises(
+        InputError, match=f"/a/b cannot be written: no permission to write to {tmp_path}"
+    ):
         place_of(tmp_path / "a" / "b")
 
 

@@ -14,8 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
+from regard.console import as_json, warn
 from regard.decoding.answers import Answer
-from regard.details import as_json, brief, details, every_answer, numbers_of, one_line, rounded
+from regard.details import brief, details, every_answer, numbers_of, one_line, rounded
 from regard.errors import InputError
 from regard.models import Model
 from regard.tasks.answer import Asked, Questions
@@ -41,8 +42,8 @@ class Place(NamedTuple):
     def line(self, i: int) -> str:
         return f"{self.name}:{self.first + i}"
 
-    def warn(self, i: int, said: str) -> None:
-        print(f"regard: {self.line(i)}: {said}", file=sys.stderr)
+    def warn(self, i: int, message: str) -> None:
+        warn(f"{self.line(i)}: {message}")
 
 
 class Printer(ABC):
@@ -72,9 +73,6 @@ def answer_lines(
     total: float | None = None
     blocks: Iterator[Block]
     if options.texts:
-        for i, text in enumerate(options.texts, 1):
-            if any("\ud800" <= sign <= "\udfff" for sign in text):
-                raise InputError(f"text:{i}: not UTF-8")
         blocks, name = iter([(1, options.texts, 0)]), "text"
     else:
         file = sys.stdin.fileno()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import errno
 import gc
 import io
-import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -23,10 +24,13 @@ from typing import Any, NoReturn
 from regard import __version__
 from regard.box import folder_of
 from regard.config import TASKS
+from regard.console import as_json, visible_line, warn
 from regard.errors import InputError, TrainingFailed
+from regard.files import CHOSEN, FULL
 from regard.interrupt import interruptible
 from regard.lab.verbs import LABS
 from regard.model.config import PRESETS, STYLES, ModelConfig
+from regard.options import bounded, file_name, file_path, shortened
 from regard.settings import read_yaml, section_settings, settings
 from regard.verbs import (
     VERBS,
@@ -42,9 +46,15 @@ from regard.view.verbs import VIEWS
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line, like all our errors."""
+    """argparse with one-line errors, which main() prints as it prints all others."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stdout).write(message)  # argparse's own ignores that a disk is full
 
     def error(self, message: str) -> NoReturn:
+        # From options.py: "argument -m/--model: must be ..." is complete without the usage.
+        if bound := re.fullmatch(r"argument (?:-\w/)?(\S+): (must .*)", message, re.DOTALL):
+            raise InputError(f"{bound[1]} {bound[2]}")
         raise InputError(f"{message} (see: {self.prog} --help)")
 
 
@@ -53,6 +63,7 @@ def build_parser() -> Parser:
         prog="regard", description="The Transformer, whole: learn it, train it, use it."
     )
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add_verb(verbs, "demo", demo, demo_options)
     add_verb(verbs, "train", train, train_options)
@@ -80,8 +91,8 @@ def add_verb(
 ) -> None:
     """A verb is a function of the parsed options that returns the exit code; its docstring is
     its help."""
-    said = run.__doc__ or ""
-    verb = verbs.add_parser(name, help=said[0].lower() + said[1:].rstrip("."), description=said)
+    text = run.__doc__ or ""
+    verb = verbs.add_parser(name, help=text[0].lower() + text[1:].rstrip("."), description=text)
     options(verb)
     verb.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
     verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -89,7 +100,7 @@ def add_verb(
 
 
 def demo_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--out", type=Path, default=Path("regard-demo"), metavar="DIR")
+    verb.add_argument("--out", type=file_path, default=Path("regard-demo"), metavar="DIR")
     verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
@@ -99,28 +110,36 @@ def demo(options: argparse.Namespace) -> int:
 
     scores = run_demo(options.out, options.quiet, to_stderr=options.json)
     if options.json:
-        print(json.dumps(scores))
+        print(as_json(scores))
     return 0
 
 
 def train_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--task", help=" | ".join(TASKS))
     verb.add_argument(
-        "--train", nargs="+", metavar="FILE",
+        "--train", nargs="+", type=file_name, metavar="FILE",
         help="translate: SOURCE TARGET; classify: label<tab>text; generate, fill: text; answer, "
         "embed: JSON lines (docs/tasks.md)",
     )  # fmt: skip
-    verb.add_argument("--valid", nargs="+", metavar="FILE", help="held-out data")
-    verb.add_argument("--out", metavar="RUN", type=Path, required=True, help="the model's folder")
+    verb.add_argument("--valid", nargs="+", type=file_name, metavar="FILE", help="held-out data")
+    verb.add_argument(
+        "--out", metavar="RUN", type=file_path, required=True, help="the model's folder"
+    )
     verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
-    verb.add_argument("--config", type=Path, metavar="FILE.yaml", help="sections of options")
-    verb.add_argument("--from", type=Path, metavar="MODEL", dest="start_from", help="fine-tune it")
+    verb.add_argument("--config", type=file_path, metavar="FILE.yaml", help="sections of options")
+    verb.add_argument(
+        "--from", type=file_path, metavar="MODEL", dest="start_from",
+        help="start from this model's weights (fine-tuning)",
+    )  # fmt: skip
     verb.add_argument("--resume", action="store_true", help="continue the run at --out")
     verb.add_argument(
         "--force", action="store_true",
         help="finish a run without its damaged checkpoints, which may change the final weights",
     )  # fmt: skip
-    verb.add_argument("--seed", type=int, help="of weights, order and dropout")
+    verb.add_argument(
+        "--seed", type=bounded(int, 0, 2**63 - 1), metavar="N",
+        help="random seed for initialisation, shuffling and dropout (default: 1)",
+    )  # fmt: skip
     verb.add_argument("--dtype", choices=("auto", "float32", "bfloat16"))
     architecture_options(verb)
     machine_options(verb)
@@ -146,10 +165,7 @@ def train(options: argparse.Namespace) -> int:
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
-            folder = folder_of(options.start_from)
-            if not (folder / "config.yaml").is_file():
-                raise InputError(f"{folder} is not a model: it has no config.yaml")
-            start = Config.load(folder / "config.yaml")
+            start = Config.load(existing_model(options.start_from) / "config.yaml")
             if options.resume and (options.out / "config.yaml").is_file():
                 # What the run was begun with stays, even if its configuration was not checked then.
                 start = replace(start, data=Config.load(options.out / "config.yaml").data)
@@ -166,34 +182,51 @@ def train(options: argparse.Namespace) -> int:
     return 0
 
 
+def existing_model(model: Path) -> Path:
+    """The folder of a model, once there is one."""
+    folder = folder_of(model)
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"{folder} is not a model: it has no config.yaml")
+    return folder
+
+
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--data", nargs="+", required=True, metavar="FILE", help="translate: SOURCE TARGET"
+        "--data",
+        nargs="+",
+        type=file_name,
+        required=True,
+        metavar="FILE",
+        help="translate: SOURCE TARGET",
     )
-    verb.add_argument("--against", type=Path, metavar="MODEL", help="is the difference real?")
-    verb.add_argument("--samples", type=int, default=1000, metavar="N", help="of the bootstrap")
+    verb.add_argument("--against", type=file_path, metavar="MODEL", help="is the difference real?")
+    verb.add_argument(
+        "--samples", type=bounded(int, 1, 10_000), default=1000, metavar="N",
+        help="samples of the bootstrap (default: 1000)",
+    )  # fmt: skip
     decoding_options(verb)
     model_to_use(verb, "translate")
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """The task's metrics on given data, with confidence intervals; --against: compare two."""
-    if options.samples < 1:
-        raise InputError(f"--samples must be at least 1, not {options.samples}")
     decoding = chosen_decoding(options)
     from regard.evaluating import Report, evaluate_model
 
     report: Report = evaluate_model(options, decoding)
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    print(as_json(report.to_dict())) if options.json else report.show()
     return 0
 
 
 def info_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "model", nargs="?", type=Path, metavar="MODEL", help="a folder, or box:translate, or:"
+        "model", nargs="?", type=file_path, metavar="MODEL", help="a folder, or box:translate, or:"
     )
     verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
-    verb.add_argument("--vocab", type=int, help="vocabulary size (37000)")
+    verb.add_argument(
+        "--vocab", type=bounded(int, 1, 10_000_000), metavar="N",
+        help="vocabulary size (default: 37000)",
+    )  # fmt: skip
     architecture_options(verb)
 
 
@@ -217,23 +250,25 @@ def info(options: argparse.Namespace) -> int:
     else:
         from regard.config import Config
 
-        config = Config.load(folder_of(options.model) / "config.yaml").model
+        config = Config.load(existing_model(options.model) / "config.yaml").model
     from regard.view.info import final_scores, parameter_table
 
     table = parameter_table(config)
     scores = final_scores(folder_of(options.model)) if options.model else {}
     if options.json:
-        print(json.dumps(table.to_dict() | ({"scores": scores} if scores else {})))
+        print(as_json(table.to_dict() | ({"scores": scores} if scores else {})))
     else:
         table.show(str(options.model or preset))
         for name, value in scores.items():
-            print(f"{name:16} {value}")
+            print(visible_line(f"{name:16} {value}"))
     return 0 if table.agrees else 1  # a formula that is not the model's is our fault
 
 
 def pack_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("model", type=Path, metavar="RUN", help="the folder of a finished model")
-    verb.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of the small one")
+    verb.add_argument("model", type=file_path, metavar="RUN", help="the folder of a finished model")
+    verb.add_argument(
+        "--out", type=file_path, required=True, metavar="FOLDER", help="of the small one"
+    )
 
 
 def pack(options: argparse.Namespace) -> int:
@@ -242,11 +277,11 @@ def pack(options: argparse.Namespace) -> int:
 
     made = pack_model(options.model, options.out)
     if options.json:
-        print(json.dumps(vars(made) | {"folder": str(made.folder)}))
+        print(as_json(vars(made) | {"folder": str(made.folder)}))
     else:
         print(
-            f"{made.folder} is ready: {made.parameters:,} parameters, all files {made.size:,} "
-            f"bytes (the weights alone were {made.before:,})"
+            f"{visible_line(str(made.folder))} is ready: {made.parameters:,} parameters, all files "
+            f"{made.size:,} bytes (the weights alone were {made.before:,})"
         )
     return 0
 
@@ -256,33 +291,78 @@ def main() -> None:
     # How long a thread spins before it sleeps, read when torch is loaded. The default spins for
     # milliseconds: on a machine that also does something else, training ran at half the speed.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-    atexit.register(gc.freeze)  # what torch is made of goes with the process: no last look at it
+    atexit.register(gc.freeze)  # do not collect the objects of torch at the end of the process
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by who started us
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale is: so are our files
+        # Whatever the locale is: our files are UTF-8 too.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         with interruptible():
-            options = build_parser().parse_args(sys.argv[1:] or ["--help"])
-            with at_once(hurried(options)):
-                code = options.run(options)
-            sys.stdout.flush()  # here, where a closed pipe is understood
-        sys.exit(code)
-    except (InputError, TrainingFailed) as error:
-        if "--debug" in sys.argv:
-            traceback.print_exc()
-        print(f"regard: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InputError) else 1)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing more is written
+            code = run(sys.argv[1:])
+            sys.stdout.flush()  # here, where a closed pipe or a full disk is reported
+    except (InputError, TrainingFailed, OSError) as error:
         if isinstance(error, BrokenPipeError):  # `regard ... | head`: the reader has enough
-            sys.exit(0)
-        if "--debug" in sys.argv:
-            traceback.print_exc()
-        print(f"regard: {error}", file=sys.stderr)
-        sys.exit(1)
+            code = 0
+        else:
+            if "--debug" in sys.argv:
+                traceback.print_exc()
+            warn(describe(error))
+            code = exit_code(error)
+        if output_fails():  # write nothing more, not even when the process ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt as stopped:
         if str(stopped):
-            print(f"regard: {stopped}", file=sys.stderr)
-        sys.exit(130)
+            warn(str(stopped))
+        code = 130
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Parse the command line and run its verb."""
+    for word in arguments:
+        if any("\ud800" <= sign <= "\udfff" for sign in word):
+            raise InputError(f"an argument is not UTF-8: {shortened(word)!r}")
+    try:
+        options = build_parser().parse_args(arguments or ["--help"])
+    except SystemExit:  # --help or --version, which has been printed
+        return 0
+    with at_once(hurried(options)):
+        code: int = options.run(options)
+    return code
+
+
+def exit_code(error: Exception) -> int:
+    """2 if the user can mend it by another command line, 1 if the work failed.
+
+    A full disk is always 1, also where a component reports it as an InputError.
+    """
+    if isinstance(error, OSError):
+        return 2 if error.errno in CHOSEN else 1
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return 1
+        cause = cause.__context__
+    return 2 if isinstance(error, InputError) else 1
+
+
+def describe(error: Exception) -> str:
+    """One line that names the file of an error of the operating system."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    if error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    # All that writes files names them in its errors (files.named): this one came from print().
+    where = "standard output: " if error.errno in FULL | {errno.EIO} else ""
+    return f"{where}{error.strerror}"
+
+
+def output_fails() -> bool:
+    """Whether standard output cannot be written; what could not be written is still buffered."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.config import Config
+from regard.console import make_console
 from regard.errors import InputError
-from regard.files import write_file
+from regard.files import place_of, write_file
 from regard.models import load
 from regard.run import train
 from regard.tasks.translate import bleu
@@ -50,9 +51,12 @@ def write_corpus(folder: Path) -> dict[str, list[str]]:
 
 def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     """Train, translate and report; gives back the scores."""
+    place_of(out)
     if out.exists():
         if not (out / "regard-demo").exists():
-            raise InputError(f"{out} exists and is not a demo's: take another --out")
+            raise InputError(
+                f"{out} exists and was not made by regard demo: choose a different --out"
+            )
         shutil.rmtree(out)
     out.mkdir(parents=True)
     (out / "regard-demo").touch()  # so that a second demo may replace it
@@ -76,7 +80,7 @@ def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     looks = find_heads(sentences)
     draw_pronoun(sentences, looks[0], out / "pronoun")
     scores["pronoun_head"] = asdict(looks[0]) | {"margin": looks[0].margin}
-    show(Console(stderr=to_stderr, highlight=False), out, scores, test, answers, total, looks)
+    show(make_console(stderr=to_stderr), out, scores, test, answers, total, looks)
     return scores
 
 
@@ -101,7 +105,7 @@ def show(
         f"({scores['exact']:.1%} word for word), the right pronoun in {scores['pronouns']:.1%} of "
         f"{total}, trained in {scores['minutes']:.1f} minutes\n{scores['bleu_signature']}"
     )
-    console.print("\n" + "\n".join(told(looks)) + "\n", markup=False, soft_wrap=True)
+    console.print("\n" + "\n".join(told(looks)) + "\n", soft_wrap=True)
     for name in ("pronoun.png", "pronoun.svg"):
         console.print(f"the picture of it: {out / name}", soft_wrap=True)
     for path in draw_curves([out / "run"], None):
@@ -114,6 +118,5 @@ def show(
         '  regard view walk "The cat slept."\n'
         f"  regard info {out}/run\n"
         "  regard train --task translate --train YOUR.en YOUR.de --preset tiny --out run",
-        markup=False,
         soft_wrap=True,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import Any
 
@@ -10,10 +9,6 @@ from regard.decoding.answers import Answer
 from regard.models import Model
 from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
-
-
-def as_json(told: dict[str, Any]) -> str:
-    return json.dumps(told, ensure_ascii=False)
 
 
 def numbers_of(vector: list[float]) -> str:

@@ -8,7 +8,6 @@ by sacreBLEU's own implementation of both, with its signatures.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from regard.console import make_console, warn
 from regard.errors import InputError
 from regard.models import Model, load
 from regard.tasks.bootstrap import Comparison, intervals, paired
@@ -53,7 +53,7 @@ class Report:
         return whole
 
     def show(self) -> None:
-        console = Console(highlight=False)
+        console = make_console()
         if not console.is_terminal:
             console.width = WIDE
         table = Table("metric", "score", "95% interval", box=None, pad_edge=False)
@@ -116,7 +116,7 @@ def evaluate_model(options: argparse.Namespace, decoding: dict[str, Any]) -> Rep
         for i, count in found.pieces.items():
             pair = isinstance(model.task, Translate)
             path, row = (files[0], examples[i]) if pair else examples[i]
-            print(f"regard: {path}:{row.line}: {model.in_pieces(count)}", file=sys.stderr)
+            warn(f"{path}:{row.line}: {model.in_pieces(count)}")
         if other is None:
             return judged(model, found, None, options)
         read(other, files)  # labels that it does not know, say

@@ -7,8 +7,9 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from regard.errors import InputError
 
@@ -16,88 +17,148 @@ PREFIX = ".tmp-"  # nothing with this name is ever read
 OLD = "old-"  # in such a name: what is being replaced
 
 
+# Errors of the operating system that come from the path a user chose...
+CHOSEN = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES,
+    errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EBUSY,
+    errno.ENODEV, errno.ENXIO, errno.ETXTBSY, errno.EOPNOTSUPP,
+}  # fmt: skip
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # ... and those that any other path may cure
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name `path` in an OSError that has no file name or that of a temporary file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or PREFIX in os.fsdecode(error.filename):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def unwritable(path: Path, error: OSError) -> Exception:
+    """What to raise where the result at `path` cannot be written: an InputError if another path
+    would help, the error itself, with the path in it, if the work failed (a full disk)."""
+    if error.errno in CHOSEN:
+        return InputError(f"{path} cannot be written: {error.strerror}")
+    error.filename, error.filename2 = str(path), None
+    return error
+
+
 def write_file(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content`, or leave it as it was."""
-    temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    temporary = temporary_name(path)
+    with named(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """What `path` is called while this process writes it."""
+    return path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
 
 
 def write_result(path: Path, content: bytes | str) -> None:
-    """The same for a place that the user named: its folder is made, and what is in the way is said
-    in one line."""
+    """The same for a path that the user chose: its folder is created, and the error is one line."""
+    check_destination(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, content)
-    except (FileExistsError, NotADirectoryError):
-        raise InputError(f"{path} cannot be written: {path.parent} is not a folder") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+        raise unwritable(path, error) from None
+
+
+def check_destination(path: Path) -> None:
+    """Refuse a path at which no file can be written, before the work; leaves nothing behind."""
+    try:
+        if not path.name or path.is_dir():
+            raise InputError(f"{path} cannot be written: it is a folder, not a file")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path} cannot be written: it is not a regular file")
+        check_parent(path, path.absolute())
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def check_parent(path: Path, place: Path) -> None:
+    """Refuse a place whose folder is missing and cannot be created, or cannot be written to.
+
+    path: how the user named the place, for the message.
+    """
+    parent = next(folder for folder in place.parents if folder.exists())
+    if not parent.is_dir():
+        raise InputError(f"{path} cannot be written: {parent} is not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{path} cannot be written: no permission to write to {parent}")
+    for name in (*place.relative_to(parent).parts, temporary_name(place).name):
+        with suppress(FileNotFoundError):
+            os.lstat(parent / name)  # raises where the name is too long
+    with TemporaryFile(dir=parent):  # some file systems refuse what the permissions allow
+        pass
 
 
 def place_of(path: Path) -> Path:
-    """Where a folder with this name would lie, links followed; what is in the way is said in one
-    line. Nothing is written: this can be asked before the work."""
+    """The folder that a new folder with this name would become, links followed; refuses a path
+    that cannot be one. Leaves nothing behind: it can be called before the work."""
     place = Path(os.path.realpath(path))
     try:
-        parent = next(folder for folder in place.parents if folder.exists())
-        if not parent.is_dir():
-            raise InputError(f"{path} cannot be written: {parent} is not a folder")
         if place.is_symlink() or (place.exists() and not place.is_dir()):
             raise InputError(f"{path} cannot be written: it is not a folder")
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError(f"{path} cannot be written: {parent} is not yours to write to")
         if place.exists() and (place.is_mount() or place.samefile(os.curdir)):
-            # A new folder takes its name by being renamed, which such a place does not allow.
+            # A new folder is renamed to its final name, which such a place does not allow.
             raise InputError(
-                f"{path} cannot be written: it is the folder you are in, or a mounted disk; name "
-                "a folder in it"
+                f"{path} cannot be written: it is the current folder or a mount point; name a "
+                "folder in it"
             )
+        check_parent(path, place)
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+        raise unwritable(path, error) from None
     return place
 
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill; it gets its name when everything in it is on the disk. Where one lies
-    already, it stays and this fails, unless it is empty or to be replaced."""
+    """A folder to fill; it gets its name when everything in it is on the disk. An existing folder
+    stays and this fails, unless that folder is empty or to be replaced."""
     path = place_of(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
+    temporary = temporary_name(path)
     old = path.with_name(f"{PREFIX}{os.getpid()}-{OLD}{path.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            sync_file(file) if file.is_file() else sync_folder(file)
-        sync_folder(temporary)
-        if replace and path.exists():  # aside, and not away: a kill here loses neither
-            shutil.rmtree(old, ignore_errors=True)
-            os.replace(path, old)
-        try:
-            os.replace(temporary, path)
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            raise InputError(
-                f"{path} was created by another process in the meantime: choose a different folder"
-            ) from None
-    except BaseException:
-        if old.exists() and not path.exists():
-            os.replace(old, path)
+    with named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    sync_folder(path.parent)
+        temporary.mkdir()
+        try:
+            yield temporary
+            for file in temporary.rglob("*"):
+                sync_file(file) if file.is_file() else sync_folder(file)
+            sync_folder(temporary)
+            if replace and path.exists():  # aside, and not away: a kill here loses neither
+                shutil.rmtree(old, ignore_errors=True)
+                os.replace(path, old)
+            try:
+                os.replace(temporary, path)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                raise InputError(
+                    f"{path} was created by another process in the meantime: choose a different "
+                    "folder"
+                ) from None
+        except BaseException:
+            if old.exists() and not path.exists():
+                os.replace(old, path)
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
     remove_leftovers(path.parent, path.name)
 

@@ -19,13 +19,16 @@ from regard import native
 from regard.box import boxed
 from regard.config import DTYPES, DecodingConfig
 from regard.errors import InputError
+from regard.files import check_destination
 from regard.model.config import STYLES
+from regard.options import bounded, file_path
 from regard.settings import section_settings
 
 if TYPE_CHECKING:
     from regard.models import Model
 
 FEW = 2**18  # bytes of documents to search that are embedded while somebody waits
+MOST_PENALTY = 10  # ((5 + tokens) / 6) to a higher power overflows
 
 
 def machine_options(verb: argparse.ArgumentParser) -> None:
@@ -36,7 +39,7 @@ def machine_options(verb: argparse.ArgumentParser) -> None:
 def model_to_use(verb: argparse.ArgumentParser, task: str) -> None:
     """`-m`; without it the model in the box for this task."""
     verb.add_argument(
-        "-m", "--model", type=Path, default=Path(boxed(task)), metavar="MODEL",
+        "-m", "--model", type=file_path, default=Path(boxed(task)), metavar="MODEL",
         help=f"a model's folder (default: {boxed(task)}, which comes with the package)",
     )  # fmt: skip
     verb.add_argument("--dtype", default="auto", choices=DTYPES)
@@ -80,11 +83,15 @@ def decoding_options(verb: argparse.ArgumentParser) -> None:
 def chosen_decoding(options: argparse.Namespace) -> dict[str, Any]:
     given = {f.name: getattr(options, f.name) for f in fields(DecodingConfig)}
     changes = section_settings(options.assignments, "decoding")
-    return changes | {k: v for k, v in given.items() if v is not None}
+    chosen = changes | {k: v for k, v in given.items() if v is not None}
+    penalty = chosen.get("length_penalty")
+    if isinstance(penalty, int | float) and penalty > MOST_PENALTY:
+        raise InputError(f"decoding.length_penalty must be at most {MOST_PENALTY}, not {penalty:g}")
+    return chosen
 
 
 def exclude(options: argparse.Namespace, one: str, *others: str) -> None:
-    """Refuse options that do not go together."""
+    """Refuse options that cannot be combined."""
     for other in others:
         if getattr(options, one.replace("-", "_")) and getattr(options, other.replace("-", "_")):
             raise InputError(f"--{one} and --{other} exclude each other")
@@ -136,7 +143,7 @@ def translate_options(verb: argparse.ArgumentParser) -> None:
         help="texts are SOURCE<tab>TRANSLATION: print how probable each translation is",
     )  # fmt: skip
     verb.add_argument(
-        "--alternatives", type=int, default=0, metavar="N",
+        "--alternatives", type=bounded(int, 0, 1000), default=0, metavar="N",
         help="with --json: the N best tokens at each place",
     )  # fmt: skip
     for name, said in (
@@ -229,7 +236,10 @@ def classify(options: argparse.Namespace) -> int:
 
 def fill_options(verb: argparse.ArgumentParser) -> None:
     text_options(verb, "fill")
-    verb.add_argument("--top", type=int, default=5, metavar="N", help="words for each <mask> (5)")
+    verb.add_argument(
+        "--top", type=bounded(int, 1, 1000), default=5, metavar="N",
+        help="words for each <mask> (default: 5)",
+    )  # fmt: skip
 
 
 def fill(options: argparse.Namespace) -> int:
@@ -246,13 +256,19 @@ def embed_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--tokens", action="store_true", help="a vector for each token in its context"
     )
-    verb.add_argument("--out", type=Path, metavar="FILE.npy", help="write a numpy array instead")
+    verb.add_argument(
+        "--out", type=file_path, metavar="FILE.npy", help="write a numpy array instead"
+    )
 
 
 def embed(options: argparse.Namespace) -> int:
     """The vector of each text: one line of numbers for each."""
     exclude(options, "tokens", "pooling", "out")
     exclude(options, "out", "json")
+    if options.out is not None:
+        check_destination(options.out)
+        if not (folder := options.out.parent).is_dir():
+            raise InputError(f"{options.out} cannot be written: there is no folder {folder}")
     from regard.answering import Vectors, answer_lines
 
     with Vectors(opened(options), options) as printer:
@@ -262,16 +278,19 @@ def embed(options: argparse.Namespace) -> int:
 
 def search_options(verb: argparse.ArgumentParser) -> None:
     text_options(verb, "embed", "QUERY")
-    verb.add_argument("--documents", required=True, type=Path, metavar="FILE", help="one a line")
-    verb.add_argument("--top", type=int, default=5, metavar="N", help="lines for each query (5)")
-    verb.add_argument("--index", type=Path, metavar="DIR", help="where the index is kept")
+    verb.add_argument(
+        "--documents", required=True, type=file_path, metavar="FILE", help="one a line"
+    )
+    verb.add_argument(
+        "--top", type=bounded(int, 1, 1_000_000), default=5, metavar="N",
+        help="lines for each query (default: 5)",
+    )  # fmt: skip
+    verb.add_argument("--index", type=file_path, metavar="DIR", help="where the index is kept")
     verb.add_argument("--rebuild", action="store_true", help="make the index anew")
 
 
 def search(options: argparse.Namespace) -> int:
     """Rank the lines of a file for a query: score, line number and text, with tabs between."""
-    if options.top < 1:
-        raise InputError(f"--top must be at least 1, not {options.top}")
     from regard.answering import Hits, answer_lines
 
     answer_lines(Hits(opened(options), options), options, "searching")

@@ -272,9 +272,9 @@ def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked
         (["--lengths", 1], "--lengths must be at least 2, not 1"),
         (["--widths", 96], "--widths 96: heads have 64 features, so give an even number up to 64 or a multiple of it"),
         (["--window", 0], "--window must be at least 1, not 0"),
-        (["--limit", 0], "--limit must be above 0 seconds, not 0.0"),
+        (["--limit", 0], "--limit must be above 0, not 0"),
         (["--kinds", "lstn"], "unknown kind 'lstn'; did you mean 'lstm'?"),
-        (["--kinds", "gru", "gru"], "--kinds gru gru: one of them stands there twice"),
+        (["--kinds", "gru", "gru"], "--kinds gru gru: one of them is duplicated"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, said, tmp_path):
@@ -305,8 +305,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path,
     monkeypatch.setattr("regard.lab.complexity.count", lambda *_: pytest.fail("it was begun"))
     (tmp_path / "file").touch()
     for out, said in (
-        (tmp_path, f"{tmp_path} exists and is not of regard lab complexity: take another --out"),
-        (tmp_path / "file" / "out", f"{tmp_path}/file/out/regard-complexity cannot be written: {tmp_path}/file/out is not a folder"),
+        (tmp_path, f"{tmp_path} exists and is not of regard lab complexity: choose a different --out"),
+        (tmp_path / "file" / "out", f"{tmp_path}/file/out/regard-complexity cannot be written: {tmp_path}/file is not a folder"),
     ):  # fmt: skip
         assert regard("--kinds", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {said}\n", 2)  # fmt: skip
 

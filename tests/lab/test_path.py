@@ -189,19 +189,19 @@ def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
     [
         (["--length", 2], "--length must be at least 3, not 2"),
         (["--seconds", 0], "--seconds must be above 0, not 0"),
-        (["--seconds", "nan"], "--seconds must be above 0, not nan"),
+        (["--seconds", "nan"], "--seconds must be finite, not nan"),
         (["--steps", 0], "--steps must be at least 1, not 0"),
-        (["--steps", 5, "--seconds", 5], "--seconds and --steps exclude each other"),
+        (["--steps", 5, "--seconds", 5], "--seconds and --steps cannot be combined"),
         (["--kinds", "gruu"], "unknown kind 'gruu'; did you mean 'gru'?"),
-        (["--kinds", "gru", "gru"], "--kinds gru gru: one of them stands there twice"),
-        (["--seed", 1, 1], "--seed 1 1: one of them stands there twice"),
+        (["--kinds", "gru", "gru"], "--kinds gru gru: one of them is duplicated"),
+        (["--seed", 1, 1], "--seed 1 1: one of them is duplicated"),
         (["--seed", -1], "--seed must be at least 0, not -1"),
-        (["--layers", 0, "--kernel", 0], "--layers must be from 1 to 64, not 0"),
-        (["--layers", 10**9], "--layers must be from 1 to 64, not 1000000000"),
-        (["--window", 0], "--window must be from 1 to 1000000, not 0"),
-        (["--window", 2**63], f"--window must be from 1 to 1000000, not {2**63}"),
-        (["--kernel", 0], "--kernel must be from 1 to 1000, not 0"),
-        (["--kernel", 10**8], "--kernel must be from 1 to 1000, not 100000000"),
+        (["--layers", 0, "--kernel", 0], "--layers must be at least 1, not 0"),
+        (["--layers", 10**9], "--layers must be at most 64, not 1000000000"),
+        (["--window", 0], "--window must be at least 1, not 0"),
+        (["--window", 2**63], f"--window must be at most 1,000,000, not {2**63}"),
+        (["--kernel", 0], "--kernel must be at least 1, not 0"),
+        (["--kernel", 10**8], "--kernel must be at most 1,000, not 100000000"),
         (["--d-model", 30], "--d-model must be a multiple of 4, not 30"),
     ],
 )
@@ -246,7 +246,7 @@ def test_weights_their_gradients_and_moments_are_part_of_the_estimate():
 def test_a_folder_of_somebody_else_is_not_touched(tmp_path, capsys):
     (tmp_path / "letters").write_text("mine")
     assert lab("path", "--out", tmp_path) == 2
-    assert "is not of regard lab path: take another --out" in capsys.readouterr().err
+    assert "is not of regard lab path: choose a different --out" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_any_training(tmp_path, capsys, monkeypatch):

@@ -291,18 +291,18 @@ def test_the_pictures_name_what_they_show(measured):
     [
         (["--length", 1], "--length must be at least 2, not 1: positions are compared"),
         (["--d-model", 5], "--d-model must be even, not 5: sinusoids come in sine and cosine pairs"),
-        (["--base", 100, 1], "--base must be above 1, not 1: it is what wavelengths grow by"),
+        (["--base", 100, 1], "--base must be above 1, not 1: wavelengths grow by this factor"),
         (["--base", 100, 100], "--base 100 100: give up to 4 different ones"),
         (["--base", 100, 100.00001], "--base 100 100: give up to 4 different ones"),
-        (["--base", "1e308"], "--base must be above 1 and at most 1e+100, not 1e+308: it is what wavelengths grow by"),
+        (["--base", "1e308"], "--base must be at most 1e+100, not 1e+308: wavelengths grow by this factor"),
         (["--base", 2, 3, 4, 5, 6], "--base 2 3 4 5 6: give up to 4 different ones"),
         (["--steps", 0], "--steps must be at least 1, not 0"),
         (["--seconds", 0], "--seconds must be above 0, not 0"),
-        (["--seconds", "nan"], "--seconds must be above 0, not nan"),
-        (["--seconds", 2, "--steps", 2], "--seconds and --steps exclude each other"),
-        (["--seed", 1, 1], "--seed 1 1: one of them stands there twice"),
+        (["--seconds", "nan"], "--seconds must be finite, not nan"),
+        (["--seconds", 2, "--steps", 2], "--seconds and --steps cannot be combined"),
+        (["--seed", 1, 1], "--seed 1 1: one of them is duplicated"),
         (["--seed", -1], "--seed must be at least 0, not -1"),
-        (["--seed", 2**32], "--seed must be at most 4294967295, not 4294967296"),
+        (["--seed", 2**32], "--seed must be at most 4,294,967,295, not 4294967296"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_before_anything_is_done(
@@ -317,7 +317,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "theirs").touch()
     _, said, code = regard("--out", tmp_path)
     assert (said, code) == (
-        f"regard: {tmp_path} exists and is not of regard lab positions: take another --out\n", 2,
+        f"regard: {tmp_path} exists and is not of regard lab positions: choose a different --out\n", 2,
     )  # fmt: skip
 
 
@@ -327,7 +327,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monke
     _, said, code = regard("--out", tmp_path / "file" / "out")
     assert (said, code) == (
         f"regard: {tmp_path}/file/out/regard-positions cannot be written: "
-        f"{tmp_path}/file/out is not a folder\n", 2,
+        f"{tmp_path}/file is not a folder\n", 2,
     )  # fmt: skip
 
 

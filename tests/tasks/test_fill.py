@@ -298,7 +298,7 @@ def test_json_has_every_gap_with_its_words(loaded, call):
     lines = out.split("\n")[:-1]
     assert [line.count("\t") for line in lines] == [text.count("<mask>") for text in TEXTS]
     code, out, err = call("fill", "-m", model.folder, "--top", 0, "<mask>")
-    assert (code, out, err) == (2, "", "regard: top must be at least 1, not 0\n")
+    assert (code, out, err) == (2, "", "regard: --top must be at least 1, not 0\n")
 
 
 # ---- how well ---------------------------------------------------------------------------

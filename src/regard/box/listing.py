@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from regard.box import boxed, contents, folder_of
 from regard.config import Config
+from regard.console import as_json, make_console
 
 
 def listing() -> list[dict[str, Any]]:
@@ -27,13 +27,12 @@ def listing() -> list[dict[str, Any]]:
     return rows
 
 
-def show_box(as_json: bool) -> None:
+def show_box(for_programs: bool) -> None:
     rows = listing()
-    if as_json:
+    if for_programs:
         for row in rows:
-            print(json.dumps(row))
+            print(as_json(row))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("model", "style", "parameters", "size", "validation", box=None, pad_edge=False)
@@ -44,7 +43,7 @@ def show_box(as_json: bool) -> None:
             row["model"], row["style"], f"{row['parameters'] / 1e6:.1f}M",
             f"{row['bytes'] / 1e6:.1f} MB", told,
         )  # fmt: skip
-    console = Console(highlight=False)
+    console = make_console()
     console.print(table if rows else "there is no model in the box")
     for row in rows:
         console.print(f"{row['model']}: {row['folder']}/README.md", soft_wrap=True)

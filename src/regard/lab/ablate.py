@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from regard.config import Config
+from regard.console import make_console
 from regard.errors import InputError, TrainingFailed, unknown
 from regard.files import cache_folder
 from regard.lab.ablate_measured import QUALITY, Result, compare, judge, measure_time
@@ -67,11 +67,9 @@ def ablate(
     """
     keep_freed_memory()
     where = choose_device(device)
-    console = Console(stderr=True, highlight=False, quiet=quiet)
+    console = make_console(stderr=True, quiet=quiet)
     if task not in QUALITY:
         raise unknown("task", task, QUALITY)
-    if jobs < 1:
-        raise InputError(f"--jobs must be at least 1, not {jobs}")
     values = values or {}
     check_settings(values, OURS)
     check_seeds(seeds)
@@ -92,7 +90,7 @@ def ablate(
     learned, store, examples = read(rows[0].config, files, quiet)
     rows = [fitted(row, learned, store) for row in rows]
     for name, why in skipped:
-        console.print(f"{name} is left out: {why}", markup=False, soft_wrap=True)
+        console.print(f"{name} is left out: {why}", soft_wrap=True)
     every = {
         (row.name, seed): Training(f"{row.name}-{seed}", with_seed(row.config, seed), out)
         for seed in seeds

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from regard.console import make_console
 from regard.evaluating import SURE, WIDE
 from regard.lab.ablate_measured import NEAR, QUALITY, Result
 from regard.lab.ablate_rows import GROUPS, SIGNS
@@ -178,7 +178,7 @@ class Report:
         ]  # fmt: skip
 
     def show(self) -> None:
-        console = Console(highlight=False)
+        console = make_console()
         if not console.is_terminal:
             console.width = WIDE
         seeds = f"{len(self.seeds)} seed{'' if len(self.seeds) == 1 else 's'}"
@@ -201,11 +201,11 @@ class Report:
         console.print(table)
         console.print("\n10⁶: parameters in millions. ms: of a training step.")
         for note in self.notes():
-            console.print(note, markup=False)
+            console.print(note)
         for name, why in self.skipped:
-            console.print(f"left out: {name}: {why}", markup=False)
+            console.print(f"left out: {name}: {why}")
         for name, why in self.failed:
-            console.print(f"failed: {name}: {why}", markup=False)
+            console.print(f"failed: {name}: {why}")
         for path in self.files:
             console.print(f"written: {path}", soft_wrap=True)
 

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
 
 from regard.config import Config
+from regard.console import make_progress
 from regard.files import write_file
 from regard.training.progress import duration
 
@@ -157,12 +157,8 @@ class Show:
 
     def __init__(self, trainings: Sequence[Training], console: Console) -> None:
         self.trainings, self.console, self.began = trainings, console, time.monotonic()
-        columns: list[Any] = [
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("steps"), TimeLeft(),
-        ]  # fmt: skip
-        self.bars = Progress(
-            *columns, console=console, transient=True,
+        self.bars = make_progress(
+            console, BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeLeft(),
             disable=console.quiet or not console.is_terminal, refresh_per_second=2,
             speed_estimate_period=300,
         )  # fmt: skip
@@ -191,5 +187,5 @@ class Show:
         said = f"failed: {training.failed} (see {training.log})" if training.failed else "trained"
         self.console.print(
             f"{training.name}: {said}; {done} of {len(self.trainings)}, about {left} left",
-            markup=False, soft_wrap=True,
+            soft_wrap=True,
         )  # fmt: skip

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
+from regard.console import make_console, make_progress
 from regard.errors import InputError
 from regard.lab import layers as table
 from regard.lab.counting import CPU, counted, path_length
@@ -91,9 +90,9 @@ def complexity(
         list(names) or list(LAYERS), *chosen, window, kernel, said_machine(where, dtype),
         peak(where, kind),
     )  # fmt: skip
-    console = Console(stderr=True, quiet=quiet)
+    console = make_console(stderr=True, quiet=quiet)
     work = len(found.kinds) * len(found.lengths)
-    with Progress(console=console, transient=True) as bar:
+    with make_progress(console) as bar:
         counting = bar.add_task("counting", total=work)
         for name in found.kinds:
             count(found, name, lambda: bar.advance(counting))
@@ -123,21 +122,12 @@ def check(
 ) -> None:
     """Refuse what cannot be measured, before anything is."""
     check_kinds(names, LAYERS)
-    for option, values, least in (
-        ("--lengths", lengths, 2), ("--widths", widths, 2), ("--window", [window], 1),
-        ("--kernel", [kernel], 1),
-    ):  # fmt: skip
-        for value in values:
-            if value < least:
-                raise InputError(f"{option} must be at least {least}, not {value}")
     for width in widths:
         if width % 2 or (width > table.HEAD and width % table.HEAD):
             raise InputError(
                 f"--widths {width}: heads have {table.HEAD} features, so give an even number up to "
                 f"{table.HEAD} or a multiple of it"
             )
-    if not limit > 0:
-        raise InputError(f"--limit must be above 0 seconds, not {limit}")
     for name in names or LAYERS:
         if not names and name == table.REFERENCE:
             continue  # nobody asked for it: it is measured as far as it fits

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from regard.console import make_console
 from regard.lab.complexity import Findings
 from regard.lab.fits import Fit, crossing, line, power
 from regard.lab.layers import THEORY, operations
@@ -93,7 +93,7 @@ class Report:
         write_tables(out, "complexity", self.to_dict(), csv_rows(self.found))
 
     def show(self) -> None:
-        console = Console(highlight=False)
+        console = make_console()
         found = self.found
         console.print(
             f"n = {found.lengths[0]:,} to {found.lengths[-1]:,} tokens, d = {found.widths[0]:,} to "

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.errors import InputError
 from regard.lab.gradients import Norms, decay, gradient_norms, reach, root_mean_square
 from regard.lab.lessons import exercise, lesson_distances
 from regard.lab.path_report import PathReport, draw_path
@@ -42,8 +41,6 @@ class Gradients:
 
 def measure_path(out: Path, length: int, school: School, quiet: bool = False) -> PathReport:
     """Measure, train, measure again; everything is written to the folder `out`."""
-    if length < 3:
-        raise InputError(f"--length must be at least 3, not {length}")
     distances = lesson_distances(length - 1)
     school.check(length - 1, SEQUENCES * len(distances), f"--length {length}")
     check_out(out, "path")

@@ -9,9 +9,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from regard.console import make_console
 from regard.lab.school import School
 from regard.view.picture import COLOURS, DASHES, MARKERS, save_picture
 
@@ -52,7 +52,7 @@ class PathReport:
         ]  # fmt: skip
 
     def show(self) -> None:
-        console = Console(highlight=False, width=WIDTH)
+        console = make_console(width=WIDTH)
         school = self.school
         seeds = len(school.seeds)
         console.print(

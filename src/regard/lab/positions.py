@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
 
+from regard.console import make_console, make_progress
 from regard.errors import InputError
 from regard.lab.memory import refuse
 from regard.lab.positions_formula import (
@@ -66,8 +66,8 @@ def measure(
     steps = STEPS if steps is None and seconds is None else steps
     budget = f"{steps:,} steps" if seconds is None else f"{seconds:g} seconds"
     report = Report(length, d_model, list(bases), list(seeds), where.type, budget)
-    console = Console(stderr=True, highlight=False, quiet=quiet)
-    with Progress(console=console, transient=True, disable=quiet) as progress:
+    console = make_console(stderr=True, quiet=quiet)
+    with make_progress(console, disable=quiet) as progress:
         measure_formula(report, progress)
         train_all(report, steps, seconds, device, progress)
     report.files += write_tables(out, "positions", report.figures(), report.rows())

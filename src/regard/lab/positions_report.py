@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from regard.console import make_console
 from regard.lab.positions_formula import EULER, OFFSETS, Finding, Nearest, rows_of
 from regard.lab.positions_trained import (
     SHIFT,
@@ -114,7 +114,7 @@ class Report:
     # ---- to read ------------------------------------------------------------------------
 
     def show(self) -> None:
-        console = Console(highlight=False)
+        console = make_console()
         console.print(f"Sinusoids: {self.length:,} positions, d_model {self.d_model:,}\n")
         console.print(self.findings_table(self.findings))
         fitted, offsets = max(self.length, 16) + OFFSETS[-1], ", ".join(map(str, OFFSETS))

@@ -31,11 +31,8 @@ def measure_recall(
     out: Path, distances: Sequence[int], school: School, quiet: bool = False
 ) -> RecallReport:
     """Train, ask, draw; everything is written to the folder `out`."""
-    for distance in distances:
-        if distance < 1:
-            raise InputError(f"--distances must be at least 1, not {distance}")
     if len(set(distances)) < len(distances):
-        raise InputError(f"--distances {' '.join(map(str, distances))}: one stands there twice")
+        raise InputError(f"--distances {' '.join(map(str, distances))}: one of them is duplicated")
     distances = sorted(distances)
     farthest = distances[-1]
     school.check(farthest, 1, f"--distances {farthest}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from regard.console import make_console
 from regard.lab.lessons import CHANCE, PASS
 from regard.lab.path_report import WIDTH, distance_axis, styled
 from regard.lab.school import School
@@ -50,7 +50,7 @@ class RecallReport:
         ]  # fmt: skip
 
     def show(self) -> None:
-        console = Console(highlight=False, width=WIDTH)
+        console = make_console(width=WIDTH)
         school, seeds = self.school, len(self.school.seeds)
         each = f"{school.steps} steps" if school.seconds is None else f"{school.seconds:g} s"
         console.print(

@@ -10,9 +10,8 @@ from itertools import product
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
+from regard.console import make_console, make_progress
 from regard.errors import InputError
 from regard.lab.drill import exercise_model, practise
 from regard.lab.gradients import AT_ONCE
@@ -36,7 +35,6 @@ from regard.model.transformer import Transformer
 from regard.training.processes import choose_device
 
 HEADS = 4
-MOST = {"layers": 64, "window": 1_000_000, "kernel": 1000}
 ASKED = 65_536  # tokens that drill.py asks at once, where they are of many sequences
 
 
@@ -59,11 +57,6 @@ class School:
         measured; `what` is the option that asks for it."""
         check_kinds(self.kinds)
         check_seeds(self.seeds)
-        for option, most in MOST.items():
-            if not 1 <= getattr(self, option) <= most:
-                raise InputError(
-                    f"--{option} must be from 1 to {most}, not {getattr(self, option)}"
-                )
         if self.d_model < HEADS or self.d_model % HEADS:
             raise InputError(f"--d-model must be a multiple of {HEADS}, not {self.d_model}")
         check_budget(self.seconds, self.steps)
@@ -148,8 +141,8 @@ class Bar:
     """How far all trainings are, on standard error."""
 
     def __init__(self, school: School, quiet: bool) -> None:
-        console = Console(stderr=True, highlight=False, quiet=quiet)
-        self.progress = Progress(console=console, transient=True, disable=quiet)
+        console = make_console(stderr=True, quiet=quiet)
+        self.progress = make_progress(console, disable=quiet)
         self.by_time = school.seconds is not None
         each = school.seconds if school.seconds is not None else school.steps
         self.task = self.progress.add_task(
@@ -163,4 +156,4 @@ class Bar:
         self.progress.advance(self.task, seconds if self.by_time else steps)
 
     def say(self, text: str) -> None:
-        self.progress.console.print(text, markup=False, soft_wrap=True)
+        self.progress.console.print(text, soft_wrap=True)

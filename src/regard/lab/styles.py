@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from regard.config import DEFAULTS, Config
+from regard.console import make_console
 from regard.errors import unknown
 from regard.files import cache_folder
 from regard.lab.styles_measured import QUALITY, Style, judge, time_answers, time_training
@@ -72,7 +72,7 @@ def compare(
     """
     keep_freed_memory()
     where = choose_device(device)
-    console = Console(stderr=True, highlight=False, quiet=quiet)
+    console = make_console(stderr=True, quiet=quiet)
     values = values or {}
     files = check(out, task, files or {}, values, seeds)
     chosen = with_defaults(bool(files), preset, values)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from regard.console import make_console
 from regard.lab.styles_measured import QUALITY, SENTENCES, Style
 from regard.tasks.make import KINDS
 from regard.view.curves import Curves, Point, add_labels, draw_lines, read_curves
@@ -44,7 +44,7 @@ class Report:
         }  # fmt: skip
 
     def show(self) -> None:
-        console = Console(highlight=False)
+        console = make_console()
         found = [one.to_dict() for one in self.styles]
         table = Table("", *(one.name for one in self.styles), box=None, pad_edge=False)
         for column in table.columns[1:]:

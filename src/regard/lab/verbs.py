@@ -4,22 +4,36 @@ when one is made."""
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from regard.console import as_json
 from regard.lab.ablate_rows import GROUPS
 from regard.lab.kinds import KERNEL, KINDS, WINDOW
 from regard.model.config import PRESETS
+from regard.options import (
+    MOST_LENGTH,
+    MOST_WIDTH,
+    SECONDS,
+    SEED,
+    STEPS,
+    bounded,
+    file_name,
+    file_path,
+)
 from regard.settings import settings
 from regard.verbs import machine_options
+from regard.view.verbs import BASE, D_MODEL, LENGTH
 
 if TYPE_CHECKING:
     from regard.lab.school import School
 
 
+WINDOWS, KERNELS = bounded(int, 1, 1_000_000), bounded(int, 1, 1000)
+
+
 class Report(Protocol):
-    """What every measurement gives back."""
+    """The result of a measurement."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -27,7 +41,7 @@ class Report(Protocol):
 
 
 def tell(report: Report, options: argparse.Namespace) -> None:
-    print(json.dumps(report.to_dict(), ensure_ascii=False)) if options.json else report.show()
+    print(as_json(report.to_dict())) if options.json else report.show()
 
 
 def training_options(verb: argparse.ArgumentParser, name: str, settable: str) -> None:
@@ -37,13 +51,13 @@ def training_options(verb: argparse.ArgumentParser, name: str, settable: str) ->
         ("valid", "held-out data, for the learning curves"),
         ("test", "what quality is measured on (default: --valid)"),
     ):
-        verb.add_argument(f"--{split}", nargs="+", metavar="FILE", help=said)
+        verb.add_argument(f"--{split}", nargs="+", type=file_name, metavar="FILE", help=said)
     verb.add_argument(
         "--preset", help=" | ".join(PRESETS) + " (tiny; for the built-in corpus of 2 + 2 layers)"
     )
-    verb.add_argument("--steps", type=int, metavar="N", help="of each training")
-    verb.add_argument("--seed", nargs="+", type=int, default=[1], metavar="N", help="one or more")
-    verb.add_argument("--out", type=Path, default=Path(f"regard-{name}"), metavar="DIR")
+    verb.add_argument("--steps", type=STEPS, metavar="N", help="of each training")
+    verb.add_argument("--seed", nargs="+", type=SEED, default=[1], metavar="N", help="one or more")
+    verb.add_argument("--out", type=file_path, default=Path(f"regard-{name}"), metavar="DIR")
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
         help=f"change one option; {settable}; repeatable",
@@ -85,7 +99,9 @@ def ablate_options(verb: argparse.ArgumentParser) -> None:
         help="groups or single rows (A-heads-1); all: "
         + "; ".join(f"{group}: {said}" for group, said in GROUPS.items()),
     )  # fmt: skip
-    verb.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once (1)")
+    verb.add_argument(
+        "--jobs", type=bounded(int, 1, 1024), default=1, metavar="N", help="trainings at once (1)"
+    )
     training_options(verb, "ablate", "of the base, and so of all rows")
 
 
@@ -104,18 +120,18 @@ def ablate(options: argparse.Namespace) -> int:
 
 
 def positions_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--length", type=int, default=256, metavar="N", help="positions (256)")
-    verb.add_argument("--d-model", type=int, default=512, metavar="N", help="(512)")
+    verb.add_argument("--length", type=LENGTH, default=256, metavar="N", help="positions (256)")
+    verb.add_argument("--d-model", type=D_MODEL, default=512, metavar="N", help="(512)")
     verb.add_argument(
-        "--base", nargs="+", type=float, default=[100.0, 10_000.0], metavar="X",
+        "--base", nargs="+", type=BASE, default=[100.0, 10_000.0], metavar="X",
         help="of the sinusoids, one or more (100 10000)",
     )  # fmt: skip
-    verb.add_argument("--steps", type=int, metavar="N", help="of each training (800)")
-    verb.add_argument("--seconds", type=float, metavar="S", help="of each training, instead")
+    verb.add_argument("--steps", type=STEPS, metavar="N", help="of each training (800)")
+    verb.add_argument("--seconds", type=SECONDS, metavar="S", help="of each training, instead")
     verb.add_argument(
-        "--seed", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
+        "--seed", nargs="+", type=SEED, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
     )
-    verb.add_argument("--out", type=Path, default=Path("regard-positions"), metavar="DIR")
+    verb.add_argument("--out", type=file_path, default=Path("regard-positions"), metavar="DIR")
     machine_options(verb)
 
 
@@ -133,16 +149,32 @@ def positions(options: argparse.Namespace) -> int:
 
 def complexity_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--kinds", nargs="+", default=[], metavar="KIND", help="of layer (all)")
-    verb.add_argument("--lengths", nargs="+", type=int, default=[], metavar="N", help="64 to 16384")
-    verb.add_argument("--widths", nargs="+", type=int, default=[], metavar="D", help="64 to 1024")
-    verb.add_argument("--window", type=int, default=64, metavar="R", help="of restricted attention")
-    verb.add_argument("--kernel", type=int, default=3, metavar="K", help="of the convolutions")
     verb.add_argument(
-        "--limit", type=float, default=1.0, metavar="SECONDS",
+        "--lengths",
+        nargs="+",
+        type=bounded(int, 2, MOST_LENGTH),
+        default=[],
+        metavar="N",
+        help="64 to 16384",
+    )
+    verb.add_argument(
+        "--widths",
+        nargs="+",
+        type=bounded(int, 2, MOST_LENGTH),
+        default=[],
+        metavar="D",
+        help="64 to 1024",
+    )
+    verb.add_argument(
+        "--window", type=WINDOWS, default=64, metavar="R", help="of restricted attention"
+    )
+    verb.add_argument("--kernel", type=KERNELS, default=3, metavar="K", help="of the convolutions")
+    verb.add_argument(
+        "--limit", type=SECONDS, default=1.0, metavar="SECONDS",
         help="a pass that would take longer is not measured (1)",
     )  # fmt: skip
     verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    verb.add_argument("--out", type=Path, default=Path("regard-complexity"), metavar="DIR")
+    verb.add_argument("--out", type=file_path, default=Path("regard-complexity"), metavar="DIR")
     machine_options(verb)
 
 
@@ -167,18 +199,20 @@ def school_options(verb: argparse.ArgumentParser) -> None:
         "--kinds", nargs="+", default=list(KINDS), metavar="KIND",
         help=" | ".join(KINDS) + " (all)",
     )  # fmt: skip
-    verb.add_argument("--layers", type=int, default=2, metavar="N", help="(2)")
-    verb.add_argument("--d-model", type=int, default=64, metavar="N", help="(64)")
+    verb.add_argument("--layers", type=bounded(int, 1, 64), default=2, metavar="N", help="(2)")
     verb.add_argument(
-        "--window", type=int, default=WINDOW, metavar="R", help=f"of restricted ({WINDOW})"
+        "--d-model", type=bounded(int, 1, MOST_WIDTH), default=64, metavar="N", help="(64)"
     )
     verb.add_argument(
-        "--kernel", type=int, default=KERNEL, metavar="K", help=f"of convolutions ({KERNEL})"
+        "--window", type=WINDOWS, default=WINDOW, metavar="R", help=f"of restricted ({WINDOW})"
     )
-    verb.add_argument("--seconds", type=float, metavar="S", help="of training, each model (8)")
-    verb.add_argument("--steps", type=int, metavar="N", help="of training, instead of seconds")
     verb.add_argument(
-        "--seed", nargs="+", type=int, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
+        "--kernel", type=KERNELS, default=KERNEL, metavar="K", help=f"of convolutions ({KERNEL})"
+    )
+    verb.add_argument("--seconds", type=SECONDS, metavar="S", help="of training, each model (8)")
+    verb.add_argument("--steps", type=STEPS, metavar="N", help="of training, instead of seconds")
+    verb.add_argument(
+        "--seed", nargs="+", type=SEED, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
     )
 
 
@@ -193,9 +227,15 @@ def chosen_school(options: argparse.Namespace) -> School:
 
 
 def path_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--length", type=int, default=256, metavar="N", help="of sequences (256)")
+    verb.add_argument(
+        "--length",
+        type=bounded(int, 3, MOST_LENGTH),
+        default=256,
+        metavar="N",
+        help="of sequences (256)",
+    )
     school_options(verb)
-    verb.add_argument("--out", type=Path, default=Path("regard-path"), metavar="DIR")
+    verb.add_argument("--out", type=file_path, default=Path("regard-path"), metavar="DIR")
     machine_options(verb)
 
 
@@ -210,11 +250,11 @@ def path(options: argparse.Namespace) -> int:
 
 def recall_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--distances", nargs="+", type=int, default=[2**i for i in range(10)], metavar="N",
-        help="steps back (1 2 4 ... 512)",
+        "--distances", nargs="+", type=bounded(int, 1, MOST_LENGTH), metavar="N",
+        default=[2**i for i in range(10)], help="steps back (1 2 4 ... 512)",
     )  # fmt: skip
     school_options(verb)
-    verb.add_argument("--out", type=Path, default=Path("regard-recall"), metavar="DIR")
+    verb.add_argument("--out", type=file_path, default=Path("regard-recall"), metavar="DIR")
     machine_options(verb)
 
 

@@ -333,16 +333,17 @@ class Report:
         return ", ".join([f"{self.kept:,} kept", *parts])
 
     def show(self, console: Console | None = None) -> None:
-        """Print a short table, on standard error unless told where."""
-        from rich.console import Console
+        """Print a short table on `console` (default: standard error)."""
         from rich.table import Table
+
+        from regard.console import make_console
 
         table = Table("examples", "", "", box=None, show_header=False, pad_edge=False)
         for reason, count in [("kept", self.kept), *self._rows()]:
             share = count / self.total if self.total else 0.0
             table.add_row(reason, f"{count:,}", f"{share:.1%}")
         table.columns[1].justify = table.columns[2].justify = "right"
-        (console or Console(stderr=True)).print(table)
+        (console or make_console(stderr=True)).print(table)
 
     def _rows(self) -> list[tuple[str, int]]:
         rows = [*self.skipped.items(), *((f"{what} (kept)", n) for what, n in self.notes.items())]
@@ -374,14 +375,11 @@ def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[
     if quiet:
         yield lambda done: None
         return
-    from rich.console import Console  # it takes a while: not for one short answer
-    from rich.progress import Progress
+    from regard.console import make_console, make_progress
 
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     # Standard output is not the bar's: it may be a file that answers go to.
-    bar = Progress(
-        console=console, transient=True, disable=not console.is_terminal, redirect_stdout=False
-    )
+    bar = make_progress(console, disable=not console.is_terminal, redirect_stdout=False)
     task = bar.add_task(what, total=total)
     timer = threading.Timer(PATIENCE, bar.start)
     timer.daemon = True

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.errors import InputError
-from regard.files import PREFIX, sync_folder
+from regard.files import check_destination, named, sync_folder, temporary_name, unwritable
 
 KIND = np.dtype("<f4")
 HEADER = 128  # bytes; numpy pads its own to a multiple of 64
@@ -20,13 +19,12 @@ class VectorFile:
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size, self.count = path, size, 0
-        self.temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
-        if path.is_dir():
-            raise InputError(f"{path}: is a folder, not a file")
+        self.temporary = temporary_name(path)
+        check_destination(path)
         try:
             self.file = self.temporary.open("wb")
         except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+            raise unwritable(path, error) from None
         self.file.write(self._header())
 
     def _header(self) -> bytes:
@@ -37,18 +35,20 @@ class VectorFile:
         return magic + text.ljust(HEADER - 11).encode() + b"\n"
 
     def write(self, vectors: NDArray[np.float32]) -> None:
-        self.file.write(vectors.astype(KIND).tobytes())
+        with named(self.path):
+            self.file.write(vectors.astype(KIND).tobytes())
         self.count += len(vectors)
 
     def close(self, whole: bool) -> None:
-        try:
-            if whole:
-                self.file.seek(0)
-                self.file.write(self._header())
-                self.file.flush()
-                os.fsync(self.file.fileno())
-                os.replace(self.temporary, self.path)
-                sync_folder(self.path.parent)
-        finally:
-            self.file.close()
-            self.temporary.unlink(missing_ok=True)
+        with named(self.path):
+            try:
+                if whole:
+                    self.file.seek(0)
+                    self.file.write(self._header())
+                    self.file.flush()
+                    os.fsync(self.file.fileno())
+                    os.replace(self.temporary, self.path)
+                    sync_folder(self.path.parent)
+            finally:
+                self.temporary.unlink(missing_ok=True)
+                self.file.close()  # last: it writes what is buffered, which may fail again

@@ -1,6 +1,6 @@
-"""One line that lives: where training is, how well, how fast, how long still.
+"""The live progress line of training: step, loss, speed and remaining time.
 
-On a terminal the line is redrawn in place; into a file or a pipe it is printed now and then.
+On a terminal the line is redrawn in place; in a file or a pipe it is printed every 30 seconds.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import time
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from regard.console import make_console
 
 BETWEEN = 30.0  # seconds between two lines where there is no terminal
 
 
 class Progress:
     def __init__(self, steps: int, quiet: bool) -> None:
-        self.console = Console(stderr=True, highlight=False, quiet=quiet)
+        self.console = make_console(stderr=True, quiet=quiet)
         self.steps, self.line, self.shown = steps, "", 0.0
         self.words = True  # whether the loss is that of words
         self.live: Live | None = None
@@ -67,8 +68,8 @@ class Progress:
         return figures
 
     def say(self, text: str) -> None:
-        """Something that stays."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        """Print a line that stays above the progress line."""
+        self.console.print(text, soft_wrap=True)
 
     def pause(self) -> None:
         """What came since the last step (validation, say) does not count as training time."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.view.attention import Attention, Panel, Stack, View, Weights, panels
-from regard.view.picture import picture_name, save_picture
+from regard.view.picture import save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def draw_attention(attention: Attention, view: View, out: Path) -> list[Path]:
             return large_picture(attention, view, stack, shown[0][0])
         return small_pictures(attention, view, stack, shown)
 
-    return save_picture(draw, picture_name(out))
+    return save_picture(draw, out)
 
 
 def blank(width: float, height: float) -> Figure:

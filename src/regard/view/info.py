@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from regard.console import make_console
 from regard.model.config import ModelConfig
 from regard.model.parameters import PARTS, Part, closed_form, count
 from regard.model.transformer import Transformer
@@ -65,10 +65,10 @@ class ParameterTable:
         table.add_row(
             "total", "", f"{by_formula_total:,}", f"{self.total:,}", "100.0%", style="bold"
         )
-        console = Console()
+        console = make_console()
         console.print(table)
         verdict = "formula and tensors agree" if self.agrees else "FORMULA AND TENSORS DISAGREE"
-        console.print(f"{self.total / 1e6:.2f}M parameters; {verdict}", highlight=False)
+        console.print(f"{self.total / 1e6:.2f}M parameters; {verdict}")
 
 
 def final_scores(run: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import InputError
-from regard.files import write_result
+from regard.files import check_destination, write_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,13 +28,20 @@ SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
     "svg.hashsalt": "regard",  # names of parts from their content, not from chance
 }  # fmt: skip
+NOT_XML = bytes({*range(32)} - {9, 10, 13})  # control characters that a name may have
 
 
 def picture_name(out: Path) -> Path:
-    """`--out` without its ending, once that is one of ours: both files are made."""
+    """`--out`, once both files can be written there; call it before the work."""
     if out.suffix not in ("", ".png", ".svg"):
         raise InputError(f"--out {out}: write NAME.png or NAME.svg (both files are made)")
+    for path in both_files(out):
+        check_destination(path)
     return out
+
+
+def both_files(out: Path) -> list[Path]:
+    return [out.with_suffix(".png"), out.with_suffix(".svg")]
 
 
 def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
@@ -43,7 +50,7 @@ def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
         import matplotlib
     except ImportError:
         raise InputError("pictures need matplotlib: pip install matplotlib") from None
-    paths = [out.with_suffix(".png"), out.with_suffix(".svg")]
+    paths = both_files(out)
     with matplotlib.rc_context(), warnings.catch_warnings():  # settings are put aside, and back
         warnings.filterwarnings("ignore", "Glyph")  # boxes in the PNG; the SVG has the name whole
         matplotlib.rcdefaults()
@@ -52,5 +59,6 @@ def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
         for path, keys in zip(paths, (("Software",), ("Date", "Creator")), strict=True):
             content = io.BytesIO()
             picture.savefig(content, format=path.suffix[1:], metadata=dict.fromkeys(keys))
-            write_result(path, content.getvalue())
+            drawn = content.getvalue()
+            write_result(path, drawn.translate(None, NOT_XML) if path.suffix == ".svg" else drawn)
     return paths

@@ -4,21 +4,34 @@ when one is made."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from regard.box import folder_of, is_boxed
+from regard.console import as_json, visible_line
 from regard.errors import InputError
+from regard.files import check_destination
 from regard.model.config import STYLES
+from regard.options import MOST_LENGTH, MOST_WIDTH, bounded, file_path
 from regard.settings import section_settings
 from regard.verbs import architecture_options, model_to_use, opened
+
+LENGTH = bounded(int, 2, MOST_LENGTH, "positions are compared")
+D_MODEL = bounded(int, 2, MOST_WIDTH)
+BASE = bounded(float, 1.0, 1e100, "wavelengths grow by this factor", above=True)
+LAYER = bounded(int, 1, 1_000_000)  # each model has its own bound
 
 
 def walk_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("text", metavar="TEXT", help="the sentence to follow, at most 24 characters")
     verb.add_argument("--target", help="what the decoder writes (default: TEXT)")
-    verb.add_argument("--seed", type=int, default=0, help="of the random weights")
+    verb.add_argument(
+        "--seed",
+        type=bounded(int, 0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="random seed of the weights (default: 0)",
+    )
     architecture_options(verb)
 
 
@@ -31,15 +44,15 @@ def walk(options: argparse.Namespace) -> int:
     steps = walk_steps(options.text, options.target, config, options.seed)
     if options.json:
         for step in steps:
-            print(json.dumps(step.to_dict(), ensure_ascii=False))
+            print(as_json(step.to_dict()))
     else:
         write_walk(steps, config, options.seed)
     return 0
 
 
 def curves_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
-    verb.add_argument("--out", type=Path, metavar="FILE.png", help="(default: RUN/curves.png)")
+    verb.add_argument("runs", nargs="+", type=file_path, metavar="RUN", help="folders of runs")
+    verb.add_argument("--out", type=file_path, metavar="FILE.png", help="(default: RUN/curves.png)")
 
 
 def curves(options: argparse.Namespace) -> int:
@@ -48,16 +61,16 @@ def curves(options: argparse.Namespace) -> int:
 
     out = options.out or (Path("curves.png") if any(map(is_boxed, options.runs)) else None)
     for path in draw_curves([folder_of(run) for run in options.runs], out):
-        print(json.dumps({"file": str(path)}) if options.json else path)
+        print(as_json({"file": str(path)}) if options.json else path)
     return 0
 
 
 def positions_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("-m", "--model", type=Path, metavar="MODEL", help="none: by the formula")
-    verb.add_argument("--length", type=int, metavar="N", help="positions (256)")
-    verb.add_argument("--d-model", type=int, metavar="N", help="of the formula (512)")
-    verb.add_argument("--base", type=float, metavar="X", help="of the formula (10000)")
-    verb.add_argument("--out", type=Path, metavar="FILE.png", help="(default: positions.png)")
+    verb.add_argument("-m", "--model", type=file_path, metavar="MODEL", help="none: by the formula")
+    verb.add_argument("--length", type=LENGTH, metavar="N", help="positions (256)")
+    verb.add_argument("--d-model", type=D_MODEL, metavar="N", help="of the formula (512)")
+    verb.add_argument("--base", type=BASE, metavar="X", help="of the formula (10000)")
+    verb.add_argument("--out", type=file_path, metavar="FILE.png", help="(default: positions.png)")
 
 
 def positions(options: argparse.Namespace) -> int:
@@ -67,7 +80,7 @@ def positions(options: argparse.Namespace) -> int:
     model = None if options.model is None else folder_of(options.model)
     drawn = draw_positions(model, options.length, options.d_model, options.base, options.out)
     for path in drawn:
-        print(json.dumps({"file": str(path)}) if options.json else path)
+        print(as_json({"file": str(path)}) if options.json else path)
     return 0
 
 
@@ -85,10 +98,10 @@ def attention_options(verb: argparse.ArgumentParser) -> None:
         "--kind", choices=("grid", "head", "lines", "mean", "rollout"), default="grid",
         help="grid: all heads small; head, lines: one; mean: of all heads; rollout: of all layers",
     )  # fmt: skip
-    verb.add_argument("--layer", type=int, metavar="N", help="from 1 (head, lines: the last)")
-    verb.add_argument("--head", type=int, metavar="N", help="from 1 (head, lines: the first)")
+    verb.add_argument("--layer", type=LAYER, metavar="N", help="from 1 (head, lines: the last)")
+    verb.add_argument("--head", type=LAYER, metavar="N", help="from 1 (head, lines: the first)")
     verb.add_argument(
-        "--out", type=Path, metavar="FILE",
+        "--out", type=file_path, metavar="FILE",
         help="NAME.png or NAME.svg, for both, or NAME.html (default: MODEL/attention.png; here, if "
         "the model is one in the box)",
     )  # fmt: skip
@@ -102,12 +115,14 @@ def attention(options: argparse.Namespace) -> int:
     from regard.view.attention_page import write_page
     from regard.view.attention_pictures import draw_attention
     from regard.view.attention_rows import gather
+    from regard.view.picture import picture_name
 
     out = options.out or (Path() if is_boxed(options.model) else options.model) / "attention"
     out = out / "attention" if out.is_dir() else out
     page = out.suffix == ".html"
     if out.suffix not in ("", ".png", ".svg", ".html"):
         raise InputError(f"--out {out}: write NAME.png or NAME.svg, for both, or NAME.html")
+    check_destination(out) if page else picture_name(out)
     model = opened(options)
     shape = model.config.model
     view = choose(shape, options.kind, options.stack, options.layer, options.head)
@@ -120,9 +135,9 @@ def attention(options: argparse.Namespace) -> int:
     seen = gather(model, text, options.target, options.context)
     files = [str(path) for path in (write_page if page else draw_attention)(seen, view, out)]
     if options.json:
-        print(json.dumps(as_dict(seen, view, files), ensure_ascii=False))
+        print(as_json(as_dict(seen, view, files)))
     else:
-        print("\n".join([*told(seen, view), *files]))
+        print("\n".join([*map(visible_line, told(seen, view)), *files]))
     return 0
 
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
+from regard.console import make_console
 from regard.errors import InputError
 from regard.model.config import ModelConfig
 from regard.model.transformer import Transformer
@@ -118,7 +118,7 @@ def walk_steps(text: str, target: str | None, config: ModelConfig, seed: int) ->
 
 def write_walk(steps: list[Step], config: ModelConfig, seed: int) -> None:
     """To standard output; a sentence stands beside its table where there is room for both."""
-    console = Console(highlight=False)
+    console = make_console()
     width = min(console.width, WIDEST)
     layers = " + ".join(str(n) for n in (config.encoder_layers, config.decoder_layers) if n)
     norm = "pre-norm" if config.norm_first else "post-norm"

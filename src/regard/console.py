@@ -1,0 +1,89 @@
+"""What is printed: tables and progress bars for people, one-line messages, JSON for programs.
+
+Labels, file names and model output are user text. They must never be parsed as rich markup, and a
+control character in them must never reach the terminal. Every console and every progress bar of
+the package is made here, so that both rules hold without any care at the place that prints.
+
+rich is imported only when it is needed: a verb that prints one short answer does not pay for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+# C0 and C1 control characters but tab and newline, the line separators, the characters that
+# reorder text (bidirectional overrides), and surrogates, which UTF-8 cannot encode.
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+# What ends a line for `str.splitlines` but may stand in a JSON string, and what is not UTF-8.
+NOT_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def as_json(value: Any) -> str:
+    """`value` as one line of JSON, also for a reader that splits lines as `str.splitlines` does."""
+    text = json.dumps(value, ensure_ascii=False)
+    return NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def visible(text: str) -> str:
+    """`text` with control characters written as escapes (`\\x1b`); tabs and newlines stay."""
+    return HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def visible_line(text: str) -> str:
+    """The same for text that must stay one line: tabs and newlines are escaped as well."""
+    return visible(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def warn(message: str) -> None:
+    """Print `regard: message` on standard error, in one line."""
+    with suppress(OSError):  # nobody reads it: the exit code must still be the right one
+        print(f"regard: {visible_line(message)}", file=sys.stderr)
+
+
+def make_console(stderr: bool = False, quiet: bool = False, width: int | None = None) -> Console:
+    """A rich console that prints every string as it is: no markup, no emoji codes, no highlighting,
+    control characters escaped.
+
+    Strings in tables (cells, headers, titles) are covered too: rich renders them through the
+    console that prints the table.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    class PlainConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(visible(text), **options)
+
+    return PlainConsole(
+        stderr=stderr, quiet=quiet, width=width, markup=False, emoji=False, highlight=False
+    )
+
+
+def make_progress(console: Console, *columns: Any, **options: Any) -> Progress:
+    """Transient progress bars on a console of ours; task descriptions are not markup.
+
+    columns: what follows the description (default: bar, percentage, remaining time).
+    """
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = columns or (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    name = TextColumn("{task.description}", markup=False)
+    return Progress(name, *columns, console=console, transient=True, **options)
