@@ -40,7 +40,7 @@ def test_a_folder_that_is_replaced_is_the_new_one_and_nothing_is_left(tmp_path):
 
 def test_a_folder_with_something_in_it_stays_unless_it_is_to_be_replaced(tmp_path):
     fill(tmp_path / "it", "old")
-    with pytest.raises(OSError, match="not empty"):
+    with pytest.raises(InputError, match="was created by another process in the meantime"):
         fill(tmp_path / "it", "new")
     assert names(tmp_path) == ["it"]
     assert (tmp_path / "it" / "text").read_text() == "old"
