@@ -13,7 +13,7 @@ import pytest
 
 from regard.errors import InputError
 from regard.files import checksum
-from regard.text import manifest
+from regard.text import manifest, pieces
 from regard.text import store as module
 from regard.text.corpus import open_text
 from regard.text.store import Store, build_pairs
@@ -122,9 +122,9 @@ def test_files_without_a_usable_pair_are_refused(build, tmp_path):
 def test_chunks_do_not_show_in_the_result(build, monkeypatch, tmp_path):
     pairs = [(f"source {n}", f"Ziel {n * n}") for n in range(50)] + [("", "leer")]
     expected, report = build(pairs)
-    for name, value in (("CHUNK_PAIRS", 7), ("CHUNK_CHARACTERS", 40)):
+    for name, value in (("CHUNK_ITEMS", 7), ("CHUNK_CHARACTERS", 40)):
         shutil.rmtree(tmp_path / "stores")
-        monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(pieces, name, value)
         store, again = build(pairs)
         assert texts(store) == texts(expected) == pairs[:-1]
         assert again == report
@@ -335,7 +335,7 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(seen, build, monkeyp
         add(self, side, rows)
 
     monkeypatch.setattr(module._Writer, "add", full)
-    monkeypatch.setattr(module, "CHUNK_PAIRS", 2000)
+    monkeypatch.setattr(pieces, "CHUNK_ITEMS", 2000)
     with pytest.raises(InputError) as caught:
         build(pairs)
     message = str(caught.value)

@@ -241,17 +241,22 @@ def read_similar(path: Path | str, position: Position | None = None) -> Iterator
 def _format(
     path: Path | str, position: Position | None = None, blank: bool = False
 ) -> tuple[bool, Iterator[tuple[int, str]]]:
-    """Whether the lines are JSON (by the name, else by the first line), and all the lines."""
+    """Whether the lines are JSON (by the name, else by the first line), and all the lines.
+
+    blank: keep blank lines; of those before the first text, at most LONGEST_DOCUMENT characters.
+    """
     lines = open_text(path, position)
     if not blank:
         lines = ((number, line) for number, line in lines if line.strip())
-    skipped: list[tuple[int, str]] = []
+    before, size = list[str](), 0
     as_json = ".jsonl" in Path(path).suffixes[-2:]
     for number, line in lines:
-        skipped.append((number, line))
         if line.strip():
             as_json = as_json or line.lstrip().startswith("{")
-            return as_json, chain(skipped, lines)
+            return as_json, chain(enumerate(before, 1), [(number, line)], lines)
+        if size < LONGEST_DOCUMENT:
+            before.append(line)
+            size += len(line) + 1
     return as_json, iter(())  # nothing but blank lines
 
 

@@ -16,11 +16,11 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from regard.errors import InputError
 from regard.files import PREFIX, remove_leftovers, sync_file, sync_folder
 from regard.text.corpus import Position, Report, fingerprint_files, progress, read_pairs
 from regard.text.manifest import Outdated, read_manifest, write_manifest
+from regard.text.pieces import in_chunks
 from regard.text.tokenizer import Tokenizer
 
 FORMAT, VERSION = "regard store", 2  # of the folder
@@ -43,13 +44,10 @@ TOKENS: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 FILES = ("tokens", "lengths", "offsets")  # of each side
 LENGTHS, OFFSETS = np.dtype("<i4"), np.dtype("<i8")
-# What is encoded at once: enough to keep all cores busy, little enough not to be felt in memory.
-CHUNK_PAIRS, CHUNK_CHARACTERS = 4096, 1_000_000
 SHORT = 10  # tokens; below, one word more or less already makes an extreme ratio
 
 
 Chunk = Sequence[Sequence[Sequence[float]]]  # sides, examples, tokens
-Item = TypeVar("Item")
 
 
 class Store:
@@ -231,20 +229,6 @@ def build(
 def token_type(size: int) -> str:
     """The smallest type that holds the ids of a vocabulary."""
     return "uint16" if size <= 2**16 else "uint32"
-
-
-def in_chunks(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Some thousand at a time, fewer where they are long."""
-    chunk: list[Item] = []
-    size = 0
-    for item in items:
-        chunk.append(item)
-        size += characters(item)
-        if len(chunk) == CHUNK_PAIRS or size > CHUNK_CHARACTERS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
 
 
 class _Writer:
