@@ -353,7 +353,7 @@ def test_a_folder_that_cannot_be_made_is_named(write, tmp_path):
 
 
 def test_a_missing_corpus_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"no.en: cannot be read \(No such file or directory\)"):
+    with pytest.raises(InputError, match="no.en: no such file"):
         build_pairs(
             (tmp_path / "no.en", tmp_path / "no.de"), (BYTE, BYTE), tmp_path / "stores", 100
         )

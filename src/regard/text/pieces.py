@@ -14,7 +14,9 @@ from typing import TypeVar
 # What is encoded at once: enough for all cores, and little memory.
 CHUNK_ITEMS, CHUNK_CHARACTERS = 4096, 1_000_000
 PIECE = 2**14  # characters; a longer text is encoded in pieces of about this size
-LONGEST_WORD = 2**18  # characters; a text that has no place to cut it for so long is cut anyway
+# Characters. A text without a place to cut it for so long is cut anyway: the time that the library
+# takes to learn from a word grows with the square of its length.
+LONGEST_WORD = 2**14
 # Where the pre-tokenizer (GPT-2's pattern) always cuts, whatever is around: between a character
 # that is not whitespace and a space or newline, and between a letter and a digit or a punctuation
 # mark. Only characters whose class is the same in all versions of Unicode are listed.
