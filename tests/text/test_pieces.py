@@ -87,7 +87,7 @@ from regard.text.tokenizer import Tokenizer
 word = sys.argv[1]
 tokenizer = Tokenizer.learn(["the cat sat on the mat, and 1 dog " * 9], "bpe", 300)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-text = word * (4_000_000 // len(word))
+text = word * (2_500_000 // len(word))
 assert tokenizer.decode(tokenizer.encode(text)) == text
 Tokenizer.learn([text], "bpe", 300)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -95,8 +95,8 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 @pytest.mark.parametrize("word", ["the cat sat on the mat,\n", "cat"])
-def test_four_megabytes_are_encoded_and_learned_from_in_bounded_memory(word):
+def test_a_long_text_is_encoded_and_learned_from_in_bounded_memory(word):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 250  # MB; 800 and more where the library gets all of it at once
+    assert int(done.stdout) < 200  # MB; 500 and more where the library gets all of it at once
