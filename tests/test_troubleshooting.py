@@ -61,6 +61,7 @@ def write_files(folder):
         (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     for name in ("latin1.de", "latin1.txt"):
         (folder / name).write_bytes("Guten Tag.\nDer Hund bellt.\nDer Käse.\n".encode("latin-1"))
+    os.mkfifo(folder / "pipe.en")
     compressed = lzma.compress((folder / "train.en").read_bytes())
     (folder / "cut.en.xz").write_bytes(compressed[: len(compressed) // 2])
 

@@ -119,7 +119,7 @@ def evaluate_model(options: argparse.Namespace, decoding: dict[str, Any]) -> Rep
             warn(f"{path}:{row.line}: {model.in_pieces(count)}")
         if other is None:
             return judged(model, found, None, options)
-        read(other, files)  # labels that it does not know, say
+        check(other, examples)  # it may not know all labels
         return judged(model, found, evaluated(other, examples, decoding), options)
 
 
@@ -129,9 +129,14 @@ def read(model: Model, files: list[Path]) -> list[Any]:
     examples = list(model.task.read(files, model.config))
     if not examples:
         raise InputError(f"{files[0]} is empty: there is nothing to evaluate")
+    check(model, examples)
+    return examples
+
+
+def check(model: Model, examples: list[Any]) -> None:
+    """Refuse examples that the model cannot be evaluated on."""
     for example in examples:
         model.task.check(example)
-    return examples
 
 
 def evaluated(model: Model, examples: list[Any], decoding: dict[str, Any]) -> Evaluation:

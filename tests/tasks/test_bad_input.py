@@ -1,6 +1,7 @@
 """What is wrong with the input of a task is one line that says where, and nothing is written."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,18 @@ def test_a_file_that_is_empty_or_blank_or_not_text_or_not_there(
         == f"{tmp_path / 'nothing'}: no such file"
     )
     assert training(task, train=[tmp_path, *second]) == f"{tmp_path}: is a folder, not a file"
+
+
+@pytest.mark.parametrize("task", ["translate", "generate"])
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_pipe_cannot_be_trained_on(split, task, training, tmp_path, data):
+    """It would be empty when it is read for the second time."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    second = [] if task != "translate" else [data[task][0][1]]
+    assert training(task, **{split: [pipe, *second]}) == (
+        f"{pipe}: is a pipe, which cannot be read twice: write its content to a file first"
+    )
 
 
 def test_two_empty_files_are_both_named(training, write):

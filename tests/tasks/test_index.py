@@ -215,14 +215,20 @@ def shorten(path, by=1):
         file.truncate(path.stat().st_size - by)
 
 
+def flip(path, place):
+    """Flip one bit: at the beginning (0), in the middle or at the end (1) of a file."""
+    content = bytearray(path.read_bytes())
+    content[round(place * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+FILES = ("vectors.f32", "lines", "texts", "offsets")
 DAMAGES = {
-    "vectors": lambda folder: shorten(folder / "vectors.f32"),
-    "lines": lambda folder: shorten(folder / "lines"),
-    "texts": lambda folder: shorten(folder / "texts"),
-    "offsets": lambda folder: shorten(folder / "offsets"),
-    "longer": lambda folder: (folder / "texts").open("ab").write(b"x"),
-    "gone": lambda folder: (folder / "offsets").unlink(),
-    "no manifest": lambda folder: (folder / "index.json").unlink(),
+    **{f"flip {f} {p}": lambda d, f=f, p=p: flip(d / f, p) for f in FILES for p in (0, 0.5, 1)},
+    **{f"cut {f}": lambda d, f=f: shorten(d / f) for f in FILES},
+    **{f"extra {f}": lambda d, f=f: (d / f).open("ab").write(b"x") for f in FILES},
+    **{f"no {f}": lambda d, f=f: (d / f).unlink() for f in [*FILES, "index.json"]},
+    "flip manifest": lambda folder: flip(folder / "index.json", 0.5),
     "half a manifest": lambda folder: shorten(folder / "index.json", 20),
     "no object": lambda folder: (folder / "index.json").write_text("[1]"),
     "deep": lambda folder: (folder / "index.json").write_text("[" * 100_000),
@@ -231,22 +237,25 @@ DAMAGES = {
     "size": lambda folder: change(folder, size=SIZE / 2),
     "identity": lambda folder: change(folder, identity=None),
     "files": lambda folder: change(folder, files={"../../lines.txt": 1}),
-    "version": lambda folder: change(folder, version=0),
+    "version": lambda folder: change(folder, version=1),
     "format": lambda folder: change(folder, format="regard store"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_index_is_refused_and_made_again(damage, build, documents):
+def test_a_damaged_index_is_refused_and_built_again(damage, build, documents, capsys):
     index = build()
     expected = all_of(index)
     DAMAGES[damage](index.folder)
+    remedy = ": remove it or give --rebuild"
     with pytest.raises(
-        InputError,
-        match=f"^{index.folder}: (damaged|not a|not a whole) search index.*: remove it or give --rebuild$",
-    ):
+        InputError, match=f"^{index.folder}: (damaged|outdated) search index \\(.*\\){remedy}$"
+    ) as caught:
         open_index(index.folder, documents, "model")
+    capsys.readouterr()
     assert all_of(build()) == expected
+    said = str(caught.value).removesuffix(remedy)
+    assert capsys.readouterr().err == f"regard: {said}; building it again\n"
     assert all_of(build(never)) == expected
     assert [path.name for path in index.folder.parent.iterdir()] == [index.folder.name]
 
@@ -262,11 +271,12 @@ def test_a_damaged_index_is_refused_and_made_again(damage, build, documents):
     ],
     ids=["no numbers", "infinite", "past the end", "before the start", "texts"],
 )
-def test_damage_that_sizes_do_not_show_is_said_when_it_is_met(name, content, how, build):
+def test_damage_to_an_open_index_is_an_error_of_one_line(name, content, how, build):
     index = build()
-    (index.folder / name).write_bytes(content)
+    with (index.folder / name).open("rb+") as file:
+        file.write(content)
     with pytest.raises(InputError, match=f"damaged search index \\({how}\\): remove it or give"):
-        all_of(open_index(index.folder))
+        all_of(index)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("crash"), KeyboardInterrupt()])
@@ -423,7 +433,7 @@ def test_what_is_wrong_with_a_line_is_said_where_it_stands(build, documents, tmp
     with pytest.raises(ValueError, match=r"vectors \(2, 4\) for 2 texts of size 8"):
         build(lambda texts: embed(texts, 4))
     documents.unlink()
-    with pytest.raises(InputError, match="lines.txt: cannot be read"):
+    with pytest.raises(InputError, match="lines.txt: no such file"):
         build()
     assert list((tmp_path / "cache").iterdir()) == []
 

@@ -5,8 +5,11 @@ import io
 import json
 import lzma
 import os
+import socket
 import tempfile
 import time
+import tracemalloc
+import zlib
 
 import pytest
 from hypothesis import given
@@ -97,6 +100,54 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path):
     assert fails(open_text, tmp_path) == f"{tmp_path}: is a folder, not a file"
 
 
+@pytest.fixture
+def named_pipe(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+@pytest.fixture
+def unix_socket(tmp_path):
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(str(tmp_path / "s"))
+        yield tmp_path / "s"
+
+
+@pytest.fixture
+def inherited():
+    """A pipe with two lines, by the name that `<(command)` has."""
+    reader, writer = os.pipe()
+    os.write(writer, b"one\ntwo\n")
+    os.close(writer)
+    yield f"/dev/fd/{reader}"
+    os.close(reader)
+
+
+PIPE = "is a pipe, which cannot be read twice: write its content to a file first"
+
+
+def test_what_is_not_a_regular_file_is_refused_before_it_is_opened(named_pipe, unix_socket):
+    """To open a named pipe that nobody writes to would wait forever."""
+    for path, message in (
+        (named_pipe, PIPE),
+        (unix_socket, "is a socket, not a file"),
+        ("/dev/zero", "is a device, not a file"),
+        ("/dev/null", "is a device, not a file"),
+        ("a\0b", "cannot be read (embedded null byte)"),
+    ):
+        assert fails(open_text, path) == f"{path}: {message}"
+        with pytest.raises(InputError) as caught:
+            fingerprint_files([path])
+        assert str(caught.value) == f"{path}: {message}"
+
+
+def test_a_pipe_can_be_read_once_and_not_twice(inherited):
+    with pytest.raises(InputError) as caught:
+        fingerprint_files([inherited])
+    assert str(caught.value) == f"{inherited}: {PIPE}"
+    assert list(open_text(inherited)) == [(1, "one"), (2, "two")]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read_is_named(file):
     path = file("a")
@@ -124,6 +175,65 @@ def test_a_damaged_file_is_named(name, file):
     assert fails(open_text, path).startswith(
         f"{path}: the compressed file is damaged at its beginning"
     )
+
+
+def test_an_xz_file_may_have_several_streams_and_padding(tmp_path):
+    path = tmp_path / "several.xz"
+    path.write_bytes(lzma.compress(b"one\ntw") + bytes(8) + lzma.compress(b"o\n") + bytes(4))
+    assert list(open_text(path)) == [(1, "one"), (2, "two")]
+    path.write_bytes(b"")
+    assert fails(open_text, path).startswith(f"{path}: the compressed file is cut off at its begin")
+
+
+def test_an_xz_file_that_asks_for_gigabytes_is_refused(tmp_path):
+    """The dictionary size is one byte of the block header, which is 12 bytes after the start."""
+    content = bytearray(lzma.compress(b"one\n", check=lzma.CHECK_NONE))
+    size = (content[12] + 1) * 4
+    assert content[14:16] == b"\x21\x01"  # LZMA2 with one byte of properties
+    content[16] = 38  # 2 GiB
+    content[12 + size - 4 : 12 + size] = zlib.crc32(content[12 : 12 + size - 4]).to_bytes(
+        4, "little"
+    )
+    path = tmp_path / "bomb.xz"
+    path.write_bytes(content)
+    assert fails(open_text, path).startswith(f"{path}: needs more than 256 MiB of memory to be ")
+
+
+def peak(read, path):
+    """Megabytes that Python allocates to read a file."""
+    tracemalloc.start()
+    try:
+        for _ in read(path):
+            pass
+        return tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("read", [read_documents, read_classified])
+def test_blank_lines_at_the_start_are_not_collected(read, tmp_path):
+    path = tmp_path / "blank.txt.xz"
+    path.write_bytes(lzma.compress(b"\n" * 100_000 + b"a\tb\n", preset=0))
+    assert peak(read, path) < 5  # 11 where each line is kept with its number
+
+
+def test_a_bomb_of_one_line_takes_little_memory(tmp_path):
+    path = tmp_path / "bomb.xz"
+    path.write_bytes(lzma.compress(bytes(60_000_000), preset=0))
+    assert path.stat().st_size < 20_000
+    tracemalloc.start()
+    try:
+        assert fails(open_text, path) == f"{path}:1: line longer than 10,000,000 bytes"
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_blank_lines_before_the_text_belong_to_a_whole_file(file, monkeypatch):
+    text = "\n \n\none\n\ntwo\n"
+    assert list(read_documents(file(text), whole=True)) == [Document(1, text)]
+    assert list(read_documents(file(text))) == [Document(4, "one"), Document(6, "two")]
+    assert list(read_documents(file('\n\n{"text": "a"}\n'), whole=True)) == [Document(3, "a")]
 
 
 def test_a_line_without_end_does_not_fill_the_memory(file, monkeypatch):
@@ -292,7 +402,7 @@ def test_the_fingerprint_depends_on_content_order_and_boundaries_but_not_on_name
     assert both == fingerprint_files([str(file("ab", "other")), b])
     others = [[b, a], [a], [file("a", "x"), file("bc", "y")]]
     assert both not in {fingerprint_files(paths) for paths in others}
-    for path, message in ((tmp_path / "no", "cannot be read"), (tmp_path, "is not a regular file")):
+    for path, message in ((tmp_path / "no", "no such file"), (tmp_path, "is a folder, not a file")):
         with pytest.raises(InputError, match=f"{path}: {message}"):
             fingerprint_files([a, path])
 

@@ -7,6 +7,7 @@ import torch
 
 from regard import Capture, Packed
 from regard.answering import one_line
+from regard.tasks.translate import split
 from regard.text import lines
 
 BOS, EOS = 1, 2
@@ -195,3 +196,13 @@ def test_a_text_that_is_too_long_is_translated_in_pieces_and_said_to_be(
     assert ["pieces" in one for one in told] == [False, False, False, True, False]
     assert [one["translation"] for one in told[3]["pieces"]] == [piece.text for piece in pieces]
     assert all(set(one) == KEYS for one in told[3]["pieces"])
+
+
+@pytest.mark.parametrize("text", ["a" * 1000, "é" * 500, "日本" * 300, "x1-é日" * 200])
+def test_a_word_without_end_is_cut_into_few_pieces(text):
+    """The time to translate it grows with the number of pieces, each of which has its own limit."""
+    tokens = len(text.encode())  # as many as there can be: one a byte
+    pieces = split(text, lambda part: len(part.encode()), 127)
+    assert "".join(pieces) == text
+    assert max(len(piece.encode()) for piece in pieces) <= 127
+    assert len(pieces) <= 1.7 * tokens / 127

@@ -47,7 +47,8 @@ from regard.tasks.task import (
 )
 from regard.text.batching import Packed
 from regard.text.corpus import Classified, Position, Report, read_classified
-from regard.text.store import Chunk, Store, build, in_chunks, token_type
+from regard.text.pieces import in_chunks
+from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
 from regard.training.loss import disagreement
 

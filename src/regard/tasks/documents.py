@@ -19,7 +19,8 @@ from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.task import Batch, Ids, Say, Task, words_loss
 from regard.text.corpus import Document, Position, Report, read_documents
-from regard.text.store import Chunk, Store, build, in_chunks, token_type
+from regard.text.pieces import in_chunks
+from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
 
 

@@ -26,7 +26,8 @@ from regard.tasks.metrics import pearson, spearman
 from regard.tasks.task import Evaluation, Ids, Say, Task, forward, packed, read_rows
 from regard.text.batching import Packed
 from regard.text.corpus import Position, Report, Similar, read_similar
-from regard.text.store import Chunk, Store, build, in_chunks, token_type
+from regard.text.pieces import in_chunks
+from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
 
 Example = tuple[Path, Similar]

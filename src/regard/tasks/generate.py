@@ -15,7 +15,7 @@ import torch
 
 from regard.config import Config, DecodingConfig
 from regard.decoding.answers import Answer
-from regard.decoding.requests import Request
+from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.decoding.score import score
 from regard.decoding.search import decode
 from regard.model.transformer import Transformer
@@ -100,7 +100,11 @@ class Generate(Documents):
             for start in range(0, len(ids), self.longest):
                 requests.append(Request([ids[start - 1] if start else Tokenizer.bos]))
                 said.append(ids[start : start + self.longest])
-        likelihood = np.array([-sum(s.logprobs) for s in score(model, requests, said)])
+        likelihood = np.zeros(len(said))
+        # Batch by batch: only the sum of a window's log-probabilities is kept.
+        for batch in by_size([1 + len(ids) for ids in said], SCORED_TOKENS):
+            scored = score(model, [requests[i] for i in batch], [said[i] for i in batch])
+            likelihood[batch] = [-sum(one.logprobs) for one in scored]
         tokens = np.array([len(ids) for ids in said])
         size = np.array([self.tokenizer.sizes[ids].sum() for ids in said])
 

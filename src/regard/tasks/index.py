@@ -3,7 +3,8 @@
 A query is compared with every line, so nothing is ever missed, and a million lines are read about
 as fast as the memory gives them. An index is a folder of raw little-endian files (vectors, line
 numbers, texts and where each of them ends) beside one JSON manifest that says what it was made
-from and how large its files must be; nothing is pickled.
+from, with the checksum of every file. They are verified when the index is opened, which reads each
+byte once (text/manifest.py). Nothing is pickled.
 
 How float32 products round depends on how many rows and queries are multiplied at once. Which lines
 are the best must not: the products only find the candidates, all that could be among the best
@@ -29,11 +30,12 @@ from numpy.typing import NDArray
 from regard.errors import InputError
 from regard.files import PREFIX, new_folder, remove_leftovers
 from regard.text.corpus import fingerprint_files, open_text, progress
-from regard.text.store import map_file
+from regard.text.manifest import Outdated, read_manifest, write_manifest
+from regard.text.store import map_file, say_rebuilt
 
-FORMAT, VERSION = "regard search index", 1
+FORMAT, VERSION = "regard search index", 2
+NAMED = 1  # a part of an index's name: an index of an older version is replaced, not left behind
 MANIFEST = "index.json"
-LARGEST_MANIFEST = 2**20  # bytes
 FILES = VECTORS, LINES, TEXTS, OFFSETS = "vectors.f32", "lines", "texts", "offsets"
 FLOAT, INTEGER = np.dtype("<f4"), np.dtype("<i8")
 # What is embedded at once: enough to fill batches, little enough not to be felt in memory.
@@ -56,7 +58,7 @@ class Hit(NamedTuple):
 
 
 class Index:
-    """A finished index, read-only; its files are mapped, so opening it reads next to nothing.
+    """A finished index, read-only; its files are mapped into memory.
 
     size: of a vector
     identity: the model's that made the vectors
@@ -64,7 +66,11 @@ class Index:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open an index; InputError if it is not one, or not whole."""
+        """Open an index and verify its files.
+
+        Raises:
+            InputError: the folder is not an index, or it is damaged.
+        """
         manifest = _manifest(folder)
         self.folder = folder
         self.size: int = manifest["size"]
@@ -206,28 +212,24 @@ def _scores(
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an index whose files are all there at their full size."""
+    """The manifest of an index whose files all have the recorded content."""
     try:
-        with (folder / MANIFEST).open("rb") as file:
-            manifest = json.loads(file.read(LARGEST_MANIFEST))
-        if manifest["format"] != FORMAT or manifest["version"] != VERSION:
-            raise InputError(f"{folder}: not a search index of this version of regard: {REMEDY}")
-        count, size, files = manifest["count"], manifest["size"], manifest["files"]
+        manifest, sizes = read_manifest(folder / MANIFEST, FORMAT, VERSION)
+        count, size = manifest["count"], manifest["size"]
         valid = (
-            all(type(number) is int and number > 0 for number in (count, size, files[TEXTS]))
+            set(sizes) == set(FILES)
+            and all(type(number) is int and number > 0 for number in (count, size, sizes[TEXTS]))
             and all(isinstance(manifest[name], str) for name in ("identity", "fingerprint"))
-            and files[VECTORS] == count * size * FLOAT.itemsize
-            and files[LINES] == count * INTEGER.itemsize
-            and files[OFFSETS] == (count + 1) * INTEGER.itemsize
-            and all((folder / name).stat().st_size == files[name] for name in FILES)
+            and sizes[VECTORS] == count * size * FLOAT.itemsize
+            and sizes[LINES] == count * INTEGER.itemsize
+            and sizes[OFFSETS] == (count + 1) * INTEGER.itemsize
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{folder}: not a whole search index ({error}): {REMEDY}") from None
-    if not valid:
-        how = f"its files do not fit its {MANIFEST}"
-        raise InputError(f"{folder}: damaged search index ({how}): {REMEDY}")
+        if not valid:
+            raise ValueError(f"its files do not match its {MANIFEST}")
+    except Outdated as error:
+        raise InputError(f"{folder}: outdated search index ({error}): {REMEDY}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder}: damaged search index ({error}): {REMEDY}") from None
     return manifest
 
 
@@ -261,17 +263,19 @@ def find_or_build(
     """The index of these documents by this model: found in the folder `parent`, or made there.
 
     Its name follows from the documents' bytes and the model, so a changed file or another model
-    never meets the old one. One that is damaged is made again, as any is with `rebuild`.
+    never meets the old one. An index that is damaged is built again, with one line on standard
+    error, as any is with `rebuild`.
     """
     fingerprint = fingerprint_files([documents])
-    name = hashlib.sha256(json.dumps([VERSION, fingerprint, identity]).encode()).hexdigest()
+    name = hashlib.sha256(json.dumps([NAMED, fingerprint, identity]).encode()).hexdigest()
     if not rebuild and (parent / name).exists():
         try:
             index = _open(parent / name, fingerprint, identity)
-            if index.size == size:
-                return index
-        except InputError:
-            pass  # it is made again
+            if index.size != size:
+                raise InputError(f"{parent / name}: has vectors of another size")
+            return index
+        except InputError as error:
+            say_rebuilt(str(error).removesuffix(f": {REMEDY}"))
     remove_leftovers(parent)
     return build_index(parent / name, documents, embed, identity, size, quiet)
 
@@ -294,16 +298,10 @@ def build_index(
             count = _write(temporary, documents, embed, size, quiet)
             if fingerprint_files([documents]) != fingerprint:
                 raise InputError(f"{documents}: changed while it was read: try again")
-            manifest = {
-                "format": FORMAT,
-                "version": VERSION,
-                "identity": identity,
-                "fingerprint": fingerprint,
-                "size": size,
-                "count": count,
-                "files": {path.name: path.stat().st_size for path in sorted(temporary.iterdir())},
-            }
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+            content = {
+                "identity": identity, "fingerprint": fingerprint, "size": size, "count": count
+            }  # fmt: skip
+            write_manifest(temporary / MANIFEST, FORMAT, VERSION, content)
             # Mapped before it has its name: once it has, another process may replace it.
             index = Index(temporary)
             index.folder = folder

@@ -16,6 +16,7 @@ from regard.tasks.fill import Fill
 from regard.tasks.generate import Generate
 from regard.tasks.task import Say, Task
 from regard.tasks.translate import Translate
+from regard.text.corpus import check_file
 from regard.text.tokenizer import Tokenizer
 
 KINDS: dict[str, type[Task]] = {
@@ -33,6 +34,8 @@ def learn_task(
     kind.check_files(train)
     if valid:
         kind.check_files(valid)
+    for path in (*train, *valid):
+        check_file(path)  # all of them are read several times
 
     if next(iter(kind.read(train, config)), None) is None:
         names, are = " ".join(data.train), "is" if len(train) == 1 else "are"

@@ -116,10 +116,16 @@ def split(
     between words, else anywhere."""
     if count(text) <= most:
         return [text]
-    if not ends:  # a character has at most four bytes, and so at most four tokens
-        size = max(1, most // 4)
-        return [text[i : i + size] for i in range(0, len(text), size)]
     pieces: list[str] = []
+    if not ends:
+        start, least = 0, max(1, most // 4)  # a character has at most four bytes, each a token
+        while start < len(text):
+            size = most
+            while size > least and count(text[start : start + size]) > most:
+                size = max(least, size * 3 // 4)
+            pieces.append(text[start : start + size])
+            start += size
+        return pieces
     held, tokens = "", 0
     for part in re.split(ends[0], text):
         size = count(" " + part)

@@ -14,6 +14,8 @@ import io
 import json
 import lzma
 import math
+import os
+import stat
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 10_000_000  # bytes; without a bound, a file without newlines fills the memory
 LONGEST_DOCUMENT = 10_000_000  # characters; plain text without blank lines is cut at this size
+XZ_MEMORY = 2**28  # bytes for decompression; `xz -9` needs 65 MiB
+READ = 2**16  # bytes
 BOM = b"\xef\xbb\xbf"
 Position = Callable[[int], None]  # called now and then with how many bytes have been read
 PATIENCE = 2.0  # seconds of work before a progress bar is worth showing
@@ -72,9 +76,11 @@ def open_text(path: Path | str, position: Position | None = None) -> Iterator[tu
     """Yield (line number from 1, line without its end) of a plain, .gz or .xz file.
 
     `position` is called now and then with how many bytes of the file have been read: beside
-    the file's size that is a progress bar without knowing how many lines there are.
+    the file's size that is a progress bar without knowing how many lines there are. The file may
+    be a pipe, which can be read only once; `check_file` refuses it where that is not enough.
     """
     path = Path(path)
+    check_file(path, again=False)
     number = 0
     try:
         with path.open("rb") as raw, _decompressed(path, raw) as stream:
@@ -88,16 +94,41 @@ def open_text(path: Path | str, position: Position | None = None) -> Iterator[tu
                 if position is not None and number % 1024 == 0:
                     position(raw.tell())
                 yield number, decode_line(line, f"{path}:{number}")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder, not a file") from None
     except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
         reached = f"after line {number}" if number else "at its beginning"
         how = "is cut off" if isinstance(error, EOFError) else "is damaged"
         raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def check_file(path: Path | str, again: bool = True) -> None:
+    """Refuse what is not a file of text, before it is opened: to open a named pipe can wait
+    forever, and a device can have no end.
+
+    again: the file is read more than once, so a pipe is refused as well. Otherwise a pipe that
+    this process inherited (`<(command)`, /dev/stdin) is accepted.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read ({reason})") from None
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{path}: is a folder, not a file")
+    if stat.S_ISFIFO(mode):
+        named = os.path.exists(os.path.realpath(path))  # an inherited pipe has no name
+        if again or named:
+            raise InputError(
+                f"{path}: is a pipe, which cannot be read twice: write its content to a file first"
+            )
+        return
+    kind = "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise InputError(f"{path}: is {kind}, not a file")
 
 
 def decode_line(line: bytes, where: str) -> str:
@@ -115,9 +146,52 @@ def _decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:
     if path.suffix == ".gz":
         opened = gzip.GzipFile(fileobj=raw)
     elif path.suffix == ".xz":
-        opened = lzma.LZMAFile(raw)  # noqa: SIM115 (closed with the buffer around it)
+        opened = _Xz(path, raw)
     # Their own readline is a Python call a line; a buffer around them reads lines in C.
     return io.BufferedReader(opened, 1 << 18)
+
+
+class _Xz(io.RawIOBase):
+    """The content of an .xz file, decompressed in at most XZ_MEMORY bytes. Without a limit the
+    file itself would say how much memory it takes, up to 4 GB."""
+
+    def __init__(self, path: Path, raw: BinaryIO) -> None:
+        self._path, self._raw = path, raw
+        self._decoder: lzma.LZMADecompressor | None = None  # of the stream that is being read
+        self._begun, self._rest = False, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = self._rest
+            if not data and (self._decoder is None or self._decoder.needs_input):
+                data = self._raw.read(READ)
+                if not data and self._begun and self._decoder is None:
+                    return 0
+                if not data:
+                    raise EOFError("the compressed data has no end")
+            self._rest = b""
+            if self._decoder is None:
+                data = data.lstrip(b"\0") if self._begun else data  # padding between two streams
+                if not data:
+                    continue
+                self._decoder, self._begun = lzma.LZMADecompressor(memlimit=XZ_MEMORY), True
+            try:
+                found = self._decoder.decompress(data, len(buffer))
+            except lzma.LZMAError as error:
+                if "emory" not in str(error):
+                    raise
+                raise InputError(
+                    f"{self._path}: needs more than {XZ_MEMORY // 2**20} MiB of memory to be "
+                    "decompressed: compress it with a smaller dictionary (xz -9)"
+                ) from None
+            if self._decoder.eof:
+                self._rest, self._decoder = self._decoder.unused_data, None
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
 
 
 def read_pairs(
@@ -241,17 +315,22 @@ def read_similar(path: Path | str, position: Position | None = None) -> Iterator
 def _format(
     path: Path | str, position: Position | None = None, blank: bool = False
 ) -> tuple[bool, Iterator[tuple[int, str]]]:
-    """Whether the lines are JSON (by the name, else by the first line), and all the lines."""
+    """Whether the lines are JSON (by the name, else by the first line), and all the lines.
+
+    blank: keep blank lines; of those before the first text, at most LONGEST_DOCUMENT characters.
+    """
     lines = open_text(path, position)
     if not blank:
         lines = ((number, line) for number, line in lines if line.strip())
-    skipped: list[tuple[int, str]] = []
+    before, size = list[str](), 0
     as_json = ".jsonl" in Path(path).suffixes[-2:]
     for number, line in lines:
-        skipped.append((number, line))
         if line.strip():
             as_json = as_json or line.lstrip().startswith("{")
-            return as_json, chain(skipped, lines)
+            return as_json, chain(enumerate(before, 1), [(number, line)], lines)
+        if size < LONGEST_DOCUMENT:
+            before.append(line)
+            size += len(line) + 1
     return as_json, iter(())  # nothing but blank lines
 
 
@@ -354,9 +433,7 @@ def fingerprint_files(paths: Iterable[Path | str]) -> str:
     """sha256 over the bytes of each file, in order; content moved across files changes it."""
     whole = hashlib.sha256()
     for path in map(Path, paths):
-        # A pipe could be read only once: by this function, and then nothing would be left.
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path}: is not a regular file")
+        check_file(path)  # a pipe would be empty after this
         try:
             with path.open("rb") as file:
                 whole.update(hashlib.file_digest(cast(Any, file), "sha256").digest())

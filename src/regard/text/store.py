@@ -3,7 +3,8 @@
 A store is a folder named after everything that its content depends on (the files, the
 tokenizers, the limits), so a second run finds it and a changed corpus can never be mistaken for
 the old one. Each side is three raw little-endian files (token ids, lengths, offsets) beside one
-JSON manifest that says how large they must be; nothing is pickled.
+JSON manifest with their checksums, which are verified when the store is opened (manifest.py). A
+store that is damaged, or that another version of regard built, is built again. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,25 +28,26 @@ from numpy.typing import NDArray
 from regard.errors import InputError
 from regard.files import PREFIX, remove_leftovers, sync_file, sync_folder
 from regard.text.corpus import Position, Report, fingerprint_files, progress, read_pairs
+from regard.text.manifest import Outdated, read_manifest, write_manifest
+from regard.text.pieces import in_chunks
 from regard.text.tokenizer import Tokenizer
 
-VERSION = 1
+FORMAT, VERSION = "regard store", 2  # of the folder
+# Of the content: a part of the fingerprint, which checkpoints record and the order of the examples
+# depends on. It changes only if the same corpus gives other tokens.
+CONTENT = 1
 SIDES = 3  # at most: two texts and what is to be said of them
 MANIFEST = "store.json"
-LARGEST_MANIFEST = 2**20  # bytes
 TOKENS: dict[str, np.dtype[Any]] = {
     "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4"),
     "float32": np.dtype("<f4"),  # not tokens, but one score for each example
 }  # fmt: skip
 FILES = ("tokens", "lengths", "offsets")  # of each side
 LENGTHS, OFFSETS = np.dtype("<i4"), np.dtype("<i8")
-# What is encoded at once: enough to keep all cores busy, little enough not to be felt in memory.
-CHUNK_PAIRS, CHUNK_CHARACTERS = 4096, 1_000_000
 SHORT = 10  # tokens; below, one word more or less already makes an extreme ratio
 
 
 Chunk = Sequence[Sequence[Sequence[float]]]  # sides, examples, tokens
-Item = TypeVar("Item")
 
 
 class Store:
@@ -56,7 +59,11 @@ class Store:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        """Open a store; InputError if it is not one, or not whole."""
+        """Open a store and verify its files.
+
+        Raises:
+            InputError: the folder is not a store, or it is damaged.
+        """
         folder = Path(folder)
         manifest = _manifest(folder)
         self.folder = folder
@@ -94,12 +101,9 @@ def map_file(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a store whose files are all there at their full size."""
+    """The manifest of a store whose files all have the recorded content."""
     try:
-        with (folder / MANIFEST).open("rb") as file:
-            manifest = json.loads(file.read(LARGEST_MANIFEST))
-        if manifest["format"] != "regard store" or manifest["version"] != VERSION:
-            raise InputError(f"{folder}: not a store of this version of regard")
+        manifest, sizes = read_manifest(folder / MANIFEST, FORMAT, VERSION)
         report, sides = manifest["report"], len(manifest["types"])
         examples = report["kept"]
         valid = (
@@ -108,26 +112,36 @@ def _manifest(folder: Path) -> dict[str, Any]:
             and all(kind in TOKENS for kind in manifest["types"])
             and all(isinstance(count, int) for count in (examples, *report["skipped"].values()))
             and examples > 0
+            and set(sizes) == {f"{side}.{name}" for side in range(sides) for name in FILES}
         )
         for side in range(sides):
-            sizes = manifest["files"][f"{side}.lengths"], manifest["files"][f"{side}.offsets"]
-            valid = valid and sizes == (examples * 4, examples * 8 + 8)
-        for name, size in manifest["files"].items():
-            valid = valid and size > 0 and (folder / name).stat().st_size == size
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{folder}: not a whole token store ({error})") from None
-    if not valid:
-        raise InputError(f"{folder}: damaged token store (its files do not fit its {MANIFEST})")
+            valid = valid and sizes[f"{side}.lengths"] == examples * LENGTHS.itemsize
+            valid = valid and sizes[f"{side}.offsets"] == (examples + 1) * OFFSETS.itemsize
+        if not valid:
+            raise ValueError(f"its files do not match its {MANIFEST}")
+    except Outdated as error:
+        raise InputError(f"{folder}: outdated token store ({error})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder}: damaged token store ({error})") from None
     return manifest
 
 
-def _whole(folder: Path) -> Store | None:
+def _found(folder: Path, fingerprint: str, say: Callable[[str], None]) -> Store | None:
+    """The store in a folder, if there is one that can be used; what is wrong with it goes to
+    `say`."""
     try:
-        return Store(folder) if folder.exists() else None
-    except InputError:
+        store = Store(folder) if folder.exists() else None
+        if store is not None and store.fingerprint != fingerprint:
+            raise InputError(f"{folder}: the token store of another corpus")
+        return store
+    except InputError as error:
+        say(str(error))
         return None
+
+
+def say_rebuilt(reason: str) -> None:
+    """Say in one line of standard error why something in the cache is built again."""
+    print(f"regard: {reason}; building it again", file=sys.stderr)
 
 
 def build_pairs(
@@ -193,7 +207,7 @@ def build(
     identity: all that the content depends on beside the files
     encode: yields the examples chunk by chunk, and counts in the report what it leaves out
     """
-    named = json.dumps([VERSION, fingerprint_files(paths), *identity]).encode()
+    named = json.dumps([CONTENT, fingerprint_files(paths), *identity]).encode()
     fingerprint = hashlib.sha256(named).hexdigest()
 
     def write(writer: _Writer, position: Position) -> Report:
@@ -215,20 +229,6 @@ def build(
 def token_type(size: int) -> str:
     """The smallest type that holds the ids of a vocabulary."""
     return "uint16" if size <= 2**16 else "uint32"
-
-
-def in_chunks(items: Iterable[Item], characters: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Some thousand at a time, fewer where they are long."""
-    chunk: list[Item] = []
-    size = 0
-    for item in items:
-        chunk.append(item)
-        size += characters(item)
-        if len(chunk) == CHUNK_PAIRS or size > CHUNK_CHARACTERS:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
 
 
 class _Writer:
@@ -268,7 +268,7 @@ def _build(
 ) -> Store:
     """Find the store or make it: under a temporary name, to the disk, then renamed."""
     final = folder / fingerprint
-    if store := _whole(final):
+    if store := _found(final, fingerprint, say_rebuilt):
         return store
     state = _State(size)
     with _explained(folder, state):
@@ -286,15 +286,8 @@ def _build(
                     show(done)
 
                 report = encode(state.writer, position)
-            manifest = {
-                "format": "regard store",
-                "version": VERSION,
-                "fingerprint": fingerprint,
-                "types": types,
-                "files": {path.name: path.stat().st_size for path in sorted(temporary.iterdir())},
-                "report": vars(report),
-            }
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+            content = {"fingerprint": fingerprint, "types": types, "report": vars(report)}
+            write_manifest(temporary / MANIFEST, FORMAT, VERSION, content)
             for path in temporary.iterdir():
                 sync_file(path)
             sync_folder(temporary)
@@ -314,9 +307,9 @@ def _publish(temporary: Path, final: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-        if _whole(final):
+        if _found(final, final.name, lambda _: None):
             return
-        # Broken: out of the way in one step, so that nobody ever sees half of a folder vanish.
+        # It is damaged. A rename removes it in one step: no process sees half of a folder.
         aside = final.with_name(f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
         try:
             os.rename(final, aside)

@@ -26,6 +26,7 @@ from tokenizers.trainers import BpeTrainer
 from regard.errors import InputError, unknown
 from regard.files import write_file
 from regard.text.corpus import progress
+from regard.text.pieces import in_chunks, pieces
 
 SPECIALS = ("<unk>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>")
 KINDS = ("bpe", "character", "byte")
@@ -129,7 +130,10 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; BPE runs in the library, on all cores."""
+        """The ids of each text; BPE runs in the library, on all cores.
+
+        A long text is encoded in pieces (pieces.py), so that memory is bounded.
+        """
         first = len(SPECIALS)
         if self.kind == "byte":
             return [[byte + first for byte in _utf8(text)] for text in texts]
@@ -138,13 +142,25 @@ class Tokenizer:
                 _utf8(text)
             ids, unk = self._ids, self.unk
             return [[ids.get(character, unk) for character in text] for text in texts]
-        try:
-            encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:  # what the library says to a lone surrogate
-            for text in texts:
-                _utf8(text)
-            raise
-        return [[id + first for id in one.ids] for one in encoded]
+        numbers, found = self._numbers, [list[int]() for _ in texts]
+        parts = ((i, piece) for i, text in enumerate(texts) for piece in pieces(text))
+        for chunk in in_chunks(parts, lambda part: len(part[1])):
+            some = [piece for _, piece in chunk]
+            try:
+                encoded = self._library.encode_batch_fast(some, add_special_tokens=False)
+            except TypeError:  # what the library says to a lone surrogate
+                for text in texts:
+                    _utf8(text)
+                raise
+            for (i, _), one in zip(chunk, encoded, strict=True):
+                found[i].extend(map(numbers.__getitem__, one.ids))
+        return found
+
+    @cached_property
+    def _numbers(self) -> list[int]:
+        """The id of each token of the library. A list of millions of ids refers to these objects
+        instead of one object for each occurrence."""
+        return list(range(len(SPECIALS), self.size))
 
     def words(self, text: str) -> list[bytes]:
         """The parts of a text that BPE cuts each by itself: no token reaches over their ends."""
@@ -290,7 +306,8 @@ def _learn_merges(lines: Iterable[str], size: int) -> list[str]:
         show_progress=False,
     )
     try:
-        library.train_from_iterator(_some(lines), trainer)
+        parts = (piece for line in _some(lines) for piece in pieces(line))
+        library.train_from_iterator(parts, trainer)
     except UnicodeEncodeError as error:
         raise _not_utf8(error) from None
     merges: list[list[str]] = json.loads(library.to_str())["model"]["merges"]
