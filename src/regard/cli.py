@@ -189,12 +189,18 @@ def info_options(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
     verb.add_argument("--vocab", type=int, help="vocabulary size (37000)")
+    verb.add_argument(
+        "--accept-changes", action="store_true",
+        help="record the files of MODEL as they are now: after an intended change, load it again",
+    )  # fmt: skip
     architecture_options(verb)
 
 
 def info(options: argparse.Namespace) -> int:
     """Parameters by part, formula beside tensors; without anything: what is in the box."""
     chosen = (options.preset, options.vocab, options.style)
+    if options.accept_changes and options.model is None:
+        raise InputError("--accept-changes needs MODEL: the folder whose files were changed")
     if options.model is None and not options.assignments and set(chosen) == {None}:
         from regard.box.listing import show_box
 
@@ -210,9 +216,14 @@ def info(options: argparse.Namespace) -> int:
             preset, **values | section_settings(options.assignments, "model")
         )
     else:
-        from regard.config import Config
+        from regard.model_files import read_config
 
-        config = Config.load(folder_of(options.model) / "config.yaml").model
+        if options.accept_changes:
+            from regard.models import accept_changes
+
+            names = ", ".join(accept_changes(options.model))
+            print(f"{options.model} is accepted with {names} as they are now", file=sys.stderr)
+        config = read_config(folder_of(options.model)).model
     from regard.view.info import final_scores, parameter_table
 
     table = parameter_table(config)

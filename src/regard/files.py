@@ -16,8 +16,9 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from regard.errors import InputError
 
@@ -141,7 +142,7 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading; never wait for a pipe or a device, but refuse them."""
     try:
         # A pipe without a writer would block here; O_NONBLOCK has no effect on a regular file.
@@ -153,7 +154,7 @@ def open_regular(path: Path) -> BinaryIO:
         os.close(descriptor)
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
         raise InputError(f"{path}: cannot be read (it is {kind}, not a regular file)")
-    return os.fdopen(descriptor, "rb")
+    return os.fdopen(descriptor, "rb")  # closes it
 
 
 def reason(error: Exception) -> str:

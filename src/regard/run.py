@@ -24,7 +24,7 @@ from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
 from regard.files import cache_folder, new_folder, place_of, write_file
 from regard.model.transformer import Transformer
-from regard.models import load_weights, newest_weights
+from regard.model_files import file_checksums, load_weights, newest_weights
 from regard.settings import SECTIONS
 from regard.tasks.make import KINDS, learn_task, load_task, load_tokenizers
 from regard.tasks.task import Task
@@ -287,7 +287,7 @@ def finish(
         if validation.task.finish(model.eval(), validation.examples):
             validation.task.save(run)
             scores[name] = validation(model)
-    write_file(run / "model.safetensors", to_bytes(choices[name]))
+    write_file(run / "model.safetensors", to_bytes(choices[name], files=file_checksums(run)))
     result = {k: v for k, v in scores.get(name, {}).items() if k not in ("score", "samples")}
     state = trainer.state
     told = {"final": name, "seconds": round(state.seconds, 1), "dropped": state.dropped}
