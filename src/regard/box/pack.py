@@ -110,11 +110,9 @@ def portable(text: str, paths: Collection[str] = ()) -> str:
             return short_path(word)
         return shlex.quote(short_path(word[1:-1].replace(QUOTE, "'")))
 
-    # ELSEWHERE and QUOTED match all other paths, and only those in the text cost time below.
-    ended = [path for path in paths if re.match(ROOT, path) and re.search(r"[\s`'\"]", path)]
-    if len(ended) * len(text) > MOST_COMPARED:
-        raise InputError(f"the model card is too long for {len(ended):,} data files: shorten it")
-    known = {path for path in ended if path in text}
+    if len(paths) * len(text) > MOST_COMPARED:
+        raise InputError(f"the model card is too long for {len(paths):,} data files: shorten it")
+    known = {form for path in paths for form in (path, shlex.quote(path)) if form in text}
     forms = "|".join(re.escape(form) for form in sorted(known, key=len, reverse=True))
     words = [rf"{BEGINS}(?:{forms})(?![\w/-])"] if known else []
     return re.sub(rf"(?P<word>{'|'.join([*words, QUOTED])})|{ELSEWHERE}", shorter, text)

@@ -252,7 +252,7 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
             try:
                 value = float(value)
             except OverflowError:
-                value = math.copysign(math.inf, value)
+                value = math.inf if value > 0 else -math.inf
             object.__setattr__(config, name, value)
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
             expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)

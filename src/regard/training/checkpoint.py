@@ -160,9 +160,15 @@ def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None)
     """
     tensors = contiguous(tensors)
     metadata = {"sha256": tensor_digest(tensors)}
-    if files is not None:
-        metadata["files"] = json.dumps(dict(files), sort_keys=True)
-    return save(tensors, metadata=metadata)
+    if files is None:
+        return save(tensors, metadata=metadata)
+    metadata["files"] = json.dumps(dict(files), sort_keys=True)
+    content = save(tensors, metadata=metadata)
+    # The library writes the metadata in an order that changes from call to call.
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = {**json.loads(content[8:end]), "__metadata__": metadata}
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(end - 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(content)[end:]])
 
 
 class Header(NamedTuple):
