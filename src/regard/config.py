@@ -32,14 +32,14 @@ SEED, COUNT, EVERY = Range(0, 2**63 - 1), Range(1, 1_000_000_000), Range(1, 10**
 RANGES = {
     "data": {
         "vocabulary_size": Range(1, 1_000_000), "max_length": Range(1, 1_000_000),
-        "max_ratio": Range(1, 1e9), "bpe_dropout": FRACTION, "share": Range(0, 1, above=True),
+        "max_ratio": Range(1, 1_000_000_000), "bpe_dropout": FRACTION, "share": Range(0, 1, above=True),
         "mask": Range(0, 1, above=True, below=True),
     },
     "training": {
-        "steps": COUNT, "batch_tokens": COUNT, "accumulate": COUNT, "weight_decay": Range(0, 1e6),
+        "steps": COUNT, "batch_tokens": COUNT, "accumulate": COUNT, "weight_decay": Range(0, 1_000_000),
         "beta1": FRACTION, "beta2": FRACTION, "learning_rate": Range(0, 1e40, above=True),
-        "warmup": COUNT, "label_smoothing": FRACTION, "r_drop": Range(0, 1e6),
-        "similarity_scale": Range(0, 1e6, above=True), "clip": Range(0, 1e40),
+        "warmup": COUNT, "label_smoothing": FRACTION, "r_drop": Range(0, 1_000_000),
+        "similarity_scale": Range(0, 1_000_000, above=True), "clip": Range(0, 1e40),
         "validate_every": EVERY, "checkpoint_every": EVERY, "keep": COUNT, "average": COUNT,
         "patience": Range(0, 1_000_000_000), "seed": SEED,
     },

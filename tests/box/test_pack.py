@@ -246,7 +246,9 @@ def test_a_model_in_the_folder_that_is_to_be_replaced_is_not_lost(run, tmp_path)
     shutil.copytree(run, model)
     (tmp_path / "link").symlink_to("all")
     for out in (tmp_path / "all", tmp_path / "link"):
-        with pytest.raises(InputError, match=f"{model} is in --out {out} and would be deleted with it"):
+        with pytest.raises(
+            InputError, match=f"{model} is in --out {out} and would be deleted with it"
+        ):
             regard.pack(model, out, replace_old=True)
     assert content(model) == content(run)
 

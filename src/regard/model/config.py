@@ -210,9 +210,8 @@ class Range(NamedTuple):
     below: bool = False  # `most` itself is excluded
 
     def __str__(self) -> str:
-        low = f"above {self.least:,}, " if self.above else f"from {self.least:,} "
-        high = "below" if self.below else "at most" if self.above else "to"
-        return f"{low}{high} {self.most:,}"
+        low = f"{'above' if self.above else 'at least'} {self.least:,}"
+        return f"{low}, {'below' if self.below else 'at most'} {self.most:,}"
 
     def check(self, name: str, value: float) -> None:
         """Refuse a value that is outside of the range, in one line."""

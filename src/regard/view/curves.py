@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DRAWN = ("loss", "valid_loss", "learning_rate", "tokens_per_second")
 LARGEST_FILE = 32 * 2**20  # bytes of metrics.jsonl: over 100,000 lines
-LARGEST_STEP, LARGEST_VALUE = 10**12, 1e30
+LARGEST_STEP, LARGEST_VALUE, LONGEST_LINE = 10**12, 1e30, 100_000
 LOWER_IS_BETTER = ("valid_loss", "valid_perplexity", "valid_bits_per_byte")
 NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # other scores are called as they are written
 
@@ -106,7 +106,7 @@ def read_curves(run: Path, name: str) -> Curves:
 def read_record(line: bytes) -> dict[str, Any]:
     """A line of the metrics: its step, and its numbers as floats (NaN: cannot be drawn)."""
     try:
-        record = json.loads(line.decode())
+        record = json.loads(line.decode()) if len(line) <= LONGEST_LINE else None
     except (ValueError, RecursionError):
         raise ValueError("this line is not JSON") from None
     step = record.get("step") if isinstance(record, dict) else None
