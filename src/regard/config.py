@@ -28,17 +28,18 @@ DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
 TASKS = ("translate", "answer", "generate", "classify", "fill", "embed")
 MOST_HYPOTHESES, MOST_LABELS = 1_000, 10_000
 MOST_WRITTEN = 1_000_000  # hypotheses times tokens of one sentence; Model.decoding bounds the bytes
-SEED, COUNT, EVERY = Range(0, 2**63 - 1), Range(1, 1_000_000_000), Range(1, 10**12)
+SEED, WEIGHT = Range(0, 2**63 - 1), Range(0, 1_000_000)
+COUNT, EVERY = Range(1, 1_000_000_000), Range(1, 10**12)
 RANGES = {
     "data": {
         "vocabulary_size": Range(1, 1_000_000), "max_length": Range(1, 1_000_000),
-        "max_ratio": Range(1, 1_000_000_000), "bpe_dropout": FRACTION, "share": Range(0, 1, above=True),
-        "mask": Range(0, 1, above=True, below=True),
+        "max_ratio": Range(1, 1_000_000_000), "bpe_dropout": FRACTION,
+        "share": Range(0, 1, above=True), "mask": Range(0, 1, above=True, below=True),
     },
     "training": {
-        "steps": COUNT, "batch_tokens": COUNT, "accumulate": COUNT, "weight_decay": Range(0, 1_000_000),
+        "steps": COUNT, "batch_tokens": COUNT, "accumulate": COUNT, "weight_decay": WEIGHT,
         "beta1": FRACTION, "beta2": FRACTION, "learning_rate": Range(0, 1e40, above=True),
-        "warmup": COUNT, "label_smoothing": FRACTION, "r_drop": Range(0, 1_000_000),
+        "warmup": COUNT, "label_smoothing": FRACTION, "r_drop": WEIGHT,
         "similarity_scale": Range(0, 1_000_000, above=True), "clip": Range(0, 1e40),
         "validate_every": EVERY, "checkpoint_every": EVERY, "keep": COUNT, "average": COUNT,
         "patience": Range(0, 1_000_000_000), "seed": SEED,

@@ -27,7 +27,7 @@ from regard.files import (
     new_folder,
     open_regular,
     parse_json,
-    read_json,
+    read_bounded,
     remove_leftovers,
 )
 from regard.training.int8 import unpacked
@@ -99,14 +99,15 @@ class Checkpoints:
         """The state of a checkpoint, once its files have the checksums they were written with."""
         path = self.path(step)
         try:
-            state: dict[str, Any] = read_json(path / "state.json", LARGEST_STATE, "a state")
+            content = read_bounded(path / "state.json", LARGEST_STATE, "a state")
+            state: dict[str, Any] = json.loads(content)  # it may hold -Infinity: no best score yet
             own = state.pop("checksum")
             if own != digest(state):
                 raise InputError(f"{path / 'state.json'} is damaged: its checksum does not match")
             for name in FILES:
                 if checksum(path / name) != state["checksums"][name]:
                     raise InputError(f"{path / name} is damaged: its checksum does not match")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if "is damaged" in str(error):
                 raise
             raise InputError(f"{path} is not a whole checkpoint: {error}") from error
