@@ -105,8 +105,10 @@ def read_curves(run: Path, name: str) -> Curves:
 
 def read_record(line: bytes) -> dict[str, Any]:
     """A line of the metrics: its step, and its numbers as floats (NaN: cannot be drawn)."""
+    record: Any = None
     try:
-        record = json.loads(line.decode()) if len(line) <= LONGEST_LINE else None
+        if len(line) <= LONGEST_LINE:
+            record = json.loads(line.decode())
     except (ValueError, RecursionError):
         raise ValueError("this line is not JSON") from None
     step = record.get("step") if isinstance(record, dict) else None
@@ -117,7 +119,7 @@ def read_record(line: bytes) -> dict[str, Any]:
             record[key] = float(value) if abs(value) <= LARGEST_VALUE else math.nan
         elif key in DRAWN:
             raise ValueError(f'"{key}" is not a number')
-    return record
+    return dict(record)
 
 
 def draw(curves: list[Curves]) -> Figure:
