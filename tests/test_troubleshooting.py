@@ -82,9 +82,14 @@ def folder(tmp_path_factory):
             words = ["--task", task, "--train", *files, "--out", name, "--preset", "tiny"]
             said = command.regard("train", *words, "--config", "small.yaml", "--quiet")
             assert said == ("", "", 0)
-    for name in ("stopped", "hurt", "damaged"):
+    for name in ("stopped", "hurt", "damaged", "edited"):
         shutil.copytree(folder / "run", folder / name)
     (folder / "stopped/model.safetensors").unlink()
+    text = (folder / "edited/config.yaml").read_text("utf-8")
+    assert "length_penalty: 0.6" in text
+    (folder / "edited/config.yaml").write_text(
+        text.replace("length_penalty: 0.6", "length_penalty: 1")
+    )
     for name in ("hurt/checkpoints/step-12/model.safetensors", "damaged/model.safetensors"):
         (folder / name).write_bytes((folder / name).read_bytes()[:-100])
     return folder

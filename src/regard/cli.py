@@ -227,12 +227,18 @@ def info_options(verb: argparse.ArgumentParser) -> None:
         "--vocab", type=bounded(int, 1, 10_000_000), metavar="N",
         help="vocabulary size (default: 37000)",
     )  # fmt: skip
+    verb.add_argument(
+        "--accept-changes", action="store_true",
+        help="record the files of MODEL as they are now, after an intended change",
+    )  # fmt: skip
     architecture_options(verb)
 
 
 def info(options: argparse.Namespace) -> int:
     """Parameters by part, formula beside tensors; without anything: what is in the box."""
     chosen = (options.preset, options.vocab, options.style)
+    if options.accept_changes and options.model is None:
+        raise InputError("--accept-changes needs MODEL: the folder whose files were changed")
     if options.model is None and not options.assignments and set(chosen) == {None}:
         from regard.box.listing import show_box
 
@@ -248,9 +254,14 @@ def info(options: argparse.Namespace) -> int:
             preset, **values | section_settings(options.assignments, "model")
         )
     else:
-        from regard.config import Config
+        from regard.model_files import read_config
 
-        config = Config.load(existing_model(options.model) / "config.yaml").model
+        if options.accept_changes:
+            from regard.models import accept_changes
+
+            names = ", ".join(accept_changes(options.model))
+            print(f"{options.model} is accepted with {names} as they are now", file=sys.stderr)
+        config = read_config(existing_model(options.model)).model
     from regard.view.info import final_scores, parameter_table
 
     table = parameter_table(config)

@@ -15,19 +15,43 @@ from typing import Any, TypeVar
 from regard.errors import InputError, unknown
 from regard.model.config import (
     DERIVED,
+    FRACTION,
     STYLES,
     ModelConfig,
-    at_least,
+    Range,
     check_types,
     choice,
-    fraction,
 )
 from regard.settings import SECTIONS, read_yaml
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
 TASKS = ("translate", "answer", "generate", "classify", "fill", "embed")
-# Of one sentence: memory grows with the product of both.
-MOST_HYPOTHESES, MOST_TOKENS, MOST_WRITTEN = 1_000, 100_000, 1_000_000
+MOST_HYPOTHESES, MOST_LABELS = 1_000, 10_000
+MOST_WRITTEN = 1_000_000  # hypotheses times tokens of one sentence; Model.decoding bounds the bytes
+SEED, WEIGHT = Range(0, 2**63 - 1), Range(0, 1_000_000)
+COUNT, EVERY = Range(1, 1_000_000_000), Range(1, 10**12)
+RANGES = {
+    "data": {
+        "vocabulary_size": Range(1, 1_000_000), "max_length": Range(1, 1_000_000),
+        "max_ratio": Range(1, 1_000_000_000), "bpe_dropout": FRACTION,
+        "share": Range(0, 1, above=True), "mask": Range(0, 1, above=True, below=True),
+    },
+    "training": {
+        "steps": COUNT, "batch_tokens": COUNT, "accumulate": COUNT, "weight_decay": WEIGHT,
+        "beta1": FRACTION, "beta2": FRACTION, "learning_rate": Range(0, 1e40, above=True),
+        "warmup": COUNT, "label_smoothing": FRACTION, "r_drop": WEIGHT,
+        "similarity_scale": Range(0, 1_000_000, above=True), "clip": Range(0, 1e40),
+        "validate_every": EVERY, "checkpoint_every": EVERY, "keep": COUNT, "average": COUNT,
+        "patience": Range(0, 1_000_000_000), "seed": SEED,
+    },
+    "decoding": {
+        "beam": Range(1, MOST_HYPOTHESES), "n_best": Range(1, MOST_HYPOTHESES),
+        "length_penalty": Range(0, 1_000), "max_length": Range(1, 100_000),
+        "min_length": Range(0, 100_000), "no_repeat": Range(0, 100_000),
+        "temperature": Range(0, 1_000), "top_k": Range(0, 10_000_000),
+        "top_p": Range(0, 1, above=True), "seed": SEED,
+    },
+}  # fmt: skip
 Section = TypeVar("Section")
 
 
@@ -50,22 +74,16 @@ class DataConfig:
     whole_words: bool = False  # fill: all tokens of a word are masked, or none
 
     def __post_init__(self) -> None:
-        check_types(self, "data")
+        check_types(self, "data", RANGES["data"])
         choice("data.vocabulary", self.vocabulary, ("bpe", "character", "byte"))
-        at_least("data.max_length", self.max_length, 1)
-        at_least("data.max_ratio", self.max_ratio, 1)
-        fraction("data.bpe_dropout", self.bpe_dropout)
         choice("data.documents", self.documents, ("blank-line", "file"))
         choice("data.duplicates", self.duplicates, ("keep", "drop", "refuse"))
         choice("data.bleu", self.bleu, ("13a", "intl", "zh", "char", "none"))
-        fraction("data.mask", self.mask)
-        if not 0 < self.share <= 1:
-            raise InputError(f"data.share must be in (0, 1], not {self.share}")
-        if not self.mask:
-            raise InputError("data.mask=0 leaves nothing to guess: 0.15 is usual")
-        for label in self.labels:
-            if not isinstance(label, str) or self.labels.count(label) > 1:
-                raise InputError(f"data.labels: {label!r} is not a text, or stands there twice")
+        if len(self.labels) > MOST_LABELS:
+            raise InputError(f"data.labels: {len(self.labels):,} labels: at most {MOST_LABELS:,}")
+        if len(set(self.labels)) < len(self.labels):
+            twice = next(label for i, label in enumerate(self.labels) if label in self.labels[:i])
+            raise InputError(f"data.labels: {twice!r:.60} is duplicated")
         if self.bpe_dropout and self.vocabulary != "bpe":
             raise InputError(
                 f"data.bpe_dropout={self.bpe_dropout} and data.vocabulary={self.vocabulary} "
@@ -102,22 +120,10 @@ class TrainingConfig:
     seed: int = 1  # of weights, order and dropout (--seed)
 
     def __post_init__(self) -> None:
-        check_types(self, "training")
+        check_types(self, "training", RANGES["training"])
         choice("training.optimiser", self.optimiser, ("adam", "adamw"))
         choice("training.schedule", self.schedule, ("inverse-sqrt", "cosine", "constant"))
         choice("training.dtype", self.dtype, ("auto", "float32", "bfloat16"))
-        for name in ("steps", "batch_tokens", "accumulate", "validate_every", "checkpoint_every",
-                     "keep", "average"):  # fmt: skip
-            at_least(f"training.{name}", getattr(self, name), 1)
-        at_least("training.warmup", self.warmup, 1)
-        for name in ("weight_decay", "r_drop", "clip", "patience", "seed"):
-            at_least(f"training.{name}", getattr(self, name), 0)
-        for name in ("label_smoothing", "beta1", "beta2"):
-            fraction(f"training.{name}", getattr(self, name))
-        for name in ("learning_rate", "similarity_scale"):
-            value = getattr(self, name)
-            if value is not DERIVED and not value > 0:
-                raise InputError(f"training.{name} must be above 0, not {value}")
         if self.weight_decay and self.optimiser == "adam":
             raise InputError(
                 f"training.weight_decay={self.weight_decay} and training.optimiser=adam exclude "
@@ -144,26 +150,12 @@ class DecodingConfig:
     seed: int = 1  # of sampling
 
     def __post_init__(self) -> None:
-        check_types(self, "decoding")
-        for name in ("beam", "n_best", "max_length"):
-            at_least(f"decoding.{name}", getattr(self, name), 1)
-        for name in ("length_penalty", "min_length", "no_repeat", "temperature", "top_k", "seed"):
-            at_least(f"decoding.{name}", getattr(self, name), 0)
-        if max(self.beam, self.n_best) > MOST_HYPOTHESES:
-            raise InputError(f"decoding.beam and decoding.n_best go up to {MOST_HYPOTHESES}")
-        for name in ("max_length", "min_length"):
-            if getattr(self, name) > MOST_TOKENS:
-                raise InputError(f"decoding.{name} must be at most {MOST_TOKENS:,}")
+        check_types(self, "decoding", RANGES["decoding"])
         if self.width * self.max_length > MOST_WRITTEN:
             raise InputError(
                 f"decoding.beam (or decoding.n_best) times decoding.max_length is "
                 f"{self.width * self.max_length:,}: at most {MOST_WRITTEN:,} for one sentence"
             )
-        for name in ("temperature", "length_penalty"):
-            if getattr(self, name) > 1000:
-                raise InputError(f"decoding.{name} must be at most 1000, not {getattr(self, name)}")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"decoding.top_p must be in (0, 1], not {self.top_p}")
         if self.temperature and self.beam > 1:
             raise InputError(
                 f"decoding.temperature={self.temperature} and decoding.beam={self.beam} exclude "

@@ -1,19 +1,31 @@
-"""Writing that is whole or not at all: under a temporary name, to the disk, then renamed."""
+"""Files: writing that is whole or not at all, and reading that is bounded.
+
+A file is written under a temporary name, flushed to the disk, then renamed. What is read may have
+been made by anybody: only regular files are opened, only so many bytes are read, and JSON is
+checked before it is parsed.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
+import math
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any, NoReturn
 
 from regard.errors import InputError
 
 PREFIX = ".tmp-"  # nothing with this name is ever read
+MOST_DIGITS = 100  # of an integer in a file
 OLD = "old-"  # in such a name: what is being replaced
 
 
@@ -249,8 +261,112 @@ def cache_folder() -> Path:
 
 
 def checksum(path: Path) -> str:
-    with path.open("rb") as file:
+    """The sha256 of a regular file."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; never wait for a pipe or a device, but refuse them."""
+    try:
+        # A pipe without a writer would block here; O_NONBLOCK has no effect on a regular file.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(f"{path}: cannot be read ({reason(error)})") from None
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise InputError(f"{path}: cannot be read (it is {kind}, not a regular file)")
+    return os.fdopen(descriptor, "rb")  # closes it
+
+
+def reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def read_bounded(path: Path, limit: int, what: str) -> bytes:
+    """The content of a regular file of at most `limit` bytes.
+
+    Args:
+        what: what the file should be, for the message: "a configuration".
+
+    Raises:
+        InputError: the file cannot be read, is not a regular file, or is larger.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(limit + 1) if size <= limit else b""
+        if size > limit or len(content) > limit:
+            raise InputError(f"{path}: too large for {what} (over {limit:,} bytes)")
+    return content
+
+
+def read_json(path: Path, limit: int, what: str, most: int = 100_000) -> Any:
+    """The value of a JSON file; see `read_bounded` and `parse_json`."""
+    content = read_bounded(path, limit, what)
+    try:
+        return parse_json(content, most)
+    except ValueError as error:
+        raise InputError(f"{path}: not {what} ({error})") from None
+
+
+def parse_json(content: bytes, most: int = 100_000) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Args:
+        most: the largest number of commas and opening brackets. It bounds the memory: a small
+            value takes 30 times the bytes of its text.
+
+    Raises:
+        ValueError: anything that is not strict JSON: duplicate keys, NaN or infinity, lone
+            surrogates, integers of over 100 digits, values that are nested too deeply; or more
+            values than `most`.
+    """
+    if sum(map(content.count, (b",", b"[", b"{"))) > most:
+        raise ValueError(f"over {most:,} values")
+    try:
+        value = json.loads(
+            content.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant,
+            parse_int=_integer, parse_float=_finite,
+        )  # fmt: skip
+        if SURROGATE.search(content):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from None
+    except UnicodeEncodeError:
+        raise ValueError("it has a lone surrogate") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at line {error.lineno}") from None
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
+    return value
+
+
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in an escape: half of a pair, or one alone
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is duplicated")
+    return values
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"an integer of {len(text):,} digits")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return value
 
 
 def sync_file(path: Path) -> None:

@@ -22,6 +22,7 @@ from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
 from regard.files import PREFIX, cache_folder, sync_folder, write_file
 from regard.model.transformer import Transformer
+from regard.model_files import file_checksums
 from regard.tasks.task import Say, Task
 from regard.text.rows import Rows
 from regard.training.checkpoint import not_finite, read_tensors, snapshot, to_bytes
@@ -89,8 +90,11 @@ def finish(
             say(f"{candidate}: validation {said(scores[candidate])}")
         name = max(scores, key=lambda one: (scores[one]["score"], -scores[one]["loss"]))
         score = scores[name]
+        model.load_state_dict(choices[name])
+        if validation.task.finish(model.eval(), validation.examples):  # it calibrated something
+            validation.task.save(run)
     written = run / f"{PREFIX}{os.getpid()}-model.safetensors"  # not its name yet
-    write_file(written, to_bytes(choices[name]))
+    write_file(written, to_bytes(choices[name], files=file_checksums(run)))
     try:
         if validation is not None:
             score = evaluate_stored(written, score, model, validation, run)
@@ -162,11 +166,9 @@ def without_damaged(damaged: list[str], force: bool, run: Path, say: Say) -> Non
 def evaluate_stored(
     path: Path, chosen: dict[str, Any], model: Transformer, validation: Validation, run: Path
 ) -> dict[str, Any]:
-    """The scores of the weights on the disk, calibrated where the task does that. Their loss must
-    be that of the chosen weights; the tolerance allows for sums rounded in a different order."""
+    """The scores of the weights on the disk. Their loss must be that of the chosen weights; the
+    tolerance allows for sums rounded in a different order."""
     model.load_state_dict(read_tensors(path))
-    if validation.task.finish(model.eval(), validation.examples):
-        validation.task.save(run)
     stored = validation(model)
     tolerance = 1e-4 if model.output_matrix().device.type == "cpu" else 1e-2
     losses = chosen["loss"], stored["loss"]

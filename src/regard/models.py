@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from regard.box import folder_of
 from regard.config import DTYPES, Config, DecodingConfig, section
@@ -24,9 +23,10 @@ from regard.decoding.answers import Answer
 from regard.decoding.native import engine_of
 from regard.decoding.search import Wanted
 from regard.errors import InputError
-from regard.files import cache_folder, checksum
+from regard.files import cache_folder, checksum, write_result
 from regard.model.config import CHOICES, choice
 from regard.model.transformer import Transformer
+from regard.model_files import check_folder, file_checksums, load_weights
 from regard.tasks.answer import Asked, Questions
 from regard.tasks.classify import Classify, Label
 from regard.tasks.embed import Embed
@@ -36,7 +36,7 @@ from regard.tasks.index import Hit, Index, find_or_build
 from regard.tasks.make import load_task
 from regard.tasks.task import Task
 from regard.tasks.translate import Translate
-from regard.training.checkpoint import Checkpoints, read_tensors
+from regard.training.checkpoint import read_raw, read_weights, to_bytes
 from regard.training.int8 import packed, unpacked
 from regard.training.processes import choose_device
 
@@ -44,6 +44,7 @@ Warn = Callable[[int, str], None]  # the number of a text, from 0, and what is t
 Kind = TypeVar("Kind", bound=Task)
 Texts = str | Sequence[str]
 
+MOST_CACHE = 2_000_000_000  # bytes of the keys and values of one sentence
 AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # what dtype=auto is on a device
 
 
@@ -281,7 +282,16 @@ class Model:
         beam = options.get("beam")  # of any type: it is checked with all others below
         if isinstance(beam, int) and beam > 1 and "temperature" not in options:
             values |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
-        return section(DecodingConfig, "decoding", values)
+        chosen = section(DecodingConfig, "decoding", values)
+        model = self.config.model
+        each = 2 * 4 * model.decoder_layers * model.heads * model.head_size  # keys, values; float32
+        if (needed := each * chosen.width * chosen.max_length) > MOST_CACHE:
+            raise InputError(
+                f"decoding.max_length={chosen.max_length} with {chosen.width} hypotheses needs "
+                f"{needed / 1e9:.1f} GB for one sentence: lower it, decoding.beam or "
+                f"decoding.n_best (at most {MOST_CACHE / 1e9:.0f} GB)"
+            )
+        return chosen
 
     @property
     def longest(self) -> int:
@@ -293,8 +303,20 @@ class Model:
 
 
 def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
-    """Open a model folder, or one in the box: "box:translate" (regard/box). dtype: float32,
-    bfloat16, int8 (on a CPU), or auto: see AUTO."""
+    """Open a model folder, or one in the box: "box:translate" (regard/box).
+
+    Args:
+        dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO.
+
+    Raises:
+        InputError: a file is missing or damaged, is not the one that the weights were saved with
+            (see `accept_changes`), or the weights contain NaN or infinity.
+    """
+    return open_folder(path, device, dtype)
+
+
+def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False) -> Model:
+    """`load`; changed: files may differ from those that the weights were saved with."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f'a model is a folder, or "box:translate", not {path!r:.60}')
     folder = folder_of(path)
@@ -307,16 +329,17 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
         )
     choice("device", str(device).partition(":")[0], ("auto", *AUTO))
     choice("dtype", dtype, DTYPES)
-    config = Config.load(folder / "config.yaml")
+    config = check_folder(folder, changed)
+    task = load_task(folder, config)
     transformer = Transformer(config.model)
-    load_weights(transformer, read_tensors(folder / "model.safetensors"), folder)
+    load_weights(transformer, read_weights(folder / "model.safetensors"), folder)
     if dtype == "int8":  # what is not done in int8, a view or a full pass, has the same weights
         transformer.load_state_dict(unpacked(packed(transformer.state_dict()), folder))
     where = choose_device(device)
     if dtype == "auto":
         dtype = AUTO[where.type]
     weights = torch.float32 if dtype == "int8" else getattr(torch, dtype)
-    model = Model(config, transformer.to(where, weights), load_task(folder, config), folder)
+    model = Model(config, transformer.to(where, weights), task, folder)
     if dtype == "int8":
         transformer.precision = dtype
         check_int8(transformer)
@@ -334,22 +357,12 @@ def check_int8(transformer: Transformer) -> None:
         )
 
 
-def newest_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a model, or of the newest whole checkpoint of a run that has not ended."""
-    if (folder / "model.safetensors").is_file():
-        return read_tensors(folder / "model.safetensors")
-    checkpoints = Checkpoints(folder)
-    state, _ = checkpoints.newest()
-    if state is None:
-        raise InputError(f"{folder} has neither model.safetensors nor a whole checkpoint")
-    return checkpoints.weights(state["step"])
-
-
-def load_weights(model: Transformer, tensors: dict[str, Tensor], where: Path) -> None:
-    """Refuse weights of another shape in one line, with the first difference."""
-    ours = model.state_dict()
-    for name in sorted(ours.keys() | tensors.keys()):
-        has = [str(list(t[name].shape)) if name in t else "nothing" for t in (tensors, ours)]
-        if has[0] != has[1]:
-            raise InputError(f"{where}: {name} is {has[0]} but the model needs {has[1]}")
-    model.load_state_dict(tensors)
+def accept_changes(path: str | Path) -> list[str]:
+    """Record the files of a model folder as they are now, after an intended change: load() accepts
+    them from now on. Returns their names; nothing is written if the folder does not load."""
+    folder = folder_of(path)
+    open_folder(folder, "cpu", "float32", changed=True)
+    files = file_checksums(folder)
+    weights = folder / "model.safetensors"
+    write_result(weights, to_bytes(read_raw(weights), files=files))
+    return list(files)

@@ -22,7 +22,7 @@ from regard.errors import InputError, TrainingFailed
 from regard.files import FolderLock, cache_folder, new_folder, place_of, write_file
 from regard.finish import NoModel, Validation, averaged_steps, card, finish
 from regard.model.transformer import Transformer
-from regard.models import load_weights, newest_weights
+from regard.model_files import load_weights, newest_weights
 from regard.settings import SECTIONS
 from regard.tasks.make import KINDS, learn_task, load_task, load_tokenizers
 from regard.tasks.task import Task

@@ -213,7 +213,7 @@ def test_weights_that_are_not_finite_are_refused(run, tmp_path):
     weights = regard.load(run, "cpu").transformer.state_dict()
     weights["encoder.final_norm.weight"][0] = float("nan")
     (tmp_path / "model.safetensors").write_bytes(to_bytes(weights))
-    with pytest.raises(InputError, match=r"encoder\.final_norm\.weight has a number that is not"):
+    with pytest.raises(InputError, match=r"encoder\.final_norm\.weight contains NaN or infinity"):
         regard.pack(tmp_path, tmp_path / "small")
 
 
@@ -232,7 +232,7 @@ def test_nothing_is_overwritten_unless_that_is_asked_for(run, small, tmp_path):
     old = tmp_path / "old"
     old.mkdir()
     (old / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="exists: take another --out"):
+    with pytest.raises(InputError, match="exists: choose a different --out"):
         regard.pack(run, old)
     assert content(old) == {"mine.txt": b"mine"}
     with pytest.raises(InputError, match="is the model itself"):
@@ -246,7 +246,9 @@ def test_a_model_in_the_folder_that_is_to_be_replaced_is_not_lost(run, tmp_path)
     shutil.copytree(run, model)
     (tmp_path / "link").symlink_to("all")
     for out in (tmp_path / "all", tmp_path / "link"):
-        with pytest.raises(InputError, match=f"{model} lies in --out {out} and would go with it"):
+        with pytest.raises(
+            InputError, match=f"{model} is in --out {out} and would be deleted with it"
+        ):
             regard.pack(model, out, replace_old=True)
     assert content(model) == content(run)
 

@@ -79,7 +79,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(name, value):
     ids=str,
 )
 def test_more_hypotheses_than_memory_has_room_for_are_refused(values):
-    with pytest.raises(InputError, match="decoding.beam and decoding.n_best go up to 1000"):
+    with pytest.raises(InputError, match=r"decoding.(beam|n_best) must be at most 1,000, not 100"):
         DecodingConfig(**values)
 
 

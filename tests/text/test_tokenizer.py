@@ -223,9 +223,9 @@ BOMB = [f"{SIGNS[97] * 2**n} {SIGNS[97] * 2**n}" for n in range(12)]
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a regard tokenizer (not JSON)"),
-        (b"\x80\x04\x95", "not a regard tokenizer (not JSON)"),
-        (b"[" * 200_000, "not a regard tokenizer (not JSON)"),
+        (b"", "not a regard tokenizer (not JSON: Expecting value at line 1)"),
+        (b"\x80\x04\x95", "not a regard tokenizer (byte 0 is not UTF-8)"),
+        (b"[" * 200_000, "not a regard tokenizer (its values are nested too deeply)"),
         (b"[1]", 'not a regard tokenizer (no "format": "regard tokenizer")'),
         (b'{"version": "1.0", "model": {}}', "not a regard tokenizer"),
         ({**GOOD, "version": 2}, "tokenizer version 2, but this regard reads version 1"),
@@ -237,10 +237,10 @@ BOMB = [f"{SIGNS[97] * 2**n} {SIGNS[97] * 2**n}" for n in range(12)]
         ({**GOOD, "entries": [1]}, "damaged tokenizer"),
         ({**GOOD, "entries": ["ab"]}, "damaged tokenizer (merge 1 ('ab') joins tokens not made before)"),
         ({**GOOD, "entries": ["a b", "bc d"]}, "merge 2 ('bc d') joins tokens not made before"),
-        ({**GOOD, "entries": ["a b", "a b"]}, "merge 2 ('a b') stands there twice"),
+        ({**GOOD, "entries": ["a b", "a b"]}, "merge 2 ('a b') is duplicated"),
         ({**GOOD, "entries": BOMB}, "merge 8 makes a token of over 128 bytes"),
         ({**GOOD, "kind": "character", "entries": ["a", "bc"]}, "not one character"),
-        ({**GOOD, "kind": "character", "entries": ["a", "a"]}, "stands there twice"),
+        ({**GOOD, "kind": "character", "entries": ["a", "a"]}, "is duplicated"),
         ({**GOOD, "kind": "character", "entries": ["\ud800"]}, "lone surrogate"),
     ],
 )  # fmt: skip
@@ -260,7 +260,7 @@ def test_a_missing_and_a_huge_file_are_refused(tmp_path):
         Tokenizer.load(tmp_path / "gone.json")
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(2**31)
-    with pytest.raises(InputError, match="huge.json: too large for a tokenizer"):
+    with pytest.raises(InputError, match="huge.json: too large for a regard tokenizer"):
         Tokenizer.load(tmp_path / "huge.json")
 
 

@@ -175,7 +175,7 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line_that_says_what_to_do(
     with pytest.raises(InputError) as caught:
         draw_curves([write(tmp_path / "run", []), tmp_path], tmp_path / "x.png")
     assert str(caught.value) == (
-        f"{tmp_path / 'metrics.jsonl'} cannot be read (No such file or directory): "
+        f"{tmp_path / 'metrics.jsonl'}: cannot be read (No such file or directory): "
         "give the folder of a run, as regard train --out RUN makes it"
     )
     assert not (tmp_path / "x.png").exists()

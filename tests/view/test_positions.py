@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 import command
-from regard import ModelConfig, Transformer
+from regard import Transformer
 from regard.config import Config
 from regard.view.positions import draw_positions, of_model, places
 
@@ -36,7 +36,7 @@ def folder(tmp_path):
         values["decoding"] = {"max_length": 10}
         config = Config.build("translate", "tiny", values)
         torch.manual_seed(3)
-        model = Transformer(ModelConfig(**sizes | changes))
+        model = Transformer(config.model)
         where = tmp_path / positions
         where.mkdir()
         (where / "config.yaml").write_text(config.to_yaml())
@@ -148,7 +148,7 @@ def test_weights_without_the_table_that_the_configuration_names_are_refused(fold
     save_file(weights, where / "model.safetensors")
     _, said, code = regard("-m", where)
     assert (said, code) == (
-        f"regard: {where}: its weights have no decoder.positions.weight as its config.yaml says\n", 2,
+        f"regard: {where}: decoder.positions.weight is nothing but the model needs [20, 12]\n", 2,
     )  # fmt: skip
 
 

@@ -14,20 +14,24 @@ from pathlib import Path
 
 from regard.box import folder_of
 from regard.errors import InputError
-from regard.files import new_folder, place_of
+from regard.files import new_folder, place_of, read_bounded
+from regard.model_files import file_checksums
 from regard.models import load
-from regard.training.checkpoint import not_finite, to_bytes
+from regard.training.checkpoint import to_bytes
 from regard.training.int8 import packed
 
 SAID = (
     "Packed by `regard pack`: every matrix as whole numbers of 8 bits, with a float32 scale for "
     "each row."
 )
+MOST_COMPARED = 300_000_000  # characters, in the search for the names of data files
+LARGEST_CARD, LARGEST_METRICS = 1_000_000, 32 * 2**20  # bytes of README.md, of metrics.jsonl
 # /some/where/multi30k/train.en.xz: all but the last two names. Not of an address of the web.
 NAME = r"""[^\s/`'"]+"""
 BEGINS = r"(?<![\w.~:/$-])"
 ROOT = r"(?:file:/+|[A-Za-z]:/+|/+)"  # /, //server, file:///, C:/
-QUOTED = rf"""{BEGINS}'(?={ROOT})(?:[^'\n]|'"'"')*'"""  # as shlex.quote writes it
+QUOTE = """'"'"'"""  # a quote in what shlex.quote writes
+QUOTED = rf"""{BEGINS}'(?={ROOT})(?:[^'\n]|{QUOTE})*'"""
 ELSEWHERE = rf"{BEGINS}{ROOT}(?:(?:{NAME}/+)*(?={NAME}/+{NAME})|(?={NAME}))"
 
 
@@ -46,8 +50,13 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
     check_out(folder, out, replace_old)
     opened = load(folder, "cpu", "float32")
     weights = opened.transformer.state_dict()
-    if name := not_finite(weights):
-        raise InputError(f"{folder}: {name} has a number that is not finite: no model to pack")
+    metrics, card = (
+        read_bounded(folder / name, most, what) if (folder / name).exists() else None
+        for name, most, what in (
+            ("metrics.jsonl", LARGEST_METRICS, "the metrics of a run"),
+            ("README.md", LARGEST_CARD, "a model card"),
+        )
+    )
     data = opened.config.data
     files = [*data.train, *data.valid]
     train, valid = (list(map(short_path, paths)) for paths in (data.train, data.valid))
@@ -55,14 +64,14 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
     with new_folder(out, replace=replace_old) as new:
         (new / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         opened.task.save(new)
-        (new / "model.safetensors").write_bytes(to_bytes(packed(weights)))
-        if (folder / "metrics.jsonl").is_file():
-            (new / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes())
-        if (folder / "README.md").is_file():
-            text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
-            card = portable(text, files)
-            said = "" if "`regard pack`" in card else f"\n{SAID}\n"
-            (new / "README.md").write_text(card + said, encoding="utf-8")
+        checksums = file_checksums(new)
+        (new / "model.safetensors").write_bytes(to_bytes(packed(weights), files=checksums))
+        if metrics is not None:
+            (new / "metrics.jsonl").write_bytes(metrics)
+        if card is not None:
+            text = portable(card.decode(errors="replace"), files)
+            said = "" if "`regard pack`" in text else f"\n{SAID}\n"
+            (new / "README.md").write_text(text + said, encoding="utf-8")
     return PackedModel(
         out, sum(tensor.numel() for tensor in weights.values()),
         sum(path.stat().st_size for path in out.iterdir()),
@@ -76,11 +85,13 @@ def check_out(folder: Path, out: Path, replace_old: bool) -> None:
     if not place.exists():
         return
     if folder.resolve() == place:
-        raise InputError(f"--out {out} is the model itself: take another folder")
+        raise InputError(f"--out {out} is the model itself: choose a different folder")
     if not replace_old and any(place.iterdir()):
-        raise InputError(f"{out} exists: take another --out")
+        raise InputError(f"{out} exists: choose a different --out")
     if folder.resolve().is_relative_to(place):
-        raise InputError(f"{folder} lies in --out {out} and would go with it: take another folder")
+        raise InputError(
+            f"{folder} is in --out {out} and would be deleted with it: choose a different folder"
+        )
 
 
 def short_path(path: str) -> str:
@@ -97,9 +108,11 @@ def portable(text: str, paths: Collection[str] = ()) -> str:
         word = found["word"] or ""
         if not word or word in paths:
             return short_path(word)
-        return shlex.quote(short_path(shlex.split(word)[0]))
+        return shlex.quote(short_path(word[1:-1].replace(QUOTE, "'")))
 
-    known = {form for path in paths for form in (path, shlex.quote(path))}
-    forms = (re.escape(form) for form in sorted(known, key=len, reverse=True))
-    words = "|".join([*(rf"{BEGINS}{form}(?![\w/-])" for form in forms), QUOTED])
-    return re.sub(rf"(?P<word>{words})|{ELSEWHERE}", shorter, text)
+    if len(paths) * len(text) > MOST_COMPARED:
+        raise InputError(f"the model card is too long for {len(paths):,} data files: shorten it")
+    known = {form for path in paths for form in (path, shlex.quote(path)) if form in text}
+    forms = "|".join(re.escape(form) for form in sorted(known, key=len, reverse=True))
+    words = [rf"{BEGINS}(?:{forms})(?![\w/-])"] if known else []
+    return re.sub(rf"(?P<word>{'|'.join([*words, QUOTED])})|{ELSEWHERE}", shorter, text)

@@ -8,8 +8,9 @@ import torch, so that `--help` and configuration errors are immediate.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from regard.errors import InputError, unknown
 
@@ -75,7 +76,7 @@ class ModelConfig:
     pooling: str = "mean"  # for head=pooling: the mean of all tokens, cls (the first), the last
 
     def __post_init__(self) -> None:
-        check_types(self, "model")
+        check_types(self, "model", RANGES)
         # true and false are what people write for "tied or not".
         self._resolve("tie_embeddings", {True: "all", False: "none"})
         if self.style in STYLES:
@@ -94,6 +95,7 @@ class ModelConfig:
                 )
             self._resolve("head_size", {None: self.d_model // self.heads})
         self._check_combinations()
+        self._check_parameters()
 
     def _resolve(self, name: str, values: dict[Any, Any]) -> None:
         value = getattr(self, name)
@@ -106,16 +108,18 @@ class ModelConfig:
             layers = getattr(self, name)
             if not present and layers:
                 raise InputError(f"model.style={self.style} has no place for model.{name}={layers}")
-            if present:
-                at_least(f"model.{name}", layers, 1)
-        for name in ("vocabulary_size", "source_vocabulary_size", "d_model", "heads", "head_size",
-                     "d_ff", "kernel", "max_length", "window", "classes"):  # fmt: skip
-            if getattr(self, name) is not None:
-                at_least(f"model.{name}", getattr(self, name), 1)
-        for name in ("dropout", "attention_dropout", "feed_forward_dropout"):
-            fraction(f"model.{name}", getattr(self, name))
-        if self.position_base <= 1:
-            raise InputError(f"model.position_base must be above 1, not {self.position_base}")
+            if present and not layers:
+                raise InputError(f"model.{name} must be at least 1, not 0")
+
+    def _check_parameters(self) -> None:
+        from regard.model.parameters import closed_form  # which needs this module
+
+        count = sum(part.parameters for part in closed_form(self).values())
+        if count > MOST_PARAMETERS:
+            raise InputError(
+                f"a model of {count:,} parameters is too large: at most {MOST_PARAMETERS:,}; lower "
+                "model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
+            )
 
     def _check_combinations(self) -> None:
         """Options that exclude each other: both are named, and why."""
@@ -139,6 +143,8 @@ class ModelConfig:
              "rotation turns queries and keys, which only attention has"),
             (self.mixer not in ("convolution", "dilated") and self.kernel != 3, "mixer", "kernel",
              "only a convolution has a kernel"),
+            (self.mixer == "dilated" and self.kernel ** self.encoder_layers > FURTHEST, "kernel",
+             "encoder_layers", "dilated layers would reach over a billion positions"),
             (tied and own_source, "tie_embeddings", "source_vocabulary_size",
              "one matrix has one vocabulary"),
             (one_stack and self.tie_embeddings == "source-target", "tie_embeddings", "style",
@@ -195,37 +201,81 @@ class ModelConfig:
         return asdict(self)
 
 
-def check_types(config: Any, section: str) -> None:
-    """One line for a value of the wrong type (`model.heads=8.5`) or a number that is none (`inf`),
-    before anything uses it."""
+class Range(NamedTuple):
+    """The numbers that a field may hold."""
+
+    least: float
+    most: float
+    above: bool = False  # `least` itself is excluded
+    below: bool = False  # `most` itself is excluded
+
+    def __str__(self) -> str:
+        low = f"{'above' if self.above else 'at least'} {self.least:,}"
+        return f"{low}, {'below' if self.below else 'at most'} {self.most:,}"
+
+    def check(self, name: str, value: float) -> None:
+        """Refuse a value that is outside of the range, in one line."""
+        if value < self.least or (self.above and value == self.least):
+            rule = f"{'above' if self.above else 'at least'} {self.least:,}"
+        elif value > self.most or (self.below and value == self.most):
+            rule = f"{'below' if self.below else 'at most'} {self.most:,}"
+        else:
+            return
+        raise InputError(f"{name} must be {rule}, not {shown(value)}")
+
+
+FRACTION = Range(0, 1, below=True)
+# Far above any use, and far below what overflows or what no memory holds.
+RANGES = {
+    "vocabulary_size": Range(1, 10_000_000), "source_vocabulary_size": Range(1, 10_000_000),
+    "encoder_layers": Range(0, 1_000), "decoder_layers": Range(0, 1_000),
+    "d_model": Range(1, 1_000_000), "heads": Range(1, 100_000), "head_size": Range(1, 1_000_000),
+    "d_ff": Range(1, 100_000_000), "kernel": Range(1, 1_000),
+    "position_base": Range(1, 1e100, above=True), "max_length": Range(1, 100_000_000),
+    "window": Range(1, 1_000_000_000), "dropout": FRACTION, "attention_dropout": FRACTION,
+    "feed_forward_dropout": FRACTION, "classes": Range(1, 1_000_000),
+}  # fmt: skip
+MOST_PARAMETERS = 100_000_000_000
+FURTHEST = 1_000_000_000  # positions that a dilated convolution may reach
+
+
+def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
+    """Refuse in one line a value of the wrong type (`model.heads=8.5`), NaN or infinity, and a
+    number that is outside of its range, before anything uses it."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         allowed = getattr(hint, "__args__", (hint,)) if get_origin(hint) is not list else (list,)
         if value is DERIVED and type(config).__dataclass_fields__[name].default is DERIVED:
             continue
         if float in allowed and type(value) is int:
-            value = float(str(value))  # of its text: one that is too large is infinite, no error
+            try:
+                value = float(value)
+            except OverflowError:
+                value = math.inf if value > 0 else -math.inf
             object.__setattr__(config, name, value)
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
             expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
-            raise InputError(f"{section}.{name} must be {expected}, not {value!r}")
+            raise InputError(f"{section}.{name} must be {expected}, not {shown(value)}")
+        if type(value) is list and not all(type(item) is str for item in value):
+            raise InputError(f"{section}.{name} must be a list of texts, not {shown(value)}")
         if type(value) is float and not math.isfinite(value):
             raise InputError(f"{section}.{name} must be a finite number, not {value}")
+        if name in ranges and value is not None:
+            ranges[name].check(f"{section}.{name}", value)
+
+
+def shown(value: object) -> str:
+    """A value for a message: its beginning, if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write integers of over 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise unknown(name, value, choices)
-
-
-def at_least(name: str, value: float, least: float) -> None:
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, not {value}")
-
-
-def fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise InputError(f"{name} must be in [0, 1), not {value}")
 
 
 # Layers, widths and heads as the paper (base, big), fairseq's IWSLT (small) and the text-only

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.config import Config, DecodingConfig
+from regard.config import MOST_LABELS, Config, DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.score import score
 from regard.errors import InputError
@@ -52,7 +52,8 @@ from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
 from regard.training.loss import disagreement
 
-MOST_LABELS = 10_000
+LARGEST_LABELS = 8 * 2**20  # bytes of labels.json
+LONGEST_LABEL = 500  # characters
 Example = tuple[Path, Classified]
 
 
@@ -278,11 +279,26 @@ def find_labels(counts: Counter[str], config: Config, files: Sequence[Path]) -> 
         if not counts[label]:
             raise InputError(f"{names}: the class {label!r} of data.labels has no example")
     labels = declared or sorted(counts)
-    if len(labels) < 2:
+    if len(labels) == 1:
         raise InputError(f"{names}: only one class, {''.join(labels)!r}: nothing to tell apart")
-    if len(labels) > MOST_LABELS:
-        raise InputError(f"{names}: {len(labels):,} classes: at most {MOST_LABELS:,}")
+    if wrong := wrong_labels(labels):
+        raise InputError(f"{names}: {wrong}")
     return labels
+
+
+def wrong_labels(labels: Sequence[object]) -> str:
+    """What is wrong with the classes of a model; empty: nothing."""
+    if not 2 <= len(labels) <= MOST_LABELS:
+        return f"{len(labels):,} classes: from 2 to {MOST_LABELS:,} are possible"
+    if len(set(map(str, labels))) < len(labels):
+        return "a label is duplicated"
+    for label in labels:
+        if not isinstance(label, str) or not label.isprintable() or len(label) > LONGEST_LABEL:
+            return (
+                f"the label {label!r:.60} is not a text of at most {LONGEST_LABEL} characters "
+                "without control characters"
+            )
+    return ""
 
 
 def unseen(path: Path, line: int, label: str, labels: Sequence[str]) -> InputError:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from regard.config import Config, two_vocabularies
 from regard.errors import InputError
+from regard.files import read_json
+from regard.model.config import ModelConfig
 from regard.tasks.answer import Questions
-from regard.tasks.classify import MOST_LABELS, Classify, find_labels
+from regard.tasks.classify import LARGEST_LABELS, Classify, find_labels, wrong_labels
 from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill
 from regard.tasks.generate import Generate
@@ -94,10 +95,16 @@ def make_task(
     return Classify(target, style, labels, data.max_length, temperature)
 
 
-def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
-    target = Tokenizer.load(folder / "tokenizer.json")
+def load_tokenizers(folder: Path, model: ModelConfig | None = None) -> tuple[Tokenizer, Tokenizer]:
+    """The vocabularies of source and target; model: what their sizes must fit."""
+    sizes = (model.source_vocabulary_size, model.vocabulary_size) if model else (None, None)
     own = folder / "source-tokenizer.json"
-    return (Tokenizer.load(own) if own.exists() else target), target
+    target = Tokenizer.load(folder / "tokenizer.json", sizes[1])
+    if own.exists():
+        return Tokenizer.load(own, sizes[0]), target
+    if sizes[0] != sizes[1]:
+        raise InputError(f"{own} is missing: the model has another vocabulary for the source")
+    return target, target
 
 
 def load_task(folder: Path, config: Config) -> Task:
@@ -107,24 +114,18 @@ def load_task(folder: Path, config: Config) -> Task:
             f"{folder / 'labels.json'}: {len(labels)} labels, but the model has "
             f"{config.model.classes} classes"
         )
-    return make_task(config, load_tokenizers(folder), labels, temperature)
+    return make_task(config, load_tokenizers(folder, config.model), labels, temperature)
 
 
 def load_labels(folder: Path) -> tuple[list[str], float]:
     path = folder / "labels.json"
+    whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
     try:
-        with path.open("rb") as file:
-            whole = json.loads(file.read(64 * 2**20))
-        labels, temperature = whole["labels"], float(whole["temperature"])
-        valid = (
-            isinstance(labels, list)
-            and 2 <= len(labels) <= MOST_LABELS
-            and all(isinstance(label, str) for label in labels)
-            and len(set(labels)) == len(labels)
-            and 0.01 <= temperature <= 100
-        )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        labels, temperature = whole["labels"], whole["temperature"]
+        valid = isinstance(labels, list) and not wrong_labels(labels)
+        valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
+    except (KeyError, TypeError) as error:
         raise InputError(f"{path}: not the labels of a model ({error})") from None
     if not valid:
         raise InputError(f"{path}: damaged (labels or temperature are not valid)")
-    return labels, temperature
+    return labels, float(temperature)

@@ -24,14 +24,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
 from regard.errors import InputError, unknown
-from regard.files import write_file
+from regard.files import read_json, write_file
 from regard.text.corpus import progress
 from regard.text.pieces import in_chunks, pieces
 
 SPECIALS = ("<unk>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>")
 KINDS = ("bpe", "character", "byte")
 FORMAT, VERSION = "regard tokenizer", 1
-LARGEST_FILE = 64 * 2**20  # bytes; a vocabulary of a million tokens takes about 20 MiB
+MOST_TOKENS = 1_000_000
+LARGEST_FILE = 32 * 2**20  # bytes; a vocabulary of a million tokens takes about 20 MiB
 # Bytes of one token. Merges can double a token's length each time, so that a file of a hundred
 # lines could otherwise ask for more memory than there is.
 LONGEST_TOKEN = 128
@@ -76,7 +77,7 @@ class Tokenizer:
         self._ids = {sign: id for id, sign in enumerate(signs, len(SPECIALS))}
         if kind == "character":
             if any(len(sign) != 1 for sign in signs) or len(self._ids) != len(signs):
-                raise InputError("an entry is not one character, or stands there twice")
+                raise InputError("an entry is not one character, or is duplicated")
             pieces = [_utf8(sign) for sign in signs]
         else:
             self._number_merges()
@@ -97,7 +98,7 @@ class Tokenizer:
             if len(left) + len(right) > LONGEST_TOKEN:
                 raise InputError(f"merge {rank + 1} makes a token of over {LONGEST_TOKEN} bytes")
             if (left, right) in self._ranks:
-                raise InputError(f"merge {rank + 1} ({entry!r:.40}) stands there twice")
+                raise InputError(f"merge {rank + 1} ({entry!r:.40}) is duplicated")
             self._ids.setdefault(left + right, len(self._ids) + len(SPECIALS))
             self._ranks[left, right] = rank
 
@@ -118,6 +119,8 @@ class Tokenizer:
                 f"({len(SPECIALS)} special tokens, {'256 bytes, ' if kind == 'bpe' else ''}and one "
                 "more)"
             )
+        if size > MOST_TOKENS:
+            raise InputError(f"data.vocabulary_size must be at most {MOST_TOKENS:,}, not {size}")
         if kind == "byte":
             return cls(kind)
         with progress("learning the vocabulary", None, quiet):
@@ -248,19 +251,16 @@ class Tokenizer:
             raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
     @classmethod
-    def load(cls, path: Path | str) -> Tokenizer:
-        """Read what `save` wrote; anything else is refused."""
-        try:
-            with Path(path).open("rb") as file:
-                content = file.read(LARGEST_FILE + 1)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
-        if len(content) > LARGEST_FILE:
-            raise InputError(f"{path}: too large for a tokenizer (over {LARGEST_FILE:,} bytes)")
-        try:
-            whole = json.loads(content)
-        except (ValueError, RecursionError):
-            raise InputError(f"{path}: not a regard tokenizer (not JSON)") from None
+    def load(cls, path: Path | str, size: int | None = None) -> Tokenizer:
+        """Read what `save` wrote; anything else is refused before it takes time or memory.
+
+        Args:
+            size: the vocabulary size of the model that it belongs to; another size is refused.
+        """
+        most = MOST_TOKENS if size is None else min(size, MOST_TOKENS)
+        # Two merges may make the same token, and a comma may be part of any token.
+        most_values = min(16 * most, 3 * MOST_TOKENS) + 10_000
+        whole = read_json(Path(path), LARGEST_FILE, "a regard tokenizer", most_values)
         if not isinstance(whole, dict) or whole.get("format") != FORMAT:
             raise InputError(f'{path}: not a regard tokenizer (no "format": "{FORMAT}")')
         if whole.get("version") != VERSION:
@@ -273,14 +273,18 @@ class Tokenizer:
             whole.get("specials") != list(SPECIALS)
             or kind not in KINDS
             or not isinstance(entries, list)
+            or len(entries) > 2 * most
             or not all(isinstance(entry, str) for entry in entries)
             or (kind == "byte" and entries)
         ):
             raise InputError(f"{path}: damaged tokenizer (kind, specials or entries are not valid)")
         try:
-            return cls(kind, entries)
+            made = cls(kind, entries)
         except InputError as error:
             raise InputError(f"{path}: damaged tokenizer ({error})") from None
+        if size not in (None, made.size):
+            raise InputError(f"{path}: {made.size:,} tokens, but the model has {size:,}")
+        return made
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.kind}, {self.size:,} tokens)"

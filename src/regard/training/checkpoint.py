@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,10 +22,20 @@ from safetensors.torch import save
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.files import PREFIX, checksum, new_folder, remove_leftovers
+from regard.files import (
+    PREFIX,
+    checksum,
+    new_folder,
+    open_regular,
+    parse_json,
+    read_bounded,
+    remove_leftovers,
+)
 from regard.training.int8 import unpacked
 
 FILES = ("model.safetensors", "optimiser.safetensors")
+LARGEST_STATE, LARGEST_HEADER = 2**20, 16 * 2**20  # bytes of state.json, of a safetensors header
+MOST_VALUES = 1_000_000  # in a safetensors header; a tensor has about seven
 
 
 class Checkpoints:
@@ -87,15 +100,16 @@ class Checkpoints:
         """The state of a checkpoint whose files match their checksums; else an InputError."""
         path = self.path(step)
         try:
-            state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            content = read_bounded(path / "state.json", LARGEST_STATE, "a state")
+            state: dict[str, Any] = json.loads(content)  # it may hold -Infinity: no best score yet
             own = state.pop("checksum")
             if own != digest(state):
                 raise InputError(f"{path / 'state.json'} is damaged: its checksum does not match")
             for name in FILES:
                 if checksum(path / name) != state["checksums"][name]:
                     raise InputError(f"{path / name} is damaged: its checksum does not match")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, InputError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if "is damaged" in str(error):
                 raise
             raise InputError(f"{path} is not a whole checkpoint: {error}") from error
         if state.get("step") != step:
@@ -141,29 +155,100 @@ def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
 
-def not_finite(tensors: dict[str, Tensor]) -> str:
-    """The name of a tensor that contains NaN or infinity; empty if there is none."""
-    return next((name for name, t in tensors.items() if not bool(t.isfinite().all())), "")
+def not_finite(tensors: Mapping[str, Tensor]) -> str:
+    """The name of a tensor that contains NaN or infinity; empty: there is none."""
+    for name, tensor in tensors.items():
+        # The extremes take one pass and no memory, and NaN is the extreme of whatever contains it.
+        extremes = tensor.aminmax() if tensor.is_floating_point() and tensor.numel() else ()
+        if not all(map(math.isfinite, map(float, extremes))):
+            return name
+    return ""
 
 
-def to_bytes(tensors: dict[str, Tensor]) -> bytes:
-    """A safetensors file that knows its own checksum."""
+def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None) -> bytes:
+    """A safetensors file that carries the checksum of its tensors.
+
+    Args:
+        files: the checksums of the files that belong to these weights (model_files.py).
+    """
     tensors = contiguous(tensors)
-    return save(tensors, metadata={"sha256": tensor_digest(tensors)})
+    metadata = {"sha256": tensor_digest(tensors)}
+    if files is None:
+        return save(tensors, metadata=metadata)
+    metadata["files"] = json.dumps(dict(files), sort_keys=True)
+    content = save(tensors, metadata=metadata)
+    # The library writes the metadata in an order that changes from call to call.
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = {**json.loads(content[8:end]), "__metadata__": metadata}
+    text = json.dumps(header, separators=(",", ":")).encode().ljust(end - 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, memoryview(content)[end:]])
+
+
+class Header(NamedTuple):
+    """What a safetensors file says of itself."""
+
+    dtypes: dict[str, str]
+    shapes: dict[str, tuple[int, ...]]
+    metadata: dict[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """The names, types and shapes of the tensors of a safetensors file, without reading them."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        content = file.read(length) if 2 <= length <= min(LARGEST_HEADER, size - 8) else b""
+    try:
+        if not content:
+            raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+        entries = parse_json(content, MOST_VALUES)
+        metadata = entries.pop("__metadata__", {})
+        header = Header(
+            {name: str(entry["dtype"]) for name, entry in entries.items()},
+            {name: tuple(map(_size, entry["shape"])) for name, entry in entries.items()},
+            {str(key): str(value) for key, value in metadata.items()},
+        )
+        end = max((_size(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+        if 8 + length + end != size:
+            raise ValueError(f"its tensors end at byte {8 + length + end:,} of {size:,}")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise InputError(f"{path} is not a whole safetensors file: {error}") from None
+    return header
+
+
+def _size(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r:.40} is not a size")
+    return value
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, once they are those that were written; matrices that are
     in bytes there are numbers again."""
+    return unpacked(read_raw(path), path)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The same for the weights of a model, which must not contain NaN or infinity."""
+    tensors = read_tensors(path)
+    if name := not_finite(tensors):
+        raise InputError(
+            f"{path}: {name} contains NaN or infinity: restore the file, or train the model again"
+        )
+    return tensors
+
+
+def read_raw(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file as they are stored, once their checksum is verified."""
+    expected = read_header(path).metadata.get("sha256")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            expected = (file.metadata() or {}).get("sha256")
     except (OSError, SafetensorError, ValueError) as error:
         raise InputError(f"{path} is not a whole safetensors file: {error}") from error
     if expected is not None and expected != tensor_digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
-    return unpacked(tensors, path)
+    return tensors
 
 
 def tensor_digest(tensors: dict[str, Tensor]) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import InputError
+from regard.files import read_bounded
 from regard.view.picture import COLOURS, DASHES, MARKERS, picture_name, save_picture
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWN = ("loss", "valid_loss", "learning_rate", "tokens_per_second")
+LARGEST_FILE = 32 * 2**20  # bytes of metrics.jsonl: over 100,000 lines
+LARGEST_STEP, LARGEST_VALUE, LONGEST_LINE = 10**12, 1e30, 100_000
 LOWER_IS_BETTER = ("valid_loss", "valid_perplexity", "valid_bits_per_byte")
 NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # other scores are called as they are written
 
@@ -53,8 +56,10 @@ class Curves:
         """The run in a few words: name, steps, score."""
         words = f"{shorten(self.name, 50)}: {self.steps:,} step{'' if self.steps == 1 else 's'}"
         key = self.metric() or "valid_loss"
-        if (score := self.final.get(key.removeprefix("valid_"))) is not None:
-            words += f", final {title(key)} {figure(key, score)} (weights: {self.final['final']})"
+        score = self.final.get(key.removeprefix("valid_"))
+        if isinstance(score, float):
+            weights = shorten(str(self.final["final"]), 50)
+            words += f", final {title(key)} {figure(key, score)} (weights: {weights})"
         elif best := self.best(key):
             words += f", best {title(key)} {figure(key, best.value)}"
         return words if self.final else f"{words}, not finished"
@@ -77,41 +82,44 @@ def draw_curves(runs: list[Path], out: Path | None) -> list[Path]:
 def read_curves(run: Path, name: str) -> Curves:
     path = run / "metrics.jsonl"
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
+        lines = read_bounded(path, LARGEST_FILE, "the metrics of a run").splitlines()
+    except InputError as error:
         hint = "give the folder of a run, as regard train --out RUN makes it"
-        raise InputError(f"{path} cannot be read ({error.strerror}): {hint}") from None
+        raise InputError(f"{error}: {hint}") from None
     steps, final = 0, {}
     series: dict[str, list[Point]] = {}
     for number, line in enumerate(lines, 1):
         try:
             record = read_record(line)
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             if number == len(lines):
                 break  # torn: the run was killed while it wrote this line
             raise InputError(f"{path}:{number}: {error}") from None
         steps = max(steps, record["step"])
         final = record if "final" in record else {}  # no longer, if the run was resumed after it
         for key, value in record.items():
-            if isinstance(value, float) and not final:
+            if isinstance(value, float) and not final and key.isidentifier():
                 series.setdefault(key, []).append(Point(record["step"], value))
     return Curves(name, steps, series, final)
 
 
 def read_record(line: bytes) -> dict[str, Any]:
-    """A line of the metrics: its step, and its figures as floats, NaN where they are not finite."""
+    """A line of the metrics: its step, and its numbers as floats (NaN: cannot be drawn)."""
+    record: Any = None
     try:
-        record = json.loads(line.decode())
-    except ValueError:
+        if len(line) <= LONGEST_LINE:
+            record = json.loads(line.decode())
+    except (ValueError, RecursionError):
         raise ValueError("this line is not JSON") from None
-    if not isinstance(record, dict) or type(record.get("step")) is not int:
+    step = record.get("step") if isinstance(record, dict) else None
+    if type(step) is not int or not 0 <= step <= LARGEST_STEP:
         raise ValueError('this line is not an object with a whole number "step"')
     for key, value in record.items():
         if type(value) in (int, float) and key != "step":
-            record[key] = float(value) if math.isfinite(value) else math.nan
+            record[key] = float(value) if abs(value) <= LARGEST_VALUE else math.nan
         elif key in DRAWN:
             raise ValueError(f'"{key}" is not a number')
-    return record
+    return dict(record)
 
 
 def draw(curves: list[Curves]) -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,12 @@ import torch
 from rich.table import Table
 
 from regard.console import make_console
+from regard.files import open_regular, parse_json
 from regard.model.config import ModelConfig
 from regard.model.parameters import PARTS, Part, closed_form, count
 from regard.model.transformer import Transformer
+
+LONGEST_LINE = 100_000  # bytes of the last line of the metrics
 
 
 @dataclass(frozen=True)
@@ -72,14 +75,17 @@ class ParameterTable:
 
 
 def final_scores(run: Path) -> dict[str, Any]:
-    """What the run's last line of metrics says of the finished model; nothing while it trains."""
-    path = run / "metrics.jsonl"
+    """The record of the finished model, the last line of a run's metrics; empty while it trains,
+    or if that line is not such a record."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        last: Any = json.loads(lines[-1]) if lines else {}
-    except ValueError:  # torn by a kill
-        last = {}
-    return last if isinstance(last, dict) and "final" in last else {}
+        with open_regular(run / "metrics.jsonl") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LONGEST_LINE))
+            last = parse_json(file.read(LONGEST_LINE).splitlines()[-1])
+    except (ValueError, IndexError):  # no such file, no line, or one that was torn by a kill
+        return {}
+    known = isinstance(last, dict) and "final" in last
+    known = known and all(type(value) in (str, int, float) for value in last.values())
+    return last if known and "".join(map(str, [*last, *last.values()])).isprintable() else {}
 
 
 def parameter_table(config: ModelConfig) -> ParameterTable:

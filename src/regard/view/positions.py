@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from regard.config import Config
 from regard.errors import InputError
 from regard.model.config import ModelConfig
 from regard.model.positions import Rotation, sinusoids
-from regard.models import newest_weights
+from regard.model_files import newest_weights, read_config
 from regard.view.attention import stacks_of
 from regard.view.picture import COLOURS, DASHES, picture_name, save_picture
 
@@ -98,9 +97,7 @@ def formula(length: int, d_model: int, base: float) -> Encodings:
 
 def of_model(folder: Path, length: int | None) -> list[Encodings]:
     """What a model has, stack by stack where they differ; refuses one that has nothing."""
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder} is not a model: it has no config.yaml")
-    config = Config.load(folder / "config.yaml").model
+    config = read_config(folder).model
     if config.positions == "none":
         raise InputError(
             f"{folder} has no positions (model.positions=none): its views are regard view "
