@@ -21,6 +21,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,8 @@ UNIT = 0.01  # how far from 1 the length of a vector may be
 
 Embed = Callable[[list[str]], NDArray[np.float32]]
 REMEDY = "remove it or give --rebuild"
+
+_building = Lock()  # threads of one process build one after the other: temporary names have its id
 
 
 class Hit(NamedTuple):
@@ -265,15 +268,26 @@ def find_or_build(
     """
     fingerprint = fingerprint_files([documents])
     name = hashlib.sha256(json.dumps([VERSION, fingerprint, identity]).encode()).hexdigest()
-    if not rebuild and (parent / name).exists():
-        try:
-            index = _open(parent / name, fingerprint, identity)
-            if index.size == size:
-                return index
-        except InputError:
-            pass  # it is made again
-    remove_leftovers(parent)
-    return build_index(parent / name, documents, embed, identity, size, quiet)
+    index = None if rebuild else _usable(parent / name, fingerprint, identity, size)
+    if index is None:
+        with _building:
+            if not rebuild:  # another thread may have built it by now
+                index = _usable(parent / name, fingerprint, identity, size)
+            if index is None:
+                remove_leftovers(parent)
+                index = build_index(parent / name, documents, embed, identity, size, quiet)
+    return index
+
+
+def _usable(folder: Path, fingerprint: str, identity: str, size: int) -> Index | None:
+    """The finished index in this folder; None if there is none, or it has to be built again."""
+    if not folder.exists():
+        return None
+    try:
+        index = _open(folder, fingerprint, identity)
+    except InputError:
+        return None
+    return index if index.size == size else None
 
 
 def build_index(
