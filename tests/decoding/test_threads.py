@@ -147,7 +147,9 @@ def test_a_structure_never_changes_and_keeps_its_tables(net):
 def test_a_learned_table_is_made_once(net):
     one = net(seed=15, dtype=torch.float32, style="decoder", positions="learned", max_length=20)
     decoder = engine_of(one).decoder
-    assert decoder.reach(3) is decoder.reach(21)  # the last token of an answer is never read
+    table = decoder.reach(3)
+    assert table.positions == 20
+    assert table is decoder.reach(21)  # the last token of an answer is never read
 
 
 @needs_compiler
