@@ -34,7 +34,7 @@ sanitize: .venv/ready
 		REGARD_NATIVE=$$variant REGARD_NATIVE_FLAGS="-O1 -g -fsanitize=address,undefined $(RECOVER)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 		LD_PRELOAD="$(call library,asan) $(call library,ubsan)" \
-		$(BIN)/python -m pytest $(SANITIZED); \
+		$(BIN)/python -m pytest --capture=sys $(SANITIZED); \
 	done
 
 # One OpenMP thread for each call: ThreadSanitizer does not see how libgomp's threads wait for each
@@ -43,9 +43,9 @@ sanitize-threads: .venv/ready
 	set -e; for variant in $(VARIANTS); do \
 		echo "== $$variant"; \
 		REGARD_NATIVE=$$variant REGARD_NATIVE_FLAGS="-O1 -g -fsanitize=thread" OMP_NUM_THREADS=1 \
-		TSAN_OPTIONS="ignore_noninstrumented_modules=1 exitcode=66" \
+		TSAN_OPTIONS="exitcode=66 suppressions=$(CURDIR)/tests/tsan.supp" \
 		LD_PRELOAD="$(call library,tsan)" setarch -R \
-		$(BIN)/python -m pytest tests/decoding/test_threads.py -k "not openmp"; \
+		$(BIN)/python -m pytest --capture=sys tests/decoding/test_threads.py -k "not openmp"; \
 	done
 
 clean:
