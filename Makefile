@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo format bench clean
+.PHONY: test demo format bench sanitize sanitize-threads clean
 
 test: .venv/ready
 	$(BIN)/ruff check .
@@ -19,6 +19,34 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
+
+# Native code under sanitizers, in each variant that this processor can run (CONTRIBUTING.md).
+# Their runtime has to be in the process before Python is; Python itself leaks by design.
+VARIANTS ?= $(shell $(BIN)/python -c 'from regard.native import possible; print(*possible())')
+library = $(shell $(CXX) -print-file-name=lib$(1).so)
+RECOVER := -fno-sanitize-recover=undefined
+SANITIZED ?= tests/decoding tests/model/test_attention.py tests/tasks/test_threads.py \
+	tests/text/test_dropout.py tests/training/test_native.py tests/training/test_loss.py
+
+sanitize: .venv/ready
+	set -e; for variant in $(VARIANTS); do \
+		echo "== $$variant"; \
+		REGARD_NATIVE=$$variant REGARD_NATIVE_FLAGS="-O1 -g -fsanitize=address,undefined $(RECOVER)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		LD_PRELOAD="$(call library,asan) $(call library,ubsan)" \
+		$(BIN)/python -m pytest --capture=sys $(SANITIZED); \
+	done
+
+# One OpenMP thread for each call: ThreadSanitizer does not see how libgomp's threads wait for each
+# other, and would report every stage of theirs as a race. It needs a fixed memory layout (setarch).
+sanitize-threads: .venv/ready
+	set -e; for variant in $(VARIANTS); do \
+		echo "== $$variant"; \
+		REGARD_NATIVE=$$variant REGARD_NATIVE_FLAGS="-O1 -g -fsanitize=thread" OMP_NUM_THREADS=1 \
+		TSAN_OPTIONS="exitcode=66 suppressions=$(CURDIR)/tests/tsan.supp" \
+		LD_PRELOAD="$(call library,tsan)" setarch -R \
+		$(BIN)/python -m pytest --capture=sys tests/decoding/test_threads.py -k "not openmp"; \
+	done
 
 clean:
 	rm -rf .venv

@@ -5,10 +5,14 @@ import runpy
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from regard import InputError, native
+from threads import at_once
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, native.COMPILERS)), reason="needs a C++ compiler"
@@ -53,6 +57,32 @@ def test_a_library_is_built_once_and_again_when_its_source_changes(tmp_path, mon
     assert len(files(tmp_path)) == 2
 
 
+@needs_compiler
+def test_flags_from_the_environment_reach_the_compiler_and_the_name(tmp_path, monkeypatch):
+    (tmp_path / "one.cpp").write_text(ANSWER.replace("42", "VALUE"))
+    for value in (7, 8):
+        monkeypatch.setenv("REGARD_NATIVE_FLAGS", f"-DVALUE={value} -O1")
+        native.opened.cache_clear()
+        assert native.library("one").answer() == value
+    assert len(files(tmp_path)) == 2
+
+
+@needs_compiler
+def test_threads_open_a_library_once(tmp_path, monkeypatch):
+    (tmp_path / "one.cpp").write_text(ANSWER)
+    built, calls = native.built, []
+
+    def slow(*arguments):
+        calls.append(arguments)
+        time.sleep(0.1)  # so that all threads are there before the first is done
+        return built(*arguments)
+
+    monkeypatch.setattr(native, "built", slow)
+    libraries = at_once([partial(native.library, "one")] * 6)
+    assert len(calls) == 1
+    assert {id(library) for library in libraries} == {id(libraries[0])}
+
+
 def test_without_a_compiler_one_line_says_so_once_for_all_libraries(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
     for name in ("one", "two"):
@@ -88,6 +118,16 @@ def test_without_gives_back_what_was_chosen(monkeypatch, before):
     with native.without():
         assert native.variant() is None
     assert os.environ.get("REGARD_NATIVE") == before
+
+
+def test_without_and_later_apply_to_no_other_thread(tmp_path, started):
+    (tmp_path / "one.cpp").write_text(ANSWER)
+    with ThreadPoolExecutor(1) as elsewhere, native.later(True), native.without():
+        assert native.variant() is None
+        assert elsewhere.submit(native.variant).result() == native.possible()[0]
+        if any(map(shutil.which, native.COMPILERS)):
+            assert elsewhere.submit(native.library, "one").result().answer() == 42
+    assert started == []
 
 
 @pytest.fixture

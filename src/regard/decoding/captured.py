@@ -6,6 +6,10 @@ memory, the same shapes. So everything lives in buffers of fixed size (`Program`
 filled up with sentences that are done before they begin, and the host only says which graph comes
 next. It never waits for a result: it reads the flags of the step before the last while the GPU
 works on the next one.
+
+A program's buffers belong to one search at a time, so searches in several threads use a program
+each. A lock guards the choice of a program and its capturing, which takes a moment; the GPU runs
+the steps of all searches in the order in which they come.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import chain, count
+from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +29,7 @@ from torch import Tensor
 
 from regard.config import DecodingConfig
 from regard.decoding.beams import Beams, candidates_of
-from regard.decoding.engine import Job, padded
+from regard.decoding.engine import Job, attention_engine
 from regard.model.cache import Cache, to_add
 from regard.model.padded import attend_rectangles
 from regard.model.transformer import Stack, Transformer
@@ -39,6 +44,7 @@ LEAVE = 3 / 4  # of a batch: so many sentences must be done before the others mo
 
 _programs: WeakKeyDictionary[Transformer, OrderedDict[Any, Program]] = WeakKeyDictionary()
 _parameters: WeakKeyDictionary[Transformer, list[dict[str, Any]]] = WeakKeyDictionary()
+_choosing = RLock()  # held while a program is chosen or captured
 
 
 class Captured:
@@ -123,6 +129,13 @@ def find_program(
 ) -> Program:
     """A program of this shape that no other search works with; the least recently used one goes if
     there are too many."""
+    with _choosing:
+        return _choose_program(model, options, sentences, *sizes)
+
+
+def _choose_program(
+    model: Transformer, options: DecodingConfig, sentences: int, *sizes: int
+) -> Program:
     # Weights that moved to other memory are not those that were captured.
     if model not in _parameters:  # the modules' own tables: to find them takes longer than a step
         _parameters[model] = [module._parameters for module in model.modules()]
@@ -146,7 +159,8 @@ def find_program(
 
 def forget(model: Transformer) -> None:
     """Free the memory of all its programs: training needs it."""
-    _programs.pop(model, None)
+    with _choosing:
+        _programs.pop(model, None)
 
 
 class Program:
@@ -183,8 +197,7 @@ class Program:
         self.used = 0
         pool = torch.cuda.graph_pool_handle()
         self.fused = fused_step(model, self.beams, self.cache, self.done)
-        with padded(model):
-            self.start = capture(lambda: self._start(model), pool)
+        self.start = capture(lambda: self._start(model), pool)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         unit = slots if self.fused is not None else STEPS * width  # its kernels see for themselves
         for seen in range(slots, read, -unit):
@@ -193,8 +206,7 @@ class Program:
                 self._step(model, seen)
 
             self._restart()
-            with padded(model):
-                self.graphs[seen] = capture(one_step, pool)
+            self.graphs[seen] = capture(one_step, pool)
 
     # ---- what is captured ---------------------------------------------------------------
 
@@ -261,16 +273,16 @@ class Program:
         if self.reads:
             self._read(model, job)
 
+    @torch.no_grad()
     def _read(self, model: Transformer, job: Job) -> None:
         """What the decoder reads before the first step; it is read once, so nothing is captured."""
         fill = [[Tokenizer.bos]] * (self.sentences - len(job.read))
         read = Packed.of([*job.read, *fill]).to(self.device)
-        source, memory = None, None
-        with padded(model):
-            if job.sources is not None:
-                source = Packed.of([*job.sources, *fill]).to(self.device)
-                memory = model.encode(source)
-            model.decode(read, memory, source, cache=self.cache)
+        source, memory, engine = None, None, attention_engine(model)
+        if job.sources is not None:
+            source = Packed.of([*job.sources, *fill]).to(self.device)
+            memory = model.encode(source, engine=engine)
+        model.decode(read, memory, source, cache=self.cache, engine=engine)
         self.cache.began(read.lengths)
         self.used = max(read.lengths)
 
@@ -342,13 +354,14 @@ def split(x: Tensor, size: int) -> Tensor:
 
 
 def capture(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """Record what the body does; it runs once before, so that libraries can set up their memory."""
+    """Record what the body does; it runs once before, so that libraries can set up their memory.
+    Other threads may use the GPU meanwhile."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), torch.no_grad():
         body()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph, pool=pool):
+    with torch.no_grad(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         body()
     return graph

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from regard.config import DecodingConfig
@@ -41,19 +38,10 @@ class Job:
         return max(len(tokens) for tokens in self.given)
 
 
-@contextmanager
-def padded(model: Transformer) -> Iterator[None]:
-    """Attention by the engine that need not be compiled, and nothing else compiled either: batches
-    here are of every size, and what is compiled for training would be compiled again for each."""
-    chosen = model.engine
-    model.engine = "padded" if chosen == "auto" else chosen
-    # Where the compiler has not even been imported (a second's work), nothing is compiled.
-    compiler = "torch._dynamo" in sys.modules
-    try:
-        with torch.compiler.set_stance("force_eager") if compiler else nullcontext():
-            yield
-    finally:
-        model.engine = chosen
+def attention_engine(model: Transformer) -> str:
+    """The attention engine of a pass that is not part of training: the model's own choice, or the
+    one that needs neither a compiler nor gradients."""
+    return "padded" if model.engine == "auto" else model.engine
 
 
 class Eager:
@@ -69,11 +57,11 @@ class Eager:
         source = None if job.sources is None else Packed.of(job.sources).to(device)
         read = Packed.of(job.read).to(device) if job.read[0] else None
         self.native = engine_of(model)
-        start = model.start if self.native is None else partial(self.native.start, model)
-        with padded(model):
-            self.cache = start(
-                source, read, sentences=sentences, width=self.beams.width, steps=steps
-            )
+        if self.native is None:
+            start = partial(model.start, engine=attention_engine(model))
+        else:
+            start = partial(self.native.start, model)
+        self.cache = start(source, read, sentences=sentences, width=self.beams.width, steps=steps)
 
     def __iter__(self) -> Iterator[None]:
         beams, cache = self.beams, self.cache

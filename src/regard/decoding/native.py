@@ -3,7 +3,8 @@ Transformer.step with Beams.advance behind it, Transformer.encode, and decode in
 
 Weights are packed once for a model, as float32, bfloat16 or int8, and again when they change.
 Which of the three is `Transformer.precision`. The tensors of Cache and Beams are read and written
-where they are: nothing else knows which engine ran.
+where they are: nothing else knows which engine ran. Several threads can use an engine at once: all
+that a call writes belongs to its own cache and search.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from ctypes import c_int64, c_void_p
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -71,16 +73,16 @@ class Engine:
         assert self.decoder is not None
         before = 0 if read is None else max(read.lengths)
         cache = model.empty_cache(sentences, width, before, steps)
-        self.decoder.reach(before + steps)
         if source is not None:
             model.check_row(source, "source")
             shape = (sentences, self.config.heads, max(source.lengths), self.config.head_size)
             cache.memory = [(torch.empty(shape), torch.empty(shape)) for _ in cache.keys]
             cache.memory_lengths = torch.tensor(source.lengths)
             memory = self.hidden(source)
+            stack = self.decoder.reach(0)
             for first, begin, offsets in groups(source):
                 self.library.project_memory(
-                    ctypes.byref(self.decoder.stack), memory[begin:].data_ptr(),
+                    ctypes.byref(stack), memory[begin:].data_ptr(),
                     offsets.data_ptr(), len(offsets) - 1, slots_of(cache.memory, first),
                     torch.get_num_threads(),
                 )  # fmt: skip
@@ -98,13 +100,13 @@ class Engine:
         hidden: Tensor | None = None,
     ) -> None:
         """One stack over a packed row: vectors to `hidden`, keys and values to the cache."""
-        packing.reach(max(row.lengths))
+        stack = packing.reach(max(row.lengths))
         own = [] if cache is None else list(zip(cache.keys, cache.values, strict=True))
         memory = [] if cache is None else cache.memory
         lengths = None if cache is None else cache.memory_lengths
         for first, begin, offsets in groups(row):
             self.library.read_rows(
-                ctypes.byref(packing.stack), row.tokens[begin:].data_ptr(), offsets.data_ptr(),
+                ctypes.byref(stack), row.tokens[begin:].data_ptr(), offsets.data_ptr(),
                 len(offsets) - 1, packing is self.decoder, self.config.window or 0,
                 slots_of(own, first), slots_of(memory, first),
                 None if lengths is None else lengths[first:].data_ptr(),
@@ -139,9 +141,8 @@ class NativeStep:
 
     def __init__(self, engine: Engine, cache: Cache, beams: Beams) -> None:
         assert engine.decoder is not None
-        self.library, self.stack, self.cache, self.beams = (
-            engine.library, engine.decoder.stack, cache, beams,
-        )  # fmt: skip
+        self.library, self.cache, self.beams = engine.library, cache, beams
+        self.stack = engine.decoder.reach(cache.used + len(beams.records))
         # What else a search may ask for is left to Beams.advance.
         self.advances = not beams.samples and beams.said is None
         padded = whole_blocks(self.library, self.stack.output.outputs)
@@ -197,6 +198,7 @@ class NativeStep:
 # ---- which engine a model has ---------------------------------------------------------------
 
 _engines: WeakKeyDictionary[Transformer, tuple[Any, Engine]] = WeakKeyDictionary()
+_packing = Lock()  # held while weights are packed: threads that need them wait, and pack nothing
 
 
 def engine_of(model: Transformer) -> Engine | None:
@@ -213,7 +215,10 @@ def engine_of(model: Transformer) -> Engine | None:
     now = signature(declared(library), model), precision, library
     known = _engines.get(model)
     if known is None or known[0] != now:
-        known = _engines[model] = now, Engine(library, model, precision)
+        with _packing:
+            known = _engines.get(model)
+            if known is None or known[0] != now:
+                known = _engines[model] = now, Engine(library, model, precision)
     return known[1]
 
 

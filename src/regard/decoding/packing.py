@@ -1,11 +1,15 @@
-"""A model's weights as the native step wants them (native/product.h): packed once, in one of
-three types, with structures of pointers that C++ reads."""
+"""A model's weights in the layout of the native step (native/product.h): packed once, in one of
+three types, with structures of pointers that C++ reads.
+
+A structure never changes once another thread can see it: longer position tables come in a new
+structure, and a call uses the one that it got until it ends.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from ctypes import c_double, c_int64, c_uint64, c_void_p
-from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,11 +20,12 @@ from regard.model.block import EPSILON, Block
 from regard.model.config import ModelConfig
 from regard.model.positions import angles
 from regard.model.transformer import Stack
+from regard.native import once
 from regard.training.int8 import rounded
 
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 ACTIVATIONS = {"relu": 1, "gelu": 2, "swiglu": 3}
-FEWEST_POSITIONS = 256  # that are made at once
+FEWEST_POSITIONS = 256  # rows of the smallest position table
 
 
 def structure(name: str, fields: dict[str, Any]) -> Any:
@@ -64,8 +69,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-@cache
+@once
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with the types of its functions set. This happens once: a thread that looked a
+    function up at the same time could otherwise call it before its types are set."""
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -73,7 +80,7 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 class Packing:
-    """The weights of one stack; `stack` is what C++ is given."""
+    """The weights of one stack; `reach` gives the structure that C++ reads."""
 
     def __init__(
         self,
@@ -87,10 +94,11 @@ class Packing:
         self.library, self.config, self.kind = library, config, KINDS[precision]
         self.position_rows = stack.position_rows
         self.kept: list[Any] = []  # what the structures point to
+        self._lock = Lock()  # held while position tables are made
         blocks: Any = stack.layers
         layers = (CLayer * len(blocks))(*map(self._layer, blocks))
         self.kept.append(layers)
-        self.stack = CStack(
+        self._stack = CStack(
             self.kind, ACTIVATIONS[config.activation], config.norm_first, config.heads,
             config.head_size, config.d_model, len(layers), table.dtype == torch.bfloat16,
             config.d_model**0.5 if config.scale_embeddings else 1.0, EPSILON,
@@ -99,24 +107,38 @@ class Packing:
             ctypes.addressof(layers),
         )  # fmt: skip
         if output is not None:
-            self.stack.output = self._matrix(output, None)
+            self._stack.output = self._matrix(output, None)
+        self._stack.kept = self.kept
 
-    def reach(self, positions: int) -> None:
-        """Have what so many positions add, or turn, ready."""
-        stack, config = self.stack, self.config
-        if stack.positions >= positions:
-            return
+    def reach(self, positions: int) -> Any:
+        """A CStack with position tables for at least so many positions. It keeps alive everything
+        that it points to, and no other call changes it."""
+        if self.config.positions == "learned":
+            positions = self.config.max_length
+        stack = self._stack
+        if stack.positions < positions:
+            with self._lock:
+                stack = self._stack
+                if stack.positions < positions:
+                    stack = self._stack = self._longer(positions)
+        return stack
+
+    def _longer(self, positions: int) -> Any:
+        """A copy of the structure with longer position tables."""
+        config, stack = self.config, CStack.from_buffer_copy(self._stack)
         count = max(FEWEST_POSITIONS, 1 << (positions - 1).bit_length())
-        where = torch.arange(config.max_length if config.positions == "learned" else count)
-        place = self.position_rows(where)
+        where = torch.arange(positions if config.positions == "learned" else count)
+        place, turn = self.position_rows(where), None
         if place is not None:
-            stack.place = self._pointer(place.detach().float())
+            place = place.detach().float()
+            stack.place = place.data_ptr()
         if config.positions == "rotary":
             angle = angles(where, config.head_size, config.position_base)
-            stack.turn = self._pointer(
-                torch.stack((angle.cos(), angle.sin()), -1).flatten(1).float()
-            )
+            turn = torch.stack((angle.cos(), angle.sin()), -1).flatten(1).float()
+            stack.turn = turn.data_ptr()
         stack.positions = len(where)
+        stack.kept = self.kept, place, turn
+        return stack
 
     def _pointer(self, tensor: Tensor | None) -> int | None:
         if tensor is None:

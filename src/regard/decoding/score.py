@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from regard.decoding.engine import padded
+from regard.decoding.engine import attention_engine
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.model.linear import product
 from regard.model.transformer import Capture, Transformer
@@ -65,8 +65,7 @@ def _score_batch(
         [[*begin, *answer[:-1]] for begin, answer in zip(begins, answers, strict=True)]
     )
     capture = Capture() if attention else None
-    with padded(model):
-        hidden = model.hidden(source, rows.to(device), capture)
+    hidden = model.hidden(source, rows.to(device), capture, attention_engine(model))
     # The rows from whose output an answer's tokens are told: all but those of the beginning.
     parts = [
         part[len(begin) - 1 :]

@@ -171,21 +171,25 @@ class Transformer(nn.Module):
         source: Packed | None = None,
         target: Packed | None = None,
         capture: Capture | None = None,
+        engine: str | None = None,
     ) -> Tensor:
-        """The last layer's output before the head: [N, D]."""
+        """The last layer's output before the head: [N, D]; `engine` as in `encode`."""
         self._check(source, target)
-        memory = None if source is None else self.encode(source, capture)
+        memory = None if source is None else self.encode(source, capture, engine)
         if target is None:
             assert memory is not None
             return memory
-        return self.decode(target, memory, source, capture)
+        return self.decode(target, memory, source, capture, engine=engine)
 
-    def encode(self, source: Packed, capture: Capture | None = None) -> Tensor:
-        """source -> memory[M, D]."""
+    def encode(
+        self, source: Packed, capture: Capture | None = None, engine: str | None = None
+    ) -> Tensor:
+        """source -> memory[M, D]; `engine`: the attention engine of this call, by default the
+        model's."""
         assert self.encoder is not None
         plan: Plan | RowPlan
         if self.config.mixer == "attention":
-            plan = self._plan(source, source, Visibility(window=self.config.window))
+            plan = self._plan(source, source, Visibility(window=self.config.window), engine)
         else:
             plan = RowPlan(source.lengths, source.tokens.device)
         positions = source.positions()
@@ -202,16 +206,18 @@ class Transformer(nn.Module):
         source: Packed | None = None,
         capture: Capture | None = None,
         cache: Cache | None = None,
+        engine: str | None = None,
     ) -> Tensor:
         """target, and memory[M, D] with the source it came from -> [N, D]; a cache keeps what
-        steps after it will need."""
+        steps after it will need. `engine` as in `encode`."""
         assert self.decoder is not None
         layers = len(self.decoder.layers)
-        plan = self._plan(target, target, Visibility(causal=True, window=self.config.window))
+        causal = Visibility(causal=True, window=self.config.window)
+        plan = self._plan(target, target, causal, engine)
         plans: list[Plan | CachedSelf | Reading] = [plan] * layers
         if cache is not None:
             plans = [Reading(plan, cache, layer) for layer in range(layers)]
-        cross = None if source is None else self._plan(target, source, Visibility())
+        cross = None if source is None else self._plan(target, source, Visibility(), engine)
         memories = None if memory is None else [memory] * layers
         positions = target.positions()
         rows = self.decoder.rows_until(max(target.lengths), positions.device)
@@ -230,12 +236,14 @@ class Transformer(nn.Module):
         sentences: int = 1,
         width: int = 1,
         steps: int,
+        engine: str | None = None,
     ) -> Cache:
         """A cache for a search of at most `steps` steps, with `width` hypotheses a sentence.
 
         source: what is encoded, where there is an encoder.
         read: what the decoder reads before the first step: a prompt, the beginning of an answer.
         sentences: how many there are, where neither row says it.
+        engine: as in `encode`.
         """
         if self.decoder is None:
             raise InputError("model.style=encoder decodes nothing: it has no decoder")
@@ -251,10 +259,10 @@ class Transformer(nn.Module):
         cache = self.empty_cache(sentences, width, before, steps)
         memory = None
         if source is not None:
-            memory = self.encode(source)
+            memory = self.encode(source, engine=engine)
             cache.remember(source.lengths, self.project(memory))
         if read is not None:
-            self.decode(read, memory, source, cache=cache)
+            self.decode(read, memory, source, cache=cache, engine=engine)
             cache.began(read.lengths)
         return cache
 
@@ -310,13 +318,15 @@ class Transformer(nn.Module):
 
     # ---- checks -------------------------------------------------------------------------
 
-    def _plan(self, queries: Packed, keys: Packed, visibility: Visibility) -> Plan:
+    def _plan(
+        self, queries: Packed, keys: Packed, visibility: Visibility, engine: str | None
+    ) -> Plan:
         if plan := queries.plans.get((id(keys), visibility)):
             return plan
         dropout = self.config.attention_dropout if self.training else 0.0
         return Plan(
             queries.lengths, keys.lengths, visibility,
-            engine=self.engine, device=queries.tokens.device, dropout=dropout,
+            engine=engine or self.engine, device=queries.tokens.device, dropout=dropout,
         )  # fmt: skip
 
     def _check(self, source: Packed | None, target: Packed | None) -> Packed:

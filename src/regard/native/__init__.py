@@ -6,6 +6,12 @@ compiler PyTorch does the same work, and one line says so. So it does where some
 answer (`later`); then another process builds what was missing, for the next time. The libraries
 share PyTorch's OpenMP threads: a second pool of threads would fight with the first for the same
 cores.
+
+REGARD_NATIVE_FLAGS adds flags to the compiler's command, for sanitizers for example (`make
+sanitize`). They are part of a library's name in the cache.
+
+All functions can be called from several threads. `without` and `later` apply to the code that they
+enclose and to no other thread.
 """
 
 from __future__ import annotations
@@ -17,10 +23,13 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, wraps
 from pathlib import Path
+from threading import RLock
+from typing import ParamSpec, TypeVar
 
 from regard.errors import InputError
 from regard.files import PREFIX, cache_folder, remove_leftovers
@@ -41,11 +50,38 @@ VARIANTS: dict[str, tuple[list[str], set[str]]] = {
 SECONDS = 300  # that a compiler may take
 FAILED = ".failed"  # beside a library that nobody waited for: the next one waits, and is told why
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_off: ContextVar[bool] = ContextVar("_off", default=False)  # set by `without`
+# Set by `later` where libraries that were never built are skipped: those skipped so far, each with
+# its variant.
+_missed: ContextVar[list[tuple[str, str]] | None] = ContextVar("_missed", default=None)
+
+
+def once(function: Callable[P, R]) -> Callable[P, R]:
+    """functools.cache for a function that must not run twice with the same arguments, not even
+    when several threads call it for the first time: the others wait for the result."""
+    results: dict[object, R] = {}
+    lock = RLock()
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        assert not kwargs, "arguments are positional"
+        if args not in results:
+            with lock:
+                if args not in results:
+                    results[args] = function(*args, **kwargs)
+        return results[args]
+
+    call.cache_clear = results.clear  # type: ignore[attr-defined]
+    return call
+
 
 def variant() -> str | None:
     """The variant for this machine, or the one that REGARD_NATIVE names (off: none)."""
     wanted = os.environ.get("REGARD_NATIVE", "auto")
-    if wanted == "off":
+    if wanted == "off" or _off.get():
         return None
     if wanted == "auto":
         return possible()[0]
@@ -58,15 +94,12 @@ def variant() -> str | None:
 
 @contextmanager
 def without() -> Iterator[None]:
-    """PyTorch does all the work here, so that whoever watches its modules sees it."""
-    before = os.environ.get("REGARD_NATIVE")
-    os.environ["REGARD_NATIVE"] = "off"
+    """PyTorch does all the work in this block, so that hooks on its modules are called."""
+    token = _off.set(True)
     try:
         yield
     finally:
-        del os.environ["REGARD_NATIVE"]
-        if before is not None:
-            os.environ["REGARD_NATIVE"] = before
+        _off.reset(token)
 
 
 def possible() -> list[str]:
@@ -85,36 +118,33 @@ def features() -> frozenset[str]:
     return frozenset()
 
 
-_later = False  # whether to do without what was never built
-missed: list[tuple[str, str]] = []  # what was done without: libraries and their variants
-
-
 @contextmanager
 def later(hurried: bool) -> Iterator[None]:
-    """If somebody is hurried, a library that was never built is done without; at the end, a process
-    of its own begins to build it, which nobody waits for and which does not end with this one."""
-    global _later
-    before, _later = _later, hurried
+    """If `hurried`, do without a library that was never built; at the end of the block, start a
+    process that builds it, without waiting for it: it continues when this process ends."""
+    missed: list[tuple[str, str]] = []
+    token = _missed.set(missed if hurried else None)
     try:
         yield
     finally:
-        _later = before
-        while missed:
-            build_elsewhere(*missed.pop())
+        _missed.reset(token)
+        for name, chosen in missed:
+            build_elsewhere(name, chosen)
 
 
 def library(name: str) -> ctypes.CDLL | None:
     """The library made of `name`.cpp, or None where it cannot be had."""
     chosen = variant()
-    if chosen is None or (_later and left_for_later(name, chosen)):
+    if chosen is None or (_missed.get() is not None and left_for_later(name, chosen)):
         return None
     return opened(name, chosen)
 
 
-@cache
+@once
 def left_for_later(name: str, chosen: str) -> bool:
-    """Whether the library was never built, and could be. PyTorch then serves with one thread: in
-    the small products of one answer several wait for each other, long on a busy machine."""
+    """Whether the library was never built, and could be. PyTorch then uses one thread, also after
+    the block of `later`, which encloses a whole command: in the small products of one answer
+    several threads wait for each other, long on a busy machine."""
     import torch
 
     try:
@@ -123,6 +153,8 @@ def left_for_later(name: str, chosen: str) -> bool:
         return False
     if compiler is None or path.is_file() or path.with_suffix(FAILED).is_file():
         return False
+    missed = _missed.get()
+    assert missed is not None, "only called inside `later`"
     missed.append((name, chosen))
     torch.set_num_threads(1)
     return True
@@ -139,7 +171,7 @@ def build_elsewhere(name: str, chosen: str) -> None:
         )  # fmt: skip
 
 
-@cache
+@once
 def opened(name: str, chosen: str) -> ctypes.CDLL | None:
     import torch  # noqa: F401  # first, so that its OpenMP is the one that is used
 
@@ -156,9 +188,9 @@ def opened(name: str, chosen: str) -> ctypes.CDLL | None:
     return None
 
 
-@cache
+@once
 def missing(why: str) -> None:
-    """Say it, but once for all libraries."""
+    """Print the reason once for all libraries."""
     print(
         f"regard: no native code ({why}): PyTorch does its work, only slower; "
         "REGARD_NATIVE=off keeps from trying",
@@ -171,13 +203,18 @@ def place(name: str, chosen: str) -> tuple[Path, str | None]:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     sources = [FOLDER / f"{name}.cpp", *sorted(FOLDER.glob("*.h"))]
     content = b"".join(path.read_bytes() for path in sources)
-    command = " ".join([str(compiler), *FLAGS, *VARIANTS[chosen][0]])
+    command = " ".join([str(compiler), *flags(chosen)])
     key = hashlib.sha256(content + command.encode()).hexdigest()[:16]
     try:
         folder = cache_folder()
     except InputError as error:  # native code is optional: PyTorch serves without it
         raise OSError(str(error)) from None
     return folder / "native" / f"{name}-{chosen}-{key}.so", compiler
+
+
+def flags(chosen: str) -> list[str]:
+    """The compiler's flags for a variant, with those of REGARD_NATIVE_FLAGS last."""
+    return [*FLAGS, *VARIANTS[chosen][0], *os.environ.get("REGARD_NATIVE_FLAGS", "").split()]
 
 
 def built(name: str, chosen: str) -> Path:
@@ -198,7 +235,7 @@ def built(name: str, chosen: str) -> Path:
         source = str(FOLDER / f"{name}.cpp")
         try:
             subprocess.run(
-                [compiler, *FLAGS, *VARIANTS[chosen][0], source, "-o", str(temporary)],
+                [compiler, *flags(chosen), source, "-o", str(temporary)],
                 check=True, capture_output=True, text=True, timeout=SECONDS,
             )  # fmt: skip
             os.replace(temporary, path)

@@ -38,8 +38,7 @@ struct RowTables {
 
     RowTables(Room& room, long rows, long sentences, long numbers_count, long pieces_count,
               long best_count) {
-        for (int turn = 0; turn < 2; turn++) {
-            room.used = 0;
+        room.fill([&] {
             first = room.take<int64_t>(sentences + 1);
             position = room.take<int32_t>(rows);
             slot = room.take<int32_t>(rows);
@@ -48,8 +47,7 @@ struct RowTables {
             memory_seen = room.take<Seen>(sentences);
             pieces = room.take<Piece>(pieces_count);
             best = room.take<Best>(best_count);
-            if (room.memory.size() < room.used + 64) room.memory.resize(room.used + 64);
-        }
+        });
     }
 };
 

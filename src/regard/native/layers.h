@@ -6,6 +6,14 @@
 #include <vector>
 
 #include "attention.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+constexpr size_t GAP = 64;  // bytes behind each piece of a Room that nobody may touch
+#else
+constexpr size_t GAP = 0;
+#define ASAN_POISON_MEMORY_REGION(start, size)
+#define ASAN_UNPOISON_MEMORY_REGION(start, size)
+#endif
 
 struct Norm {
     const float *gain, *shift;  // no gain: no norm; no shift: RMSNorm
@@ -49,11 +57,24 @@ struct Room {
     std::vector<char> memory;
     size_t used = 0;
 
-    // Everything that is taken lies in `memory`: first count, then take.
+    // Takes pieces twice: first to count them, then in memory that is large enough for all.
+    template <class F> void fill(const F& take_pieces) {
+        for (int turn = 0; turn < 2; turn++) {
+            used = 0;
+            ASAN_UNPOISON_MEMORY_REGION(memory.data(), memory.size());
+            take_pieces();
+            ASAN_UNPOISON_MEMORY_REGION(memory.data(), turn ? 0 : memory.size());
+            if (memory.size() < used + 64) memory.resize(used + 64);
+        }
+    }
+
     template <class T> T* take(long count) {
-        size_t start = used;
-        used += (count * sizeof(T) + 63) / 64 * 64;
-        return (T*)(memory.data() + (64 - size_t(memory.data()) % 64) % 64 + start);
+        size_t start = used, size = count * sizeof(T), whole = (size + 63) / 64 * 64;
+        used += whole + GAP;
+        char* piece = memory.data() + (64 - size_t(memory.data()) % 64) % 64 + start;
+        if (GAP && used + 64 <= memory.size())
+            ASAN_POISON_MEMORY_REGION(piece + size, whole - size + GAP);
+        return (T*)piece;
     }
 };
 
@@ -76,8 +97,7 @@ struct Buffers {
         wide = padded(stack.d_model);
         widest = std::max(wide, padded(std::max<long>(3 * width, layer.inner.outputs)));
         own.resize(threads);
-        for (int turn = 0; turn < 2; turn++) {  // count, then take
-            room.used = 0;
+        room.fill([&] {
             x = room.take<float>(rows * stack.d_model + WIDTH);
             normed = room.take<float>(stack.norm_first ? rows * stack.d_model + WIDTH : 0);
             if (!stack.norm_first) normed = x;
@@ -89,8 +109,7 @@ struct Buffers {
                 mine = {{room.take<int32_t>(TILE * widest), room.take<float>(TILE)},
                         room.take<float>(most_seen + WIDTH),
                         room.take<float>(Sequence::floats(longest, stack.head_size))};
-            if (room.memory.size() < room.used + 64) room.memory.resize(room.used + 64);
-        }
+        });
     }
 };
 

@@ -3,15 +3,19 @@
 // A stage is so many pieces of work. It is over when its pieces are done, not when all threads are
 // there: if another program takes a core away, the thread that is left does the work of both, and
 // the other one catches up. Waiting for each other behind every stage would cost a slice of the
-// scheduler's time each: milliseconds, where a stage takes microseconds.
+// scheduler's time each: milliseconds, where a stage takes microseconds. A thread that waits long
+// for a piece gives its core away: the thread that has the piece may be waiting for one.
 #pragma once
 
 #include <atomic>
+#include <thread>
 #include <vector>
 
 struct alignas(64) Counter {  // each has a cache line to itself
     std::atomic<long> value{0};
 };
+
+constexpr long SPINS = 2000;  // some ten microseconds
 
 struct Team {
     std::vector<Counter>& counters;  // of each stage: pieces done, then pieces taken of each share
@@ -40,7 +44,8 @@ struct Team {
             }
         }
         if (mine) done.fetch_add(mine, std::memory_order_acq_rel);
-        while (done.load(std::memory_order_acquire) < pieces) {
+        for (long spins = 0; done.load(std::memory_order_acquire) < pieces; spins++) {
+            if (spins >= SPINS) std::this_thread::yield();
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif

@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,8 @@ UNIT = 0.01  # how far from 1 the length of a vector may be
 
 Embed = Callable[[list[str]], NDArray[np.float32]]
 REMEDY = "remove it or give --rebuild"
+
+_building = Lock()  # threads of one process build one after the other: temporary names have its id
 
 
 class Hit(NamedTuple):
@@ -268,16 +271,33 @@ def find_or_build(
     """
     fingerprint = fingerprint_files([documents])
     name = hashlib.sha256(json.dumps([NAMED, fingerprint, identity]).encode()).hexdigest()
-    if not rebuild and (parent / name).exists():
-        try:
-            index = _open(parent / name, fingerprint, identity)
-            if index.size != size:
-                raise InputError(f"{parent / name}: has vectors of another size")
-            return index
-        except InputError as error:
-            say_rebuilt(str(error).removesuffix(f": {REMEDY}"))
-    remove_leftovers(parent)
-    return build_index(parent / name, documents, embed, identity, size, quiet)
+    folder = parent / name
+    index, _ = (None, "") if rebuild else _open_finished(folder, fingerprint, identity, size)
+    if index is None:
+        with _building:
+            if not rebuild:  # another thread may have built it by now
+                index, damage = _open_finished(folder, fingerprint, identity, size)
+                if damage:
+                    say_rebuilt(damage)
+            if index is None:
+                remove_leftovers(parent)
+                index = build_index(folder, documents, embed, identity, size, quiet)
+    return index
+
+
+def _open_finished(
+    folder: Path, fingerprint: str, identity: str, size: int
+) -> tuple[Index | None, str]:
+    """The index in this folder, or None and what is wrong with it, if there is one."""
+    if not folder.exists():
+        return None, ""
+    try:
+        index = _open(folder, fingerprint, identity)
+    except InputError as error:
+        return None, str(error).removesuffix(f": {REMEDY}")
+    if index.size != size:
+        return None, f"{folder}: has vectors of another size"
+    return index, ""
 
 
 def build_index(

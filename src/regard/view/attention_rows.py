@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from regard.decoding.engine import padded
+from regard.decoding.engine import attention_engine
 from regard.decoding.requests import Request
 from regard.errors import InputError, unknown
 from regard.model.transformer import Capture
@@ -80,8 +80,8 @@ def capture(model: Model, rows: Rows) -> dict[str, Weights]:
     source, target = (
         Packed.of([row]).to(device) if row else None for row in (rows.source, rows.target)
     )
-    with torch.no_grad(), padded(transformer):
-        transformer.hidden(source, target, seen)
+    with torch.no_grad():
+        transformer.hidden(source, target, seen, attention_engine(transformer))
     return {
         name: np.stack([layer[0].float().cpu().numpy() for layer in layers])
         for name, layers in vars(seen).items()

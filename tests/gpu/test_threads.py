@@ -1,0 +1,51 @@
+"""Searches from several threads on a CUDA device: each has a captured program of its own."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from regard.config import DecodingConfig
+from regard.decoding.requests import Request
+from regard.decoding.score import score
+from regard.decoding.search import decode
+from threads import check_concurrent
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+MODES = {
+    "greedy": DecodingConfig(beam=1, max_length=20),
+    "beam": DecodingConfig(beam=4, n_best=3, max_length=8),
+    "samples": DecodingConfig(beam=1, temperature=1.0, n_best=3, max_length=8),
+    "long": DecodingConfig(beam=1, min_length=120, max_length=120),
+}
+REQUESTS = [Request([3 + (5 * i + j) % 9 for j in range(1 + 6 * i)]) for i in range(5)]
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_concurrent_searches_find_what_they_find_alone(style, model):
+    net = model(style=style, dtype=torch.float32, d_model=32, positions="rotary").cuda()
+
+    alone = {}
+
+    def close(name, rows):
+        """Log-probabilities may differ in their last digits: when a sentence moves to a smaller
+        program depends on how fast the host is, and how a product rounds on its size."""
+        numbers = torch.tensor([x for row in rows for x in row])
+        torch.testing.assert_close(numbers, alone.setdefault(name, numbers), rtol=0, atol=1e-4)
+
+    def found(name, count):
+        answers = decode(net, REQUESTS[:count], MODES[name])
+        every = [one for answer in answers for one in (answer, *answer.others)]
+        close((name, count), [one.logprobs for one in every])
+        return [one.tokens for one in every]
+
+    calls = {f"{name} {count}": partial(found, name, count) for name in MODES for count in (1, 5)}
+    calls["score"] = lambda: close(
+        "score", [one.logprobs for one in score(net, REQUESTS, [[5, 6, 2]] * 5)]
+    )
+    assert check_concurrent(calls, threads=6, rounds=4) == 6 * 4 * 9
+    assert net.engine == "auto"

@@ -1,0 +1,126 @@
+"""A loaded model can be used from several threads: every verb gives what it gives alone."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import regard
+from regard.tasks import index
+from threads import at_once, check_concurrent
+
+TEXTS = ["The dog saw the cat.", "A child gave the old man a book because it was too heavy.", "Yes"]
+PAIRS = [("The dog slept.", "Der Hund schlief."), ("Yes", "Ja, weil es zu alt war.")]
+CONTEXT = "Mary went to the garden. John went to the office."
+
+
+@pytest.fixture
+def documents(tmp_path) -> Path:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS * 5), encoding="utf-8")
+    return path
+
+
+def calls_of(name, model, documents):
+    """Calls of all methods that this model has, with texts of several lengths."""
+    plain = {"warn": lambda i, message: None}
+    per_text = [("", text) for text in TEXTS] + [("all ", TEXTS)]
+    if name == "translate":
+        found = {}
+        for which, texts in per_text:
+            for beam in (1, 3):
+                found[f"translate {which}{texts} {beam}"] = partial(
+                    model.translate, texts, beam=beam
+                )
+        return found | {
+            "answers": lambda: model.answers(TEXTS, n_best=2, beam=3, alternatives=2, history=True),
+            "attention": lambda: [
+                {part: [layer.tolist() for layer in layers] for part, layers in one.attention.items()}
+                for one in model.answers(TEXTS[:2], attention=True)
+            ],
+            "stream": lambda: list(model.stream(TEXTS[1], beam=2)),
+            "score": lambda: model.score(PAIRS),
+            "sample": lambda: model.translate(TEXTS, temperature=1.2, seed=3),
+        }  # fmt: skip
+    if name == "answer":
+        return {
+            "one": lambda: model.answer("Where is Mary?", CONTEXT),
+            "windows": lambda: model.answer(["Who?", "Where is John?"], CONTEXT * 4, **plain),
+        }
+    if name == "generate":
+        sizes = {f"{n}": {"min_length": n, "max_length": n, "seed": n} for n in (3, 40, 150, 400)}
+        found = {n: partial(model.generate, TEXTS[0], **options) for n, options in sizes.items()}
+        return found | {
+            "several": lambda: model.generate(TEXTS, temperature=0.9, seed=1),
+            "stream": lambda: list(model.stream(TEXTS[2], max_length=20)),
+            "embed": lambda: model.embed(TEXTS).tolist(),
+        }
+    if name == "classify":
+        return {f"classify {texts}": partial(model.classify, texts) for _, texts in per_text}
+    if name == "fill":
+        return {"fill": lambda: model.fill(["The <mask> saw the <mask>.", "<mask>"], top=3)}
+    return {
+        "embed": lambda: model.embed(TEXTS).tolist(),
+        "cls": lambda: model.embed(TEXTS, pooling="cls").tolist(),
+        "embed_tokens": lambda: [(a, b.tolist()) for a, b in model.embed_tokens(TEXTS)],
+        "search": lambda: model.search(TEXTS[:2], documents),
+    }
+
+
+NAMES = ("translate", "answer", "generate", "classify", "fill", "embed")
+
+
+def test_calls_of_all_kinds_on_all_models_at_once(loaded, documents):
+    """8 threads, each of which uses all models in turn."""
+    models = {name: loaded(name) for name in NAMES}
+    calls = {
+        f"{name}: {call}": function
+        for name, model in models.items()
+        for call, function in calls_of(name, model, documents).items()
+    }
+    assert check_concurrent(calls, rounds=3) > 700
+    assert {model.transformer.engine for model in models.values()} == {"auto"}
+
+
+@pytest.mark.parametrize("name", ["translate", "generate", "classify", "fill", "embed"])
+def test_models_in_the_box(name, documents):
+    model = regard.load(f"box:{name}", "cpu")
+    check_concurrent(calls_of(name, model, documents), threads=4, rounds=1)
+
+
+def test_generated_texts_of_many_lengths_at_once():
+    """Each of these needs longer position tables than the one before."""
+    sizes = 10, 300, 600, 1200
+    model = regard.load("box:generate", "cpu")
+
+    def tokens(model, size):
+        return model.generate("ROMEO:", min_length=size, max_length=size)[0].tokens
+
+    alone = [tokens(model, size) for size in sizes]
+    fresh = regard.load("box:generate", "cpu")
+    assert at_once([partial(tokens, fresh, size) for size in sizes]) == alone
+
+
+def test_an_index_is_built_by_one_thread_and_found_by_the_others(loaded, documents, monkeypatch):
+    model, built = loaded("embed"), []
+    build = index.build_index
+
+    def counted(*arguments):
+        built.append(arguments)
+        return build(*arguments)
+
+    monkeypatch.setattr(index, "build_index", counted)
+    with documents.open("a") as file:
+        file.write("a line that no other test has\n")
+    found = at_once([partial(model.search, TEXTS[0], documents)] * 4)
+    assert len(built) == 1
+    assert all(hits == found[0] for hits in found)
+
+
+def test_vectors_of_concurrent_calls_have_their_own_memory(loaded):
+    model = loaded("embed")
+    vectors = at_once([partial(model.embed, text) for text in TEXTS * 2])
+    for one, again in zip(vectors[:3], vectors[3:], strict=True):
+        assert not np.shares_memory(one, again)
+        assert (one == again).all()
