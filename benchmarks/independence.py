@@ -11,7 +11,7 @@ from pathlib import Path
 
 import regard
 from regard.decoding import requests
-from regard.text.corpus import open_text
+from regard.text.reading import open_text
 
 MODES = ({"beam": 1}, {"beam": 4}, {"temperature": 1.0, "seed": 3})
 SMALL = 1_500  # tokens of a batch: about a tenth of the usual

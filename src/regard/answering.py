@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
-from regard.console import as_json, warn
+from regard.console import as_json, progress, warn
 from regard.decoding.answers import Answer
 from regard.details import brief, details, every_answer, numbers_of, one_line, rounded
 from regard.errors import InputError
@@ -25,7 +25,6 @@ from regard.tasks.fill import MASK, Fill
 from regard.tasks.generate import Generate
 from regard.tasks.task import Task
 from regard.tasks.translate import Translate
-from regard.text.corpus import progress
 from regard.text.lines import read_blocks
 from regard.text.vectors import VectorFile
 

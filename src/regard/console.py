@@ -12,13 +12,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
+PATIENCE = 2.0  # seconds of work before a progress bar is worth showing
 # C0 and C1 control characters but tab and newline, the line separators, the characters that
 # reorder text (bidirectional overrides), and surrogates, which UTF-8 cannot encode.
 HIDDEN = re.compile(
@@ -87,3 +90,28 @@ def make_progress(console: Console, *columns: Any, **options: Any) -> Progress:
     columns = columns or (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     name = TextColumn("{task.description}", markup=False)
     return Progress(name, *columns, console=console, transient=True, **options)
+
+
+@contextmanager
+def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on standard error once the work has taken two seconds.
+
+    Yields a function to call with the amount of work done. A timer starts the bar, so it also
+    appears during one long call into a library. With `total=None` the bar only shows activity.
+    """
+    if quiet:
+        yield lambda done: None
+        return
+    console = make_console(stderr=True)
+    # Standard output is left alone: it may be a file that receives the results.
+    bar = make_progress(console, disable=not console.is_terminal, redirect_stdout=False)
+    task = bar.add_task(what, total=total)
+    timer = threading.Timer(PATIENCE, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda done: bar.update(task, completed=done)
+    finally:
+        timer.cancel()
+        timer.join()  # it may be starting the bar just now; stop it only after that
+        bar.stop()

@@ -16,13 +16,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from regard.console import make_console, warn
+from regard.console import make_console, progress, warn
 from regard.errors import InputError
 from regard.models import Model, load
 from regard.tasks.bootstrap import Comparison, intervals, paired
 from regard.tasks.task import Evaluation
 from regard.tasks.translate import Translate
-from regard.text.corpus import progress
 from regard.training.machine import keep_freed_memory
 
 SURE = 0.05  # a p below is called a difference

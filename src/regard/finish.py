@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.config import Config, DecodingConfig
 from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
-from regard.files import PREFIX, cache_folder, sync_folder, write_file
+from regard.files import PREFIX, cache_folder, read_bounded, sync_folder, write_file
 from regard.model.transformer import Transformer
 from regard.model_files import file_checksums
 from regard.tasks.task import Say, Task
@@ -29,6 +29,7 @@ from regard.training.checkpoint import not_finite, read_tensors, snapshot, to_by
 from regard.training.loop import Trainer
 from regard.training.progress import duration, said
 
+LARGEST_CARD = 2**20  # bytes of README.md
 SAMPLES = 3  # predictions shown at each validation
 UNFINISHED = "- training has not ended"
 
@@ -183,7 +184,9 @@ def evaluate_stored(
 def write_card(path: Path, end: str, new: str) -> None:
     """Put the results into the model card; a card from an earlier end of the run is updated, and
     what the user wrote into it is kept."""
-    text = path.read_bytes().decode("utf-8", "surrogateescape") if path.is_file() else new
+    text = new
+    if path.exists():
+        text = read_bounded(path, LARGEST_CARD, "a model card").decode("utf-8", "surrogateescape")
     old = rf"^(?:{re.escape(UNFINISHED)}|- trained [\d,]+ steps in .*(?:\n- validation \w+: .*)*)$"
     text = re.sub(old, lambda _: end, text, count=1, flags=re.MULTILINE)
     write_file(path, text.encode("utf-8", "surrogateescape"))

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from regard.models import Model
 
 FEW = 2**18  # bytes of documents to search that are embedded while somebody waits
-MOST_PENALTY = 10  # ((5 + tokens) / 6) to a higher power overflows
 
 
 def machine_options(verb: argparse.ArgumentParser) -> None:
@@ -83,11 +82,7 @@ def decoding_options(verb: argparse.ArgumentParser) -> None:
 def chosen_decoding(options: argparse.Namespace) -> dict[str, Any]:
     given = {f.name: getattr(options, f.name) for f in fields(DecodingConfig)}
     changes = section_settings(options.assignments, "decoding")
-    chosen = changes | {k: v for k, v in given.items() if v is not None}
-    penalty = chosen.get("length_penalty")
-    if isinstance(penalty, int | float) and penalty > MOST_PENALTY:
-        raise InputError(f"decoding.length_penalty must be at most {MOST_PENALTY}, not {penalty:g}")
-    return chosen
+    return changes | {k: v for k, v in given.items() if v is not None}
 
 
 def exclude(options: argparse.Namespace, one: str, *others: str) -> None:

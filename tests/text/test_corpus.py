@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from regard import console
+from regard.console import progress
 from regard.errors import InputError
-from regard.text import corpus
+from regard.text import corpus, reading
 from regard.text.corpus import (
     Classified,
     Document,
@@ -25,15 +27,13 @@ from regard.text.corpus import (
     Question,
     Report,
     Similar,
-    fingerprint_files,
-    open_text,
-    progress,
     read_classified,
     read_documents,
     read_pairs,
     read_questions,
     read_similar,
 )
+from regard.text.reading import fingerprint_files, open_text
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_blank_lines_before_the_text_belong_to_a_whole_file(file, monkeypatch):
 
 
 def test_a_line_without_end_does_not_fill_the_memory(file, monkeypatch):
-    monkeypatch.setattr(corpus, "LONGEST_LINE", 100)
+    monkeypatch.setattr(reading, "LONGEST_LINE", 100)
     assert list(open_text(file("x" * 100 + "\r\n" + "y" * 100))) == [(1, "x" * 100), (2, "y" * 100)]
     path = file("fine\n" + "x" * 101)
     assert fails(open_text, path) == f"{path}:2: line longer than 100 bytes"
@@ -416,7 +416,7 @@ class Terminal(io.StringIO):
     ("quiet", "wait", "shown"), [(False, 0.3, True), (True, 0.3, False), (False, 0, False)]
 )
 def test_a_progress_bar_appears_only_when_it_takes_long(quiet, wait, shown, monkeypatch):
-    monkeypatch.setattr(corpus, "PATIENCE", 0.05)
+    monkeypatch.setattr(console, "PATIENCE", 0.05)
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
@@ -427,7 +427,7 @@ def test_a_progress_bar_appears_only_when_it_takes_long(quiet, wait, shown, monk
 
 
 def test_a_progress_bar_is_not_written_into_a_file(monkeypatch, capsys):
-    monkeypatch.setattr(corpus, "PATIENCE", 0.0)
+    monkeypatch.setattr(console, "PATIENCE", 0.0)
     with progress("learning", None, False):
         time.sleep(0.1)
     assert capsys.readouterr() == ("", "")

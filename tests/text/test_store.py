@@ -15,7 +15,7 @@ from regard.errors import InputError
 from regard.files import checksum
 from regard.text import manifest, pieces
 from regard.text import store as module
-from regard.text.corpus import open_text
+from regard.text.reading import open_text
 from regard.text.store import Store, build_pairs
 from regard.text.tokenizer import Tokenizer
 

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from regard import answering
+from regard import answering, console
 from regard.answering import one_line
 from regard.cli import main
-from regard.text import corpus, lines
+from regard.text import lines
 
 
 def printed(answers):
@@ -100,7 +100,7 @@ def test_a_line_that_is_no_text_is_named_after_the_answers_to_those_before(
 @pytest.fixture
 def impatient(monkeypatch):
     """A progress bar is shown at once, if it is shown at all."""
-    monkeypatch.setattr(corpus, "PATIENCE", 0.0)
+    monkeypatch.setattr(console, "PATIENCE", 0.0)
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 

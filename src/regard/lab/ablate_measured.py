@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from regard.console import progress
 from regard.evaluating import SURE, evaluated, judged
 from regard.lab.ablate_rows import Row
 from regard.lab.significance import holm, pooled, student
@@ -26,7 +27,6 @@ from regard.model.parameters import closed_form
 from regard.models import load
 from regard.tasks.bootstrap import SAMPLES
 from regard.tasks.task import Evaluation, Task
-from regard.text.corpus import progress
 from regard.text.store import Store
 from regard.training.processes import choose_device
 from regard.view.curves import read_curves

@@ -24,8 +24,9 @@ from regard.model.transformer import Transformer
 from regard.tasks.metrics import exact_match, token_f1
 from regard.tasks.sequences import SEP, Sequences, asked
 from regard.tasks.task import Evaluation, Ids, Say, in_pieces, read_rows
-from regard.text.corpus import Position, Question, Report, read_questions
+from regard.text.corpus import Question, Report, read_questions
 from regard.text.pieces import in_chunks
+from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
 

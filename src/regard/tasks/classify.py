@@ -46,8 +46,9 @@ from regard.tasks.task import (
     words_loss,
 )
 from regard.text.batching import Packed
-from regard.text.corpus import Classified, Position, Report, read_classified
+from regard.text.corpus import Classified, Report, read_classified
 from regard.text.pieces import in_chunks
+from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
 from regard.training.loss import disagreement

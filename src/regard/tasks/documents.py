@@ -18,8 +18,9 @@ from regard.config import Config
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.task import Batch, Ids, Say, Task, words_loss
-from regard.text.corpus import Document, Position, Report, read_documents
+from regard.text.corpus import Document, Report, read_documents
 from regard.text.pieces import in_chunks
+from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
 

@@ -25,8 +25,9 @@ from regard.model.transformer import Transformer, pool
 from regard.tasks.metrics import pearson, spearman
 from regard.tasks.task import Evaluation, Ids, Say, Task, forward, packed, read_rows
 from regard.text.batching import Packed
-from regard.text.corpus import Position, Report, Similar, read_similar
+from regard.text.corpus import Report, Similar, read_similar
 from regard.text.pieces import in_chunks
+from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
 

@@ -28,10 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.console import progress
 from regard.errors import InputError
 from regard.files import PREFIX, new_folder, remove_leftovers
-from regard.text.corpus import fingerprint_files, open_text, progress
 from regard.text.manifest import Outdated, read_manifest, write_manifest
+from regard.text.reading import fingerprint_files, open_text
 from regard.text.store import map_file, say_rebuilt
 
 FORMAT, VERSION = "regard search index", 2

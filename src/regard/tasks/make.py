@@ -17,7 +17,7 @@ from regard.tasks.fill import Fill
 from regard.tasks.generate import Generate
 from regard.tasks.task import Say, Task
 from regard.tasks.translate import Translate
-from regard.text.corpus import check_file
+from regard.text.reading import check_file
 from regard.text.tokenizer import Tokenizer
 
 KINDS: dict[str, type[Task]] = {

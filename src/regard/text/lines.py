@@ -11,7 +11,7 @@ import select
 from collections.abc import Iterator
 
 from regard.errors import InputError
-from regard.text.corpus import BOM, LONGEST_LINE, decode_line
+from regard.text.reading import BOM, LONGEST_LINE, decode_line
 
 MOST_LINES = 4096  # of a block
 MOST_BYTES = 2**20  # of a block before no more is read; a single line may be longer

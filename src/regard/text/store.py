@@ -25,11 +25,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.console import progress
 from regard.errors import InputError
 from regard.files import PREFIX, remove_leftovers, sync_file, sync_folder
-from regard.text.corpus import Position, Report, fingerprint_files, progress, read_pairs
+from regard.text.corpus import Report, read_pairs
 from regard.text.manifest import Outdated, read_manifest, write_manifest
 from regard.text.pieces import in_chunks
+from regard.text.reading import Position, fingerprint_files
 from regard.text.tokenizer import Tokenizer
 
 FORMAT, VERSION = "regard store", 2  # of the folder

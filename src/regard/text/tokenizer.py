@@ -23,9 +23,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
+from regard.console import progress
 from regard.errors import InputError, unknown
 from regard.files import read_json, write_file
-from regard.text.corpus import progress
 from regard.text.pieces import in_chunks, pieces
 
 SPECIALS = ("<unk>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>")

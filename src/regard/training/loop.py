@@ -30,7 +30,7 @@ from torch import Tensor
 from regard import native
 from regard.config import Config
 from regard.errors import InputError, TrainingFailed
-from regard.files import remove_leftovers, write_file
+from regard.files import read_bounded, remove_leftovers, write_file
 from regard.model.parameters import operations
 from regard.model.transformer import Transformer
 from regard.text.rows import Rows
@@ -48,6 +48,7 @@ from regard.training.progress import Progress, said
 from regard.training.recorded import Recorder
 
 MAX_NONFINITE_STEPS = 5  # consecutive steps without a finite loss before the run stops
+LARGEST_METRICS = 2**30  # bytes of metrics.jsonl; a million steps take about 50 MB
 LATE = {"cuda": 1}  # steps that are under way when the figures of one are read; elsewhere none
 
 
@@ -183,7 +184,8 @@ class Trainer:
         """Remove lines of later steps, which will be written again, and damaged lines."""
         path = self.run / "metrics.jsonl"
         if self.processes.first and path.exists():
-            lines = path.read_bytes().splitlines(keepends=True)
+            content = read_bounded(path, LARGEST_METRICS, "the metrics of a run")
+            lines = content.splitlines(keepends=True)
             kept = [line for line in lines if is_until(line, step)]
             if len(kept) < len(lines):
                 write_file(path, b"".join(kept))

@@ -1,0 +1,162 @@
+"""Lines of text files: plain, .gz and .xz, with bounded memory.
+
+Only a newline ends a line. Other characters at which Python's `splitlines` would split occur
+inside real sentences, and splitting there would shift one side of a parallel corpus against the
+other.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import lzma
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from regard.errors import InputError
+
+LONGEST_LINE = 10_000_000  # bytes; without a bound, a file without newlines fills the memory
+XZ_MEMORY = 2**28  # bytes for decompression; `xz -9` needs 65 MiB
+READ = 2**16  # bytes
+BOM = b"\xef\xbb\xbf"
+Position = Callable[[int], None]  # called now and then with how many bytes have been read
+
+
+def open_text(path: Path | str, position: Position | None = None) -> Iterator[tuple[int, str]]:
+    """Yield (line number from 1, line without its end) of a plain, .gz or .xz file.
+
+    `position` is called now and then with how many bytes of the file have been read: beside
+    the file's size that is a progress bar without knowing how many lines there are. The file may
+    be a pipe, which can be read only once; `check_file` refuses it where that is not enough.
+    """
+    path = Path(path)
+    check_file(path, again=False)
+    number = 0
+    try:
+        with path.open("rb") as raw, _decompressed(path, raw) as stream:
+            while line := stream.readline(LONGEST_LINE + 2):  # 2: the line end is not counted
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(BOM)
+                line = line.removesuffix(b"\n").removesuffix(b"\r")
+                if len(line) > LONGEST_LINE:
+                    raise InputError(f"{path}:{number}: line longer than {LONGEST_LINE:,} bytes")
+                if position is not None and number % 1024 == 0:
+                    position(raw.tell())
+                yield number, decode_line(line, f"{path}:{number}")
+    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
+        reached = f"after line {number}" if number else "at its beginning"
+        how = "is cut off" if isinstance(error, EOFError) else "is damaged"
+        raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def check_file(path: Path | str, again: bool = True) -> None:
+    """Refuse what is not a file of text, before it is opened: to open a named pipe can wait
+    forever, and a device can have no end.
+
+    again: the file is read more than once, so a pipe is refused as well. Otherwise a pipe that
+    this process inherited (`<(command)`, /dev/stdin) is accepted.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read ({reason})") from None
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise InputError(f"{path}: is a folder, not a file")
+    if stat.S_ISFIFO(mode):
+        named = os.path.exists(os.path.realpath(path))  # an inherited pipe has no name
+        if again or named:
+            raise InputError(
+                f"{path}: is a pipe, which cannot be read twice: write its content to a file first"
+            )
+        return
+    kind = "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise InputError(f"{path}: is {kind}, not a file")
+
+
+def decode_line(line: bytes, where: str) -> str:
+    """A line as text, or an error that says where it is none."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        column = len(line[: error.start].decode("utf-8")) + 1
+        byte = line[error.start]
+        raise InputError(f"{where}: not UTF-8 (byte 0x{byte:02x} at column {column})") from None
+
+
+def _decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:
+    opened: Any = raw
+    if path.suffix == ".gz":
+        opened = gzip.GzipFile(fileobj=raw)
+    elif path.suffix == ".xz":
+        opened = _Xz(path, raw)
+    # Their own readline is a Python call a line; a buffer around them reads lines in C.
+    return io.BufferedReader(opened, 1 << 18)
+
+
+class _Xz(io.RawIOBase):
+    """The content of an .xz file, decompressed in at most XZ_MEMORY bytes. Without a limit the
+    file itself would say how much memory it takes, up to 4 GB."""
+
+    def __init__(self, path: Path, raw: BinaryIO) -> None:
+        self._path, self._raw = path, raw
+        self._decoder: lzma.LZMADecompressor | None = None  # of the stream that is being read
+        self._begun, self._rest = False, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            data = self._rest
+            if not data and (self._decoder is None or self._decoder.needs_input):
+                data = self._raw.read(READ)
+                if not data and self._begun and self._decoder is None:
+                    return 0
+                if not data:
+                    raise EOFError("the compressed data has no end")
+            self._rest = b""
+            if self._decoder is None:
+                data = data.lstrip(b"\0") if self._begun else data  # padding between two streams
+                if not data:
+                    continue
+                self._decoder, self._begun = lzma.LZMADecompressor(memlimit=XZ_MEMORY), True
+            try:
+                found = self._decoder.decompress(data, len(buffer))
+            except lzma.LZMAError as error:
+                if "emory" not in str(error):
+                    raise
+                raise InputError(
+                    f"{self._path}: needs more than {XZ_MEMORY // 2**20} MiB of memory to be "
+                    "decompressed: compress it with a smaller dictionary (xz -9)"
+                ) from None
+            if self._decoder.eof:
+                self._rest, self._decoder = self._decoder.unused_data, None
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
+
+
+def fingerprint_files(paths: Iterable[Path | str]) -> str:
+    """sha256 over the bytes of each file, in order; content moved across files changes it."""
+    whole = hashlib.sha256()
+    for path in map(Path, paths):
+        check_file(path)  # a pipe would be empty after this
+        try:
+            with path.open("rb") as file:
+                whole.update(hashlib.file_digest(cast(Any, file), "sha256").digest())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return whole.hexdigest()
