@@ -296,3 +296,15 @@ def test_extreme_but_legal_options_print_no_warning():
         env={**os.environ, "REGARD_NATIVE": "off"},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["info"], ["info", "box:fill"], ["view", "walk", "One dog."]])
+def test_a_reader_that_leaves_early_is_not_a_failure(words):
+    """As in `regard info | true`: exit code 0 and no message, whatever prints."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", *words], stdout=writer, stderr=subprocess.PIPE, timeout=120
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

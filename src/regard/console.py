@@ -69,6 +69,10 @@ def make_console(stderr: bool = False, quiet: bool = False, width: int | None = 
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(visible(text), **options)
 
+        def on_broken_pipe(self) -> None:
+            """Let the command line handle it; rich would exit with code 1 here."""
+            raise BrokenPipeError
+
     return PlainConsole(
         stderr=stderr, quiet=quiet, width=width, markup=False, emoji=False, highlight=False
     )

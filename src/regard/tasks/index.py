@@ -270,6 +270,7 @@ def find_or_build(
     never meets the old one. An index that is damaged is built again, with one line on standard
     error, as any is with `rebuild`.
     """
+    next(open_text(documents), None)  # refuse a file that is not text before reading all of it
     fingerprint = fingerprint_files([documents])
     name = hashlib.sha256(json.dumps([NAMED, fingerprint, identity]).encode()).hexdigest()
     folder = parent / name
