@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +52,8 @@ UNIT = 0.01  # how far from 1 the length of a vector may be
 Embed = Callable[[list[str]], NDArray[np.float32]]
 REMEDY = "remove it or give --rebuild"
 
-_building = Lock()  # threads of one process build one after the other: temporary names have its id
+# Threads of one process build one after the other: temporary names have its id.
+_building = RLock()
 
 
 class Hit(NamedTuple):
