@@ -48,7 +48,7 @@ RANGES = {
         "beam": Range(1, MOST_HYPOTHESES), "n_best": Range(1, MOST_HYPOTHESES),
         "length_penalty": Range(0, 10), "max_length": Range(1, 100_000),
         "min_length": Range(0, 100_000), "no_repeat": Range(0, 100_000),
-        "temperature": Range(0, 1_000), "top_k": Range(0, 10_000_000),
+        "temperature": Range(0, 1_000), "top_k": Range(0, 1_000_000_000),
         "top_p": Range(0, 1, above=True), "seed": SEED,
     },
 }  # fmt: skip

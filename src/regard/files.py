@@ -29,6 +29,10 @@ MOST_DIGITS = 100  # of an integer in a file
 OLD = "old-"  # in such a name: what is being replaced
 
 
+class FolderExists(InputError):
+    """A new folder cannot get its name, because another process has created it meanwhile."""
+
+
 # Errors of the operating system that come from the path a user chose...
 CHOSEN = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES,
@@ -161,7 +165,7 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
-                raise InputError(
+                raise FolderExists(
                     f"{path} was created by another process in the meantime: choose a different "
                     "folder"
                 ) from None

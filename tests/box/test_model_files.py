@@ -189,7 +189,7 @@ def test_a_configuration_survives_being_written_and_read(tmp_path):
      "model.kernel=3 and model.encoder_layers=900 exclude each other"),
     (f"info --set model.heads={'9' * 5000}", "model.heads must be int, not inf"),
     (f"TRAIN --set data.vocabulary_size={10**12}", "data.vocabulary_size must be at most 1,000,000"),
-    (f"TRAIN --seed {2**64}", "training.seed must be at most 9,223,372,036,854,775,807"),
+    (f"TRAIN --seed {2**64}", "--seed must be at most 9,223,372,036,854,775,807"),
     (f"TRAIN --set training.warmup=1{'0' * 400}", "training.warmup must be at most 1,000,000,000, not 1"),
     ("TRAIN --set training.learning_rate=1e300", "training.learning_rate must be at most 1e+40"),
     (f"TRAIN --set training.clip=1{'0' * 400}", "training.clip must be a finite number, not inf"),

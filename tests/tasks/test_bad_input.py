@@ -355,11 +355,11 @@ def test_a_style_that_does_not_exist(refused, data, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("data.mask=0", "data.mask=0 leaves nothing to guess: 0.15 is usual"),
-        ("data.mask=1", "data.mask must be in [0, 1), not 1.0"),
+        ("data.mask=0", "data.mask must be above 0, not 0.0"),
+        ("data.mask=1", "data.mask must be below 1, not 1.0"),
         ("data.duplicates=forget", "unknown data.duplicates 'forget'"),
         ("data.documents=page", "unknown data.documents 'page'"),
-        ("data.share=0", "data.share must be in (0, 1], not 0.0"),
+        ("data.share=0", "data.share must be above 0, not 0.0"),
         ("data.whole_words=3", "data.whole_words must be bool, not 3"),
         ("training.balance=yes", "training.balance must be bool, not 'yes'"),
         ("training.similarity_scale=-1", "training.similarity_scale must be above 0, not -1.0"),

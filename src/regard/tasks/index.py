@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from regard.console import progress
 from regard.errors import InputError
-from regard.files import PREFIX, new_folder, remove_leftovers
+from regard.files import PREFIX, FolderExists, new_folder, remove_leftovers
 from regard.text.manifest import Outdated, read_manifest, write_manifest
 from regard.text.reading import fingerprint_files, open_text
 from regard.text.store import map_file, say_rebuilt
@@ -394,8 +394,8 @@ def _published(folder: Path) -> Iterator[Path]:
                 os.rename(folder, aside)
             shutil.rmtree(aside, ignore_errors=True)
             filled = True
-    except OSError as error:
-        if not filled or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+    except FolderExists:
+        if not filled:
             raise
         # Another process was first, just now: what it made is the same.
 
