@@ -499,7 +499,7 @@ def test_ctrl_c_stops_every_training_which_saves_and_can_go_on(folder, arguments
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped and saved; the same command goes on" in err
+    assert "stopped and saved; run the same command again to continue" in err
     log = (out / "logs" / "base-1.log").read_text()
     assert "stopped and saved" in log
     saved = list((out / "runs" / "base-1" / "checkpoints").glob("step-*/state.json"))

@@ -149,7 +149,7 @@ def train_all(trainings: Sequence[Training], at_once: int, device: str, console:
         for number, handler in previous.items():
             signal.signal(number, handler)
     if asked:
-        raise KeyboardInterrupt("stopped, and saved; the same command goes on")
+        raise KeyboardInterrupt("stopped and saved; run the same command again to continue")
 
 
 class Show:
