@@ -122,10 +122,15 @@ def check_parent(path: Path, place: Path) -> None:
         pass
 
 
+def real_path(path: Path) -> Path:
+    """The path with its links followed; unlike `Path.resolve`, never an error for a link loop."""
+    return Path(os.path.realpath(path))
+
+
 def place_of(path: Path) -> Path:
     """The folder that a new folder with this name would become, links followed; refuses a path
     that cannot be one. Leaves nothing behind: it can be called before the work."""
-    place = Path(os.path.realpath(path))
+    place = real_path(path)
     try:
         if place.is_symlink() or (place.exists() and not place.is_dir()):
             raise InputError(f"{path} cannot be written: it is not a folder")

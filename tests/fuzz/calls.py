@@ -210,7 +210,9 @@ def change_text(random: Random, call: Call, draft: Draft, folder: Path, stock: P
 
 def change_structure(random: Random, call: Call, draft: Draft, folder: Path, stock: Path) -> None:
     """Leave an option out, add one that there is not, or shorten a name."""
-    flag = random.choice(list(draft.options) or ["--x"])
+    # The settings of a training keep it small: without them, hours of work would be legitimate.
+    flags = [flag for flag in draft.options if flag not in ("--set", "--config")]
+    flag = random.choice(flags or ["--x"])
     action = random.random()
     if action < 0.4:
         draft.options.pop(flag, None)

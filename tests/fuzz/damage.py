@@ -131,12 +131,12 @@ def change_json(random: Random, content: bytes) -> bytes:
     """Change a value in JSON, or in one line of JSON lines."""
     try:
         return json.dumps(change_node(random, json.loads(content))).encode()
-    except ValueError:
+    except (ValueError, RecursionError):
         rows = content.splitlines() or [b"{}"]
     at = random.randrange(len(rows))
     try:
         rows[at] = json.dumps(change_node(random, json.loads(rows[at]))).encode()
-    except ValueError:
+    except (ValueError, RecursionError):
         rows[at] = b"{]"
     return b"\n".join(rows) + b"\n"
 
@@ -176,7 +176,7 @@ def change_tensors(random: Random, content: bytes) -> bytes:
     if action < 0.4:
         try:
             header = json.dumps(change_node(random, json.loads(header))).encode()
-        except ValueError:
+        except (ValueError, RecursionError):
             header = flip(random, header)
         return len(header).to_bytes(8, "little") + header + numbers
     if action < 0.5:
@@ -277,7 +277,7 @@ def accept_changes(folder: Path) -> None:
     from regard.training.checkpoint import digest
 
     for path in sorted(folder.rglob("*.safetensors")):
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
             content = read_small(path)
             size = int.from_bytes(content[:8], "little")
             header = json.loads(content[8 : 8 + size])
@@ -285,7 +285,7 @@ def accept_changes(folder: Path) -> None:
                 start = json.dumps(header).encode()
                 path.write_bytes(len(start).to_bytes(8, "little") + start + content[8 + size :])
     for path in sorted(folder.rglob("state.json")):
-        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
             state = json.loads(read_small(path))
             del state["checksum"]
             for name in state["checksums"]:

@@ -214,3 +214,9 @@ def test_a_run_that_was_resumed_after_its_end_is_not_finished(tmp_path: Path) ->
     more = {"step": 250, "loss": 3.0, "learning_rate": 1e-4, "tokens_per_second": 900}
     curves = read_curves(write(tmp_path / "run", [*records(), more]), "run")
     assert curves.said() == "run: 250 steps, best BLEU 31.25, not finished"
+
+
+def test_a_run_that_is_a_link_loop_is_one_line(tmp_path, call):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    code, _, err = call("view", "curves", tmp_path / "loop" / "x", "--out", tmp_path / "a.png")
+    assert (code, err.count("\n")) == (2, 1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from regard.box import folder_of
 from regard.errors import InputError
-from regard.files import new_folder, place_of, read_bounded
+from regard.files import new_folder, place_of, read_bounded, real_path
 from regard.model_files import file_checksums
 from regard.models import load
 from regard.training.checkpoint import to_bytes
@@ -84,11 +84,11 @@ def check_out(folder: Path, out: Path, replace_old: bool) -> None:
     place = place_of(out)
     if not place.exists():
         return
-    if folder.resolve() == place:
+    if real_path(folder) == place:
         raise InputError(f"--out {out} is the model itself: choose a different folder")
     if not replace_old and any(place.iterdir()):
         raise InputError(f"{out} exists: choose a different --out")
-    if folder.resolve().is_relative_to(place):
+    if real_path(folder).is_relative_to(place):
         raise InputError(
             f"{folder} is in --out {out} and would be deleted with it: choose a different folder"
         )

@@ -17,6 +17,7 @@ import torch
 from regard.decoding.engine import attention_engine
 from regard.decoding.requests import Request
 from regard.errors import InputError, unknown
+from regard.files import real_path
 from regard.model.transformer import Capture
 from regard.tasks.answer import Asked, Questions
 from regard.tasks.classify import Classify
@@ -68,7 +69,7 @@ def gather(
         encoder = stacks["encoder"].rollout[-1] if "encoder" in stacks else None
         reached = followed(found["decoder"], found["cross"], encoder)
         stacks["cross"] = Stack("cross", row, source, found["cross"], reached, writes)
-    name = "model" if model.folder is None else model.folder.resolve().name
+    name = "model" if model.folder is None else real_path(model.folder).name
     said = task.tokenizer.decode(rows.answer)
     return Attention(name, task.name, model.config.model.style, text, said, stacks)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import InputError
-from regard.files import read_bounded
+from regard.files import read_bounded, real_path
 from regard.view.picture import COLOURS, DASHES, MARKERS, picture_name, save_picture
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def draw_curves(runs: list[Path], out: Path | None) -> list[Path]:
     """
     out = runs[0] / "curves" if out is None else out / "curves" if out.is_dir() else out
     out = picture_name(out)
-    names = [run.resolve().name for run in runs]
+    names = [real_path(run).name for run in runs]
     if len(set(names)) < len(names):
         names = [str(run) for run in runs]
     curves = [read_curves(run, name) for run, name in zip(runs, names, strict=True)]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.files import real_path
 from regard.model.config import ModelConfig
 from regard.model.positions import Rotation, sinusoids
 from regard.model_files import newest_weights, read_config
@@ -66,7 +67,7 @@ def draw_positions(
         drawn, heading = [formula(length, d_model, base)], "Sinusoidal positions"
     else:
         drawn = of_model(model, length)
-        heading = f"Positions of {model.resolve().name}"
+        heading = f"Positions of {real_path(model).name}"
     return save_picture(lambda: draw(heading, drawn), out)
 
 
