@@ -125,7 +125,7 @@ class Checkpoints:
     def averaged(self, number: int, last: int) -> list[int]:
         """The steps whose mean is a candidate for the final weights of a run that ends at step
         `last`: the last `number` regular ones."""
-        return [*range(self.every, last + 1, self.every)][-number:]
+        return list(range(self.every, last + 1, self.every)[-number:])
 
     def damage(self, step: int) -> str:
         """What is wrong with the checkpoint of a step; empty if it is whole."""
