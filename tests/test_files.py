@@ -152,11 +152,16 @@ def test_a_cache_that_cannot_be_created_is_one_line(place, monkeypatch):
 def test_the_loser_of_a_race_for_a_folder_leaves_the_lock_of_the_winner(tmp_path):
     """Two fresh runs with one name: the second loses its own folder, and with it only its lock."""
     winner, loser, out = FolderLock(), FolderLock(), tmp_path / "run"
-    with pytest.raises(InputError, match="another process"), new_folder(out) as folder:
-        loser.acquire(folder)
-        out.mkdir()
-        (out / "text").write_text("the winner's")
-        winner.acquire(out)
+
+    def lose():
+        with new_folder(out) as folder:
+            loser.acquire(folder)
+            out.mkdir()
+            (out / "text").write_text("the winner's")
+            winner.acquire(out)
+
+    with pytest.raises(InputError, match="was created by another process"):
+        lose()
     loser.release(out)
     with pytest.raises(InputError, match="is in use by another process"):
         FolderLock().acquire(out)
