@@ -225,34 +225,53 @@ class FolderLock:
             import fcntl
         except ImportError:
             return
+        try:
+            while self.descriptor is None:
+                self._try(folder, fcntl)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+
+    def _try(self, folder: Path, fcntl: Any) -> None:
+        """Lock the file once; it counts only if the last holder has not just removed the file."""
         path = folder / self.NAME
-        while self.descriptor is None:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-                os.close(descriptor)
-                raise InputError(
-                    f"{folder} is in use by another process{f' ({holder})' if holder else ''}: "
-                    "wait until it ends, or choose a different folder"
-                ) from None
-            except OSError:
-                pass  # this file system has no locks
-            # The last holder may have removed the file between opening and locking it.
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise InputError(
+                f"{folder} is in use by another process{f' ({holder})' if holder else ''}: "
+                "wait until it ends, or choose a different folder"
+            ) from None
+        except OSError:
+            pass  # this file system has no locks
+        try:
+            if is_open_as(descriptor, path):
                 os.truncate(descriptor, 0)
                 os.pwrite(descriptor, f"PID {os.getpid()}\n".encode(), 0)
                 self.descriptor = descriptor
-            else:
+        finally:
+            if self.descriptor is None:
                 os.close(descriptor)
 
     def release(self, folder: Path) -> None:
-        """Unlock the folder, which may have been renamed since; without a lock, do nothing."""
+        """Unlock the folder, which may have been renamed since; without a lock, do nothing. The
+        lock of another process, which may have created a folder of this name, stays."""
         if self.descriptor is not None:
-            (folder / self.NAME).unlink(missing_ok=True)
+            path = folder / self.NAME
+            if is_open_as(self.descriptor, path):
+                path.unlink(missing_ok=True)
             os.close(self.descriptor)
             self.descriptor = None
+
+
+def is_open_as(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def cache_folder() -> Path:

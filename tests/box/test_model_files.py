@@ -11,7 +11,7 @@ import regard
 from regard import Config, InputError
 from regard.config import DecodingConfig
 from regard.model_files import file_checksums
-from regard.training.checkpoint import not_finite, read_raw, read_tensors, to_bytes
+from regard.training.checkpoint import not_finite, read_raw, read_tensors, read_weights, to_bytes
 
 TEXT = "The old man saw the small dog."
 
@@ -158,6 +158,13 @@ def test_nan_and_infinity_are_noticed_in_every_type(dtype):
         bad = torch.ones(3, 5, dtype=dtype)
         bad[2, 1] = value
         assert not_finite(good | {"b": bad}) == "b"
+
+
+def test_a_weight_that_is_infinite_in_float32_is_refused(tmp_path):
+    weights = {"a": torch.full((2, 2), 1e300, dtype=torch.float64)}
+    (tmp_path / "model.safetensors").write_bytes(to_bytes(weights))
+    with pytest.raises(InputError, match="a contains NaN or infinity"):
+        read_weights(tmp_path / "model.safetensors")
 
 
 def test_a_search_that_needs_more_memory_than_a_machine_has_is_refused(make):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import regard
 from regard import InputError, Packed
 from regard.run import train
-from regard.tasks.classify import Classify, find_labels
+from regard.tasks.classify import Classify, find_labels, wrong_labels
 from regard.text.corpus import read_classified
 from regard.text.tokenizer import Tokenizer
 
@@ -77,6 +77,12 @@ def test_the_class_is_told_from_the_vector_of_cls_alone(network):
     noise = torch.randn_like(hidden)
     noise[[0, 4]] = 0  # every other vector may be anything
     assert torch.equal(head(hidden + noise, row, model.output_matrix()), model(row))
+
+
+def test_a_label_may_have_any_character_but_control_characters():
+    assert not wrong_labels(["nicht\u00a0gut", "好\u3000评", "👩\u200d🚀"])
+    for control in "\n\t\x1b\x9b\u2028\u202e":
+        assert "without control characters" in wrong_labels(["good", f"bad{control}"])
 
 
 def test_labels_are_sorted_or_as_data_labels_has_them(configure, data, tmp_path):

@@ -229,6 +229,7 @@ DAMAGES = {
     **{f"extra {f}": lambda d, f=f: (d / f).open("ab").write(b"x") for f in FILES},
     **{f"no {f}": lambda d, f=f: (d / f).unlink() for f in [*FILES, "index.json"]},
     "flip manifest": lambda folder: flip(folder / "index.json", 0.5),
+    "pipe": lambda folder: ((folder / "index.json").unlink(), os.mkfifo(folder / "index.json")),
     "half a manifest": lambda folder: shorten(folder / "index.json", 20),
     "no object": lambda folder: (folder / "index.json").write_text("[1]"),
     "deep": lambda folder: (folder / "index.json").write_text("[" * 100_000),

@@ -103,6 +103,7 @@ def test_old_checkpoints_go_and_those_that_averaging_needs_stay(checkpoints):
     checkpoints.save(40, tensors(40), {}, {})
     assert checkpoints.steps() == [20, 30, 40]
     assert checkpoints.averaged(2, 47) == [30, 40]
+    assert checkpoints.averaged(2, 10**13) == [10**13 - 10, 10**13]  # at once, in little memory
     mean = checkpoints.average([30, 40])
     assert torch.equal(mean["weight"], torch.full((3, 2), 35.0))
 

@@ -482,3 +482,16 @@ def test_an_environment_that_is_not_torchruns_is_one_line(
     monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=f"the environment variable {name} is .* not a number"):
         train(configure(), tmp_path / "run", quiet=True)
+
+
+def test_a_run_whose_model_options_were_edited_is_not_resumed(configure, tmp_path):
+    """No shape shows it: the weights would go on with other positions than they were trained on."""
+    run = tmp_path / "run"
+    train(configure(training={"steps": 4}), run, quiet=True)
+    config = (run / "config.yaml").read_text()
+    assert "position_base: 10000.0" in config
+    (run / "config.yaml").write_text(config.replace("position_base: 10000.0", "position_base: 50"))
+    with pytest.raises(InputError, match=r"model.position_base is 50.0, but the run was trained"):
+        train(None, run, resume=True, quiet=True)
+    (run / "config.yaml").write_text(config)
+    train(None, run, resume=True, quiet=True)

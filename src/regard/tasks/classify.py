@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.config import MOST_LABELS, Config, DecodingConfig
+from regard.console import visible_line
 from regard.decoding.requests import Request
 from regard.decoding.score import score
 from regard.errors import InputError
@@ -294,7 +295,7 @@ def wrong_labels(labels: Sequence[object]) -> str:
     if len(set(map(str, labels))) < len(labels):
         return "a label is duplicated"
     for label in labels:
-        if not isinstance(label, str) or not label.isprintable() or len(label) > LONGEST_LABEL:
+        if not isinstance(label, str) or visible_line(label) != label or len(label) > LONGEST_LABEL:
             return (
                 f"the label {label!r:.60} is not a text of at most {LONGEST_LABEL} characters "
                 "without control characters"

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regard.files import checksum
+from regard.files import checksum, read_bounded
 
 LARGEST = 2**20  # bytes of a manifest
 # The time stamps of a file have a resolution of some milliseconds: a file that is younger than
@@ -48,8 +48,7 @@ def read_manifest(path: Path, kind: str, version: int) -> tuple[dict[str, Any], 
         Outdated: the folder is of another kind or version.
         OSError, ValueError: the folder is damaged; the message says where.
     """
-    with path.open("rb") as stream:
-        text = stream.read(LARGEST)
+    text = read_bounded(path, LARGEST, "a manifest")
     try:
         manifest = json.loads(text)
     except (ValueError, RecursionError):

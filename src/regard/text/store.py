@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.console import progress
+from regard.console import progress, warn
 from regard.errors import InputError
 from regard.files import PREFIX, remove_leftovers, sync_file, sync_folder
 from regard.text.corpus import Report, read_pairs
@@ -143,7 +142,7 @@ def _found(folder: Path, fingerprint: str, say: Callable[[str], None]) -> Store 
 
 def say_rebuilt(reason: str) -> None:
     """Say in one line of standard error why something in the cache is built again."""
-    print(f"regard: {reason}; building it again", file=sys.stderr)
+    warn(f"{reason}; building it again")
 
 
 def build_pairs(

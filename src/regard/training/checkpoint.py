@@ -125,7 +125,7 @@ class Checkpoints:
     def averaged(self, number: int, last: int) -> list[int]:
         """The steps whose mean is a candidate for the final weights of a run that ends at step
         `last`: the last `number` regular ones."""
-        return [*range(self.every, last + 1, self.every)][-number:]
+        return list(range(self.every, last + 1, self.every)[-number:])
 
     def damage(self, step: int) -> str:
         """What is wrong with the checkpoint of a step; empty if it is whole."""
@@ -229,8 +229,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The same for the weights of a model, which must not contain NaN or infinity."""
-    tensors = read_tensors(path)
+    """The same for the weights of a model in float32, without NaN or infinity."""
+    tensors = {name: tensor.float() for name, tensor in read_tensors(path).items()}
     if name := not_finite(tensors):
         raise InputError(
             f"{path}: {name} contains NaN or infinity: restore the file, or train the model again"

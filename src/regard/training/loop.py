@@ -170,6 +170,13 @@ class Trainer:
                 f"the training files are not the ones {self.run} was started with, so it cannot be "
                 "resumed: start a new run with --from"
             )
+        now = self.config.model.to_dict()
+        for name, before in state.get("model", {}).items():  # earlier versions did not record it
+            if now.get(name, before) != before:
+                raise InputError(
+                    f"{self.run / 'config.yaml'}: model.{name} is {now[name]}, but the run was "
+                    f"trained with {before}: restore it, or start a new run with --from"
+                )
         self.model.load_state_dict(self.checkpoints.weights(state["step"]))
         load_optimiser(self.model, self.optimiser, self.checkpoints.optimiser(state["step"]))
         self.state = State(**{name: state[name] for name in vars(State())})
@@ -357,9 +364,8 @@ class Trainer:
     def save(self) -> None:
         if self.processes.first:
             tensors = optimiser_tensors(self.model, self.optimiser)
-            self.checkpoints.save(
-                self.state.step, dict(self.model.state_dict()), tensors, vars(self.state)
-            )
+            state = {**vars(self.state), "model": self.config.model.to_dict()}
+            self.checkpoints.save(self.state.step, dict(self.model.state_dict()), tensors, state)
         self.processes.wait()
         self.progress.pause()
 
