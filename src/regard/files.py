@@ -26,6 +26,8 @@ from regard.errors import InputError
 
 PREFIX = ".tmp-"  # nothing with this name is ever read
 MOST_DIGITS = 100  # of an integer in a file
+LARGEST_METRICS = 32 * 2**20  # bytes of metrics.jsonl, which has a line for 50 steps
+LARGEST_CARD = 2**20  # bytes of README.md
 OLD = "old-"  # in such a name: what is being replaced
 
 
@@ -214,7 +216,7 @@ class FolderLock:
     Windows, nothing is locked.
     """
 
-    NAME = ".lock"
+    NAME, TRIES = ".lock", 100
 
     def __init__(self) -> None:
         self.descriptor: int | None = None
@@ -226,8 +228,11 @@ class FolderLock:
         except ImportError:
             return
         try:
-            while self.descriptor is None:
+            for _ in range(self.TRIES):
                 self._try(folder, fcntl)
+                if self.descriptor is not None:
+                    return
+            raise InputError(f"{folder} cannot be locked: choose a folder on a local disk")
         except OSError as error:
             raise unwritable(folder, error) from None
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.config import Config, DecodingConfig
 from regard.decoding.captured import forget
 from regard.errors import InputError, TrainingFailed
-from regard.files import PREFIX, cache_folder, read_bounded, sync_folder, write_file
+from regard.files import LARGEST_CARD, PREFIX, cache_folder, read_bounded, sync_folder, write_file
 from regard.model.transformer import Transformer
 from regard.model_files import file_checksums
 from regard.tasks.task import Say, Task
@@ -29,7 +29,6 @@ from regard.training.checkpoint import not_finite, read_tensors, snapshot, to_by
 from regard.training.loop import Trainer
 from regard.training.progress import duration, said
 
-LARGEST_CARD = 2**20  # bytes of README.md
 SAMPLES = 3  # predictions shown at each validation
 UNFINISHED = "- training has not ended"
 

@@ -8,7 +8,7 @@ import torch
 
 from regard import InputError
 from regard.training import checkpoint as module
-from regard.training.checkpoint import Checkpoints, read_tensors
+from regard.training.checkpoint import Checkpoints, State, read_tensors
 
 
 def tensors(value):
@@ -136,3 +136,15 @@ def test_a_file_that_is_not_ours_is_refused_in_words(tmp_path):
     path.write_bytes(pickle.dumps(torch.nn.Linear(2, 2)))
     with pytest.raises(InputError, match="is not a whole safetensors file"):
         read_tensors(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("step", -1), ("rows", 2.5), ("rows", True), ("seconds", "1"), ("seconds", float("inf")),
+     ("best", float("nan")), ("best", [1.0]), ("corpus", None), ("waited", 2**63)],
+)  # fmt: skip
+def test_a_state_with_an_impossible_value_is_one_line(name, value, tmp_path):
+    values = {**vars(State()), name: value}
+    with pytest.raises(InputError, match=rf"state.json is damaged: {name} is "):
+        State.of(values, tmp_path)
+    assert State.of(vars(State()), tmp_path) == State()

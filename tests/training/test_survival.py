@@ -356,7 +356,7 @@ def flip(path):
 
 @pytest.mark.parametrize(
     "name",
-    ["best.safetensors", *(f"checkpoints/step-12/{file}" for file in ("model.safetensors", "optimiser.safetensors", "state.json", ""))],
+    ["best.safetensors", *(f"checkpoints/step-12/{file}" for file in ("model.safetensors", "state.json", ""))],
 )  # fmt: skip
 def test_damage_that_may_change_the_final_weights_needs_force(name, configure, tmp_path, capsys):
     """Steps 12, 16 and 20 are averaged; the damaged one is neither the newest nor irrelevant."""

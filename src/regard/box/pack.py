@@ -14,7 +14,14 @@ from pathlib import Path
 
 from regard.box import folder_of
 from regard.errors import InputError
-from regard.files import new_folder, place_of, read_bounded, real_path
+from regard.files import (
+    LARGEST_CARD,
+    LARGEST_METRICS,
+    new_folder,
+    place_of,
+    read_bounded,
+    real_path,
+)
 from regard.model_files import file_checksums
 from regard.models import load
 from regard.training.checkpoint import to_bytes
@@ -25,7 +32,6 @@ SAID = (
     "each row."
 )
 MOST_COMPARED = 300_000_000  # characters, in the search for the names of data files
-LARGEST_CARD, LARGEST_METRICS = 1_000_000, 32 * 2**20  # bytes of README.md, of metrics.jsonl
 # /some/where/multi30k/train.en.xz: all but the last two names. Not of an address of the web.
 NAME = r"""[^\s/`'"]+"""
 BEGINS = r"(?<![\w.~:/$-])"

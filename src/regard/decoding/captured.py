@@ -58,7 +58,11 @@ class Captured:
         self.past: list[tuple[int, NDArray[Any], NDArray[Any]]] = []
         self.since = 0  # the first step that the present program has recorded
         self.program = self._open(sentences)
-        self.program.begin(model, job)
+        try:
+            self.program.begin(model, job)
+        except BaseException:  # out of memory, say: the program is free for the next search
+            self.program.busy = False
+            raise
 
     def _open(self, sentences: int) -> Program:
         job = self.job

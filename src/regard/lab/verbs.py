@@ -160,7 +160,7 @@ def complexity_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--widths",
         nargs="+",
-        type=bounded(int, 2, MOST_LENGTH),
+        type=bounded(int, 2, MOST_WIDTH),
         default=[],
         metavar="D",
         help="64 to 1024",

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,36 @@ from regard.training.int8 import unpacked
 FILES = ("model.safetensors", "optimiser.safetensors")
 LARGEST_STATE, LARGEST_HEADER = 2**20, 16 * 2**20  # bytes of state.json, of a safetensors header
 MOST_VALUES = 1_000_000  # in a safetensors header; a tensor has about seven
+
+
+@dataclass
+class State:
+    """What a checkpoint holds beside tensors."""
+
+    step: int = 0
+    rows: int = 1  # of one step, over all processes
+    best: float = -math.inf  # validation score
+    best_step: int = 0
+    waited: int = 0  # validations since
+    dropped: int = 0  # steps without a finite loss
+    pieces: int = 1  # that a row is cut into, since memory ran out
+    seconds: float = 0.0  # of training so far
+    corpus: str = ""  # fingerprint of the training data
+
+    @classmethod
+    def of(cls, values: dict[str, Any], path: Path) -> State:
+        """The state that a checkpoint holds; an InputError if a value is missing or impossible."""
+        given: dict[str, Any] = {field.name: values.get(field.name) for field in fields(cls)}
+        for name, value in given.items():
+            kind = type(getattr(cls, name))
+            possible = type(value) is kind or (kind is float and type(value) is int)
+            if possible and kind is int:
+                possible = 0 <= value < 2**63
+            elif possible and kind is float:
+                possible = not math.isnan(value) and (name == "best" or 0 <= value < 1e12)
+            if not possible:
+                raise InputError(f"{path / 'state.json'} is damaged: {name} is {value!r:.40}")
+        return cls(**given)
 
 
 class Checkpoints:
@@ -96,7 +127,7 @@ class Checkpoints:
                 broken.append(str(error))
         return None, broken
 
-    def check(self, step: int) -> dict[str, Any]:
+    def check(self, step: int, files: tuple[str, ...] = FILES) -> dict[str, Any]:
         """The state of a checkpoint whose files match their checksums; else an InputError."""
         path = self.path(step)
         try:
@@ -105,7 +136,7 @@ class Checkpoints:
             own = state.pop("checksum")
             if own != digest(state):
                 raise InputError(f"{path / 'state.json'} is damaged: its checksum does not match")
-            for name in FILES:
+            for name in files:
                 if checksum(path / name) != state["checksums"][name]:
                     raise InputError(f"{path / name} is damaged: its checksum does not match")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -128,9 +159,9 @@ class Checkpoints:
         return list(range(self.every, last + 1, self.every)[-number:])
 
     def damage(self, step: int) -> str:
-        """What is wrong with the checkpoint of a step; empty if it is whole."""
+        """What is wrong with the weights of a step's checkpoint; empty if they are intact."""
         try:
-            self.check(step)
+            self.check(step, FILES[:1])
         except InputError as error:
             return str(error)
         return ""

@@ -11,12 +11,10 @@ are, and its figures are read when the next step is under way.
 from __future__ import annotations
 
 import json
-import math
 import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from types import FrameType
@@ -30,11 +28,11 @@ from torch import Tensor
 from regard import native
 from regard.config import Config
 from regard.errors import InputError, TrainingFailed
-from regard.files import read_bounded, remove_leftovers, write_file
+from regard.files import LARGEST_METRICS, read_bounded, remove_leftovers, write_file
 from regard.model.parameters import operations
 from regard.model.transformer import Transformer
 from regard.text.rows import Rows
-from regard.training.checkpoint import Checkpoints, to_bytes
+from regard.training.checkpoint import Checkpoints, State, to_bytes
 from regard.training.machine import peak
 from regard.training.optimiser import (
     learning_rate,
@@ -48,7 +46,6 @@ from regard.training.progress import Progress, said
 from regard.training.recorded import Recorder
 
 MAX_NONFINITE_STEPS = 5  # consecutive steps without a finite loss before the run stops
-LARGEST_METRICS = 2**30  # bytes of metrics.jsonl; a million steps take about 50 MB
 LATE = {"cuda": 1}  # steps that are under way when the figures of one are read; elsewhere none
 
 
@@ -78,21 +75,6 @@ class Task(Protocol):
 
 class Interrupted(Exception):
     """A signal stopped the run; its state is saved (exit code 130)."""
-
-
-@dataclass
-class State:
-    """What a checkpoint holds beside tensors."""
-
-    step: int = 0
-    rows: int = 1  # of one step, over all processes
-    best: float = -math.inf  # validation score
-    best_step: int = 0
-    waited: int = 0  # validations since
-    dropped: int = 0  # steps without a finite loss
-    pieces: int = 1  # that a row is cut into, since memory ran out
-    seconds: float = 0.0  # of training so far
-    corpus: str = ""  # fingerprint of the training data
 
 
 class PendingStep:
@@ -179,7 +161,7 @@ class Trainer:
                 )
         self.model.load_state_dict(self.checkpoints.weights(state["step"]))
         load_optimiser(self.model, self.optimiser, self.checkpoints.optimiser(state["step"]))
-        self.state = State(**{name: state[name] for name in vars(State())})
+        self.state = State.of(state, self.checkpoints.path(state["step"]))
         if self.state.rows % self.processes.world:
             raise InputError(
                 f"the run uses {self.state.rows} rows per step, which {self.processes.world} "

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import InputError
-from regard.files import read_bounded, real_path
+from regard.files import LARGEST_METRICS, read_bounded, real_path
 from regard.view.picture import COLOURS, DASHES, MARKERS, picture_name, save_picture
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWN = ("loss", "valid_loss", "learning_rate", "tokens_per_second")
-LARGEST_FILE = 32 * 2**20  # bytes of metrics.jsonl: over 100,000 lines
 LARGEST_STEP, LARGEST_VALUE, LONGEST_LINE = 10**12, 1e30, 100_000
 LOWER_IS_BETTER = ("valid_loss", "valid_perplexity", "valid_bits_per_byte")
 NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # other scores are called as they are written
@@ -82,7 +81,7 @@ def draw_curves(runs: list[Path], out: Path | None) -> list[Path]:
 def read_curves(run: Path, name: str) -> Curves:
     path = run / "metrics.jsonl"
     try:
-        lines = read_bounded(path, LARGEST_FILE, "the metrics of a run").splitlines()
+        lines = read_bounded(path, LARGEST_METRICS, "the metrics of a run").splitlines()
     except InputError as error:
         hint = "give the folder of a run, as regard train --out RUN makes it"
         raise InputError(f"{error}: {hint}") from None
