@@ -260,7 +260,7 @@ def info(options: argparse.Namespace) -> int:
             from regard.models import accept_changes
 
             names = ", ".join(accept_changes(options.model))
-            print(f"{options.model} is accepted with {names} as they are now", file=sys.stderr)
+            print(f"{options.model} now accepts {names} as they are", file=sys.stderr)
         config = read_config(existing_model(options.model)).model
     from regard.view.info import final_scores, parameter_table
 

@@ -369,7 +369,7 @@ def _integer(text: str) -> int:
 
 def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:40]} is too large for a number")
+        raise ValueError(f"{text[:40]} is out of range for a float")
     return value
 
 

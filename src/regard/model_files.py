@@ -114,7 +114,7 @@ def newest_weights(folder: Path) -> dict[str, Tensor]:
     checkpoints = Checkpoints(folder)
     state, _ = checkpoints.newest()
     if state is None:
-        raise InputError(f"{folder} has neither model.safetensors nor a whole checkpoint")
+        raise InputError(f"{folder} has neither model.safetensors nor a complete checkpoint")
     return read_weights(checkpoints.path(state["step"]) / "model.safetensors")
 
 

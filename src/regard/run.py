@@ -109,13 +109,13 @@ def explain(error: OSError | RuntimeError, out: Path) -> str:
     said = " ".join(str(error).split())[:200]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         steps = Checkpoints(out).steps()
-        last = f"the newest checkpoint is of step {steps[-1]}" if steps else "nothing was saved yet"
-        return f"the disk of {out} is full; {last}; make room"
+        last = f"the newest checkpoint is step {steps[-1]}" if steps else "nothing was saved yet"
+        return f"the disk of {out} is full; {last}; free some space"
     if isinstance(error, OSError):
         return said
     if is_out_of_memory(error):
-        less = "lower training.batch_tokens or take a smaller --preset"
-        return f"out of memory, and no smaller piece is left: {less} ({said})"
+        less = "lower training.batch_tokens or choose a smaller --preset"
+        return f"out of memory, and rows cannot be split any further: {less} ({said})"
     if isinstance(error, dist.DistError) or "onnection" in said:  # reset, closed, refused
         return f"another process of this run was lost ({said})"
     raise error

@@ -70,7 +70,7 @@ class _Values:
         self.next()  # the end of the document
         self.next()
         if self.kind != "StreamEnd":
-            raise self.error("a second document begins")
+            raise self.error("the file contains more than one document")
         return value
 
     def next(self) -> Any:
@@ -99,7 +99,7 @@ class _Values:
         while (event := self.next()) and self.kind != "MappingEnd":
             key = self.scalar(event) if self.kind == "Scalar" else None
             if not isinstance(key, str):
-                raise self.error("a key must be a text")
+                raise self.error("a key must be a string")
             if key in section:
                 raise self.error(f"the key {key!r:.40} is duplicated")
             section[key] = self.value(self.next(), depth + 1)

@@ -89,7 +89,7 @@ def exclude(options: argparse.Namespace, one: str, *others: str) -> None:
     """Refuse options that cannot be combined."""
     for other in others:
         if getattr(options, one.replace("-", "_")) and getattr(options, other.replace("-", "_")):
-            raise InputError(f"--{one} and --{other} exclude each other")
+            raise InputError(f"--{one} and --{other} cannot be combined")
 
 
 def hurried(options: argparse.Namespace) -> bool:
@@ -161,7 +161,7 @@ def translate(options: argparse.Namespace) -> int:
     exclude(options, "stream", "json", "score")
     for name in ("prefix", "alternatives", "history", "attention", *decoding):
         if options.score and (name in decoding or getattr(options, name)):
-            raise InputError(f"--score and --{name.replace('_', '-')} exclude each other")
+            raise InputError(f"--score and --{name.replace('_', '-')} cannot be combined")
     from regard.answering import Translations, answer_lines
 
     model = opened(options)

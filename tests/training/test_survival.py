@@ -365,7 +365,7 @@ def test_damage_that_may_change_the_final_weights_needs_force(name, configure, t
     before = (run / "model.safetensors").read_bytes()
     flip(run / name) if (run / name).is_file() else shutil.rmtree(run / name)
     with pytest.raises(
-        InputError, match=r"(damaged|not a whole checkpoint).*--resume --force --out"
+        InputError, match=r"(damaged|not a complete checkpoint).*--resume --force --out"
     ) as refused:
         train(None, run, resume=True, quiet=True)
     assert ("step-12" if "/" in name else name) in str(refused.value)

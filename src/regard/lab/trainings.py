@@ -40,7 +40,7 @@ def check_settings(values: Values, ours: Mapping[str, str]) -> None:
 
 def check_seeds(seeds: Sequence[int]) -> None:
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"--seed {' '.join(map(str, seeds))}: one of them is duplicated")
+        raise InputError(f"--seed {' '.join(map(str, seeds))}: a value is duplicated")
 
 
 def check_budget(seconds: float | None, steps: int | None) -> None:
@@ -75,7 +75,9 @@ def check_out(out: Path, name: str) -> None:
     """Refuse a folder that cannot be written or that has other files and no file regard-NAME."""
     mark = out / f"regard-{name}"
     if out.exists() and not mark.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not of regard lab {name}: choose a different --out")
+        raise InputError(
+            f"{out} exists and was not created by regard lab {name}: choose a different --out"
+        )
     check_destination(mark)
 
 

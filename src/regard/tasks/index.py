@@ -50,7 +50,7 @@ EXACT_ROWS = 1024  # scored again at once
 UNIT = 0.01  # how far from 1 the length of a vector may be
 
 Embed = Callable[[list[str]], NDArray[np.float32]]
-REMEDY = "remove it or give --rebuild"
+REMEDY = "remove it or use --rebuild"
 
 # Threads of one process build one after the other: temporary names have its id.
 _building = RLock()
@@ -299,7 +299,7 @@ def _open_finished(
     except InputError as error:
         return None, str(error).removesuffix(f": {REMEDY}")
     if index.size != size:
-        return None, f"{folder}: has vectors of another size"
+        return None, f"{folder}: has vectors of a different size"
     return index, ""
 
 
@@ -407,5 +407,5 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = ": make room or choose another folder" if full else ""
+        advice = ": free some space or choose a different folder" if full else ""
         raise InputError(f"{folder}: cannot be written ({error.strerror}){advice}") from None

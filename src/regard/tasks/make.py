@@ -103,7 +103,7 @@ def load_tokenizers(folder: Path, model: ModelConfig | None = None) -> tuple[Tok
     if own.exists():
         return Tokenizer.load(own, sizes[0]), target
     if sizes[0] != sizes[1]:
-        raise InputError(f"{own} is missing: the model has another vocabulary for the source")
+        raise InputError(f"{own} is missing: the model has a separate source vocabulary")
     return target, target
 
 

@@ -51,7 +51,7 @@ def open_text(path: Path | str, position: Position | None = None) -> Iterator[tu
                 yield number, decode_line(line, f"{path}:{number}")
     except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
         reached = f"after line {number}" if number else "at its beginning"
-        how = "is cut off" if isinstance(error, EOFError) else "is damaged"
+        how = "is truncated" if isinstance(error, EOFError) else "is damaged"
         raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None

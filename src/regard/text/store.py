@@ -143,7 +143,7 @@ def _found(folder: Path, fingerprint: str, say: Callable[[str], None]) -> Store 
 
 def say_rebuilt(reason: str) -> None:
     """Say in one line of standard error why something in the cache is built again."""
-    print(f"regard: {reason}; building it again", file=sys.stderr)
+    print(f"regard: {reason}; rebuilding it", file=sys.stderr)
 
 
 def build_pairs(
@@ -344,7 +344,7 @@ def _explained(folder: Path, state: _State) -> Iterator[None]:
             needed = f", about {_megabytes(written * state.size / state.done)} needed in all"
         raise InputError(
             f"{folder}: the disk is full ({_megabytes(written)} written{needed}): "
-            "make room or choose another folder"
+            "free some space or choose a different folder"
         ) from None
 
 

@@ -111,9 +111,9 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if "is damaged" in str(error):
                 raise
-            raise InputError(f"{path} is not a whole checkpoint: {error}") from error
+            raise InputError(f"{path} is not a complete checkpoint: {error}") from error
         if state.get("step") != step:
-            raise InputError(f"{path} holds step {state.get('step')}, which is not its name's")
+            raise InputError(f"{path} holds step {state.get('step')}, not the step in its name")
         return state
 
     def weights(self, step: int) -> dict[str, Tensor]:
@@ -212,7 +212,7 @@ def read_header(path: Path) -> Header:
         if 8 + length + end != size:
             raise ValueError(f"its tensors end at byte {8 + length + end:,} of {size:,}")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"{path} is not a whole safetensors file: {error}") from None
+        raise InputError(f"{path} is not a valid safetensors file: {error}") from None
     return header
 
 
@@ -245,7 +245,7 @@ def read_raw(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path} is not a whole safetensors file: {error}") from error
+        raise InputError(f"{path} is not a valid safetensors file: {error}") from error
     if expected is not None and expected != tensor_digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
     return tensors
