@@ -179,7 +179,7 @@ def allowed(cls: type, section: str, name: str) -> str:
     ranges = MODEL_RANGES if section == "model" else RANGES[section]
     if name in ranges:
         return str(ranges[name])
-    if kind(cls, name) == "text":
+    if kind(cls, name) == "string":
         needed = {"vocabulary_size": 100} if section == "model" else {}
         try:
             cls(**{**needed, name: "?"})

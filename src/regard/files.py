@@ -132,8 +132,8 @@ def place_of(path: Path) -> Path:
         if place.exists() and (place.is_mount() or place.samefile(os.curdir)):
             # A new folder is renamed to its final name, which such a place does not allow.
             raise InputError(
-                f"{path} cannot be written: it is the current folder or a mount point; name a "
-                "folder in it"
+                f"{path} cannot be written: it is the current folder or a mount point; choose "
+                "a folder inside it"
             )
         check_parent(path, place)
     except OSError as error:
@@ -328,7 +328,7 @@ def parse_json(content: bytes, most: int = 100_000) -> Any:
             values than `most`.
     """
     if sum(map(content.count, (b",", b"[", b"{"))) > most:
-        raise ValueError(f"over {most:,} values")
+        raise ValueError(f"more than {most:,} values")
     try:
         value = json.loads(
             content.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant,
@@ -363,7 +363,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _integer(text: str) -> int:
     if len(text) > MOST_DIGITS:
-        raise ValueError(f"an integer of {len(text):,} digits")
+        raise ValueError(f"an integer with {len(text):,} digits")
     return int(text)
 
 

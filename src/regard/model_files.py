@@ -87,7 +87,9 @@ def check_folder(folder: Path, changed: bool = False) -> Config:
     shapes = {name: shape for name, shape in header.shapes.items() if not is_scale(name, header)}
     for name in shapes:
         if header.dtypes[name] not in DTYPES:
-            raise InputError(f"{folder}: {name} has the type {header.dtypes[name]:.20}")
+            raise InputError(
+                f"{folder}: {name} has the unsupported dtype {header.dtypes[name]:.20}"
+            )
     layers = config.model.encoder_layers + config.model.decoder_layers
     expected = sum(part.parameters for part in closed_form(config.model).values())
     stored = sum(map(math.prod, shapes.values()))
@@ -95,7 +97,7 @@ def check_folder(folder: Path, changed: bool = False) -> Config:
         if layers <= len(shapes) and expected <= 2 * stored:  # a small model names the difference
             check_shapes(Transformer(config.model), shapes, folder)
         raise InputError(
-            f"{folder}: config.yaml describes a model of {expected:,} parameters, but "
+            f"{folder}: config.yaml describes a model with {expected:,} parameters, but "
             f"model.safetensors has {stored:,}"
         )
     return config

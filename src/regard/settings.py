@@ -78,7 +78,7 @@ class _Values:
         self.count, self.line = self.count + 1, event.start_mark.line + 1
         self.kind = type(event).__name__.removesuffix("Event")
         if self.count > MOST_EVENTS:
-            raise self.error(f"over {MOST_EVENTS:,} values")
+            raise self.error(f"more than {MOST_EVENTS:,} values")
         if self.kind == "Alias" or getattr(event, "anchor", None) is not None:
             raise self.error("anchors and aliases (&, *) are not supported")
         return event
@@ -117,7 +117,7 @@ class _Values:
         if kind not in ("null", "bool", "int", "float"):
             return text  # dates, for example, are texts
         if len(text) > MOST_DIGITS:
-            raise self.error(f"a number of {len(text):,} digits")
+            raise self.error(f"a number with {len(text):,} digits")
         return getattr(self.constructor, f"construct_yaml_{kind}")(ScalarNode(tag, text))
 
     def error(self, what: str) -> InputError:

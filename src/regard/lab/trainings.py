@@ -98,7 +98,7 @@ def finished(run: Path, config: Config, store: Store) -> bool:
     before = Config.load(run / "config.yaml")
     if before.training.steps > config.training.steps:
         raise InputError(
-            f"{run} has training.steps={before.training.steps} already: ask for at least as many, "
+            f"{run} has training.steps={before.training.steps} already: request at least as many, "
             "or choose a different --out"
         )
     same = same_run(before, config, run) == before

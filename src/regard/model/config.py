@@ -117,8 +117,8 @@ class ModelConfig:
         count = sum(part.parameters for part in closed_form(self).values())
         if count > MOST_PARAMETERS:
             raise InputError(
-                f"a model of {count:,} parameters is too large: at most {MOST_PARAMETERS:,}; lower "
-                "model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
+                f"a model with {count:,} parameters is too large (at most {MOST_PARAMETERS:,}): "
+                "lower model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
             )
 
     def _check_combinations(self) -> None:
@@ -269,7 +269,7 @@ def shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # Python does not write integers of over 4,300 digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -296,7 +296,7 @@ def wrong_labels(labels: Sequence[object]) -> str:
     for label in labels:
         if not isinstance(label, str) or not label.isprintable() or len(label) > LONGEST_LABEL:
             return (
-                f"the label {label!r:.60} is not a text of at most {LONGEST_LABEL} characters "
+                f"the label {label!r:.60} must be a string of at most {LONGEST_LABEL} characters "
                 "without control characters"
             )
     return ""

@@ -283,7 +283,7 @@ class Tokenizer:
         except InputError as error:
             raise InputError(f"{path}: damaged tokenizer ({error})") from None
         if size not in (None, made.size):
-            raise InputError(f"{path}: {made.size:,} tokens, but the model has {size:,}")
+            raise InputError(f"{path}: {made.size:,} tokens, but the model needs {size:,}")
         return made
 
     def __repr__(self) -> str:

@@ -200,7 +200,7 @@ def read_header(path: Path) -> Header:
         content = file.read(length) if 2 <= length <= min(LARGEST_HEADER, size - 8) else b""
     try:
         if not content:
-            raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+            raise ValueError(f"its header has {length:,} bytes, but the file has {size:,}")
         entries = parse_json(content, MOST_VALUES)
         metadata = entries.pop("__metadata__", {})
         header = Header(
@@ -210,7 +210,9 @@ def read_header(path: Path) -> Header:
         )
         end = max((_size(entry["data_offsets"][1]) for entry in entries.values()), default=0)
         if 8 + length + end != size:
-            raise ValueError(f"its tensors end at byte {8 + length + end:,} of {size:,}")
+            raise ValueError(
+                f"its tensors end at byte {8 + length + end:,}, but the file has {size:,}"
+            )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{path} is not a valid safetensors file: {error}") from None
     return header
