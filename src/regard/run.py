@@ -1,7 +1,7 @@
 """`regard train`: from text files to a model folder.
 
-The input is checked completely before anything is written. The run folder then appears with its
-configuration and vocabularies, is locked against a second process, and the trainer takes over.
+All input is checked before anything is written. Then the run folder is created with its
+configuration and vocabularies and locked against other processes, and training starts.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def train(
     """Train a model and write its folder. Returns the final scores.
 
     resume: continue the run at `out`, or start it if there is none. `config` may be None then;
-        otherwise it must be the run's own, except for training.steps.
-    force: finish without checkpoints or best weights that are damaged.
+        otherwise it must equal that of the run, except for training.steps.
+    force: continue without damaged checkpoints or best weights.
     command: the arguments of `regard`, for the model card; empty if called from Python.
     """
     keep_freed_memory()
@@ -156,8 +156,8 @@ def prepare(
     command: Sequence[str],
     lock: FolderLock,
 ) -> tuple[Trainer, Validation | None]:
-    """Read the data, learn the vocabulary, tokenise and build the model; a new run folder is
-    written, and locked, once all of this has succeeded."""
+    """Read the data, learn the vocabulary, tokenise and build the model. A new run folder is
+    written and locked after all of this has succeeded."""
     data, first, quiet = config.data, processes.first, progress.console.quiet
     train_files, valid_files = (
         [Path(file) for file in files] for files in (data.train, data.valid)

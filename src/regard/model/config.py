@@ -112,7 +112,7 @@ class ModelConfig:
                 raise InputError(f"model.{name} must be at least 1, not 0")
 
     def _check_parameters(self) -> None:
-        from regard.model.parameters import closed_form  # which needs this module
+        from regard.model.parameters import closed_form  # imports this module
 
         count = sum(part.parameters for part in closed_form(self).values())
         if count > MOST_PARAMETERS:
@@ -202,7 +202,7 @@ class ModelConfig:
 
 
 class Range(NamedTuple):
-    """The numbers that a field may hold."""
+    """The allowed values of a number."""
 
     least: float
     most: float
@@ -214,7 +214,7 @@ class Range(NamedTuple):
         return f"{low}, {'below' if self.below else 'at most'} {self.most:,}"
 
     def check(self, name: str, value: float) -> None:
-        """Refuse a value that is outside of the range, in one line."""
+        """Refuse a value outside the range."""
         if value < self.least or (self.above and value == self.least):
             rule = f"{'above' if self.above else 'at least'} {self.least:,}"
         elif value > self.most or (self.below and value == self.most):
@@ -225,7 +225,7 @@ class Range(NamedTuple):
 
 
 FRACTION = Range(0, 1, below=True)
-# Far above any use, and far below what overflows or what no memory holds.
+# Far above any practical value, and far below an overflow or any machine's memory.
 RANGES = {
     "vocabulary_size": Range(1, 10_000_000), "source_vocabulary_size": Range(1, 10_000_000),
     "encoder_layers": Range(0, 1_000), "decoder_layers": Range(0, 1_000),
@@ -236,12 +236,12 @@ RANGES = {
     "feed_forward_dropout": FRACTION, "classes": Range(1, 1_000_000),
 }  # fmt: skip
 MOST_PARAMETERS = 100_000_000_000
-FURTHEST = 1_000_000_000  # positions that a dilated convolution may reach
+FURTHEST = 1_000_000_000  # positions within reach of a dilated convolution
 
 
 def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
-    """Refuse in one line a value of the wrong type (`model.heads=8.5`), NaN or infinity, and a
-    number that is outside of its range, before anything uses it."""
+    """Refuse a value of the wrong type (`model.heads=8.5`), NaN or infinity, and a number outside
+    its range, before anything uses it."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         allowed = getattr(hint, "__args__", (hint,)) if get_origin(hint) is not list else (list,)
@@ -265,7 +265,7 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
 
 
 def shown(value: object) -> str:
-    """A value for a message: its beginning, if it is long."""
+    """A value for a message, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python does not write integers of over 4,300 digits
