@@ -224,7 +224,7 @@ def test_a_store_of_the_previous_version_is_built_again_with_the_same_fingerprin
     again, _ = build()
     assert (texts(again), again.fingerprint) == (PAIRS, OLD_FINGERPRINT)
     assert capsys.readouterr().err == (
-        f"regard: {store.folder}: outdated token store (another version of regard built it); "
+        f"regard: {store.folder}: outdated token store (a different version of regard built it); "
         "rebuilding it\n"
     )
 

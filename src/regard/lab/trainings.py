@@ -44,7 +44,7 @@ def check_seeds(seeds: Sequence[int]) -> None:
 
 
 def check_budget(seconds: float | None, steps: int | None) -> None:
-    """A training is limited by seconds or by steps."""
+    """Refuse a training that is limited by both seconds and steps."""
     if seconds is not None and steps is not None:
         raise InputError("--seconds and --steps cannot be combined")
 
@@ -72,7 +72,7 @@ def with_defaults(given: bool, preset: str | None, values: Values) -> Values:
 
 
 def check_out(out: Path, name: str) -> None:
-    """Refuse a folder that cannot be written or that has other files and no file regard-NAME."""
+    """Refuse a folder that cannot be written, or that another program has filled."""
     mark = out / f"regard-{name}"
     if out.exists() and not mark.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(
@@ -82,7 +82,7 @@ def check_out(out: Path, name: str) -> None:
 
 
 def begin(out: Path, name: str) -> None:
-    """Create the folder, before the work."""
+    """Create the folder before the work starts."""
     write_result(out / f"regard-{name}", "")
 
 

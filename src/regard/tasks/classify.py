@@ -288,7 +288,7 @@ def find_labels(counts: Counter[str], config: Config, files: Sequence[Path]) -> 
 
 
 def wrong_labels(labels: Sequence[object]) -> str:
-    """What is wrong with the classes of a model; empty: nothing."""
+    """The reason why these cannot be the labels of a model; empty if they are valid."""
     if not 2 <= len(labels) <= MOST_LABELS:
         return f"{len(labels):,} classes: the number must be from 2 to {MOST_LABELS:,}"
     if len(set(map(str, labels))) < len(labels):

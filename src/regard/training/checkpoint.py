@@ -1,8 +1,8 @@
 """Checkpoints: `checkpoints/step-N/` with the weights, the optimiser's state and the run's state.
 
-Each is written under a temporary name, with the checksums of its files, and renamed, so it is
-complete or absent. Reading starts at the newest, verifies the checksums and names every damaged
-file. Nothing is ever unpickled.
+A checkpoint is written under a temporary name, with the checksums of its files, and renamed, so it
+is complete or absent. Reading starts with the newest one, verifies the checksums and reports every
+damaged file. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from regard.training.int8 import unpacked
 
 FILES = ("model.safetensors", "optimiser.safetensors")
 LARGEST_STATE, LARGEST_HEADER = 2**20, 16 * 2**20  # bytes of state.json, of a safetensors header
-MOST_VALUES = 1_000_000  # in a safetensors header; a tensor has about seven
+MOST_VALUES = 1_000_000  # in a safetensors header; a tensor takes about seven
 
 
 class Checkpoints:
@@ -59,7 +59,7 @@ class Checkpoints:
         optimiser: dict[str, Tensor],
         state: dict[str, Any],
     ) -> None:
-        # An existing one is damaged: otherwise the run would have resumed from it.
+        # An existing checkpoint is damaged: otherwise the run would have resumed from it.
         with new_folder(self.path(step), replace=True) as folder:
             for name, tensors in zip(FILES, (model, optimiser), strict=True):
                 (folder / name).write_bytes(to_bytes(tensors))
@@ -71,7 +71,7 @@ class Checkpoints:
 
     def _prune(self, saved: int) -> None:
         """Keep the newest checkpoint and the last `keep` at regular steps, which averaging needs.
-        Later ones are damaged: otherwise the run would have resumed from them."""
+        Later checkpoints are damaged: otherwise the run would have resumed from them."""
         for step in self.steps():
             if step > saved:
                 self._remove(step)
@@ -86,7 +86,7 @@ class Checkpoints:
         shutil.rmtree(dying, ignore_errors=True)
 
     def newest(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The state of the newest checkpoint that is whole, and what is wrong with newer ones."""
+        """The state of the newest valid checkpoint, and the errors of newer ones."""
         remove_leftovers(self.folder)
         broken: list[str] = []
         for step in reversed(self.steps()):
@@ -97,11 +97,11 @@ class Checkpoints:
         return None, broken
 
     def check(self, step: int) -> dict[str, Any]:
-        """The state of a checkpoint whose files match their checksums; else an InputError."""
+        """The state of a checkpoint; an InputError if a file does not match its checksum."""
         path = self.path(step)
         try:
             content = read_bounded(path / "state.json", LARGEST_STATE, "a state")
-            state: dict[str, Any] = json.loads(content)  # it may hold -Infinity: no best score yet
+            state: dict[str, Any] = json.loads(content)  # -Infinity: there is no score yet
             own = state.pop("checksum")
             if own != digest(state):
                 raise InputError(f"{path / 'state.json'} is damaged: its checksum does not match")
@@ -123,12 +123,12 @@ class Checkpoints:
         return read_tensors(self.path(step) / FILES[1])
 
     def averaged(self, number: int, last: int) -> list[int]:
-        """The steps whose mean is a candidate for the final weights of a run that ends at step
-        `last`: the last `number` regular ones."""
+        """The steps whose mean weights are a candidate for the final weights of a run that ends at
+        step `last`: the last `number` regular steps."""
         return [*range(self.every, last + 1, self.every)][-number:]
 
     def damage(self, step: int) -> str:
-        """What is wrong with the checkpoint of a step; empty if it is whole."""
+        """Why the checkpoint of a step cannot be used; empty if it is valid."""
         try:
             self.check(step)
         except InputError as error:
@@ -146,19 +146,19 @@ class Checkpoints:
 
 
 def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU that share no memory with the tensors, wherever these are."""
+    """Copies on the CPU that never share memory with the tensors."""
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
 def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, row by row; those that are so already keep their memory."""
+    """Contiguous tensors on the CPU; those that are already are not copied."""
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """The name of a tensor that contains NaN or infinity; empty: there is none."""
+    """The name of a tensor that contains NaN or infinity; empty if there is none."""
     for name, tensor in tensors.items():
-        # The extremes take one pass and no memory, and NaN is the extreme of whatever contains it.
+        # One pass without extra memory; aminmax returns NaN for a tensor that contains NaN.
         extremes = tensor.aminmax() if tensor.is_floating_point() and tensor.numel() else ()
         if not all(map(math.isfinite, map(float, extremes))):
             return name
@@ -166,7 +166,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str:
 
 
 def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file that carries the checksum of its tensors.
+    """A safetensors file with the checksum of its tensors in its metadata.
 
     Args:
         files: the checksums of the files that belong to these weights (model_files.py).
@@ -177,7 +177,7 @@ def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None)
         return save(tensors, metadata=metadata)
     metadata["files"] = json.dumps(dict(files), sort_keys=True)
     content = save(tensors, metadata=metadata)
-    # The library writes the metadata in an order that changes from call to call.
+    # The library writes the metadata in a different order each time: use a fixed one.
     end = 8 + int.from_bytes(content[:8], "little")
     header = {**json.loads(content[8:end]), "__metadata__": metadata}
     text = json.dumps(header, separators=(",", ":")).encode().ljust(end - 8)
@@ -185,7 +185,7 @@ def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None)
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of itself."""
+    """The header of a safetensors file."""
 
     dtypes: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
@@ -231,7 +231,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The same for the weights of a model, which must not contain NaN or infinity."""
+    """`read_tensors` for the weights of a model, which must not contain NaN or infinity."""
     tensors = read_tensors(path)
     if name := not_finite(tensors):
         raise InputError(
@@ -241,7 +241,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_raw(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file as they are stored, once their checksum is verified."""
+    """The tensors of a safetensors file as they are stored; verifies their checksum."""
     expected = read_header(path).metadata.get("sha256")
     try:
         with safe_open(path, framework="pt") as file:

@@ -104,7 +104,7 @@ def read_curves(run: Path, name: str) -> Curves:
 
 
 def read_record(line: bytes) -> dict[str, Any]:
-    """A line of the metrics: its step, and its numbers as floats (NaN: cannot be drawn)."""
+    """A line of the metrics with its numbers as floats; NaN for those that cannot be drawn."""
     record: Any = None
     try:
         if len(line) <= LONGEST_LINE:
