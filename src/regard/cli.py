@@ -105,7 +105,7 @@ def demo_options(verb: argparse.ArgumentParser) -> None:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Train on the built-in corpus, translate, report: the whole story in minutes."""
+    """Train on the built-in corpus, translate and report, in a few minutes."""
     from regard.demo import demo as run_demo
 
     scores = run_demo(options.out, options.quiet, to_stderr=options.json)
@@ -146,7 +146,7 @@ def train_options(verb: argparse.ArgumentParser) -> None:
 
 
 def train(options: argparse.Namespace) -> int:
-    """Learn from text files and leave a model folder."""
+    """Train a model on text files and write its folder."""
     from regard.config import Config
 
     values = read_yaml(options.config) if options.config else {}
@@ -209,7 +209,7 @@ def evaluate_options(verb: argparse.ArgumentParser) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """The task's metrics on given data, with confidence intervals; --against: compare two."""
+    """Compute the task's metrics with confidence intervals; --against: compare two models."""
     decoding = chosen_decoding(options)
     from regard.evaluating import Report, evaluate_model
 
@@ -235,7 +235,7 @@ def info_options(verb: argparse.ArgumentParser) -> None:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Parameters by part, formula beside tensors; without anything: what is in the box."""
+    """Show the parameters of a model by part; without arguments: list the models in the box."""
     chosen = (options.preset, options.vocab, options.style)
     if options.accept_changes and options.model is None:
         raise InputError("--accept-changes needs MODEL: the folder whose files were changed")
@@ -283,7 +283,7 @@ def pack_options(verb: argparse.ArgumentParser) -> None:
 
 
 def pack(options: argparse.Namespace) -> int:
-    """Write a model's folder again with its weights in 8 bits: a quarter of the size."""
+    """Write a copy of a model with int8 weights, a quarter of the size."""
     from regard.box.pack import pack as pack_model
 
     made = pack_model(options.model, options.out)
@@ -314,9 +314,7 @@ def main() -> None:
             code = run(sys.argv[1:])
             sys.stdout.flush()  # inside of `try`: a closed pipe or a full disk is reported below
     except (InputError, TrainingFailed, OSError) as error:
-        if isinstance(
-            error, BrokenPipeError
-        ):  # `regard ... | head`: the reader has closed the pipe
+        if isinstance(error, BrokenPipeError):  # `regard ... | head`: the reader is done
             code = 0
         else:
             if "--debug" in sys.argv:

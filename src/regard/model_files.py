@@ -94,9 +94,7 @@ def check_folder(folder: Path, changed: bool = False) -> Config:
     expected = sum(part.parameters for part in closed_form(config.model).values())
     stored = sum(map(math.prod, shapes.values()))
     if expected != stored:
-        if (
-            layers <= len(shapes) and expected <= 2 * stored
-        ):  # small enough to build, for a message that names the tensor
+        if layers <= len(shapes) and expected <= 2 * stored:  # small enough to find the tensor
             check_shapes(Transformer(config.model), shapes, folder)
         raise InputError(
             f"{folder}: config.yaml describes a model with {expected:,} parameters, but "

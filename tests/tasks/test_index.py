@@ -275,7 +275,7 @@ def test_damage_to_an_open_index_is_an_error_of_one_line(name, content, how, bui
     index = build()
     with (index.folder / name).open("rb+") as file:
         file.write(content)
-    with pytest.raises(InputError, match=f"damaged search index \\({how}\\): remove it or give"):
+    with pytest.raises(InputError, match=f"damaged search index \\({how}\\): remove it or use"):
         all_of(index)
 
 
