@@ -266,7 +266,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
         return real(path)
 
     monkeypatch.setattr(checkpoint, "checksum", full)
-    with pytest.raises(TrainingFailed, match=r"is full; the newest checkpoint is of step 4; make"):
+    with pytest.raises(TrainingFailed, match=r"is full; the newest checkpoint is step 4; free"):
         train(configure(), tmp_path / "full", quiet=True)
     assert [p.name for p in (tmp_path / "full" / "checkpoints").iterdir()] == ["step-4"]
     monkeypatch.setattr(checkpoint, "checksum", real)
