@@ -21,7 +21,7 @@ bench: .venv/ready
 	$(BIN)/python -m benchmarks
 
 # Native code under sanitizers, in each variant that this processor can run (CONTRIBUTING.md).
-# Their runtime has to be in the process before Python is; Python itself leaks by design.
+# The sanitizer runtime must be loaded before Python; Python itself leaks by design.
 VARIANTS ?= $(shell $(BIN)/python -c 'from regard.native import possible; print(*possible())')
 library = $(shell $(CXX) -print-file-name=lib$(1).so)
 RECOVER := -fno-sanitize-recover=undefined
@@ -43,7 +43,7 @@ sanitize: .venv/ready
 	done
 
 # One OpenMP thread for each call: ThreadSanitizer does not see how libgomp's threads wait for each
-# other, and would report every stage of theirs as a race. It needs a fixed memory layout (setarch).
+# other, and would report every parallel stage as a race. It needs a fixed memory layout (setarch).
 sanitize-threads: .venv/ready
 	test -n "$(VARIANTS)"
 	set -e; for variant in $(VARIANTS); do \

@@ -40,30 +40,31 @@ SECTIONS: dict[str, Any] = {
     "decoding": DecodingConfig,
 }  # fmt: skip
 TYPES = {
-    str: "text", int: "whole number", float: "number", bool: "true or false", NoneType: "null",
+    str: "string", int: "integer", float: "number", bool: "true or false", NoneType: "null",
 }  # fmt: skip
 WHAT = {
     "model": "The architecture ([model/config.py](../src/regard/model/config.py)). Where the paper "
     "has an option, the default of the dataclass is the paper's base model.",
     "data": "Which files, and how text becomes tokens ([config.py](../src/regard/config.py)).",
     "training": "The loss, the optimiser and the loop ([config.py](../src/regard/config.py)).",
-    "decoding": "How answers are searched for or drawn; the rules are in "
-    "[decoding.md](decoding.md). On the command line each has an option of its own as well: "
+    "decoding": "How outputs are searched for or sampled; the rules are in "
+    "[decoding.md](decoding.md). Each one is also a command-line option: "
     "`--beam 1`, `--length-penalty 1.0`.",
 }
 TOP = """# Configuration
 
-Made by `python -m benchmarks configuration` from the dataclasses: change a field or its comment
-there, then run it again.
+This page lists every option, its default and the values that it accepts. `python -m benchmarks
+configuration` generates it from the dataclasses: change a field or its comment there, then run the
+command again.
 
-Four sections with the same names everywhere:
+The four sections have the same names on the command line, in files and in Python:
 
 ```
 regard train ... --set training.steps=500 --set model.norm_first=false    # on the command line
 regard train ... --config options.yaml                                    # in a file, see below
 ```
 ```yaml
-task: translate                # instead of --task, if you like
+task: translate                # optional, instead of --task
 model: {dropout: 0.3}
 training:
   steps: 500
@@ -77,12 +78,14 @@ values = {"data": {"train": ["train.en", "train.de"]}, "training": {"steps": 500
 train(Config.build("translate", "tiny", values), Path("run"))
 ```
 
-`--set` wins over the file, the file over the preset. A run's own `config.yaml` is complete, with
-every default, and `--config` takes it again. All of it is checked before any work starts: an
-unknown key names the nearest known one, and options that exclude each other name both.
+`--set` overrides the file, and the file overrides the preset. A run's own `config.yaml` contains
+every default and can be passed to `--config`. Every value is checked before any work starts: the
+message for an unknown key suggests the nearest known one, and the message for options that
+cannot be combined names both.
 
-*Default* is what `regard train` takes for `--task translate --preset base` (no `--preset` is
-`base`); where another task has another one, it is behind it. *Values* is what the check accepts.
+*Default* is the value that `regard train` uses for `--task translate --preset base` (the default
+preset), followed by the tasks with a different default. *Derived* defaults follow from other
+options, as described in the last column. *Values* lists what is accepted.
 """
 
 
@@ -114,7 +117,7 @@ def presets() -> Iterator[str]:
     keys = list(PRESETS["base"])
     yield "## Presets and styles"
     yield ""
-    yield "`--preset` sets these keys of `model`; everything else is the same in all of them."
+    yield "`--preset` sets these keys of `model`. All other options have the same default."
     yield ""
     yield "| preset | " + " | ".join(f"`{key}`" for key in keys) + " |"
     yield "|---" * (len(keys) + 1) + "|"
@@ -124,7 +127,7 @@ def presets() -> Iterator[str]:
 
 
 def styles(usual: dict[str, Config]) -> Iterator[str]:
-    yield "`--style` is `model.style`. Each task has its own, the usual one first:"
+    yield "`--style` is `model.style`. The styles of each task, with the default first:"
     yield ""
     for task, config in usual.items():
         known = STYLES_OF_TASK.get(task, STYLES)
@@ -137,7 +140,7 @@ def kind(cls: type, name: str) -> str:
     """A field's type, in words."""
     hint = get_type_hints(cls)[name]
     if get_origin(hint) is list:
-        return "list of texts"
+        return "list of strings"
     return " or ".join(TYPES[part] for part in getattr(hint, "__args__", (hint,)))
 
 
@@ -146,7 +149,7 @@ def default(field: Field[Any], section: str, usual: dict[str, Config]) -> str:
     if field.name == "train":
         return "must be given"
     if unsaid(field) and field.name not in PRESETS["base"]:
-        return "by itself"
+        return "derived"
     tasks: dict[str, list[str]] = {}
     for task, config in usual.items():
         value = getattr(getattr(config, section), field.name)
@@ -176,7 +179,7 @@ def allowed(cls: type, section: str, name: str) -> str:
     ranges = MODEL_RANGES if section == "model" else RANGES[section]
     if name in ranges:
         return str(ranges[name])
-    if kind(cls, name) == "text":
+    if kind(cls, name) == "string":
         needed = {"vocabulary_size": 100} if section == "model" else {}
         try:
             cls(**{**needed, name: "?"})

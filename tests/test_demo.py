@@ -32,6 +32,6 @@ def test_the_demo_trains_translates_reports_and_draws(tmp_path, monkeypatch, cap
 
 def test_the_demo_never_touches_a_folder_that_is_not_its_own(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(InputError, match="exists and was not made by regard demo"):
+    with pytest.raises(InputError, match="exists and was not created by regard demo"):
         demo.demo(tmp_path, quiet=True)
     assert (tmp_path / "thesis.txt").exists()

@@ -123,7 +123,7 @@ def test_a_place_where_no_folder_can_be_is_one_line_and_nothing_is_written(tmp_p
         (file / "a", f"{file} is not a folder"),
         (file / "a" / "b", f"{file} is not a folder"),
         (tmp_path / "loop", "it is not a folder"),
-        (tmp_path / "here", "it is the current folder or a mount point; name a folder in it"),
+        (tmp_path / "here", "it is the current folder or a mount point; choose a folder inside it"),
         (tmp_path / ("x" * 300), "File name too long"),
     ):
         for ask in (place_of, lambda path: fill(path, "new", replace=True)):

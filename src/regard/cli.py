@@ -46,13 +46,13 @@ from regard.view.verbs import VIEWS
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors, which main() prints as it prints all others."""
+    """argparse with one-line errors, which main() prints like all others."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stdout).write(message)  # argparse's own ignores that a disk is full
+        (file or sys.stdout).write(message)  # argparse's own method ignores a full disk
 
     def error(self, message: str) -> NoReturn:
-        # From options.py: "argument -m/--model: must be ..." is complete without the usage.
+        # A message of options.py ("argument -m/--model: must be ...") needs no hint at --help.
         if bound := re.fullmatch(r"argument (?:-\w/)?(\S+): (must .*)", message, re.DOTALL):
             raise InputError(f"{bound[1]} {bound[2]}")
         raise InputError(f"{message} (see: {self.prog} --help)")
@@ -94,7 +94,7 @@ def add_verb(
     text = run.__doc__ or ""
     verb = verbs.add_parser(name, help=text[0].lower() + text[1:].rstrip("."), description=text)
     options(verb)
-    verb.add_argument("--json", action="store_true", help="one JSON object a line, for programs")
+    verb.add_argument("--json", action="store_true", help="print one JSON object per line")
     verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verb.set_defaults(run=run)
 
@@ -105,7 +105,7 @@ def demo_options(verb: argparse.ArgumentParser) -> None:
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Train on the built-in corpus, translate, report: the whole story in minutes."""
+    """Train on the built-in corpus, translate and report, in a few minutes."""
     from regard.demo import demo as run_demo
 
     scores = run_demo(options.out, options.quiet, to_stderr=options.json)
@@ -123,10 +123,10 @@ def train_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     verb.add_argument("--valid", nargs="+", type=file_name, metavar="FILE", help="held-out data")
     verb.add_argument(
-        "--out", metavar="RUN", type=file_path, required=True, help="the model's folder"
+        "--out", metavar="RUN", type=file_path, required=True, help="folder of the run"
     )
     verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
-    verb.add_argument("--config", type=file_path, metavar="FILE.yaml", help="sections of options")
+    verb.add_argument("--config", type=file_path, metavar="FILE.yaml", help="file with options")
     verb.add_argument(
         "--from", type=file_path, metavar="MODEL", dest="start_from",
         help="start from this model's weights (fine-tuning)",
@@ -146,7 +146,7 @@ def train_options(verb: argparse.ArgumentParser) -> None:
 
 
 def train(options: argparse.Namespace) -> int:
-    """Learn from text files and leave a model folder."""
+    """Train a model on text files and write its folder."""
     from regard.config import Config
 
     values = read_yaml(options.config) if options.config else {}
@@ -183,7 +183,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def existing_model(model: Path) -> Path:
-    """The folder of a model, once there is one."""
+    """The folder of a model; refuses a path without one."""
     folder = folder_of(model)
     if not (folder / "config.yaml").is_file():
         raise InputError(f"{folder} is not a model: it has no config.yaml")
@@ -199,17 +199,17 @@ def evaluate_options(verb: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="translate: SOURCE TARGET",
     )
-    verb.add_argument("--against", type=file_path, metavar="MODEL", help="is the difference real?")
+    verb.add_argument("--against", type=file_path, metavar="MODEL", help="compare with it")
     verb.add_argument(
         "--samples", type=bounded(int, 1, 10_000), default=1000, metavar="N",
-        help="samples of the bootstrap (default: 1000)",
+        help="bootstrap samples (default: 1000)",
     )  # fmt: skip
     decoding_options(verb)
     model_to_use(verb, "translate")
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """The task's metrics on given data, with confidence intervals; --against: compare two."""
+    """Compute the task's metrics with confidence intervals; --against: compare two models."""
     decoding = chosen_decoding(options)
     from regard.evaluating import Report, evaluate_model
 
@@ -220,7 +220,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def info_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "model", nargs="?", type=file_path, metavar="MODEL", help="a folder, or box:translate, or:"
+        "model", nargs="?", type=file_path, metavar="MODEL", help="a model folder or box:translate"
     )
     verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
     verb.add_argument(
@@ -235,7 +235,7 @@ def info_options(verb: argparse.ArgumentParser) -> None:
 
 
 def info(options: argparse.Namespace) -> int:
-    """Parameters by part, formula beside tensors; without anything: what is in the box."""
+    """Show the parameters of a model by part; without arguments: list the models in the box."""
     chosen = (options.preset, options.vocab, options.style)
     if options.accept_changes and options.model is None:
         raise InputError("--accept-changes needs MODEL: the folder whose files were changed")
@@ -260,7 +260,7 @@ def info(options: argparse.Namespace) -> int:
             from regard.models import accept_changes
 
             names = ", ".join(accept_changes(options.model))
-            warn(f"{options.model} is accepted with {names} as they are now")
+            warn(f"{options.model} now accepts {names} as they are")
         config = read_config(existing_model(options.model)).model
     from regard.view.info import final_scores, parameter_table
 
@@ -272,18 +272,18 @@ def info(options: argparse.Namespace) -> int:
         table.show(str(options.model or preset))
         for name, value in scores.items():
             print(visible_line(f"{name:16} {value}"))
-    return 0 if table.agrees else 1  # a formula that is not the model's is our fault
+    return 0 if table.agrees else 1  # a disagreement is a bug in regard
 
 
 def pack_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("model", type=file_path, metavar="RUN", help="the folder of a finished model")
     verb.add_argument(
-        "--out", type=file_path, required=True, metavar="FOLDER", help="of the small one"
+        "--out", type=file_path, required=True, metavar="FOLDER", help="folder of the packed model"
     )
 
 
 def pack(options: argparse.Namespace) -> int:
-    """Write a model's folder again with its weights in 8 bits: a quarter of the size."""
+    """Write a copy of a model with int8 weights, a quarter of the size."""
     from regard.box.pack import pack as pack_model
 
     made = pack_model(options.model, options.out)
@@ -302,26 +302,26 @@ def main() -> None:
     # How long a thread spins before it sleeps, read when torch is loaded. The default spins for
     # milliseconds: on a machine that also does something else, training ran at half the speed.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
-    atexit.register(gc.freeze)  # do not collect the objects of torch at the end of the process
+    atexit.register(gc.freeze)  # do not collect torch's objects when the process ends
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Whatever the locale is: our files are UTF-8 too.
+        # Independent of the locale, as all files of regard are UTF-8.
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         with interruptible():
             code = run(sys.argv[1:])
-            sys.stdout.flush()  # here, where a closed pipe or a full disk is reported
+            sys.stdout.flush()  # inside of `try`: a closed pipe or a full disk is reported below
     except (InputError, TrainingFailed, OSError) as error:
-        if isinstance(error, BrokenPipeError):  # `regard ... | head`: the reader has enough
+        if isinstance(error, BrokenPipeError):  # `regard ... | head`: the reader is done
             code = 0
         else:
             if "--debug" in sys.argv:
                 traceback.print_exc()
             warn(describe(error))
             code = exit_code(error)
-        if output_fails():  # write nothing more, not even when the process ends
+        if output_fails():  # the buffer cannot be written, not even at exit: discard it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt as stopped:
         if str(stopped):
@@ -345,9 +345,9 @@ def run(arguments: list[str]) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """2 if the user can mend it by another command line, 1 if the work failed.
+    """2 if a different command line would help, 1 if the work failed.
 
-    A full disk is always 1, also where a component reports it as an InputError.
+    A full disk is always 1, even if a component reports it as an InputError.
     """
     if isinstance(error, OSError):
         return 2 if error.errno in CHOSEN else 1
@@ -360,18 +360,18 @@ def exit_code(error: Exception) -> int:
 
 
 def describe(error: Exception) -> str:
-    """One line that names the file of an error of the operating system."""
+    """The message of an error in one line; an OSError is described with its file."""
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
-    # All that writes files names them in its errors (files.named): this one came from print().
+    # Errors of file writers have a file name (files.named): this one came from print().
     where = "standard output: " if error.errno in FULL | {errno.EIO} else ""
     return f"{where}{error.strerror}"
 
 
 def output_fails() -> bool:
-    """Whether standard output cannot be written; what could not be written is still buffered."""
+    """Whether buffered text cannot be written to standard output."""
     try:
         sys.stdout.flush()
     except OSError:

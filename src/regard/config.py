@@ -60,17 +60,17 @@ class DataConfig:
     train: list[str] = field(default_factory=list)  # --train: files; translate: source, target
     valid: list[str] = field(default_factory=list)  # --valid: held-out files of the same kind
     vocabulary: str = "bpe"  # what a token is: byte-level bpe, one character, one byte
-    vocabulary_size: int = 8_000  # wanted; a small corpus may give fewer
+    vocabulary_size: int = 8_000  # requested size; a small corpus may give fewer tokens
     shared_vocabulary: bool = True  # translate: one for source and target, or one each
-    max_length: int = 256  # tokens of an example; longer ones are skipped or cut (docs/tasks.md)
-    max_ratio: float = 4.0  # of the lengths of two sides; more uneven pairs are skipped
-    bpe_dropout: float = 0.0  # leave out merges this often, anew each time a text is seen
-    share: float = 1.0  # the fraction of the training examples that is used, chosen at random
-    documents: str = "blank-line"  # where a document ends: at a blank-line, or with its file
-    duplicates: str = "keep"  # rows that stand there twice: keep (and say so), drop, refuse
-    labels: list[str] = field(default_factory=list)  # classify: the classes; []: those of train
-    bleu: str = "13a"  # how sacreBLEU cuts translations into words; zh for Chinese, char for others
-    mask: float = 0.15  # fill: the fraction of the tokens that are to be guessed
+    max_length: int = 256  # tokens per example; longer ones are skipped or cut (docs/tasks.md)
+    max_ratio: float = 4.0  # largest ratio of the two lengths; other pairs are skipped
+    bpe_dropout: float = 0.0  # probability of skipping a merge, drawn each time a text is read
+    share: float = 1.0  # fraction of the training examples to use, chosen at random
+    documents: str = "blank-line"  # what ends a document: a blank line, or the end of its file
+    duplicates: str = "keep"  # duplicate rows: keep (with a message), drop, refuse
+    labels: list[str] = field(default_factory=list)  # classify: classes; []: the labels in train
+    bleu: str = "13a"  # sacreBLEU's tokenizer; zh for Chinese, char for others
+    mask: float = 0.15  # fill: fraction of the tokens to predict
     whole_words: bool = False  # fill: all tokens of a word are masked, or none
 
     def __post_init__(self) -> None:
@@ -80,44 +80,44 @@ class DataConfig:
         choice("data.duplicates", self.duplicates, ("keep", "drop", "refuse"))
         choice("data.bleu", self.bleu, ("13a", "intl", "zh", "char", "none"))
         if len(self.labels) > MOST_LABELS:
-            raise InputError(f"data.labels: {len(self.labels):,} labels: at most {MOST_LABELS:,}")
+            raise InputError(f"data.labels: {len(self.labels):,} labels, at most {MOST_LABELS:,}")
         if len(set(self.labels)) < len(self.labels):
             twice = next(label for i, label in enumerate(self.labels) if label in self.labels[:i])
             raise InputError(f"data.labels: {twice!r:.60} is duplicated")
         if self.bpe_dropout and self.vocabulary != "bpe":
             raise InputError(
                 f"data.bpe_dropout={self.bpe_dropout} and data.vocabulary={self.vocabulary} "
-                "exclude each other: only bpe has merges"
+                "cannot be combined: only bpe has merges"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    steps: int = 2_000  # optimiser steps, at most
-    batch_tokens: int = 4_096  # of one packed row; translate: of the target; else: of what is read
-    accumulate: int = 1  # rows of one step and process: their gradients are added up
+    steps: int = 2_000  # maximum number of optimiser steps
+    batch_tokens: int = 4_096  # tokens per packed row; translate: target tokens; else: input tokens
+    accumulate: int = 1  # rows per step and process; their gradients are summed
     optimiser: str = "adam"  # adam (the paper's), adamw
     weight_decay: float = 0.0  # for adamw
-    beta1: float = 0.9  # of Adam: how long it remembers gradients
-    beta2: float = 0.98  # of Adam: and their squares
-    learning_rate: float = DERIVED  # the highest; by itself the paper's (d_model * warmup)^-0.5,
-    # with --from a tenth of it
-    warmup: int = 500  # steps in which the learning rate rises from 0 to its highest
-    schedule: str = "inverse-sqrt"  # what the rate does after that; inverse-sqrt is the paper's
-    label_smoothing: float = 0.1  # this much of the target goes to all other tokens (5.4)
-    r_drop: float = 0.0  # R-Drop: weight of the divergence between two dropouts of an example
-    balance: bool = False  # classify: rare classes weigh more, so that all weigh the same together
-    similarity_scale: float = 20.0  # embed: what cosines are multiplied by before the softmax
-    clip: float = 1.0  # longest gradient; 0: do not clip
+    beta1: float = 0.9  # Adam: decay rate of the gradient average
+    beta2: float = 0.98  # Adam: decay rate of the squared gradient average
+    learning_rate: float = DERIVED  # peak; default: the paper's (d_model * warmup)^-0.5, or a
+    # tenth of it with --from
+    warmup: int = 500  # steps in which the learning rate rises from 0 to its peak
+    schedule: str = "inverse-sqrt"  # learning rate after the warmup; inverse-sqrt is the paper's
+    label_smoothing: float = 0.1  # probability that is spread over all other tokens (5.4)
+    r_drop: float = 0.0  # R-Drop: weight of the divergence between two dropout passes
+    balance: bool = False  # classify: weight rare classes more, so that all classes count the same
+    similarity_scale: float = 20.0  # embed: factor for the cosines before the softmax
+    clip: float = 1.0  # largest gradient norm; 0: no clipping
     validate_every: int = 500  # steps between two validations
     checkpoint_every: int = 250  # steps between two checkpoints
-    keep: int = 5  # so many last checkpoints stay on the disk
-    average: int = 5  # last checkpoints whose mean is tried as the final weights; 1: none
+    keep: int = 5  # number of latest checkpoints to keep
+    average: int = 5  # latest checkpoints whose mean is a candidate for the final weights; 1: none
     patience: int = 0  # validations without improvement before stopping; 0: never stop early
-    dtype: str = "auto"  # of the products; auto: bfloat16 where it is faster; sums are float32
-    compile: bool = True  # on a GPU: record the work of a row once, then replay it
+    dtype: str = "auto"  # of matrix products; auto: bfloat16 where it is faster; sums are float32
+    compile: bool = True  # on a GPU: capture a row's computation as a CUDA graph and replay it
     tensorboard: bool = False  # write events for TensorBoard beside metrics.jsonl
-    seed: int = 1  # of weights, order and dropout (--seed)
+    seed: int = 1  # random seed for initialisation, shuffling and dropout (--seed)
 
     def __post_init__(self) -> None:
         check_types(self, "training", RANGES["training"])
@@ -126,8 +126,8 @@ class TrainingConfig:
         choice("training.dtype", self.dtype, ("auto", "float32", "bfloat16"))
         if self.weight_decay and self.optimiser == "adam":
             raise InputError(
-                f"training.weight_decay={self.weight_decay} and training.optimiser=adam exclude "
-                "each other: use training.optimiser=adamw"
+                f"training.weight_decay={self.weight_decay} and training.optimiser=adam cannot be "
+                "combined: use training.optimiser=adamw"
             )
         if self.average > self.keep:
             raise InputError(
@@ -138,16 +138,16 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    beam: int = 4  # hypotheses followed for each sentence; 1 is greedy search
+    beam: int = 4  # hypotheses per sentence; 1 is greedy search
     length_penalty: float = 0.6  # scores are divided by ((5 + tokens) / 6) to this power
-    n_best: int = 1  # answers for each sentence: the best of the beam, or so many samples
-    max_length: int = 50  # tokens more than the source has; where there is no source, tokens
-    min_length: int = 0  # tokens before an answer may end
-    no_repeat: int = 0  # no sequence of so many tokens twice in one answer; 0: do not care
-    temperature: float = 0.0  # 0: search for the best; above: sample, 1 is the model's own odds
-    top_k: int = 0  # sample from so many best tokens only; 0: from all
-    top_p: float = 1.0  # sample from the fewest best tokens that have this probability together
-    seed: int = 1  # of sampling
+    n_best: int = 1  # outputs per sentence: the best of the beam, or this many samples
+    max_length: int = 50  # output tokens beyond the source's length; without a source: in total
+    min_length: int = 0  # output tokens before the end is allowed
+    no_repeat: int = 0  # no sequence of this many tokens occurs twice in an output; 0: no limit
+    temperature: float = 0.0  # 0: search; above 0: sample; 1: the model's own probabilities
+    top_k: int = 0  # sample only from this many most probable tokens; 0: from all
+    top_p: float = 1.0  # sample from the fewest most probable tokens with this total probability
+    seed: int = 1  # random seed for sampling
 
     def __post_init__(self) -> None:
         check_types(self, "decoding", RANGES["decoding"])
@@ -158,18 +158,18 @@ class DecodingConfig:
             )
         if self.temperature and self.beam > 1:
             raise InputError(
-                f"decoding.temperature={self.temperature} and decoding.beam={self.beam} exclude "
-                "each other: sampling follows one hypothesis: set decoding.beam=1"
+                f"decoding.temperature={self.temperature} and decoding.beam={self.beam} cannot be "
+                "combined: sampling follows one hypothesis: set decoding.beam=1"
             )
         for name in ("top_k", "top_p"):
             if not self.temperature and getattr(self, name) != getattr(DecodingConfig, name):
                 raise InputError(
-                    f"decoding.{name}={getattr(self, name)} and decoding.temperature=0 exclude "
-                    "each other: set decoding.temperature=1 to sample"
+                    f"decoding.{name}={getattr(self, name)} and decoding.temperature=0 cannot be "
+                    "combined: set decoding.temperature=1 to sample"
                 )
         if not self.temperature and self.n_best > self.beam:
             raise InputError(
-                f"decoding.n_best={self.n_best} and decoding.beam={self.beam} exclude each other: "
+                f"decoding.n_best={self.n_best} and decoding.beam={self.beam} cannot be combined: "
                 "a search keeps no more answers than its beam has"
             )
 
@@ -220,17 +220,17 @@ class Config:
             rate *= 1.0 if start is None else FINE  # what was learned is not to be forgotten
             training = replace(training, learning_rate=rate)
         if training.r_drop and task == "embed":
-            raise InputError("--task embed and training.r_drop exclude each other")
+            raise InputError("--task embed and training.r_drop cannot be combined")
         scale = training.similarity_scale
         if task != "embed" and scale != TrainingConfig.similarity_scale:
             raise InputError(
-                f"--task {task} and training.similarity_scale={scale} exclude each other: "
+                f"--task {task} and training.similarity_scale={scale} cannot be combined: "
                 "it is for embed"
             )
         if training.balance and model.head != "classifier":
             raise InputError(
-                f"training.balance=true and --task {task} with model.style={model.style} exclude "
-                "each other: only a classifier has classes that can be weighed"
+                f"training.balance=true and --task {task} with model.style={model.style} cannot be "
+                "combined: only a classifier has classes that can be weighed"
             )
         return cls(task=task, model=model, data=data, training=training, decoding=decoding)
 
@@ -299,7 +299,7 @@ def brought(task: str, start: DataConfig, asked: Mapping[str, Any]) -> dict[str,
         if asked.get(name, value) != value:
             said = [f"data.{name}={str(one).lower()}" for one in (asked[name], value)]
             raise InputError(
-                f"{said[0]} and --from a model with {said[1]} exclude each other: --from brings "
+                f"{said[0]} and --from a model with {said[1]} cannot be combined: --from brings "
                 f"the vocabulary; leave data.{name} out"
             )
     return found
@@ -307,7 +307,7 @@ def brought(task: str, start: DataConfig, asked: Mapping[str, Any]) -> dict[str,
 
 def two_vocabularies(task: str) -> InputError:
     return InputError(
-        f"--from a model with two vocabularies and --task {task} exclude each other: it has one"
+        f"--from a model with two vocabularies and --task {task} cannot be combined: it has one"
     )
 
 
@@ -342,7 +342,7 @@ def build_model(
     if not data.shared_vocabulary and model.tie_embeddings in ("all", "source-target"):
         raise InputError(
             f"data.shared_vocabulary=false and model.tie_embeddings={model.tie_embeddings} "
-            "exclude each other: one matrix has one vocabulary"
+            "cannot be combined: one matrix has one vocabulary"
         )
     return model
 
@@ -351,18 +351,18 @@ def check_task(task: str, style: str, data: DataConfig) -> None:
     styles = STYLES_OF_TASK.get(task)
     if styles and style in STYLES and style not in styles:
         raise InputError(
-            f"--task {task} and model.style={style} exclude each other: "
+            f"--task {task} and model.style={style} cannot be combined: "
             f"it needs {' or '.join(styles)}"
         )
     for name, tasks in OPTIONS_OF_TASKS.items():
         value = getattr(data, name)
         if task not in tasks and value != type(data)().__dict__[name]:
             raise InputError(
-                f"--task {task} and data.{name}={value} exclude each other: "
+                f"--task {task} and data.{name}={value} cannot be combined: "
                 f"it is for {' and '.join(tasks)}"
             )
     if task != "translate" and not data.shared_vocabulary:
-        raise InputError(f"--task {task} and data.shared_vocabulary=false exclude each other")
+        raise InputError(f"--task {task} and data.shared_vocabulary=false cannot be combined")
 
 
 def check_positions(

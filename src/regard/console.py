@@ -1,10 +1,11 @@
-"""What is printed: tables and progress bars for people, one-line messages, JSON for programs.
+"""Output: tables and progress bars, one-line messages, and JSON.
 
 Labels, file names and model output are user text. They must never be parsed as rich markup, and a
-control character in them must never reach the terminal. Every console and every progress bar of
-the package is made here, so that both rules hold without any care at the place that prints.
+control character in them must never reach the terminal. Every console and progress bar of the
+package is created here, so callers do not have to take care of either.
 
-rich is imported only when it is needed: a verb that prints one short answer does not pay for it.
+rich is imported only when it is needed, because a verb that prints one short line starts faster
+without it.
 """
 
 from __future__ import annotations
@@ -21,37 +22,37 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-PATIENCE = 2.0  # seconds of work before a progress bar is worth showing
-# C0 and C1 control characters but tab and newline, the line separators, the characters that
+PATIENCE = 2.0  # seconds of work before a progress bar is shown
+# C0 and C1 control characters except tab and newline, the line separators, the characters that
 # reorder text (bidirectional overrides), and surrogates, which UTF-8 cannot encode.
 HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
-# What ends a line for `str.splitlines` but may stand in a JSON string, and what is not UTF-8.
+# Characters that JSON allows in a string but `str.splitlines` splits at, and surrogates.
 NOT_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def as_json(value: Any) -> str:
-    """`value` as one line of JSON, also for a reader that splits lines as `str.splitlines` does."""
+    """`value` as JSON in one line, even for a reader that uses `str.splitlines`."""
     text = json.dumps(value, ensure_ascii=False)
-    return NOT_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return NOT_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def visible(text: str) -> str:
     """`text` with control characters written as escapes (`\\x1b`); tabs and newlines stay."""
-    return HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+    return HIDDEN.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def visible_line(text: str) -> str:
-    """The same for text that must stay one line: tabs and newlines are escaped as well."""
+    """`visible` for text that must stay on one line: tabs and newlines are escaped as well."""
     return visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def warn(message: str) -> None:
     """Print `regard: message` on standard error, in one line."""
-    with suppress(OSError):  # nobody reads it: the exit code must still be the right one
+    with suppress(OSError):  # standard error is closed: the exit code must still be correct
         print(f"regard: {visible_line(message)}", file=sys.stderr)
 
 
@@ -79,9 +80,9 @@ def make_console(stderr: bool = False, quiet: bool = False, width: int | None = 
 
 
 def make_progress(console: Console, *columns: Any, **options: Any) -> Progress:
-    """Transient progress bars on a console of ours; task descriptions are not markup.
+    """Transient progress bars on a console of this module; task descriptions are not markup.
 
-    columns: what follows the description (default: bar, percentage, remaining time).
+    columns: the columns after the description (default: bar, percentage, remaining time).
     """
     from rich.progress import (
         BarColumn,
@@ -117,5 +118,5 @@ def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[
         yield lambda done: bar.update(task, completed=done)
     finally:
         timer.cancel()
-        timer.join()  # it may be starting the bar just now; stop it only after that
+        timer.join()  # it may be starting the bar right now; stop the bar only after that
         bar.stop()

@@ -55,7 +55,7 @@ def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     if out.exists():
         if not (out / "regard-demo").exists():
             raise InputError(
-                f"{out} exists and was not made by regard demo: choose a different --out"
+                f"{out} exists and was not created by regard demo: choose a different --out"
             )
         shutil.rmtree(out)
     out.mkdir(parents=True)

@@ -118,7 +118,7 @@ def evaluate_model(options: argparse.Namespace, decoding: dict[str, Any]) -> Rep
             warn(f"{path}:{row.line}: {model.in_pieces(count)}")
         if other is None:
             return judged(model, found, None, options)
-        check(other, examples)  # it may not know all labels
+        check(other, examples)  # the other model may not know all labels
         return judged(model, found, evaluated(other, examples, decoding), options)
 
 
@@ -133,7 +133,7 @@ def read(model: Model, files: list[Path]) -> list[Any]:
 
 
 def check(model: Model, examples: list[Any]) -> None:
-    """Refuse examples that the model cannot be evaluated on."""
+    """Refuse examples on which the model cannot be evaluated."""
     for example in examples:
         model.task.check(example)
 

@@ -1,8 +1,8 @@
-"""Files: writing that is whole or not at all, and reading that is bounded.
+"""Atomic writing and bounded reading of files.
 
-A file is written under a temporary name, flushed to the disk, then renamed. What is read may have
-been made by anybody: only regular files are opened, only so many bytes are read, and JSON is
-checked before it is parsed.
+A file is written under a temporary name, flushed to the disk and renamed, so it is complete or
+absent. Files to read are not trusted: only regular files are opened, the number of bytes is
+limited, and JSON is checked before it is parsed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from typing import Any, NoReturn
 from regard.errors import InputError
 
 PREFIX = ".tmp-"  # nothing with this name is ever read
-MOST_DIGITS = 100  # of an integer in a file
+MOST_DIGITS = 100  # digits of an integer in a file
 LARGEST_METRICS = 32 * 2**20  # bytes of metrics.jsonl, which has a line for 50 steps
 LARGEST_CARD = 2**20  # bytes of README.md
 OLD = "old-"  # in such a name: what is being replaced
 
 
 class FolderExists(InputError):
-    """A new folder cannot get its name, because another process has created it meanwhile."""
+    """A new folder cannot be renamed: another process has created one with its name."""
 
 
-# Errors of the operating system that come from the path a user chose...
+# Operating system errors that depend on the path, so that a different path would help ...
 CHOSEN = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES,
     errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EBUSY,
     errno.ENODEV, errno.ENXIO, errno.ETXTBSY, errno.EOPNOTSUPP,
 }  # fmt: skip
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # ... and those that any other path may cure
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # ... and those that say that the disk is full
 
 
 @contextmanager
@@ -56,8 +56,8 @@ def named(path: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError) -> Exception:
-    """What to raise where the result at `path` cannot be written: an InputError if another path
-    would help, the error itself, with the path in it, if the work failed (a full disk)."""
+    """The exception to raise if `path` cannot be written: an InputError if a different path would
+    help, otherwise (a full disk) the error itself with `path` as its file name."""
     if error.errno in CHOSEN:
         return InputError(f"{path} cannot be written: {error.strerror}")
     error.filename, error.filename2 = str(path), None
@@ -65,7 +65,7 @@ def unwritable(path: Path, error: OSError) -> Exception:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Replace `path` by `content`, or leave it as it was."""
+    """Write `content` to `path`; if this fails, `path` stays unchanged."""
     temporary = temporary_name(path)
     with named(path):
         try:
@@ -81,12 +81,12 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """What `path` is called while this process writes it."""
+    """The name under which this process writes `path` until it is complete."""
     return path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
 
 
 def write_result(path: Path, content: bytes | str) -> None:
-    """The same for a path that the user chose: its folder is created, and the error is one line."""
+    """`write_file` for a path that the user chose: creates its folder; errors are one line."""
     check_destination(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def write_result(path: Path, content: bytes | str) -> None:
 
 
 def check_destination(path: Path) -> None:
-    """Refuse a path at which no file can be written, before the work; leaves nothing behind."""
+    """Refuse a path that cannot be written. Call it before the work; it leaves no files behind."""
     try:
         if not path.name or path.is_dir():
             raise InputError(f"{path} cannot be written: it is a folder, not a file")
@@ -108,9 +108,9 @@ def check_destination(path: Path) -> None:
 
 
 def check_parent(path: Path, place: Path) -> None:
-    """Refuse a place whose folder is missing and cannot be created, or cannot be written to.
+    """Refuse a path whose parent folder cannot be created or cannot be written to.
 
-    path: how the user named the place, for the message.
+    path: the path as the user wrote it, for the message.
     """
     parent = next(folder for folder in place.parents if folder.exists())
     if not parent.is_dir():
@@ -119,8 +119,8 @@ def check_parent(path: Path, place: Path) -> None:
         raise InputError(f"{path} cannot be written: no permission to write to {parent}")
     for name in (*place.relative_to(parent).parts, temporary_name(place).name):
         with suppress(FileNotFoundError):
-            os.lstat(parent / name)  # raises where the name is too long
-    with TemporaryFile(dir=parent):  # some file systems refuse what the permissions allow
+            os.lstat(parent / name)  # raises an OSError if the name is too long
+    with TemporaryFile(dir=parent):  # a file system can refuse this even with permission
         pass
 
 
@@ -130,17 +130,17 @@ def real_path(path: Path) -> Path:
 
 
 def place_of(path: Path) -> Path:
-    """The folder that a new folder with this name would become, links followed; refuses a path
-    that cannot be one. Leaves nothing behind: it can be called before the work."""
+    """The resolved path for a new folder; refuses a path at which none can be created. Call it
+    before the work; it leaves no files behind."""
     place = real_path(path)
     try:
         if place.is_symlink() or (place.exists() and not place.is_dir()):
             raise InputError(f"{path} cannot be written: it is not a folder")
         if place.exists() and (place.is_mount() or place.samefile(os.curdir)):
-            # A new folder is renamed to its final name, which such a place does not allow.
+            # A new folder is renamed to its final name, which is not possible here.
             raise InputError(
-                f"{path} cannot be written: it is the current folder or a mount point; name a "
-                "folder in it"
+                f"{path} cannot be written: it is the current folder or a mount point; choose "
+                "a folder inside it"
             )
         check_parent(path, place)
     except OSError as error:
@@ -150,8 +150,8 @@ def place_of(path: Path) -> Path:
 
 @contextmanager
 def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill; it gets its name when everything in it is on the disk. An existing folder
-    stays and this fails, unless that folder is empty or to be replaced."""
+    """Yield a temporary folder to fill, then flush it to the disk and rename it to `path`. An
+    existing folder that is not empty is an error, unless `replace` is set."""
     path = place_of(path)
     temporary = temporary_name(path)
     old = path.with_name(f"{PREFIX}{os.getpid()}-{OLD}{path.name}")
@@ -164,7 +164,7 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
             for file in temporary.rglob("*"):
                 sync_file(file) if file.is_file() else sync_folder(file)
             sync_folder(temporary)
-            if replace and path.exists():  # aside, and not away: a kill here loses neither
+            if replace and path.exists():  # renamed, not removed: a kill here loses neither folder
                 shutil.rmtree(old, ignore_errors=True)
                 os.replace(path, old)
             try:
@@ -209,11 +209,11 @@ def alive(process: int) -> bool:
 
 
 class FolderLock:
-    """An exclusive lock on a folder, between processes; it ends with the process that holds it.
+    """An exclusive lock on a folder between processes.
 
-    The lock is `flock` on the file `.lock` in the folder, so it survives renaming the folder, and
-    the system releases it however the process ends. Where the file system has no locks, and on
-    Windows, nothing is locked.
+    The lock is an `flock` on the file `.lock` in the folder. It stays valid if the folder is
+    renamed, and the system releases it when the process ends, for whatever reason. On Windows and
+    on file systems without locks, nothing is locked.
     """
 
     NAME, TRIES = ".lock", 100
@@ -222,7 +222,7 @@ class FolderLock:
         self.descriptor: int | None = None
 
     def acquire(self, folder: Path) -> None:
-        """Lock the folder, or raise an InputError that names the process that holds the lock."""
+        """Lock the folder; raise an InputError that names the holder if it is locked already."""
         try:
             import fcntl
         except ImportError:
@@ -261,8 +261,8 @@ class FolderLock:
                 os.close(descriptor)
 
     def release(self, folder: Path) -> None:
-        """Unlock the folder, which may have been renamed since; without a lock, do nothing. The
-        lock of another process, which may have created a folder of this name, stays."""
+        """Unlock the folder, which may have been renamed since. Does nothing without a lock, and
+        keeps the lock of another process that has created a folder with this name."""
         if self.descriptor is not None:
             path = folder / self.NAME
             if is_open_as(self.descriptor, path):
@@ -300,7 +300,7 @@ def checksum(path: Path) -> str:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; never wait for a pipe or a device, but refuse them."""
+    """Open a regular file for reading; refuse a pipe or a device instead of waiting for it."""
     try:
         # A pipe without a writer would block here; O_NONBLOCK has no effect on a regular file.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -322,10 +322,10 @@ def read_bounded(path: Path, limit: int, what: str) -> bytes:
     """The content of a regular file of at most `limit` bytes.
 
     Args:
-        what: what the file should be, for the message: "a configuration".
+        what: the expected kind of file, for the message: "a configuration".
 
     Raises:
-        InputError: the file cannot be read, is not a regular file, or is larger.
+        InputError: the file cannot be read, is not a regular file, or is larger than `limit`.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -348,16 +348,16 @@ def parse_json(content: bytes, most: int = 100_000) -> Any:
     """The value of a JSON text in UTF-8.
 
     Args:
-        most: the largest number of commas and opening brackets. It bounds the memory: a small
-            value takes 30 times the bytes of its text.
+        most: the largest number of commas and opening brackets. It bounds the memory, because a
+            small value takes 30 times as many bytes as its text.
 
     Raises:
-        ValueError: anything that is not strict JSON: duplicate keys, NaN or infinity, lone
-            surrogates, integers of over 100 digits, values that are nested too deeply; or more
+        ValueError: the text is not strict JSON (duplicate keys, NaN or infinity, lone surrogates,
+            integers with more than 100 digits, values that are nested too deeply), or it has more
             values than `most`.
     """
     if sum(map(content.count, (b",", b"[", b"{"))) > most:
-        raise ValueError(f"over {most:,} values")
+        raise ValueError(f"more than {most:,} values")
     try:
         value = json.loads(
             content.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant,
@@ -376,7 +376,7 @@ def parse_json(content: bytes, most: int = 100_000) -> Any:
     return value
 
 
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # in an escape: half of a pair, or one alone
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # an escaped surrogate, in a pair or alone
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -392,13 +392,13 @@ def _no_constant(name: str) -> NoReturn:
 
 def _integer(text: str) -> int:
     if len(text) > MOST_DIGITS:
-        raise ValueError(f"an integer of {len(text):,} digits")
+        raise ValueError(f"an integer with {len(text):,} digits")
     return int(text)
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:40]} is too large for a number")
+        raise ValueError(f"{text[:40]} is out of range for a float")
     return value
 
 

@@ -1,7 +1,7 @@
-"""The end of a run: candidates for the final weights are compared, and the best is written.
+"""The end of a run: compare candidates for the final weights and write the best.
 
-The weights get their final name last, after the file has been read back and, where there is
-validation data, evaluated: a model folder never reports a score that its weights do not have.
+The file gets its final name last, after it has been read back and, if there is validation data,
+evaluated. The scores in a model folder are therefore always those of its weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Validation:
         longest = max(int(side.max()) * total / int(side.sum()) for side in sizes)
         budget = max(config.training.batch_tokens, math.ceil(longest) + 1)
         self.rows = Rows(sizes, budget, self.store.fingerprint, 0, counted=task.counted)
-        # Greedy, whatever decoding.beam is: fast, and enough to compare a run with itself.
+        # Greedy decoding is fast and sufficient for comparing the weights of one run.
         self.greedy = DecodingConfig(beam=1, max_length=config.decoding.max_length)
 
     @torch.no_grad()
@@ -65,10 +65,10 @@ class Validation:
         loss = total / tokens
         scores, samples = self.task.from_loss(loss, self.store), list[str]()
         if scores is None:
-            found = self.task.evaluate(model, self.examples, self.config, self.greedy)
-            scores, samples = found.scores, found.samples[:SAMPLES]
+            result = self.task.evaluate(model, self.examples, self.config, self.greedy)
+            scores, samples = result.scores, result.samples[:SAMPLES]
             forget(model)
-        # A task without scores of the wanted kind (embed from plain pairs) has its first one.
+        # A task without its usual score (embed with plain pairs) uses its first score.
         better = scores.get(self.task.better, next(iter(scores.values())))
         score = -loss if self.task.better == "loss" else better
         return {"loss": loss, **scores, "score": score, "samples": samples}
@@ -91,9 +91,9 @@ def finish(
         name = max(scores, key=lambda one: (scores[one]["score"], -scores[one]["loss"]))
         score = scores[name]
         model.load_state_dict(choices[name])
-        if validation.task.finish(model.eval(), validation.examples):  # it calibrated something
+        if validation.task.finish(model.eval(), validation.examples):  # it calibrated the model
             validation.task.save(run)
-    written = run / f"{PREFIX}{os.getpid()}-model.safetensors"  # not its name yet
+    written = run / f"{PREFIX}{os.getpid()}-model.safetensors"  # a temporary name
     write_file(written, to_bytes(choices[name], files=file_checksums(run)))
     try:
         if validation is not None:
@@ -117,7 +117,7 @@ def finish(
 
 
 def candidates(trainer: Trainer, force: bool) -> dict[str, dict[str, Tensor]]:
-    """The weights that may become the model, each in memory of its own."""
+    """The candidates for the final weights; they do not share memory."""
     run, say = trainer.run, trainer.progress.say
     choices = {"last": snapshot(dict(trainer.model.state_dict()))}
     steps = averaged_steps(trainer, trainer.state.step, force)
@@ -140,8 +140,8 @@ def candidates(trainer: Trainer, force: bool) -> dict[str, dict[str, Tensor]]:
 
 
 def averaged_steps(trainer: Trainer, last: int, force: bool) -> list[int]:
-    """The steps up to the present one whose checkpoints will be averaged when the run ends at step
-    `last`. A damaged one is an error; with `force`, the mean goes without it."""
+    """The steps until now whose checkpoints will be averaged when the run ends at step `last`. A
+    damaged checkpoint is an error; with `force`, it is left out of the mean."""
     if trainer.training.average == 1:
         return []
     steps = trainer.checkpoints.averaged(trainer.training.average, last)
@@ -153,7 +153,7 @@ def averaged_steps(trainer: Trainer, last: int, force: bool) -> list[int]:
 
 
 def without_damaged(damaged: list[str], force: bool, run: Path, say: Say) -> None:
-    """Continue without damaged files if the user forces it; they may change the final weights."""
+    """Report damaged files that the final weights depend on; an error, unless `force` is set."""
     if not force:
         raise InputError(
             f"{damaged[0]}; without it the final weights may differ: restore it, or continue "
@@ -166,8 +166,8 @@ def without_damaged(damaged: list[str], force: bool, run: Path, say: Say) -> Non
 def evaluate_stored(
     path: Path, chosen: dict[str, Any], model: Transformer, validation: Validation, run: Path
 ) -> dict[str, Any]:
-    """The scores of the weights on the disk. Their loss must be that of the chosen weights; the
-    tolerance allows for sums rounded in a different order."""
+    """The scores of the weights on the disk. Their loss must equal that of the chosen weights, up
+    to a tolerance for sums in a different order."""
     model.load_state_dict(read_tensors(path))
     stored = validation(model)
     tolerance = 1e-4 if model.output_matrix().device.type == "cpu" else 1e-2
@@ -181,8 +181,8 @@ def evaluate_stored(
 
 
 def write_card(path: Path, end: str, new: str) -> None:
-    """Put the results into the model card; a card from an earlier end of the run is updated, and
-    what the user wrote into it is kept."""
+    """Write the results into the model card. If the run has ended before, the card is updated, and
+    the user's own text is kept."""
     text = new
     if path.exists():
         text = read_bounded(path, LARGEST_CARD, "a model card").decode("utf-8", "surrogateescape")
@@ -192,13 +192,13 @@ def write_card(path: Path, end: str, new: str) -> None:
 
 
 def card(config: Config, command: Sequence[str]) -> str:
-    """The model's card as training begins: data and command; its end fills in the rest."""
-    ran = f"command: `{shlex.join(['regard', *command])}`" if command else "trained from Python"
+    """The model card at the start of training: data and command; `finish` adds the results."""
+    origin = f"command: `{shlex.join(['regard', *command])}`" if command else "trained from Python"
     return "\n".join([
         f"# A regard model: {config.task}", "",
         f"- data: {' '.join(config.data.train)}",
         f"- validation data: {' '.join(config.data.valid) or 'none'}",
-        f"- {ran}",
+        f"- {origin}",
         UNFINISHED, "",
         "Every setting is in config.yaml, every figure in metrics.jsonl.", "",
     ])  # fmt: skip

@@ -1,10 +1,10 @@
 """The weights of a model folder, and the files that belong to them.
 
-`model.safetensors` carries, beside the checksum of its tensors, the checksums of the files that
-change what the model computes. A folder whose vocabulary or options are not those that the weights
-were saved with is refused, instead of giving wrong results. `README.md` and `metrics.jsonl` change
-nothing and may be edited freely, and so may the section `training`, the names of the data files,
-comments and formatting in `config.yaml`.
+`model.safetensors` contains the checksum of its tensors and the checksums of the files that affect
+the results of the model. A folder whose vocabulary or options differ from those that the weights
+were saved with is refused, because it would give wrong results. `README.md`, `metrics.jsonl`, and
+in `config.yaml` the section `training`, the names of the data files, comments and formatting do not
+affect the results and can be edited freely.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from regard.training.int8 import SUFFIX
 NAMES = ("config.yaml", "tokenizer.json", "source-tokenizer.json", "labels.json")
 LARGEST = 32 * 2**20  # bytes of one of these files
 DTYPES = ("F32", "F16", "BF16", "F64", "I8")  # of weights, as safetensors names them
-KEY = "files"  # of the metadata of model.safetensors
+KEY = "files"  # in the metadata of model.safetensors
 
 
 def file_checksums(folder: Path) -> dict[str, str]:
@@ -50,11 +50,11 @@ def _checksum(path: Path) -> str:
 
 
 def check_files(folder: Path, metadata: Mapping[str, str]) -> None:
-    """Refuse a folder with a file that is not the one its weights were saved with.
+    """Refuse a folder with a file that differs from the one its weights were saved with.
 
     Args:
-        metadata: that of the folder's model.safetensors; without checksums (a model that an
-            earlier version saved) nothing is compared.
+        metadata: the metadata of model.safetensors. If it has no checksums, because an earlier
+            version saved the model, nothing is compared.
     """
     if KEY not in metadata:
         return
@@ -64,11 +64,11 @@ def check_files(folder: Path, metadata: Mapping[str, str]) -> None:
         saved = error
     if not isinstance(saved, dict):
         raise InputError(f"{folder / 'model.safetensors'} is damaged: its checksums are not JSON")
-    found = file_checksums(folder)
+    present = file_checksums(folder)
     for name in NAMES:
-        if saved.get(name) != found.get(name):
+        if saved.get(name) != present.get(name):
             state = "is not the one that model.safetensors was saved with"
-            if name not in found:
+            if name not in present:
                 state = "is missing: model.safetensors was saved with it"
             raise InputError(
                 f"{folder / name} {state}; restore it, or, if the change is intended, run: "
@@ -77,9 +77,9 @@ def check_files(folder: Path, metadata: Mapping[str, str]) -> None:
 
 
 def check_folder(folder: Path, changed: bool = False) -> Config:
-    """The configuration of a finished model, once all files are those that the weights were saved
-    with (unless they may have `changed`) and the sizes are those of the weights. Nothing is
-    allocated before that."""
+    """Check that the files of a finished model are those that the weights were saved with (unless
+    `changed` is set) and that the sizes match the weights. Returns the configuration. No memory for
+    weights is allocated before the checks have passed."""
     header = read_header(folder / "model.safetensors")
     if not changed:
         check_files(folder, header.metadata)
@@ -87,34 +87,36 @@ def check_folder(folder: Path, changed: bool = False) -> Config:
     shapes = {name: shape for name, shape in header.shapes.items() if not is_scale(name, header)}
     for name in shapes:
         if header.dtypes[name] not in DTYPES:
-            raise InputError(f"{folder}: {name} has the type {header.dtypes[name]:.20}")
+            raise InputError(
+                f"{folder}: {name} has the unsupported dtype {header.dtypes[name]:.20}"
+            )
     layers = config.model.encoder_layers + config.model.decoder_layers
     expected = sum(part.parameters for part in closed_form(config.model).values())
     stored = sum(map(math.prod, shapes.values()))
     if expected != stored:
-        if layers <= len(shapes) and expected <= 2 * stored:  # a small model names the difference
+        if layers <= len(shapes) and expected <= 2 * stored:  # small enough to find the tensor
             check_shapes(Transformer(config.model), shapes, folder)
         raise InputError(
-            f"{folder}: config.yaml describes a model of {expected:,} parameters, but "
+            f"{folder}: config.yaml describes a model with {expected:,} parameters, but "
             f"model.safetensors has {stored:,}"
         )
     return config
 
 
 def is_scale(name: str, header: Header) -> bool:
-    """Whether a tensor is the scale of a matrix in bytes (training/int8.py)."""
+    """Whether a tensor is the scale of an int8 matrix (training/int8.py)."""
     return name.endswith(SUFFIX) and header.dtypes.get(name.removesuffix(SUFFIX)) == "I8"
 
 
 def newest_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a model, or of the newest whole checkpoint of a run that has not ended."""
+    """The weights of a model, or of the newest complete checkpoint of an unfinished run."""
     if (folder / "model.safetensors").is_file():
         check_folder(folder)
         return read_weights(folder / "model.safetensors")
     checkpoints = Checkpoints(folder)
     state, _ = checkpoints.newest()
     if state is None:
-        raise InputError(f"{folder} has neither model.safetensors nor a whole checkpoint")
+        raise InputError(f"{folder} has neither model.safetensors nor a complete checkpoint")
     return read_weights(checkpoints.path(state["step"]) / "model.safetensors")
 
 
@@ -128,13 +130,13 @@ def read_config(folder: Path) -> Config:
 
 
 def load_weights(model: Transformer, tensors: dict[str, Tensor], where: Path) -> None:
-    """Load weights into a model; refuse those of another shape in one line."""
+    """Load weights into a model; weights of a different shape are an InputError."""
     check_shapes(model, {name: tuple(t.shape) for name, t in tensors.items()}, where)
     model.load_state_dict(tensors)
 
 
 def check_shapes(model: Transformer, shapes: Mapping[str, tuple[int, ...]], where: Path) -> None:
-    """Refuse tensors that are not those of the model, with the first difference."""
+    """Refuse tensors whose names or shapes differ from the model's; name the first difference."""
     ours = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(ours.keys() | shapes.keys()):
         has = [str(list(t[name])) if name in t else "nothing" for t in (shapes, ours)]

@@ -309,14 +309,14 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
         dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO.
 
     Raises:
-        InputError: a file is missing or damaged, is not the one that the weights were saved with
-            (see `accept_changes`), or the weights contain NaN or infinity.
+        InputError: a file is missing, damaged or different from the one that the weights were saved
+            with (see `accept_changes`), or the weights contain NaN or infinity.
     """
     return open_folder(path, device, dtype)
 
 
 def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False) -> Model:
-    """`load`; changed: files may differ from those that the weights were saved with."""
+    """See `load`. changed: accept files that differ from those the weights were saved with."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f'a model is a folder, or "box:translate", not {path!r:.60}')
     folder = folder_of(path)
@@ -358,8 +358,8 @@ def check_int8(transformer: Transformer) -> None:
 
 
 def accept_changes(path: str | Path) -> list[str]:
-    """Record the files of a model folder as they are now, after an intended change: load() accepts
-    them from now on. Returns their names; nothing is written if the folder does not load."""
+    """Record the current files of a model folder after an intended change, so that `load` accepts
+    them. Returns their names. Nothing is written if the folder cannot be loaded."""
     folder = folder_of(path)
     open_folder(folder, "cpu", "float32", changed=True)
     files = file_checksums(folder)

@@ -1,7 +1,7 @@
 """Types of command-line options: numbers with bounds, and file names.
 
-They are given to argparse as `type=`. A value that is refused ends the program before any work,
-with one line: `--samples must be at least 1, not 0`.
+They are passed to argparse as `type=`. An invalid value ends the program before any work, with one
+line: `--samples must be at least 1, not 0`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeVar
 
 Number = TypeVar("Number", int, float)
 
-SHOWN = 40  # characters of a value that a message repeats
-MOST_SEED = 2**32 - 1  # others are derived from it, and torch has 64 bits for one
+SHOWN = 40  # characters of a value that a message shows
+MOST_SEED = 2**32 - 1  # other seeds are derived from it, which must fit into 64 bits
 MOST_STEPS = 10**9
 MOST_SECONDS = 10.0**6
 MOST_LENGTH = 10**7  # tokens of a sequence; memory is checked later, with the other sizes
@@ -25,13 +25,13 @@ MOST_WIDTH = 10**6  # features, keys of a window or of a kernel
 def bounded(
     kind: type[Number], least: Number, most: Number, why: str = "", above: bool = False
 ) -> Callable[[str], Number]:
-    """An argparse type: a number from `least` to `most`, which is neither NaN nor infinity.
+    """An argparse type: a finite number from `least` to `most`.
 
     Args:
         kind: int or float.
-        least, most: the bounds, which are allowed values.
-        why: what the message says after the bound is named.
-        above: `least` itself is refused.
+        least, most: the bounds, inclusive.
+        why: the reason for the bounds, for the message.
+        above: exclude `least` itself.
     """
     name = "an integer" if kind is int else "a number"
 
@@ -52,7 +52,7 @@ def bounded(
             raise ArgumentTypeError(f"must be at most {limit}, not {shown}{reason}")
         return value
 
-    parse.__name__ = kind.__name__  # argparse names it in the messages of its own
+    parse.__name__ = kind.__name__  # argparse uses it in its own messages
     return parse
 
 
@@ -62,7 +62,7 @@ SECONDS = bounded(float, 0.0, MOST_SECONDS, above=True)
 
 
 def file_name(text: str) -> str:
-    """An argparse type: the name of a file or a folder, which is not empty."""
+    """An argparse type: the name of a file or a folder, not empty."""
     if not text:
         raise ArgumentTypeError("must not be empty: give the name of a file or a folder")
     if "\0" in text:
@@ -71,7 +71,7 @@ def file_name(text: str) -> str:
 
 
 def file_path(text: str) -> Path:
-    """The same as a Path."""
+    """`file_name` as a Path."""
     return Path(file_name(text))
 
 

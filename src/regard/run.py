@@ -1,7 +1,7 @@
 """`regard train`: from text files to a model folder.
 
-The input is checked completely before anything is written. The run folder then appears with its
-configuration and vocabularies, is locked against a second process, and the trainer takes over.
+All input is checked before anything is written. Then the run folder is created with its
+configuration and vocabularies and locked against other processes, and training starts.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def train(
     """Train a model and write its folder. Returns the final scores.
 
     resume: continue the run at `out`, or start it if there is none. `config` may be None then;
-        otherwise it must be the run's own, except for training.steps.
-    force: finish without checkpoints or best weights that are damaged.
+        otherwise it must equal that of the run, except for training.steps.
+    force: continue without damaged checkpoints or best weights.
     command: the arguments of `regard`, for the model card; empty if called from Python.
     """
     keep_freed_memory()
@@ -109,13 +109,13 @@ def explain(error: OSError | RuntimeError, out: Path) -> str:
     said = " ".join(str(error).split())[:200]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         steps = Checkpoints(out).steps()
-        last = f"the newest checkpoint is of step {steps[-1]}" if steps else "nothing was saved yet"
-        return f"the disk of {out} is full; {last}; make room"
+        last = f"the newest checkpoint is step {steps[-1]}" if steps else "nothing was saved yet"
+        return f"the disk of {out} is full; {last}; free some space"
     if isinstance(error, OSError):
         return said
     if is_out_of_memory(error):
-        less = "lower training.batch_tokens or take a smaller --preset"
-        return f"out of memory, and no smaller piece is left: {less} ({said})"
+        less = "lower training.batch_tokens or choose a smaller --preset"
+        return f"out of memory, and rows cannot be split any further: {less} ({said})"
     if isinstance(error, dist.DistError) or "onnection" in said:  # reset, closed, refused
         return f"another process of this run was lost ({said})"
     raise error
@@ -156,8 +156,8 @@ def prepare(
     command: Sequence[str],
     lock: FolderLock,
 ) -> tuple[Trainer, Validation | None]:
-    """Read the data, learn the vocabulary, tokenise and build the model; a new run folder is
-    written, and locked, once all of this has succeeded."""
+    """Read the data, learn the vocabulary, tokenise and build the model. A new run folder is
+    written and locked after all of this has succeeded."""
     data, first, quiet = config.data, processes.first, progress.console.quiet
     train_files, valid_files = (
         [Path(file) for file in files] for files in (data.train, data.valid)

@@ -1,8 +1,8 @@
-"""Values of a configuration by section, as a file of YAML or `--set section.key=value` has them.
+"""Configuration values by section, from a YAML file or from `--set section.key=value`.
 
-Of YAML only what a configuration needs is read: sections, lists, and plain values as YAML 1.1 has
-them (null, true, numbers, texts). There are no aliases, tags or dates, so that a file of a few
-kilobytes cannot become gigabytes or anything other than plain values.
+Only the part of YAML 1.1 that a configuration needs is supported: sections, lists and plain values
+(null, booleans, numbers, strings). There are no aliases, tags or dates, so a file of a few
+kilobytes cannot expand to gigabytes or create other objects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from regard.files import MOST_DIGITS, read_bounded
 
 SECTIONS = ("model", "data", "training", "decoding")
 LARGEST_FILE = 1_000_000  # bytes
-MOST_EVENTS, DEEPEST = 50_000, 10  # values and brackets of a file; levels of nesting
+MOST_EVENTS, DEEPEST = 50_000, 10  # YAML events (values, brackets) of a file; levels of nesting
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -33,13 +33,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(content: bytes, path: Path) -> Any:
-    """The value of a YAML text; what it may contain is in the first lines of this module."""
+    """The value of a YAML text; the module docstring says which part of YAML is supported."""
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C: ten times as fast
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times as fast
     try:
         return _Values(yaml.parse(content.decode(), loader), path).document()
-    except UnicodeError as error:  # of the file, or of a text: "\\ud800"
+    except UnicodeError as error:  # in the file, or in an escape: "\\ud800"
         raise InputError(f"{path}: not UTF-8 ({error.reason})") from None  # type: ignore[attr-defined]
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
@@ -47,8 +47,8 @@ def parse_yaml(content: bytes, path: Path) -> Any:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         if isinstance(error, InputError):
             raise
-        said = " ".join(ascii(str(error))[1:-1].replace("\\n", " ").split())
-        raise InputError(f"{path}: not valid YAML: {said:.200}") from None
+        problem = " ".join(ascii(str(error))[1:-1].replace("\\n", " ").split())
+        raise InputError(f"{path}: not valid YAML: {problem:.200}") from None
 
 
 class _Values:
@@ -70,7 +70,7 @@ class _Values:
         self.next()  # the end of the document
         self.next()
         if self.kind != "StreamEnd":
-            raise self.error("a second document begins")
+            raise self.error("the file contains more than one document")
         return value
 
     def next(self) -> Any:
@@ -78,7 +78,7 @@ class _Values:
         self.count, self.line = self.count + 1, event.start_mark.line + 1
         self.kind = type(event).__name__.removesuffix("Event")
         if self.count > MOST_EVENTS:
-            raise self.error(f"over {MOST_EVENTS:,} values")
+            raise self.error(f"more than {MOST_EVENTS:,} values")
         if self.kind == "Alias" or getattr(event, "anchor", None) is not None:
             raise self.error("anchors and aliases (&, *) are not supported")
         return event
@@ -99,7 +99,7 @@ class _Values:
         while (event := self.next()) and self.kind != "MappingEnd":
             key = self.scalar(event) if self.kind == "Scalar" else None
             if not isinstance(key, str):
-                raise self.error("a key must be a text")
+                raise self.error("a key must be a string")
             if key in section:
                 raise self.error(f"the key {key!r:.40} is duplicated")
             section[key] = self.value(self.next(), depth + 1)
@@ -115,9 +115,9 @@ class _Values:
         tag = self.resolver.resolve(ScalarNode, text, event.implicit)
         kind = tag.removeprefix("tag:yaml.org,2002:")
         if kind not in ("null", "bool", "int", "float"):
-            return text  # dates, for example, are texts
+            return text  # dates, for example, stay strings
         if len(text) > MOST_DIGITS:
-            raise self.error(f"a number of {len(text):,} digits")
+            raise self.error(f"a number with {len(text):,} digits")
         return getattr(self.constructor, f"construct_yaml_{kind}")(ScalarNode(tag, text))
 
     def error(self, what: str) -> InputError:

@@ -89,7 +89,7 @@ def exclude(options: argparse.Namespace, one: str, *others: str) -> None:
     """Refuse options that cannot be combined."""
     for other in others:
         if getattr(options, one.replace("-", "_")) and getattr(options, other.replace("-", "_")):
-            raise InputError(f"--{one} and --{other} exclude each other")
+            raise InputError(f"--{one} and --{other} cannot be combined")
 
 
 def hurried(options: argparse.Namespace) -> bool:
@@ -139,7 +139,7 @@ def translate_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     verb.add_argument(
         "--alternatives", type=bounded(int, 0, 1000), default=0, metavar="N",
-        help="with --json: the N best tokens at each place",
+        help="with --json: the N most probable tokens at each position",
     )  # fmt: skip
     for name, said in (
         ("history", "all that the search kept and pruned"),
@@ -161,7 +161,7 @@ def translate(options: argparse.Namespace) -> int:
     exclude(options, "stream", "json", "score")
     for name in ("prefix", "alternatives", "history", "attention", *decoding):
         if options.score and (name in decoding or getattr(options, name)):
-            raise InputError(f"--score and --{name.replace('_', '-')} exclude each other")
+            raise InputError(f"--score and --{name.replace('_', '-')} cannot be combined")
     from regard.answering import Translations, answer_lines
 
     model = opened(options)
@@ -252,7 +252,7 @@ def embed_options(verb: argparse.ArgumentParser) -> None:
         "--tokens", action="store_true", help="a vector for each token in its context"
     )
     verb.add_argument(
-        "--out", type=file_path, metavar="FILE.npy", help="write a numpy array instead"
+        "--out", type=file_path, metavar="FILE.npy", help="write a NumPy array instead"
     )
 
 
@@ -263,7 +263,7 @@ def embed(options: argparse.Namespace) -> int:
     if options.out is not None:
         check_destination(options.out)
         if not (folder := options.out.parent).is_dir():
-            raise InputError(f"{options.out} cannot be written: there is no folder {folder}")
+            raise InputError(f"{options.out} cannot be written: no such folder: {folder}")
     from regard.answering import Vectors, answer_lines
 
     with Vectors(opened(options), options) as printer:
@@ -274,14 +274,14 @@ def embed(options: argparse.Namespace) -> int:
 def search_options(verb: argparse.ArgumentParser) -> None:
     text_options(verb, "embed", "QUERY")
     verb.add_argument(
-        "--documents", required=True, type=file_path, metavar="FILE", help="one a line"
+        "--documents", required=True, type=file_path, metavar="FILE", help="one document per line"
     )
     verb.add_argument(
         "--top", type=bounded(int, 1, 1_000_000), default=5, metavar="N",
         help="lines for each query (default: 5)",
     )  # fmt: skip
-    verb.add_argument("--index", type=file_path, metavar="DIR", help="where the index is kept")
-    verb.add_argument("--rebuild", action="store_true", help="make the index anew")
+    verb.add_argument("--index", type=file_path, metavar="DIR", help="folder for the index")
+    verb.add_argument("--rebuild", action="store_true", help="rebuild the index")
 
 
 def search(options: argparse.Namespace) -> int:

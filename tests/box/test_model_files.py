@@ -191,9 +191,9 @@ def test_a_configuration_survives_being_written_and_read(tmp_path):
 @pytest.mark.parametrize(("words", "said"), [
     ("info --set model.encoder_layers=1000000", "model.encoder_layers must be at most 1,000, not 1000000"),
     (f"info --set model.window={10**30}", f"model.window must be at most 1,000,000,000, not {10**30}"),
-    ("info --set model.d_model=1000000", "a model of 72,086,296,024,576 parameters is too large"),
+    ("info --set model.d_model=1000000", "a model with 72,086,296,024,576 parameters is too large"),
     ("info --set model.positions=rotary --set model.mixer=dilated --set model.encoder_layers=900",
-     "model.kernel=3 and model.encoder_layers=900 exclude each other"),
+     "model.kernel=3 and model.encoder_layers=900 cannot be combined"),
     (f"info --set model.heads={'9' * 5000}", "model.heads must be int, not inf"),
     (f"TRAIN --set data.vocabulary_size={10**12}", "data.vocabulary_size must be at most 1,000,000"),
     (f"TRAIN --seed {2**64}", "--seed must be at most 9,223,372,036,854,775,807"),

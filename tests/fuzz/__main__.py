@@ -23,13 +23,13 @@ Record = dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="of all calls (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default: 1)")
     parser.add_argument("--calls", type=int, default=1000, help="number of calls (default: 1000)")
     parser.add_argument(
         "--first", type=int, default=0, help="number of the first call (default: 0)"
     )
-    parser.add_argument("--jobs", type=int, default=2, help="calls at once (default: 2)")
-    parser.add_argument("--out", type=Path, help="folder of the stock and of results.jsonl")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel calls (default: 2)")
+    parser.add_argument("--out", type=Path, help="folder for the stock and results.jsonl")
     parser.add_argument(
         "--only", type=int, metavar="NUMBER", help="repeat one call; keep its files"
     )
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def repeat(seed: int, number: int, out: Path) -> int:
-    """One call with all that it printed."""
+    """Repeat one call and print its complete output."""
     (result,) = Server(seed, out, 1, keep=True).run([number])
     print(f"in {result.folder / 'work'}:\n{command_line(result)}")
     print(f"changes: {result.call.changes}; exit code {result.code}")
@@ -69,7 +69,7 @@ def repeat(seed: int, number: int, out: Path) -> int:
 
 
 def campaign(seed: int, numbers: range, jobs: int, out: Path) -> int:
-    """All calls; Ctrl-C ends it early, with the report of the calls so far."""
+    """Run all calls. Ctrl-C ends the campaign early, with a report of the calls so far."""
     server = Server(seed, out, jobs)
     begin = time.monotonic()
     records: list[Record] = []
@@ -81,7 +81,7 @@ def campaign(seed: int, numbers: range, jobs: int, out: Path) -> int:
                 rate = len(records) / (time.monotonic() - begin)
                 faulty = sum(bool(one["faults"]) for one in records)
                 print(
-                    f"{len(records)} calls, {rate:.1f} a second, {faulty} with faults",
+                    f"{len(records)} calls, {rate:.1f} per second, {faulty} with faults",
                     file=sys.stderr,
                 )
     remove(out / "calls")
@@ -105,13 +105,13 @@ def record(result: Result) -> Record:
 
 
 def command_line(result: Result) -> str:
-    """The call as bash takes it, in its folder."""
+    """The call as a bash command, to be run in its folder."""
     call = result.call
     words = [f"{k}={quoted((v or '').encode())}" for k, v in call.env.items()]
     words += ["regard", *map(quoted, call.words)]
-    given = {"file": "< stdin", "null": "< /dev/null", "closed": "<&-", "zero": "< /dev/zero"}
-    taken = {"file": "", "full": "> /dev/full", "closed": ">&-", "left": "| true"}
-    return " ".join(filter(None, [*words, given[call.stdin], taken[call.stdout]]))
+    source = {"file": "< stdin", "null": "< /dev/null", "closed": "<&-", "zero": "< /dev/zero"}
+    output = {"file": "", "full": "> /dev/full", "closed": ">&-", "left": "| true"}
+    return " ".join(filter(None, [*words, source[call.stdin], output[call.stdout]]))
 
 
 def quoted(word: bytes) -> str:

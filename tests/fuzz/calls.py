@@ -1,8 +1,8 @@
 """A call of the command line as a function of (seed, number).
 
-It starts from a call that works (`drafts.py`) and changes a few things about it: options, which
-come from the parser itself so that new ones are used without being listed here, files, standard
-streams, and the environment.
+It starts from a valid call (`drafts.py`) and changes a few things: options, files, standard streams
+and the environment. The options come from the parser, so new ones are fuzzed without being listed
+here.
 """
 
 from __future__ import annotations
@@ -48,8 +48,21 @@ ENVIRONMENTS: list[dict[str, str | None]] = [
 ]  # fmt: skip
 # Read when Python or torch starts: a fork of a running process would not see them.
 STARTUP = {"LANG", "LC_ALL", "PYTHONUTF8", "PYTHONIOENCODING", "OMP_NUM_THREADS", "PYTHONWARNINGS"}
-REAL = 0.02  # the share of calls that run in a new process
-INTERRUPTED = 0.02  # the share of calls that get a SIGINT
+REAL = 0.02  # fraction of calls that run in a new process
+INTERRUPTED = 0.02  # fraction of calls that receive a SIGINT
+
+# Options that keep the work of a call small. A call without them would take minutes or hours, and
+# rightly so.
+WORK = (
+    "--set",
+    "--config",
+    "--steps",
+    "--seconds",
+    "--limit",
+    "--lengths",
+    "--length",
+    "--samples",
+)
 
 
 @dataclass
@@ -62,8 +75,8 @@ class Call:
     env: dict[str, str | None] = field(default_factory=dict)
     real: bool = False
     interrupt: float | None = None  # seconds until SIGINT
-    may_fail: bool = False  # whether exit code 1 is right for what was changed
-    changes: list[str] = field(default_factory=list)  # what was done, for the report
+    may_fail: bool = False  # whether exit code 1 is correct after the changes
+    changes: list[str] = field(default_factory=list)  # descriptions of the changes, for the report
 
 
 def leaves(parser: argparse.ArgumentParser, verb: Verb = ()) -> dict[Verb, argparse.ArgumentParser]:
@@ -145,7 +158,7 @@ def change_option(random: Random, call: Call, draft: Draft, folder: Path, stock:
         change_setting(random, call, draft, folder, stock)
         return
     for other in action.option_strings:
-        if random.random() < 0.9:  # now and then an option twice
+        if random.random() < 0.9:  # otherwise the option occurs twice
             draft.options.pop(other, None)
     if action.nargs == 0:
         draft.options[flag] = [[]]
@@ -165,7 +178,7 @@ def value_of(random: Random, action: argparse.Action) -> Word:
     if action.type is Path or "FILE" in str(action.metavar):
         return values.place(random)
     pools: list[list[Word]] = [values.TEXTS, values.PLACES, [*values.NO_NUMBERS]]
-    if "|" in (action.help or ""):  # the help lists what is possible
+    if "|" in (action.help or ""):  # the help lists the valid values
         pools.append([word.strip() for word in str(action.help).split("|")])
     return random.choice(random.choice(pools))
 
@@ -191,8 +204,8 @@ def change_setting(random: Random, call: Call, draft: Draft, folder: Path, stock
 
 
 def change_text(random: Random, call: Call, draft: Draft, folder: Path, stock: Path) -> None:
-    """Change the words that are no options."""
-    if not draft.texts and not draft.reads_stdin and random.random() < 0.9:  # it takes none
+    """Change the positional arguments."""
+    if not draft.texts and not draft.reads_stdin and random.random() < 0.9:  # there are none
         change_setting(random, call, draft, folder, stock)
         return
     paths = draft.verb in (("info",), ("pack",), ("view", "curves"))
@@ -209,10 +222,8 @@ def change_text(random: Random, call: Call, draft: Draft, folder: Path, stock: P
 
 
 def change_structure(random: Random, call: Call, draft: Draft, folder: Path, stock: Path) -> None:
-    """Leave an option out, add one that there is not, or shorten a name."""
-    # The settings of a training keep it small: without them, hours of work would be legitimate.
-    flags = [flag for flag in draft.options if flag not in ("--set", "--config")]
-    flag = random.choice(flags or ["--x"])
+    """Remove an option, add an unknown one, or abbreviate a name."""
+    flag = random.choice([flag for flag in draft.options if flag not in WORK] or ["--x"])
     action = random.random()
     if action < 0.4:
         draft.options.pop(flag, None)
@@ -250,7 +261,7 @@ def change_model(random: Random, call: Call, draft: Draft, folder: Path, stock: 
 
 
 def change_stdin(random: Random, call: Call, draft: Draft, folder: Path, stock: Path) -> None:
-    """Change standard input, and have the call read it."""
+    """Change standard input, and make the call read it."""
     if draft.stdin or random.random() < 0.8:
         draft.texts = [] if draft.reads_stdin else draft.texts
     path = folder / "stdin"
@@ -281,5 +292,5 @@ CHANGES: list[Changing] = [
 
 
 def unlisted() -> set[Verb]:
-    """Verbs of the parser that the fuzzer does not know."""
+    """Verbs of the parser without a draft."""
     return set(VERBS) - set(DRAFTS) - SKIPPED

@@ -19,7 +19,7 @@ from typing import Any
 from . import values
 
 Change = Callable[[Random, bytes], bytes]
-LONGEST = 1_000_000  # bytes of a line or a file that is made longer
+LONGEST = 1_000_000  # bytes that are inserted into a line or a file
 
 
 # ---- any bytes ----------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def cut(random: Random, content: bytes) -> bytes:
 
 
 def insert(random: Random, content: bytes) -> bytes:
-    """Insert bytes that readers stumble over."""
+    """Insert bytes that often cause errors in readers."""
     strange = [
         b"\0", b"\0" * 1000, b"\xff\xfe", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\n" * 50, b"\xe2\x80\xa8",
         b"\xc2\x85", b"\t\t\t", b"[/b]", b"\x1b[31m", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"{", b"]",
@@ -67,7 +67,7 @@ def recode(random: Random, content: bytes) -> bytes:
 
 
 def lines(random: Random, content: bytes) -> bytes:
-    """Change whole lines."""
+    """Replace, duplicate or remove a line."""
     rows = content.split(b"\n")
     at = random.randrange(len(rows))
     row = rows[at]
@@ -83,7 +83,7 @@ def lines(random: Random, content: bytes) -> bytes:
 
 
 def replace(random: Random, content: bytes) -> bytes:
-    """Put something else in its place."""
+    """Replace the complete content."""
     return random.choice([
         b"", b"\n", b"\n" * 5000, b" ", b"x", b"x\n" * 3, b"\0" * 4096, random.randbytes(3000), b"{}", b"[]",
         b"null", b"0", b'"x"', b"-", b"%PDF-1.4", b"a\tb\n" * 20, b"[/b]\t[/b]\n" * 20, b"x" * LONGEST,
@@ -95,7 +95,7 @@ def replace(random: Random, content: bytes) -> bytes:
 BYTES: list[Change] = [flip, cut, insert, recode, lines, replace]
 
 
-# ---- what a file says -----------------------------------------------------------------------
+# ---- values in a file -----------------------------------------------------------------------
 
 NODES: list[Any] = [
     None, True, -1, 0, 1, 2**31, 2**63, 2**64, 10**30, 1e308, float("nan"), float("inf"), "", "x",
@@ -105,7 +105,7 @@ NODES: list[Any] = [
 
 
 def change_node(random: Random, node: Any) -> Any:
-    """A value somewhere in a tree of lists and mappings is replaced, removed or doubled."""
+    """Replace, remove or duplicate a value in a tree of lists and mappings."""
     if isinstance(node, dict) and node and random.random() < 0.9:
         key = random.choice(list(node))
         action = random.random()
@@ -142,7 +142,7 @@ def change_json(random: Random, content: bytes) -> bytes:
 
 
 def change_yaml(random: Random, content: bytes) -> bytes:
-    """Change a value in YAML, or write what a parser of YAML may stumble over."""
+    """Change a value in YAML, or write something that is difficult for a YAML parser."""
     import yaml
 
     if random.random() < 0.7:
@@ -199,7 +199,7 @@ BY_SUFFIX: dict[str, Change] = {
 
 
 def damage_content(random: Random, path: Path) -> str:
-    """Change what the file holds; returns what was done, for the report."""
+    """Change the content of a file; returns a description for the report."""
     special = BY_SUFFIX.get(path.suffix)
     change = special if special and random.random() < 0.6 else random.choice(BYTES)
     content = path.read_bytes()
@@ -208,7 +208,7 @@ def damage_content(random: Random, path: Path) -> str:
 
 
 def damage_data(random: Random, path: Path) -> tuple[str, str]:
-    """Damage a file of examples, perhaps compressed; returns its new name and what was done."""
+    """Damage a data file, perhaps after compressing it; returns its new name and a description."""
     if random.random() < 0.15:
         suffix, content = random.choice([".gz", ".xz"]), path.read_bytes()
         packed = path.with_name(path.name + suffix)
@@ -223,7 +223,7 @@ def damage_data(random: Random, path: Path) -> tuple[str, str]:
 
 
 def damage_entry(random: Random, path: Path, others: list[Path]) -> str:
-    """Replace the file by something that is no such file."""
+    """Replace a file by something else: a folder, a pipe, a device, a link, another file."""
     ways = ["delete", "folder", "fifo", "loop", "zero", "unreadable", "holes", "dangling", "null"]
     way = random.choice(ways + ["swap"] * 5 * bool(others))
     if way == "swap":
@@ -272,8 +272,8 @@ def damage_model(random: Random, folder: Path, stock: Path) -> str:
 
 
 def accept_changes(folder: Path) -> None:
-    """Make the checksums in a model folder those of its files, as an attacker would: remove them
-    from weights, where they are optional, and compute those of checkpoints again."""
+    """Make the checksums in a model folder match its files, as an attacker would: remove those of
+    weights, where they are optional, and recompute those of checkpoints."""
     from regard.training.checkpoint import digest
 
     for path in sorted(folder.rglob("*.safetensors")):
@@ -295,7 +295,7 @@ def accept_changes(folder: Path) -> None:
 
 
 def read_small(path: Path) -> bytes:
-    """The content of a regular file, if it is not one of those with 20 GB of holes."""
+    """The content of a regular file; an OSError for the sparse files of 20 GB."""
     if not path.is_file() or path.stat().st_size > 10**8:
         raise OSError("not a small regular file")
     return path.read_bytes()

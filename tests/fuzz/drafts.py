@@ -1,4 +1,4 @@
-"""Calls that work and are cheap, one function for each verb: what `calls.py` starts from."""
+"""Valid and cheap calls, one function for each verb, from which `calls.py` starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Draft:
         self.options[flag] = [list(words)]
 
     def rename(self, old: str, new: str) -> None:
-        """A file has a new name."""
+        """Use the new name of a file."""
         self.files = [new if name == old else name for name in self.files]
         for groups in self.options.values():
             for group in groups:
@@ -42,7 +42,7 @@ class Draft:
 
 
 def bring_model(random: Random, draft: Draft, folder: Path, stock: Path, task: str) -> str:
-    """Copy a model of the task (now and then of another one) into the folder; returns its name."""
+    """Copy a model of the task (sometimes of another one) into the folder; returns its name."""
     fitting = [name for name in MODELS if task_of(name) == task]
     name = random.choice(fitting if fitting and random.random() < 0.93 else list(MODELS))
     target = f"model-{len(draft.models)}"
@@ -141,10 +141,10 @@ def train(random: Random, folder: Path, stock: Path) -> Draft:
 
 
 def resume(random: Random, draft: Draft, folder: Path, stock: Path) -> Draft:
-    """Go on with a run whose last step was its end, perhaps with all options given once more."""
+    """Resume a run that has completed its last step, perhaps with all options given again."""
     name = random.choice(list(MODELS))
     shutil.copytree(stock / "models" / name, folder / "run")
-    (folder / "run" / "model.safetensors").unlink()  # it is to be written again
+    (folder / "run" / "model.safetensors").unlink()  # resuming writes it again
     draft.models.append("run")
     task, style = task_of(name), MODELS[name]
     files = {split: bring_data(draft, folder, stock, task, split) for split in ("train", "valid")}
@@ -219,7 +219,7 @@ def lab(name: str, *words: str) -> Callable[[Random, Path, Path], Draft]:
 
 
 SCHOOL = ("--kinds", "attention", "--layers", "1", "--d-model", "8", "--steps", "1", "--seed", "1")
-# How often a verb is called, and its draft. The measurements take seconds, so they are rare.
+# The weight of each verb, and its draft. The measurements take seconds, so they are rare.
 DRAFTS: dict[Verb, tuple[float, Callable[[Random, Path, Path], Draft]]] = {
     **{(task,): (8, text_verb(task)) for task in ("translate", "answer", "generate", "search")},
     **{(task,): (6, text_verb(task)) for task in ("classify", "fill", "embed")},

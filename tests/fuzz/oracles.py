@@ -1,4 +1,4 @@
-"""What is a fault: rules that every call has to keep, whatever its arguments are."""
+"""Rules that every call must obey, whatever its arguments are; breaking one is a fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .privileges import USER
 from .process import Result
 
 MEMORY = 1_500 * 2**20
-SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # where any user may write
+SHARED = ("/tmp", "/var/tmp", "/dev/shm")  # folders that any user may write to
 WARNINGS = re.compile(
     r"\b(\w*Warning): |Exception ignored in|Fatal Python error|libgomp:|terminate called"
 )
@@ -25,17 +25,17 @@ ALWAYS_PRINTS = {
     ("view", "positions"),
     ("view", "curves"),
 }
-NUMBERS = {("classify",), ("embed",), ("evaluate",)}  # print numbers, and no text of the user
+NUMBERS = {("classify",), ("embed",), ("evaluate",)}  # verbs that print numbers but no user text
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u2028\u2029]")
 
 
 class Fault(NamedTuple):
-    signature: str  # equal for calls that fail for the same reason
+    signature: str  # the same for calls that fail for the same reason
     detail: str
 
 
 def faults(result: Result) -> list[Fault]:
-    """All rules that the call broke."""
+    """The rules that a call broke."""
     verb = " ".join(result.call.verb)
     return [Fault(signature.replace("VERB", verb), detail) for signature, detail in broken(result)]
 
@@ -75,7 +75,7 @@ def message_faults(result: Result) -> Iterator[tuple[str, str]]:
         yield f"message is not one line: VERB: {blurred(start)}", repr(result.stderr[-300:])
     elif unprintable := CONTROL.search(lines[-1]):
         yield "message has control characters: VERB", f"{unprintable[0]!r} in {lines[-1]!r:.200}"
-    elif len(lines[-1]) > 2_000 + 2 * sum(map(len, result.call.words)):  # it may quote them
+    elif len(lines[-1]) > 2_000 + 2 * sum(map(len, result.call.words)):  # it may quote arguments
         yield f"message is too long: VERB: {blurred(lines[-1])}", f"{len(lines[-1])} characters"
 
 
@@ -118,7 +118,7 @@ def file_faults(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def traceback_signature(stderr: str) -> str:
-    """The exception and the last function of regard on the way to it."""
+    """The exception and the innermost function of regard in the traceback."""
     traced = stderr[stderr.rfind("Traceback (most recent call last)") :]
     frames = FRAME.findall(traced)
     place = ":".join(frames[-1]) if frames else "outside of regard"
@@ -131,7 +131,7 @@ def last_line(stderr: str) -> str:
 
 
 def blurred(line: str) -> str:
-    """A message without what differs from call to call."""
+    """A message without the parts that differ from call to call."""
     line = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", line)
     line = re.sub(r"[^\s:]*[/.\x00-\x1f][^\s:]*", "…", line)
     return re.sub(r"[\d.,]+", "N", line)[:90]

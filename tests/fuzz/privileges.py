@@ -1,4 +1,4 @@
-"""Gives up the privileges of root, so that no hostile path can do harm outside of a call's folder."""
+"""Drop root privileges, so that a hostile path cannot do harm outside the folder of a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-USER = 54_321  # who the calls run as when the fuzzer runs as root: owns nothing else
+USER = 54_321  # user id of the calls if the fuzzer runs as root; it owns no other files
 KEEP_CAPABILITIES, AMBIENT, RAISE = 8, 47, 2  # of prctl
 READ_EVERYTHING = 2  # CAP_DAC_READ_SEARCH
 VERSION = 0x20080522  # of the capabilities: two words of 32 bits each
@@ -17,9 +17,8 @@ VERSION = 0x20080522  # of the capabilities: two words of 32 bits each
 def drop() -> None:
     """Become `USER` if this is root.
 
-    Where the interpreter or the package is in a folder that only root can read, the right to read
-    everything stays: then unreadable files are readable for the calls too, but nothing more can be
-    written.
+    If the interpreter or the package is in a folder that only root can read, the process keeps the
+    capability to read everything: calls can then read unreadable files, but not write more.
     """
     if os.getuid() != 0:
         return

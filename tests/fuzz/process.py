@@ -1,4 +1,4 @@
-"""A call while it runs, and what came of it."""
+"""A running call, and its result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .calls import Call
 
 CPU_SECONDS = 30
 WALL_SECONDS = 150  # the machine may be busy with something else
-IDLE_SECONDS = 8  # a process that sleeps so long, without children, waits for something forever
+IDLE_SECONDS = 8  # a process without children that sleeps this long is considered to wait forever
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Result:
     hang: str  # why it was killed, if it was
     seconds: float
     cpu: float
-    memory: int  # bytes, at most
+    memory: int  # peak memory in bytes
     stdout: bytes
     stderr: str
     folder: Path
@@ -36,13 +36,13 @@ class Result:
 
 @dataclass
 class Running:
-    """A call that runs."""
+    """A running call."""
 
     pid: int
     number: int
     folder: Path
-    begun: bool = False  # whether the call's files are made
-    due: float = math.inf  # when it gets a SIGINT
+    begun: bool = False  # whether the call's files have been created
+    due: float = math.inf  # when to send SIGINT
     hang: str = ""
     cpu: float = 0.0
     status: int = 0
@@ -55,7 +55,7 @@ class Running:
         pid, status, usage = os.wait4(self.pid, os.WNOHANG)
         if pid:
             self.status, self.usage = status, usage
-            kill(self.pid)  # what it may have started
+            kill(self.pid)  # and its children
             return True
         now = time.monotonic()
         if not self.begun and (self.folder / "call.json").exists():
@@ -77,7 +77,7 @@ class Running:
         return False
 
     def call(self) -> Call:
-        """The call as the child made it."""
+        """The call that the child built."""
         if (self.folder / "broken").exists():
             return Call(self.number, ("fuzzer",), [])
         saved = json.loads((self.folder / "call.json").read_text())

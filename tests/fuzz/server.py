@@ -30,13 +30,13 @@ from .process import CPU_SECONDS, Result, Running, remove
 IDLE_SECONDS = (
     8  # asleep so long without using the processor, and without children: it waits forever
 )
-MEMORY = 4 * 2**30  # of addresses, beside what the imports take
+MEMORY = 4 * 2**30  # bytes of address space, in addition to that of the imports
 FILE_SIZE = 64 * 2**20
 BROKEN = 99  # the exit code of a child in which the fuzzer itself failed
 
 
 def import_everything() -> None:
-    """All of regard, and what its verbs import when they run."""
+    """Import all of regard and the modules that its verbs import later."""
     import torch
 
     torch.set_num_threads(1)  # before any parallel work: threads do not survive a fork
@@ -53,7 +53,7 @@ def import_everything() -> None:
 
 
 def prepare(folder: Path) -> Path:
-    """The stock in `folder`: data, trained models, and native code; made only once."""
+    """The stock in `folder`: data, trained models, and native code; created only once."""
     made = folder / "stock"
     if (made / "ready").is_file():
         return made
@@ -96,7 +96,7 @@ def run_main(words: list[bytes]) -> NoReturn:
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except KeyboardInterrupt:  # before `main` could know of it
+    except KeyboardInterrupt:  # before `main` could handle it
         code = 130
     except BaseException:  # noqa: BLE001 (as Python does at the end)
         traceback.print_exc()
@@ -111,7 +111,7 @@ def run_main(words: list[bytes]) -> NoReturn:
 
 
 class Server:
-    """Runs the calls of one seed. `folder` must be readable for everybody if this is root."""
+    """Runs the calls of one seed. If this is root, `folder` must be readable by all users."""
 
     def __init__(self, seed: int, folder: Path, jobs: int = 2, keep: bool = False) -> None:
         self.seed, self.folder, self.jobs, self.keep = seed, folder, jobs, keep
@@ -147,7 +147,7 @@ class Server:
         if not pid:
             try:
                 self.child(number, folder)
-            except KeyboardInterrupt:  # before `main` could know of it
+            except KeyboardInterrupt:  # before `main` could handle it
                 os._exit(130)
             except BaseException:  # noqa: BLE001 (reported as a fault of the fuzzer)
                 (folder / "broken").write_text(traceback.format_exc())
@@ -187,7 +187,7 @@ class Server:
     def environment(self, call: Call, folder: Path) -> None:
         source = str(Path(sys.modules["regard"].__path__[0]).parent)
         kept = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ}
-        tempfile.tempdir = None  # what the parent chose
+        tempfile.tempdir = None  # forget the choice of the parent process
         os.environ.clear()
         os.environ.update(kept | {
             "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "LANG": "C.UTF-8",
@@ -201,8 +201,8 @@ class Server:
 
 
 def feed(path: Path) -> None:
-    """Let somebody write a few lines to a named pipe, once, as `<(cat file)` does. The writer is no
-    child of the call, which would look as if the call waited for it, but ends with its group."""
+    """Start a process that writes a few lines to a named pipe, once, as `<(cat file)` does. It is not
+    a child of the call, which would then seem to wait for it, but it ends with the call's group."""
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)

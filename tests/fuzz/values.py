@@ -21,8 +21,8 @@ NO_NUMBERS = [
     "[1, 2]", "{}", "~", "1.", ".5", "+3", "0b1", "1e", "²", "Ⅷ", "5%", "[/b]", "\x1b[31m",
 ]  # fmt: skip
 
-# Options whose value is an amount of work: a million steps are no fault of the program. Only a
-# value that no machine could work off has to be refused.
+# Options whose value is an amount of work: accepting a million steps is not a fault. Only values that
+# no machine could complete must be refused.
 WORK = {
     "steps", "accumulate", "samples", "seconds", "limit", "jobs", "length", "lengths", "widths",
     "layers", "d_model", "distances", "kernel", "window", "encoder_layers", "decoder_layers",
@@ -68,7 +68,7 @@ TEXTS: list[Word] = [
     "Where is Mary?", "A dog runs.", "A dog runs.\tEin Hund läuft.", "1e400", "0", "😀" * 500,
 ]  # fmt: skip
 
-# What `furnish` puts into the working folder of a call, and names that are not there.
+# Files that `furnish` creates in the working folder of a call, and names that do not exist.
 PLACES: list[Word] = [
     "missing", "missing/deeper/name", "folder", "empty-folder", "file.txt", "file.txt/below",
     "empty-file", "/", ".", "", "..", "n" * 300, "d/" * 2100 + "x", b"not-utf8-\xff", "/dev/null",
@@ -86,7 +86,7 @@ def place(random: Random) -> Word:
 
 
 def furnish(folder: Path) -> None:
-    """Make the strange files and folders of `PLACES` in the working folder of a call."""
+    """Create the unusual files and folders of `PLACES` in the working folder of a call."""
     for name in ("folder", "empty-folder", "unreadable-folder", "readonly-folder"):
         (folder / name).mkdir()
     (folder / "folder" / "inside").write_text("inside\n")

@@ -452,7 +452,7 @@ def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, argu
         (["--task", "classify"], "the built-in corpus is for translate"),
         (["--train", "a", "b"], "--valid is missing"),
         (["--train", "a", "b", "--valid", "c", "d"], "a: no such file"),
-        (["--seed", "1", "1"], "--seed 1 1: one of them is duplicated"),
+        (["--seed", "1", "1"], "--seed 1 1: a value is duplicated"),
         (["--jobs", "0"], "--jobs must be at least 1, not 0"),
         (["--set", "training.seed=2"], "use --seed"),
         (["--set", "model.head=8"], "model.head"),
@@ -476,7 +476,7 @@ def test_a_folder_of_somebody_else_is_never_touched(folder, arguments):
     (thesis / "thesis.txt").write_text("years of work")
     _, err, code = regard(*arguments, "--out", thesis)
     assert code == 2
-    assert "exists and is not of regard lab ablate: choose a different --out" in err
+    assert "exists and was not created by regard lab ablate: choose a different --out" in err
     assert [path.name for path in thesis.iterdir()] == ["thesis.txt"]
 
 

@@ -274,7 +274,7 @@ def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked
         (["--window", 0], "--window must be at least 1, not 0"),
         (["--limit", 0], "--limit must be above 0, not 0"),
         (["--kinds", "lstn"], "unknown kind 'lstn'; did you mean 'lstm'?"),
-        (["--kinds", "gru", "gru"], "--kinds gru gru: one of them is duplicated"),
+        (["--kinds", "gru", "gru"], "--kinds gru gru: a value is duplicated"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, said, tmp_path):
@@ -305,7 +305,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path,
     monkeypatch.setattr("regard.lab.complexity.count", lambda *_: pytest.fail("it was begun"))
     (tmp_path / "file").touch()
     for out, said in (
-        (tmp_path, f"{tmp_path} exists and is not of regard lab complexity: choose a different --out"),
+        (tmp_path, f"{tmp_path} exists and was not created by regard lab complexity: choose a different --out"),
         (tmp_path / "file" / "out", f"{tmp_path}/file/out/regard-complexity cannot be written: {tmp_path}/file is not a folder"),
     ):  # fmt: skip
         assert regard("--kinds", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {said}\n", 2)  # fmt: skip

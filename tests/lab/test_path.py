@@ -193,8 +193,8 @@ def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
         (["--steps", 0], "--steps must be at least 1, not 0"),
         (["--steps", 5, "--seconds", 5], "--seconds and --steps cannot be combined"),
         (["--kinds", "gruu"], "unknown kind 'gruu'; did you mean 'gru'?"),
-        (["--kinds", "gru", "gru"], "--kinds gru gru: one of them is duplicated"),
-        (["--seed", 1, 1], "--seed 1 1: one of them is duplicated"),
+        (["--kinds", "gru", "gru"], "--kinds gru gru: a value is duplicated"),
+        (["--seed", 1, 1], "--seed 1 1: a value is duplicated"),
         (["--seed", -1], "--seed must be at least 0, not -1"),
         (["--layers", 0, "--kernel", 0], "--layers must be at least 1, not 0"),
         (["--layers", 10**9], "--layers must be at most 64, not 1000000000"),
@@ -246,7 +246,7 @@ def test_weights_their_gradients_and_moments_are_part_of_the_estimate():
 def test_a_folder_of_somebody_else_is_not_touched(tmp_path, capsys):
     (tmp_path / "letters").write_text("mine")
     assert lab("path", "--out", tmp_path) == 2
-    assert "is not of regard lab path: choose a different --out" in capsys.readouterr().err
+    assert "was not created by regard lab path: choose a different --out" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_any_training(tmp_path, capsys, monkeypatch):

@@ -300,7 +300,7 @@ def test_the_pictures_name_what_they_show(measured):
         (["--seconds", 0], "--seconds must be above 0, not 0"),
         (["--seconds", "nan"], "--seconds must be finite, not nan"),
         (["--seconds", 2, "--steps", 2], "--seconds and --steps cannot be combined"),
-        (["--seed", 1, 1], "--seed 1 1: one of them is duplicated"),
+        (["--seed", 1, 1], "--seed 1 1: a value is duplicated"),
         (["--seed", -1], "--seed must be at least 0, not -1"),
         (["--seed", 2**32], "--seed must be at most 4,294,967,295, not 4294967296"),
     ],
@@ -317,7 +317,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "theirs").touch()
     _, said, code = regard("--out", tmp_path)
     assert (said, code) == (
-        f"regard: {tmp_path} exists and is not of regard lab positions: choose a different --out\n", 2,
+        f"regard: {tmp_path} exists and was not created by regard lab positions: choose a different --out\n", 2,
     )  # fmt: skip
 
 

@@ -180,7 +180,7 @@ def test_the_table_says_reach_steps_and_time(tmp_path, capsys):
     ("words", "said"),
     [
         (["--distances", 4, 0], "--distances must be at least 1, not 0"),
-        (["--distances", 4, 4], "--distances 4 4: one of them is duplicated"),
+        (["--distances", 4, 4], "--distances 4 4: a value is duplicated"),
         (["--layers", 0, "--kernel", 0], "--layers must be at least 1, not 0"),
         (["--layers", 10**9], "--layers must be at most 64, not 1000000000"),
         (["--seconds", -1], "--seconds must be above 0, not -1"),

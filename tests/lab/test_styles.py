@@ -157,7 +157,7 @@ def test_labels_are_compared_over_several_seeds(folder):
         (["--train", "a", "b"], "--valid is missing"),
         (["--valid", "a", "b"], "--train is missing"),
         (["--train", "a", "b", "--valid", "c", "d"], "a: no such file"),
-        (["--seed", "1", "1"], "--seed 1 1: one of them is duplicated"),
+        (["--seed", "1", "1"], "--seed 1 1: a value is duplicated"),
         (["--set", "model.style=encoder"], "--set model.style cannot be used here"),
         (["--set", "training.seed=2"], "use --seed"),
     ],
@@ -195,5 +195,5 @@ def test_a_folder_of_somebody_else_is_never_touched(folder, translate):
     (thesis / "thesis.txt").write_text("years of work")
     _, err, code = regard("lab", "styles", *translate, "--out", thesis)
     assert code == 2
-    assert "exists and is not of regard lab styles: choose a different --out" in err
+    assert "exists and was not created by regard lab styles: choose a different --out" in err
     assert [path.name for path in thesis.iterdir()] == ["thesis.txt"]

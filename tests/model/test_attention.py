@@ -261,9 +261,9 @@ def test_bad_input_is_refused_in_words():
         attend(query, query[:3], query[:3], bounds, offsets([3]), Visibility(causal=True))
     with pytest.raises(InputError, match="unknown attention engine 'padde'; did you mean 'padded'"):
         attend(query, query, query, bounds, bounds, Visibility(), engine="padde")
-    with pytest.raises(InputError, match=r"engine=tiled and attention_dropout=0.1 exclude"):
+    with pytest.raises(InputError, match=r"engine=tiled and attention_dropout=0.1 cannot be"):
         attend(query, query, query, bounds, bounds, Visibility(), engine="tiled", dropout=0.1)
-    with pytest.raises(InputError, match=r"engine=native and attention_dropout=0.1 exclude"):
+    with pytest.raises(InputError, match=r"engine=native and attention_dropout=0.1 cannot be"):
         attend(query, query, query, bounds, bounds, Visibility(), engine="native", dropout=0.1)
     trained = random_heads(5, 2, 4)
     with pytest.raises(InputError, match="engine=tiled needs a GPU"):

@@ -81,8 +81,8 @@ def test_true_and_false_mean_tied_and_untied():
 
 BAD = [
     ({"heads": 7}, "model.d_model=512 is not divisible by model.heads=7"),
-    ({"d_model": 513, "heads": 3}, "model.positions=sinusoidal and model.d_model=513 exclude"),
-    ({"positions": "rotary", "head_size": 5}, "model.positions=rotary and model.head_size=5 exclude"),
+    ({"d_model": 513, "heads": 3}, "model.positions=sinusoidal and model.d_model=513 cannot be"),
+    ({"positions": "rotary", "head_size": 5}, "model.positions=rotary and model.head_size=5 cannot be"),
     ({"source_vocabulary_size": 5}, "model.tie_embeddings=all and model.source_vocabulary_size=5"),
     ({"style": "encoder", "tie_embeddings": "source-target"}, "model.tie_embeddings=source-target and model.style=encoder"),
     ({"style": "decoder", "tie_embeddings": "none", "source_vocabulary_size": 5}, "model.source_vocabulary_size=5 and model.style=decoder"),

@@ -145,11 +145,11 @@ def test_an_encoder_without_attention_captures_none_of_it(model, row):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"style": "decoder", "mixer": "lstm"}, "model.mixer=lstm and model.style=decoder exclude each other: a decoder writes with a cache of keys and values, which only attention has"),
-        ({"style": "encoder", "mixer": "gru", "window": 3}, "model.mixer=gru and model.window=3 exclude each other: only attention has a window"),
-        ({"style": "encoder", "mixer": "dilated", "positions": "rotary"}, "model.mixer=dilated and model.positions=rotary exclude each other: rotation turns queries and keys, which only attention has"),
-        ({"mixer": "lstm", "d_model": 9, "head_size": 4, "positions": "none"}, "model.mixer=lstm and model.d_model=9 exclude each other: half of the width reads from each side, so d_model must be even"),
-        ({"kernel": 5}, "model.mixer=attention and model.kernel=5 exclude each other: only a convolution has a kernel"),
+        ({"style": "decoder", "mixer": "lstm"}, "model.mixer=lstm and model.style=decoder cannot be combined: a decoder writes with a cache of keys and values, which only attention has"),
+        ({"style": "encoder", "mixer": "gru", "window": 3}, "model.mixer=gru and model.window=3 cannot be combined: only attention has a window"),
+        ({"style": "encoder", "mixer": "dilated", "positions": "rotary"}, "model.mixer=dilated and model.positions=rotary cannot be combined: rotation turns queries and keys, which only attention has"),
+        ({"mixer": "lstm", "d_model": 9, "head_size": 4, "positions": "none"}, "model.mixer=lstm and model.d_model=9 cannot be combined: half of the width reads from each side, so d_model must be even"),
+        ({"kernel": 5}, "model.mixer=attention and model.kernel=5 cannot be combined: only a convolution has a kernel"),
         ({"mixer": "convolution", "kernel": 0}, "model.kernel must be at least 1, not 0"),
         ({"mixer": "lstn"}, "unknown model.mixer 'lstn'; did you mean 'lstm'?"),
     ],

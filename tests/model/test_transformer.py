@@ -277,6 +277,6 @@ def test_a_sequence_longer_than_the_learned_table_is_refused(model, row):
 def test_tiled_and_attention_dropout_exclude_each_other_when_the_model_is_built():
     config = ModelConfig.preset("tiny", vocabulary_size=9, attention_dropout=0.1)
     with pytest.raises(
-        InputError, match="engine=tiled and attention_dropout=0.1 exclude each other"
+        InputError, match="engine=tiled and attention_dropout=0.1 cannot be combined"
     ):
         Transformer(config, engine="tiled")

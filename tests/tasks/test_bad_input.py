@@ -104,7 +104,7 @@ def test_labels_that_are_no_texts_or_stand_there_twice(training, write, tmp_path
 
 def test_only_one_class(training, write):
     rows = write("rows.tsv", "en\tThe dog slept.", "en\tThe cat slept.")
-    said = f"{rows}: only one class, 'en': nothing to tell apart"
+    said = f"{rows}: only one class, 'en': at least two are needed"
     assert training("classify", train=[rows], valid=[rows]) == said
 
 
@@ -333,7 +333,7 @@ def test_a_style_that_a_task_does_not_have(task, style, needs, refused, data, tm
         "--style",
         style,
     )
-    assert said == f"--task {task} and model.style={style} exclude each other: it needs {needs}"
+    assert said == f"--task {task} and model.style={style} cannot be combined: it needs {needs}"
 
 
 def test_a_style_that_does_not_exist(refused, data, tmp_path):
@@ -366,11 +366,11 @@ def test_a_style_that_does_not_exist(refused, data, tmp_path):
         ("training.similarity_scale=0", "training.similarity_scale must be above 0, not 0.0"),
         (
             "training.similarity_scale=10",
-            "--task fill and training.similarity_scale=10.0 exclude each other: it is for embed",
+            "--task fill and training.similarity_scale=10.0 cannot be combined: it is for embed",
         ),
         (
             "data.shared_vocabulary=false",
-            "--task fill and data.shared_vocabulary=false exclude each other",
+            "--task fill and data.shared_vocabulary=false cannot be combined",
         ),
         ("data.vocabulary_size=20", "data.vocabulary_size is 20 but bpe needs at least 263"),
         (
@@ -394,7 +394,7 @@ def test_an_option_that_the_task_does_not_have(task, setting, training):
     name = setting.partition("=")[0]
     said = training(task, f"--set={setting}")
     assert said.startswith(f"--task {task} and {name}")
-    assert "exclude each other" in said
+    assert "cannot be combined" in said
 
 
 CAN = {"embed": {"embed", "fill", "classify", "generate"}}

@@ -194,7 +194,7 @@ def test_a_stale_index_is_refused_where_it_was_named(documents, tmp_path):
     build_index(folder, documents, embed, "model", SIZE, True)
     assert len(open_index(folder, documents, "model")) == len(open_index(folder)) == 4
     with pytest.raises(
-        InputError, match=r"mine: another model made it: remove it or give --rebuild$"
+        InputError, match=r"mine: another model made it: remove it or use --rebuild$"
     ):
         open_index(folder, None, "other")
     documents.write_text("changed\n")
@@ -248,7 +248,7 @@ def test_a_damaged_index_is_refused_and_built_again(damage, build, documents, ca
     index = build()
     expected = all_of(index)
     DAMAGES[damage](index.folder)
-    remedy = ": remove it or give --rebuild"
+    remedy = ": remove it or use --rebuild"
     with pytest.raises(
         InputError, match=f"^{index.folder}: (damaged|outdated) search index \\(.*\\){remedy}$"
     ) as caught:
@@ -256,7 +256,7 @@ def test_a_damaged_index_is_refused_and_built_again(damage, build, documents, ca
     capsys.readouterr()
     assert all_of(build()) == expected
     said = str(caught.value).removesuffix(remedy)
-    assert capsys.readouterr().err == f"regard: {said}; building it again\n"
+    assert capsys.readouterr().err == f"regard: {said}; rebuilding it\n"
     assert all_of(build(never)) == expected
     assert [path.name for path in index.folder.parent.iterdir()] == [index.folder.name]
 
@@ -276,7 +276,7 @@ def test_damage_to_an_open_index_is_an_error_of_one_line(name, content, how, bui
     index = build()
     with (index.folder / name).open("rb+") as file:
         file.write(content)
-    with pytest.raises(InputError, match=f"damaged search index \\({how}\\): remove it or give"):
+    with pytest.raises(InputError, match=f"damaged search index \\({how}\\): remove it or use"):
         all_of(index)
 
 
@@ -451,7 +451,7 @@ def test_a_place_that_cannot_be_written_is_named(documents, tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(
-        InputError, match=r"mine: cannot be written \(No space left on device\): make room or"
+        InputError, match=r"mine: cannot be written \(No space left on device\): free some space or"
     ):
         build_index(tmp_path / "mine", documents, full, "model", SIZE, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lines.txt", "taken"]

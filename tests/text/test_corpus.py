@@ -160,7 +160,7 @@ def test_a_truncated_file_is_named_with_the_line_reached(name, file):
     path = file("".join(f"line {n} {n * n}\n" for n in range(60_000)), name)
     path.write_bytes(path.read_bytes()[:-2000])
     message = fails(open_text, path)
-    assert message.startswith(f"{path}: the compressed file is cut off after line ")
+    assert message.startswith(f"{path}: the compressed file is truncated after line ")
     assert int(message.split("after line ")[1].split()[0]) > 1000
 
 
@@ -182,7 +182,9 @@ def test_an_xz_file_may_have_several_streams_and_padding(tmp_path):
     path.write_bytes(lzma.compress(b"one\ntw") + bytes(8) + lzma.compress(b"o\n") + bytes(4))
     assert list(open_text(path)) == [(1, "one"), (2, "two")]
     path.write_bytes(b"")
-    assert fails(open_text, path).startswith(f"{path}: the compressed file is cut off at its begin")
+    assert fails(open_text, path).startswith(
+        f"{path}: the compressed file is truncated at its begin"
+    )
 
 
 def test_an_xz_file_that_asks_for_gigabytes_is_refused(tmp_path):

@@ -190,7 +190,7 @@ def test_a_damaged_store_is_refused_and_built_again(damage, build, capsys):
         Store(folder)
     capsys.readouterr()
     again, _ = build(quiet=True)
-    assert capsys.readouterr().err == f"regard: {caught.value}; building it again\n"
+    assert capsys.readouterr().err == f"regard: {caught.value}; rebuilding it\n"
     assert texts(again) == PAIRS
     assert [path.name for path in folder.parent.iterdir()] == [store.fingerprint]
     build()
@@ -224,8 +224,8 @@ def test_a_store_of_the_previous_version_is_built_again_with_the_same_fingerprin
     again, _ = build()
     assert (texts(again), again.fingerprint) == (PAIRS, OLD_FINGERPRINT)
     assert capsys.readouterr().err == (
-        f"regard: {store.folder}: outdated token store (another version of regard built it); "
-        "building it again\n"
+        f"regard: {store.folder}: outdated token store (a different version of regard built it); "
+        "rebuilding it\n"
     )
 
 

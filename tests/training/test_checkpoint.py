@@ -51,10 +51,19 @@ def pickle_instead(path):
         (flip_a_bit, "model.safetensors is damaged: its checksum does not match"),
         (truncate, "optimiser.safetensors is damaged"),
         (pickle_instead, "model.safetensors is damaged"),
-        (lambda path: (path / "state.json").unlink(), "step-30 is not a whole checkpoint"),
-        (lambda path: (path / "state.json").write_text("{"), "step-30 is not a whole checkpoint"),
-        (lambda path: (path / "state.json").write_text("[]"), "step-30 is not a whole checkpoint"),
-        (lambda path: (path / "model.safetensors").unlink(), "step-30 is not a whole checkpoint"),
+        (lambda path: (path / "state.json").unlink(), "step-30 is not a complete checkpoint"),
+        (
+            lambda path: (path / "state.json").write_text("{"),
+            "step-30 is not a complete checkpoint",
+        ),
+        (
+            lambda path: (path / "state.json").write_text("[]"),
+            "step-30 is not a complete checkpoint",
+        ),
+        (
+            lambda path: (path / "model.safetensors").unlink(),
+            "step-30 is not a complete checkpoint",
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, said, checkpoints):
@@ -134,7 +143,7 @@ def test_a_broken_checkpoint_is_replaced_when_its_step_comes_again(checkpoints):
 def test_a_file_that_is_not_ours_is_refused_in_words(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(pickle.dumps(torch.nn.Linear(2, 2)))
-    with pytest.raises(InputError, match="is not a whole safetensors file"):
+    with pytest.raises(InputError, match="is not a valid safetensors file"):
         read_tensors(path)
 
 

@@ -266,7 +266,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
         return real(path)
 
     monkeypatch.setattr(checkpoint, "checksum", full)
-    with pytest.raises(TrainingFailed, match=r"is full; the newest checkpoint is of step 4; make"):
+    with pytest.raises(TrainingFailed, match=r"is full; the newest checkpoint is step 4; free"):
         train(configure(), tmp_path / "full", quiet=True)
     assert [p.name for p in (tmp_path / "full" / "checkpoints").iterdir()] == ["step-4"]
     monkeypatch.setattr(checkpoint, "checksum", real)
@@ -365,7 +365,7 @@ def test_damage_that_may_change_the_final_weights_needs_force(name, configure, t
     before = (run / "model.safetensors").read_bytes()
     flip(run / name) if (run / name).is_file() else shutil.rmtree(run / name)
     with pytest.raises(
-        InputError, match=r"(damaged|not a whole checkpoint).*--resume --force --out"
+        InputError, match=r"(damaged|not a complete checkpoint).*--resume --force --out"
     ) as refused:
         train(None, run, resume=True, quiet=True)
     assert ("step-12" if "/" in name else name) in str(refused.value)

@@ -224,7 +224,7 @@ def test_from_takes_the_newest_checkpoint_of_a_run_that_has_not_ended(configure,
         quiet=True,
     )
     (tmp_path / "first" / "checkpoints").rename(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match=r"neither model.safetensors nor a whole checkpoint"):
+    with pytest.raises(InputError, match=r"neither model.safetensors nor a complete checkpoint"):
         train(configure(), tmp_path / "third", start_from=tmp_path / "first", quiet=True)
 
 
@@ -374,7 +374,7 @@ def test_what_is_wrong_with_a_file_is_one_line_and_nothing_is_written(how, said,
                 "--set",
                 "model.tie_embeddings=all",
             ],
-            "data.shared_vocabulary=false and model.tie_embeddings=all exclude each other",
+            "data.shared_vocabulary=false and model.tie_embeddings=all cannot be combined",
         ),
         (["--task", "translate", "--set", "training.tensorboard=true"], "pip install tensorboard"),
         (

@@ -51,13 +51,13 @@ def test_another_seed_is_another_answer_and_the_same_seed_the_same(folder, trans
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--beam 4 --temperature 1", "decoding.temperature=1.0 and decoding.beam=4 exclude"),
-        ("--top-k 5", "decoding.top_k=5 and decoding.temperature=0 exclude each other"),
-        ("--top-p 0.5", "decoding.top_p=0.5 and decoding.temperature=0 exclude each other"),
-        ("--n-best 9 --beam 4", "decoding.n_best=9 and decoding.beam=4 exclude each other"),
-        ("--n-best 5", "decoding.n_best=5 and decoding.beam=4 exclude each other"),
-        ("--stream --json", "--stream and --json exclude each other"),
-        ("--stream --score", "--stream and --score exclude each other"),
+        ("--beam 4 --temperature 1", "decoding.temperature=1.0 and decoding.beam=4 cannot be"),
+        ("--top-k 5", "decoding.top_k=5 and decoding.temperature=0 cannot be combined"),
+        ("--top-p 0.5", "decoding.top_p=0.5 and decoding.temperature=0 cannot be combined"),
+        ("--n-best 9 --beam 4", "decoding.n_best=9 and decoding.beam=4 cannot be combined"),
+        ("--n-best 5", "decoding.n_best=5 and decoding.beam=4 cannot be combined"),
+        ("--stream --json", "--stream and --json cannot be combined"),
+        ("--stream --score", "--stream and --score cannot be combined"),
         ("--history", "--history needs --json"),
         ("--attention", "--attention needs --json"),
         ("--alternatives 2", "--alternatives needs --json"),
@@ -99,7 +99,9 @@ def test_python_refuses_the_same_in_the_same_words(translator):
     with pytest.raises(InputError, match="'decoding.baem'; did you mean 'decoding.beam'?"):
         translator.translate("The dog slept.", baem=2)
     for call in (translator.translate, translator.stream):
-        with pytest.raises(InputError, match="decoding.top_k=5 and decoding.temperature=0 exclude"):
+        with pytest.raises(
+            InputError, match="decoding.top_k=5 and decoding.temperature=0 cannot be"
+        ):
             call("The dog slept.", top_k=5)
     with pytest.raises(InputError, match="lone surrogate"):
         translator.translate("caf\udce9")

@@ -115,7 +115,7 @@ def test_evaluate_takes_the_options_of_decoding_and_says_how_it_measured(
 def test_evaluate_refuses_what_translate_refuses(folder, data, verb):
     code, out, err = verb("evaluate", folder, *data, top_k=5)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "decoding.top_k=5 and decoding.temperature=0 exclude each other" in err
+    assert "decoding.top_k=5 and decoding.temperature=0 cannot be combined" in err
     code, out, err = verb("evaluate", folder, *data[:2])
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "takes two files: source, then target" in err

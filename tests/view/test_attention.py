@@ -243,7 +243,7 @@ def test_every_kind_shows_its_part_of_the_weights(shape):
         ("decoder", "attention", {"layer": 0}, "--layer 0: the decoder has 4 layers, counted from 1"),
         ("encoder-decoder", "attention", {"layer": 5}, "--layer 5: cross-attention has 4 layers, counted from 1"),
         ("decoder", "attention", {"head": 9}, "--head 9: each layer has 4 heads, counted from 1"),
-        ("decoder", "attention", {"head": 1, "kind": "mean"}, "--kind mean and --head exclude each other: it is of all heads"),
+        ("decoder", "attention", {"head": 1, "kind": "mean"}, "--kind mean and --head cannot be combined: it is of all heads"),
         ("decoder", "attention", {"kind": "head map"}, "unknown kind 'head map'; did you mean 'head'?"),
     ],
 )  # fmt: skip

@@ -152,9 +152,9 @@ def test_a_torn_last_line_is_as_if_it_was_never_written(tmp_path: Path, torn: st
     [
         ('{"step": 250, "lo', "this line is not JSON"),
         ("", "this line is not JSON"),
-        ("[1]", 'this line is not an object with a whole number "step"'),
-        ('{"loss": 1.0}', 'this line is not an object with a whole number "step"'),
-        ('{"step": "2"}', 'this line is not an object with a whole number "step"'),
+        ("[1]", 'this line is not an object with an integer "step"'),
+        ('{"loss": 1.0}', 'this line is not an object with an integer "step"'),
+        ('{"step": "2"}', 'this line is not an object with an integer "step"'),
         ('{"step": 2, "loss": "low"}', '"loss" is not a number'),
         ('{"step": 2, "valid_loss": null}', '"valid_loss" is not a number'),
     ],

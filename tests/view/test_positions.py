@@ -131,8 +131,8 @@ def test_a_model_without_positions_says_which_views_it_has(folder):
         (["--length", 10**6], "--length 1000000 of 512 features is more than a picture shows: at most 65536 positions"),
         (["--out", "a.pdf"], "--out a.pdf: write NAME.png or NAME.svg (both files are made)"),
         (["-m", "nowhere"], "nowhere is not a model: it has no config.yaml"),
-        (["-m", "nowhere", "--base", 5], "-m and --base exclude each other: a model has its own"),
-        (["-m", "nowhere", "--d-model", 4], "-m and --d-model exclude each other: a model has its own"),
+        (["-m", "nowhere", "--base", 5], "-m and --base cannot be combined: a model has its own"),
+        (["-m", "nowhere", "--d-model", 4], "-m and --d-model cannot be combined: a model has its own"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_refused_in_one_line(tmp_path, monkeypatch, options, said):

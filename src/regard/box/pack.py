@@ -31,12 +31,12 @@ SAID = (
     "Packed by `regard pack`: every matrix as whole numbers of 8 bits, with a float32 scale for "
     "each row."
 )
-MOST_COMPARED = 300_000_000  # characters, in the search for the names of data files
+MOST_COMPARED = 300_000_000  # characters compared in the search for names of data files
 # /some/where/multi30k/train.en.xz: all but the last two names. Not of an address of the web.
 NAME = r"""[^\s/`'"]+"""
 BEGINS = r"(?<![\w.~:/$-])"
 ROOT = r"(?:file:/+|[A-Za-z]:/+|/+)"  # /, //server, file:///, C:/
-QUOTE = """'"'"'"""  # a quote in what shlex.quote writes
+QUOTE = """'"'"'"""  # a single quote as shlex.quote writes it
 QUOTED = rf"""{BEGINS}'(?={ROOT})(?:[^'\n]|{QUOTE})*'"""
 ELSEWHERE = rf"{BEGINS}{ROOT}(?:(?:{NAME}/+)*(?={NAME}/+{NAME})|(?={NAME}))"
 

@@ -7,9 +7,9 @@ filled up with sentences that are done before they begin, and the host only says
 next. It never waits for a result: it reads the flags of the step before the last while the GPU
 works on the next one.
 
-A program's buffers belong to one search at a time, so searches in several threads use a program
-each. A lock guards the choice of a program and its capturing, which takes a moment; the GPU runs
-the steps of all searches in the order in which they come.
+The buffers of a program belong to one search at a time, so concurrent searches in several threads
+use separate programs. A lock protects choosing and capturing a program; the GPU runs the steps of
+all searches in the order in which they are launched.
 """
 
 from __future__ import annotations
@@ -358,8 +358,8 @@ def split(x: Tensor, size: int) -> Tensor:
 
 
 def capture(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """Record what the body does; it runs once before, so that libraries can set up their memory.
-    Other threads may use the GPU meanwhile."""
+    """Capture `body` as a CUDA graph. It runs once before, so that libraries can allocate their
+    memory. Other threads can use the GPU at the same time."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), torch.no_grad():

@@ -39,8 +39,8 @@ class Job:
 
 
 def attention_engine(model: Transformer) -> str:
-    """The attention engine of a pass that is not part of training: the model's own choice, or the
-    one that needs neither a compiler nor gradients."""
+    """The attention engine for inference: that of the model or, with "auto", the one that needs
+    neither a compiler nor gradients."""
     return "padded" if model.engine == "auto" else model.engine
 
 

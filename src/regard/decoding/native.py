@@ -3,8 +3,8 @@ Transformer.step with Beams.advance behind it, Transformer.encode, and decode in
 
 Weights are packed once for a model, as float32, bfloat16 or int8, and again when they change.
 Which of the three is `Transformer.precision`. The tensors of Cache and Beams are read and written
-where they are: nothing else knows which engine ran. Several threads can use an engine at once: all
-that a call writes belongs to its own cache and search.
+in place: nothing else depends on which engine ran. Several threads can use an engine at the same
+time, because a call writes only to its own cache and search.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class NativeStep:
 # ---- which engine a model has ---------------------------------------------------------------
 
 _engines: WeakKeyDictionary[Transformer, tuple[Any, Engine]] = WeakKeyDictionary()
-_packing = Lock()  # held while weights are packed: threads that need them wait, and pack nothing
+_packing = Lock()  # held while weights are packed; other threads wait for the result
 
 
 def engine_of(model: Transformer) -> Engine | None:

@@ -1,8 +1,8 @@
 """A model's weights in the layout of the native step (native/product.h): packed once, in one of
 three types, with structures of pointers that C++ reads.
 
-A structure never changes once another thread can see it: longer position tables come in a new
-structure, and a call uses the one that it got until it ends.
+A structure never changes after another thread can see it: longer position tables are put into a new
+structure, and a call keeps the structure that it started with.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 @once
 def declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """The library with the types of its functions set. This happens once: a thread that looked a
-    function up at the same time could otherwise call it before its types are set."""
+    """The library with the types of its functions set. They are set only once; otherwise another
+    thread could call a function before its types are set."""
     for name, (result, arguments) in FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -80,7 +80,7 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 class Packing:
-    """The weights of one stack; `reach` gives the structure that C++ reads."""
+    """The weights of one stack; `reach` returns the structure that C++ reads."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Packing:
         self.library, self.config, self.kind = library, config, KINDS[precision]
         self.position_rows = stack.position_rows
         self.kept: list[Any] = []  # what the structures point to
-        self._lock = Lock()  # held while position tables are made
+        self._lock = Lock()  # held while position tables are computed
         blocks: Any = stack.layers
         layers = (CLayer * len(blocks))(*map(self._layer, blocks))
         self.kept.append(layers)
@@ -111,8 +111,8 @@ class Packing:
         self._stack.kept = self.kept
 
     def reach(self, positions: int) -> Any:
-        """A CStack with position tables for at least so many positions. It keeps alive everything
-        that it points to, and no other call changes it."""
+        """A CStack with position tables for at least this many positions. It keeps everything that
+        it points to alive, and no other call changes it."""
         if self.config.positions == "learned":
             positions = self.config.max_length
         stack = self._stack

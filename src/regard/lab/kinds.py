@@ -43,4 +43,4 @@ def check_kinds(names: Sequence[str], known: Sequence[str] = KINDS) -> None:
         if name not in known:
             raise unknown("kind", name, known)
     if len(set(names)) < len(names):
-        raise InputError(f"--kinds {' '.join(names)}: one of them is duplicated")
+        raise InputError(f"--kinds {' '.join(names)}: a value is duplicated")

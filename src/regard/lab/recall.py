@@ -32,7 +32,7 @@ def measure_recall(
 ) -> RecallReport:
     """Train, ask, draw; everything is written to the folder `out`."""
     if len(set(distances)) < len(distances):
-        raise InputError(f"--distances {' '.join(map(str, distances))}: one of them is duplicated")
+        raise InputError(f"--distances {' '.join(map(str, distances))}: a value is duplicated")
     distances = sorted(distances)
     farthest = distances[-1]
     school.check(farthest, 1, f"--distances {farthest}")

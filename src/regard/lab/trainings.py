@@ -40,11 +40,11 @@ def check_settings(values: Values, ours: Mapping[str, str]) -> None:
 
 def check_seeds(seeds: Sequence[int]) -> None:
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"--seed {' '.join(map(str, seeds))}: one of them is duplicated")
+        raise InputError(f"--seed {' '.join(map(str, seeds))}: a value is duplicated")
 
 
 def check_budget(seconds: float | None, steps: int | None) -> None:
-    """A training is limited by seconds or by steps."""
+    """Refuse a training that is limited by both seconds and steps."""
     if seconds is not None and steps is not None:
         raise InputError("--seconds and --steps cannot be combined")
 
@@ -72,15 +72,17 @@ def with_defaults(given: bool, preset: str | None, values: Values) -> Values:
 
 
 def check_out(out: Path, name: str) -> None:
-    """Refuse a folder that cannot be written or that has other files and no file regard-NAME."""
+    """Refuse a folder that cannot be written, or that another program has filled."""
     mark = out / f"regard-{name}"
     if out.exists() and not mark.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists and is not of regard lab {name}: choose a different --out")
+        raise InputError(
+            f"{out} exists and was not created by regard lab {name}: choose a different --out"
+        )
     check_destination(mark)
 
 
 def begin(out: Path, name: str) -> None:
-    """Create the folder, before the work."""
+    """Create the folder before the work starts."""
     write_result(out / f"regard-{name}", "")
 
 
@@ -96,7 +98,7 @@ def finished(run: Path, config: Config, store: Store) -> bool:
     before = Config.load(run / "config.yaml")
     if before.training.steps > config.training.steps:
         raise InputError(
-            f"{run} has training.steps={before.training.steps} already: ask for at least as many, "
+            f"{run} has training.steps={before.training.steps} already: request at least as many, "
             "or choose a different --out"
         )
     same = same_run(before, config, run) == before

@@ -45,18 +45,20 @@ def tell(report: Report, options: argparse.Namespace) -> None:
 
 
 def training_options(verb: argparse.ArgumentParser, name: str, settable: str) -> None:
-    """Of measurements that train models of their own."""
-    for split, said in (
-        ("train", "translate: SOURCE TARGET; none: the built-in corpus"),
+    """Options of measurements that train their own models."""
+    for split, text in (
+        ("train", "translate: SOURCE TARGET (default: the built-in corpus)"),
         ("valid", "held-out data, for the learning curves"),
-        ("test", "what quality is measured on (default: --valid)"),
+        ("test", "data for measuring quality (default: --valid)"),
     ):
-        verb.add_argument(f"--{split}", nargs="+", type=file_name, metavar="FILE", help=said)
+        verb.add_argument(f"--{split}", nargs="+", type=file_name, metavar="FILE", help=text)
     verb.add_argument(
         "--preset", help=" | ".join(PRESETS) + " (tiny; for the built-in corpus of 2 + 2 layers)"
     )
-    verb.add_argument("--steps", type=STEPS, metavar="N", help="of each training")
-    verb.add_argument("--seed", nargs="+", type=SEED, default=[1], metavar="N", help="one or more")
+    verb.add_argument("--steps", type=STEPS, metavar="N", help="steps of each training run")
+    verb.add_argument(
+        "--seed", nargs="+", type=SEED, default=[1], metavar="N", help="random seeds (default: 1)"
+    )
     verb.add_argument("--out", type=file_path, default=Path(f"regard-{name}"), metavar="DIR")
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
@@ -100,7 +102,11 @@ def ablate_options(verb: argparse.ArgumentParser) -> None:
         + "; ".join(f"{group}: {said}" for group, said in GROUPS.items()),
     )  # fmt: skip
     verb.add_argument(
-        "--jobs", type=bounded(int, 1, 1024), default=1, metavar="N", help="trainings at once (1)"
+        "--jobs",
+        type=bounded(int, 1, 1024),
+        default=1,
+        metavar="N",
+        help="parallel training runs (default: 1)",
     )
     training_options(verb, "ablate", "of the base, and so of all rows")
 
@@ -120,16 +126,25 @@ def ablate(options: argparse.Namespace) -> int:
 
 
 def positions_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--length", type=LENGTH, default=256, metavar="N", help="positions (256)")
-    verb.add_argument("--d-model", type=D_MODEL, default=512, metavar="N", help="(512)")
+    verb.add_argument(
+        "--length", type=LENGTH, default=256, metavar="N", help="positions (default: 256)"
+    )
+    verb.add_argument("--d-model", type=D_MODEL, default=512, metavar="N", help="(default: 512)")
     verb.add_argument(
         "--base", nargs="+", type=BASE, default=[100.0, 10_000.0], metavar="X",
-        help="of the sinusoids, one or more (100 10000)",
+        help="bases of the sinusoids (default: 100 10000)",
     )  # fmt: skip
-    verb.add_argument("--steps", type=STEPS, metavar="N", help="of each training (800)")
-    verb.add_argument("--seconds", type=SECONDS, metavar="S", help="of each training, instead")
+    verb.add_argument("--steps", type=STEPS, metavar="N", help="steps of each run (default: 800)")
     verb.add_argument(
-        "--seed", nargs="+", type=SEED, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
+        "--seconds", type=SECONDS, metavar="S", help="time limit of each run, instead of --steps"
+    )
+    verb.add_argument(
+        "--seed",
+        nargs="+",
+        type=SEED,
+        default=[1, 2, 3],
+        metavar="N",
+        help="seeds (default: 1 2 3)",
     )
     verb.add_argument("--out", type=file_path, default=Path("regard-positions"), metavar="DIR")
     machine_options(verb)
@@ -148,14 +163,16 @@ def positions(options: argparse.Namespace) -> int:
 
 
 def complexity_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--kinds", nargs="+", default=[], metavar="KIND", help="of layer (all)")
+    verb.add_argument(
+        "--kinds", nargs="+", default=[], metavar="KIND", help="kinds of layers (default: all)"
+    )
     verb.add_argument(
         "--lengths",
         nargs="+",
         type=bounded(int, 2, MOST_LENGTH),
         default=[],
         metavar="N",
-        help="64 to 16384",
+        help="sequence lengths (default: 64 to 16384)",
     )
     verb.add_argument(
         "--widths",
@@ -163,15 +180,21 @@ def complexity_options(verb: argparse.ArgumentParser) -> None:
         type=bounded(int, 2, MOST_WIDTH),
         default=[],
         metavar="D",
-        help="64 to 1024",
+        help="model widths (default: 64 to 1024)",
     )
     verb.add_argument(
-        "--window", type=WINDOWS, default=64, metavar="R", help="of restricted attention"
+        "--window",
+        type=WINDOWS,
+        default=64,
+        metavar="R",
+        help="window of restricted attention (default: 64)",
     )
-    verb.add_argument("--kernel", type=KERNELS, default=3, metavar="K", help="of the convolutions")
+    verb.add_argument(
+        "--kernel", type=KERNELS, default=3, metavar="K", help="kernel width (default: 3)"
+    )
     verb.add_argument(
         "--limit", type=SECONDS, default=1.0, metavar="SECONDS",
-        help="a pass that would take longer is not measured (1)",
+        help="skip a pass that would take longer (default: 1)",
     )  # fmt: skip
     verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     verb.add_argument("--out", type=file_path, default=Path("regard-complexity"), metavar="DIR")
@@ -197,22 +220,41 @@ def school_options(verb: argparse.ArgumentParser) -> None:
     """What `path` and `recall` have in common."""
     verb.add_argument(
         "--kinds", nargs="+", default=list(KINDS), metavar="KIND",
-        help=" | ".join(KINDS) + " (all)",
+        help=" | ".join(KINDS) + " (default: all)",
     )  # fmt: skip
-    verb.add_argument("--layers", type=bounded(int, 1, 64), default=2, metavar="N", help="(2)")
     verb.add_argument(
-        "--d-model", type=bounded(int, 1, MOST_WIDTH), default=64, metavar="N", help="(64)"
+        "--layers", type=bounded(int, 1, 64), default=2, metavar="N", help="(default: 2)"
     )
     verb.add_argument(
-        "--window", type=WINDOWS, default=WINDOW, metavar="R", help=f"of restricted ({WINDOW})"
+        "--d-model", type=bounded(int, 1, MOST_WIDTH), default=64, metavar="N", help="(default: 64)"
     )
     verb.add_argument(
-        "--kernel", type=KERNELS, default=KERNEL, metavar="K", help=f"of convolutions ({KERNEL})"
+        "--window",
+        type=WINDOWS,
+        default=WINDOW,
+        metavar="R",
+        help=f"attention window (default: {WINDOW})",
     )
-    verb.add_argument("--seconds", type=SECONDS, metavar="S", help="of training, each model (8)")
-    verb.add_argument("--steps", type=STEPS, metavar="N", help="of training, instead of seconds")
     verb.add_argument(
-        "--seed", nargs="+", type=SEED, default=[1, 2, 3], metavar="N", help="one or more (1 2 3)"
+        "--kernel",
+        type=KERNELS,
+        default=KERNEL,
+        metavar="K",
+        help=f"kernel width (default: {KERNEL})",
+    )
+    verb.add_argument(
+        "--seconds", type=SECONDS, metavar="S", help="training time per model (default: 8)"
+    )
+    verb.add_argument(
+        "--steps", type=STEPS, metavar="N", help="training steps, instead of --seconds"
+    )
+    verb.add_argument(
+        "--seed",
+        nargs="+",
+        type=SEED,
+        default=[1, 2, 3],
+        metavar="N",
+        help="seeds (default: 1 2 3)",
     )
 
 
@@ -232,7 +274,7 @@ def path_options(verb: argparse.ArgumentParser) -> None:
         type=bounded(int, 3, MOST_LENGTH),
         default=256,
         metavar="N",
-        help="of sequences (256)",
+        help="sequence length (default: 256)",
     )
     school_options(verb)
     verb.add_argument("--out", type=file_path, default=Path("regard-path"), metavar="DIR")
@@ -251,7 +293,7 @@ def path(options: argparse.Namespace) -> int:
 def recall_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--distances", nargs="+", type=bounded(int, 1, MOST_LENGTH), metavar="N",
-        default=[2**i for i in range(10)], help="steps back (1 2 4 ... 512)",
+        default=[2**i for i in range(10)], help="steps back (default: 1 2 4 ... 512)",
     )  # fmt: skip
     school_options(verb)
     verb.add_argument("--out", type=file_path, default=Path("regard-recall"), metavar="DIR")

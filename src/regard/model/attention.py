@@ -175,7 +175,7 @@ def choose_engine(engine: str, device: torch.device, dropout: float) -> str:
         raise unknown("attention engine", engine, ENGINES)
     if engine in ("native", "tiled") and dropout > 0:
         raise InputError(
-            f"engine={engine} and attention_dropout={dropout} exclude each other: it never holds "
+            f"engine={engine} and attention_dropout={dropout} cannot be combined: it never holds "
             "the weights that would be dropped; use engine=padded"
         )
     if engine == "native" and (device.type != "cpu" or native.library("attention") is None):

@@ -38,20 +38,20 @@ class ModelConfig:
     """The architecture. A field that starts as `DERIVED` takes the value its comment names."""
 
     style: str = "encoder-decoder"  # which stacks: an encoder sees everything, a decoder the past
-    vocabulary_size: int  # V: ids 0..V-1 (of the target, if the source has its own); in training:
-    # as many as the vocabulary that was learned has
-    source_vocabulary_size: int = DERIVED  # by itself: the same as vocabulary_size
+    vocabulary_size: int  # V: token ids are 0..V-1 (of the target, if the source has its own
+    # vocabulary); regard train: the size of the learned vocabulary
+    source_vocabulary_size: int = DERIVED  # default: vocabulary_size
 
-    encoder_layers: int = DERIVED  # by itself: 6 where the style has an encoder, else 0
-    decoder_layers: int = DERIVED  # by itself: 6 where the style has a decoder, else 0
+    encoder_layers: int = DERIVED  # default: 6 if the style has an encoder, else 0
+    decoder_layers: int = DERIVED  # default: 6 if the style has a decoder, else 0
     d_model: int = 512  # D: the width of every layer's input and output
-    heads: int = 8  # H: so many places can be looked at at once
-    head_size: int = DERIVED  # K, the size of each query, key and value; by itself: d_model / heads
+    heads: int = 8  # H: number of attention heads
+    head_size: int = DERIVED  # K: size of each query, key and value; default: d_model / heads
     d_ff: int = 2048  # F: the inner width of the feed-forward network
 
-    mixer: str = "attention"  # how the encoder's positions learn of each other; dilated: a
-    # convolution that reaches kernel times as far with each layer; none: they do not
-    kernel: int = 3  # k: the tokens that a convolution sees at once
+    mixer: str = "attention"  # how encoder positions exchange information; dilated: a
+    # convolution whose reach grows by a factor of kernel with each layer; none: not at all
+    kernel: int = 3  # k: width of a convolution, in tokens
 
     norm_first: bool = False  # false: post-norm, LayerNorm(x + f(x)), as published; true: pre-norm
     norm: str = "layer"  # layer: LayerNorm; rms: RMSNorm (no mean, no bias)
@@ -59,21 +59,21 @@ class ModelConfig:
     activation: str = "relu"  # of the feed-forward network; swiglu: a gate, three matrices
     bias: bool = True  # biases in the projections and the feed-forward network
 
-    positions: str = "sinusoidal"  # how a token knows its place; rotary turns queries and keys
+    positions: str = "sinusoidal"  # position encoding; rotary rotates queries and keys
     position_base: float = 10_000.0  # sinusoidal, rotary: wavelengths are 2 pi to base * 2 pi
     max_length: int = 1024  # rows of the learned position table; other positions have no limit
-    window: int | None = None  # r: self-attention sees at most r positions away; null: everything
+    window: int | None = None  # r: self-attention sees at most r positions away; null: no limit
 
     dropout: float = 0.1  # on each sub-layer's output and on the embedding sum
     attention_dropout: float = 0.0  # on the attention weights
     feed_forward_dropout: float = 0.0  # between the two feed-forward matrices
 
     scale_embeddings: bool = True  # multiply embeddings by sqrt(d_model), section 3.4
-    tie_embeddings: str = "all"  # which of the source, target and output matrices are one
-    head: str = DERIVED  # what is read off the last layer; by itself: language-model, or
+    tie_embeddings: str = "all"  # which of the source, target and output matrices are shared
+    head: str = DERIVED  # output head on the last layer; default: language-model, or
     # masked-language-model for an encoder; regard train: what the task needs
-    classes: int | None = None  # for head=classifier; regard train: as many labels as there are
-    pooling: str = "mean"  # for head=pooling: the mean of all tokens, cls (the first), the last
+    classes: int | None = None  # for head=classifier; regard train: the number of labels
+    pooling: str = "mean"  # for head=pooling: the mean of all tokens, the first (cls), the last
 
     def __post_init__(self) -> None:
         check_types(self, "model", RANGES)
@@ -112,17 +112,17 @@ class ModelConfig:
                 raise InputError(f"model.{name} must be at least 1, not 0")
 
     def _check_parameters(self) -> None:
-        from regard.model.parameters import closed_form  # which needs this module
+        from regard.model.parameters import closed_form  # imports this module
 
         count = sum(part.parameters for part in closed_form(self).values())
         if count > MOST_PARAMETERS:
             raise InputError(
-                f"a model of {count:,} parameters is too large: at most {MOST_PARAMETERS:,}; lower "
-                "model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
+                f"a model with {count:,} parameters is too large (at most {MOST_PARAMETERS:,}): "
+                "lower model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
             )
 
     def _check_combinations(self) -> None:
-        """Options that exclude each other: both are named, and why."""
+        """Options that cannot be combined: both are named, and why."""
         one_stack = self.style != "encoder-decoder"
         own_source = self.source_vocabulary_size != self.vocabulary_size
         tied = self.tie_embeddings in ("all", "source-target")
@@ -162,7 +162,7 @@ class ModelConfig:
         for broken, first, second, why in rules:
             if broken:
                 pair = [f"model.{name}={getattr(self, name)}" for name in (first, second)]
-                raise InputError(f"{pair[0]} and {pair[1]} exclude each other: {why}")
+                raise InputError(f"{pair[0]} and {pair[1]} cannot be combined: {why}")
 
     @property
     def has_encoder(self) -> bool:
@@ -202,7 +202,7 @@ class ModelConfig:
 
 
 class Range(NamedTuple):
-    """The numbers that a field may hold."""
+    """The allowed values of a number."""
 
     least: float
     most: float
@@ -214,7 +214,7 @@ class Range(NamedTuple):
         return f"{low}, {'below' if self.below else 'at most'} {self.most:,}"
 
     def check(self, name: str, value: float) -> None:
-        """Refuse a value that is outside of the range, in one line."""
+        """Refuse a value outside the range."""
         if value < self.least or (self.above and value == self.least):
             rule = f"{'above' if self.above else 'at least'} {self.least:,}"
         elif value > self.most or (self.below and value == self.most):
@@ -225,7 +225,7 @@ class Range(NamedTuple):
 
 
 FRACTION = Range(0, 1, below=True)
-# Far above any use, and far below what overflows or what no memory holds.
+# Far above any practical value, and far below an overflow or any machine's memory.
 RANGES = {
     "vocabulary_size": Range(1, 10_000_000), "source_vocabulary_size": Range(1, 10_000_000),
     "encoder_layers": Range(0, 1_000), "decoder_layers": Range(0, 1_000),
@@ -236,12 +236,12 @@ RANGES = {
     "feed_forward_dropout": FRACTION, "classes": Range(1, 1_000_000),
 }  # fmt: skip
 MOST_PARAMETERS = 100_000_000_000
-FURTHEST = 1_000_000_000  # positions that a dilated convolution may reach
+FURTHEST = 1_000_000_000  # positions within reach of a dilated convolution
 
 
 def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
-    """Refuse in one line a value of the wrong type (`model.heads=8.5`), NaN or infinity, and a
-    number that is outside of its range, before anything uses it."""
+    """Refuse a value of the wrong type (`model.heads=8.5`), NaN or infinity, and a number outside
+    its range, before anything uses it."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         allowed = getattr(hint, "__args__", (hint,)) if get_origin(hint) is not list else (list,)
@@ -257,7 +257,7 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
             expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
             raise InputError(f"{section}.{name} must be {expected}, not {shown(value)}")
         if type(value) is list and not all(type(item) is str for item in value):
-            raise InputError(f"{section}.{name} must be a list of texts, not {shown(value)}")
+            raise InputError(f"{section}.{name} must be a list of strings, not {shown(value)}")
         if type(value) is float and not math.isfinite(value):
             raise InputError(f"{section}.{name} must be a finite number, not {value}")
         if name in ranges and value is not None:
@@ -265,11 +265,11 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
 
 
 def shown(value: object) -> str:
-    """A value for a message: its beginning, if it is long."""
+    """A value for a message, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python does not write integers of over 4,300 digits
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -7,8 +7,8 @@ answer (`later`); then another process builds what was missing, for the next tim
 share PyTorch's OpenMP threads: a second pool of threads would fight with the first for the same
 cores.
 
-REGARD_NATIVE_FLAGS adds flags to the compiler's command, for sanitizers for example (`make
-sanitize`). They are part of a library's name in the cache.
+REGARD_NATIVE_FLAGS adds flags to the compiler command, for example for sanitizers (`make
+sanitize`). The name of a library in the cache depends on them.
 
 All functions can be called from several threads. `without` and `later` apply to the code that they
 enclose and to no other thread.
@@ -54,14 +54,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _off: ContextVar[bool] = ContextVar("_off", default=False)  # set by `without`
-# Set by `later` where libraries that were never built are skipped: those skipped so far, each with
-# its variant.
+# Set by `later`: the libraries that were skipped because they were never built, each with its
+# variant.
 _missed: ContextVar[list[tuple[str, str]] | None] = ContextVar("_missed", default=None)
 
 
 def once(function: Callable[P, R]) -> Callable[P, R]:
-    """functools.cache for a function that must not run twice with the same arguments, not even
-    when several threads call it for the first time: the others wait for the result."""
+    """Like functools.cache, but the function never runs twice with the same arguments: if several
+    threads call it at the same time, one runs it and the others wait for the result."""
     results: dict[object, R] = {}
     lock = RLock()
 
@@ -94,7 +94,7 @@ def variant() -> str | None:
 
 @contextmanager
 def without() -> Iterator[None]:
-    """PyTorch does all the work in this block, so that hooks on its modules are called."""
+    """Use only PyTorch in this block, so that hooks on its modules are called."""
     token = _off.set(True)
     try:
         yield
@@ -120,8 +120,8 @@ def features() -> frozenset[str]:
 
 @contextmanager
 def later(hurried: bool) -> Iterator[None]:
-    """If `hurried`, do without a library that was never built; at the end of the block, start a
-    process that builds it, without waiting for it: it continues when this process ends."""
+    """If `hurried`, skip libraries that were never built. At the end of the block, start a process
+    that builds them; it continues after this process has ended."""
     missed: list[tuple[str, str]] = []
     token = _missed.set(missed if hurried else None)
     try:
@@ -142,9 +142,9 @@ def library(name: str) -> ctypes.CDLL | None:
 
 @once
 def left_for_later(name: str, chosen: str) -> bool:
-    """Whether the library was never built, and could be. PyTorch then uses one thread, also after
-    the block of `later`, which encloses a whole command: in the small products of one answer
-    several threads wait for each other, long on a busy machine."""
+    """Whether the library was never built, but could be. PyTorch then uses one thread for the rest
+    of the process, because `later` encloses a complete command: in the small products of one
+    sentence, threads would mostly wait for each other, especially on a busy machine."""
     import torch
 
     try:
@@ -207,7 +207,7 @@ def place(name: str, chosen: str) -> tuple[Path, str | None]:
     key = hashlib.sha256(content + command.encode()).hexdigest()[:16]
     try:
         folder = cache_folder()
-    except InputError as error:  # native code is optional: PyTorch serves without it
+    except InputError as error:  # native code is optional: PyTorch is used without it
         raise OSError(str(error)) from None
     return folder / "native" / f"{name}-{chosen}-{key}.so", compiler
 

@@ -8,7 +8,7 @@
 #include "attention.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
-constexpr size_t GAP = 64;  // bytes behind each piece of a Room that nobody may touch
+constexpr size_t GAP = 64;  // poisoned bytes after each piece of a Room
 #else
 constexpr size_t GAP = 0;
 #define ASAN_POISON_MEMORY_REGION(start, size)
@@ -57,7 +57,7 @@ struct Room {
     std::vector<char> memory;
     size_t used = 0;
 
-    // Takes pieces twice: first to count them, then in memory that is large enough for all.
+    // Calls take_pieces twice: once to measure the size, once with enough memory for all pieces.
     template <class F> void fill(const F& take_pieces) {
         for (int turn = 0; turn < 2; turn++) {
             used = 0;

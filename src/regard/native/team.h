@@ -4,7 +4,7 @@
 // there: if another program takes a core away, the thread that is left does the work of both, and
 // the other one catches up. Waiting for each other behind every stage would cost a slice of the
 // scheduler's time each: milliseconds, where a stage takes microseconds. A thread that waits long
-// for a piece gives its core away: the thread that has the piece may be waiting for one.
+// for a piece yields its core, because the thread with that piece may be waiting for a core.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ struct alignas(64) Counter {  // each has a cache line to itself
     std::atomic<long> value{0};
 };
 
-constexpr long SPINS = 2000;  // some ten microseconds
+constexpr long SPINS = 2000;  // about ten microseconds
 
 struct Team {
     std::vector<Counter>& counters;  // of each stage: pieces done, then pieces taken of each share

@@ -282,22 +282,22 @@ def find_labels(counts: Counter[str], config: Config, files: Sequence[Path]) -> 
             raise InputError(f"{names}: the class {label!r} of data.labels has no example")
     labels = declared or sorted(counts)
     if len(labels) == 1:
-        raise InputError(f"{names}: only one class, {''.join(labels)!r}: nothing to tell apart")
+        raise InputError(f"{names}: only one class, {''.join(labels)!r}: at least two are needed")
     if wrong := wrong_labels(labels):
         raise InputError(f"{names}: {wrong}")
     return labels
 
 
 def wrong_labels(labels: Sequence[object]) -> str:
-    """What is wrong with the classes of a model; empty: nothing."""
+    """The reason why these cannot be the labels of a model; empty if they are valid."""
     if not 2 <= len(labels) <= MOST_LABELS:
-        return f"{len(labels):,} classes: from 2 to {MOST_LABELS:,} are possible"
+        return f"{len(labels):,} classes: the number must be from 2 to {MOST_LABELS:,}"
     if len(set(map(str, labels))) < len(labels):
         return "a label is duplicated"
     for label in labels:
         if not isinstance(label, str) or visible_line(label) != label or len(label) > LONGEST_LABEL:
             return (
-                f"the label {label!r:.60} is not a text of at most {LONGEST_LABEL} characters "
+                f"the label {label!r:.60} must be a string of at most {LONGEST_LABEL} characters "
                 "without control characters"
             )
     return ""

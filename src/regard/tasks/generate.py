@@ -101,7 +101,7 @@ class Generate(Documents):
                 requests.append(Request([ids[start - 1] if start else Tokenizer.bos]))
                 said.append(ids[start : start + self.longest])
         likelihood = np.zeros(len(said))
-        # Batch by batch: only the sum of a window's log-probabilities is kept.
+        # In batches, to save memory: only the sum of each window's log-probabilities is kept.
         for batch in by_size([1 + len(ids) for ids in said], SCORED_TOKENS):
             scored = score(model, [requests[i] for i in batch], [said[i] for i in batch])
             likelihood[batch] = [-sum(one.logprobs) for one in scored]

@@ -36,7 +36,7 @@ from regard.text.reading import fingerprint_files, open_text
 from regard.text.store import map_file, say_rebuilt
 
 FORMAT, VERSION = "regard search index", 2
-NAMED = 1  # a part of an index's name: an index of an older version is replaced, not left behind
+NAME_VERSION = 1  # part of an index's name; constant, so that an outdated index is replaced
 MANIFEST = "index.json"
 FILES = VECTORS, LINES, TEXTS, OFFSETS = "vectors.f32", "lines", "texts", "offsets"
 FLOAT, INTEGER = np.dtype("<f4"), np.dtype("<i8")
@@ -50,9 +50,9 @@ EXACT_ROWS = 1024  # scored again at once
 UNIT = 0.01  # how far from 1 the length of a vector may be
 
 Embed = Callable[[list[str]], NDArray[np.float32]]
-REMEDY = "remove it or give --rebuild"
+REMEDY = "remove it or use --rebuild"
 
-# Threads of one process build one after the other: temporary names have its id.
+# Threads of one process build one at a time: temporary names contain only the process id.
 _building = RLock()
 
 
@@ -217,7 +217,7 @@ def _scores(
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of an index whose files all have the recorded content."""
+    """The manifest of an index, after all its files have been verified."""
     try:
         manifest, sizes = read_manifest(folder / MANIFEST, FORMAT, VERSION)
         count, size = manifest["count"], manifest["size"]
@@ -268,17 +268,17 @@ def find_or_build(
     """The index of these documents by this model: found in the folder `parent`, or made there.
 
     Its name follows from the documents' bytes and the model, so a changed file or another model
-    never meets the old one. An index that is damaged is built again, with one line on standard
-    error, as any is with `rebuild`.
+    never uses the old index. A damaged index is rebuilt, with one line on standard error. With
+    `rebuild`, any index is.
     """
-    next(open_text(documents), None)  # refuse a file that is not text before reading all of it
+    next(open_text(documents), None)  # refuse a file that is not text before reading it completely
     fingerprint = fingerprint_files([documents])
-    name = hashlib.sha256(json.dumps([NAMED, fingerprint, identity]).encode()).hexdigest()
+    name = hashlib.sha256(json.dumps([NAME_VERSION, fingerprint, identity]).encode()).hexdigest()
     folder = parent / name
     index, _ = (None, "") if rebuild else _open_finished(folder, fingerprint, identity, size)
     if index is None:
         with _building:
-            if not rebuild:  # another thread may have built it by now
+            if not rebuild:  # another thread may have built it in the meantime
                 index, damage = _open_finished(folder, fingerprint, identity, size)
                 if damage:
                     say_rebuilt(damage)
@@ -291,7 +291,7 @@ def find_or_build(
 def _open_finished(
     folder: Path, fingerprint: str, identity: str, size: int
 ) -> tuple[Index | None, str]:
-    """The index in this folder, or None and what is wrong with it, if there is one."""
+    """The index in this folder, or None and the reason if it exists but cannot be used."""
     if not folder.exists():
         return None, ""
     try:
@@ -299,7 +299,7 @@ def _open_finished(
     except InputError as error:
         return None, str(error).removesuffix(f": {REMEDY}")
     if index.size != size:
-        return None, f"{folder}: has vectors of another size"
+        return None, f"{folder}: has vectors of a different size"
     return index, ""
 
 
@@ -407,5 +407,5 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = ": make room or choose another folder" if full else ""
+        advice = ": free some space or choose a different folder" if full else ""
         raise InputError(f"{folder}: cannot be written ({error.strerror}){advice}") from None

@@ -36,7 +36,7 @@ def learn_task(
     if valid:
         kind.check_files(valid)
     for path in (*train, *valid):
-        check_file(path)  # all of them are read several times
+        check_file(path)  # they are read several times
 
     if next(iter(kind.read(train, config)), None) is None:
         names, are = " ".join(data.train), "is" if len(train) == 1 else "are"
@@ -96,14 +96,14 @@ def make_task(
 
 
 def load_tokenizers(folder: Path, model: ModelConfig | None = None) -> tuple[Tokenizer, Tokenizer]:
-    """The vocabularies of source and target; model: what their sizes must fit."""
+    """The vocabularies of source and target. model: refuse vocabularies of a different size."""
     sizes = (model.source_vocabulary_size, model.vocabulary_size) if model else (None, None)
     own = folder / "source-tokenizer.json"
     target = Tokenizer.load(folder / "tokenizer.json", sizes[1])
     if own.exists():
         return Tokenizer.load(own, sizes[0]), target
     if sizes[0] != sizes[1]:
-        raise InputError(f"{own} is missing: the model has another vocabulary for the source")
+        raise InputError(f"{own} is missing: the model has a separate source vocabulary")
     return target, target
 
 

@@ -118,7 +118,7 @@ def split(
         return [text]
     pieces: list[str] = []
     if not ends:
-        start, least = 0, max(1, most // 4)  # a character has at most four bytes, each a token
+        start, least = 0, max(1, most // 4)  # a character has at most four tokens
         while start < len(text):
             size = most
             while size > least and count(text[start : start + size]) > most:

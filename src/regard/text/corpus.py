@@ -179,7 +179,7 @@ def _format(
 ) -> tuple[bool, Iterator[tuple[int, str]]]:
     """Whether the lines are JSON (by the name, else by the first line), and all the lines.
 
-    blank: keep blank lines; of those before the first text, at most LONGEST_DOCUMENT characters.
+    blank: keep blank lines; before the first text, at most LONGEST_DOCUMENT characters of them.
     """
     lines = open_text(path, position)
     if not blank:

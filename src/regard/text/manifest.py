@@ -1,9 +1,9 @@
-"""The manifest of a folder of data files: what the folder holds, and the SHA-256 of every file.
+"""The manifest of a folder of data files: its content, and the SHA-256 of every file.
 
-The manifest is one JSON object with a checksum of its own, so that a flipped bit in any file of the
-folder, the manifest included, is an error when the folder is opened. Verification reads every byte
-once: about 1.4 GB/s on a CPU with SHA instructions. A process verifies a file only once, unless
-the file changes.
+The manifest is one JSON object with its own checksum, so a flipped bit in any file of the folder,
+including the manifest, is detected when the folder is opened. Verification reads every byte once,
+at about 1.4 GB/s on a CPU with SHA instructions. A process verifies a file only once, unless the
+file changes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 from regard.files import checksum, read_bounded
 
 LARGEST = 2**20  # bytes of a manifest
-# The time stamps of a file have a resolution of some milliseconds: a file that is younger than
-# this could change again without a trace.
+# File timestamps have a resolution of some milliseconds: a file that is younger than this could
+# change again with the same timestamp.
 SETTLED = 2 * 10**9  # nanoseconds
 _verified: dict[tuple[int, int, int, int], str] = {}
 
 
 class Outdated(ValueError):
-    """A manifest that another version of regard wrote."""
+    """A manifest that a different version of regard wrote."""
 
 
 def write_manifest(path: Path, kind: str, version: int, content: dict[str, Any]) -> None:
-    """Write the manifest of the files that are beside `path`, which must be complete."""
+    """Write the manifest of all files in the folder of `path`; they must be complete."""
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
         for file in sorted(path.parent.iterdir())
@@ -45,8 +45,8 @@ def read_manifest(path: Path, kind: str, version: int) -> tuple[dict[str, Any], 
         The manifest, and the size of each file in bytes.
 
     Raises:
-        Outdated: the folder is of another kind or version.
-        OSError, ValueError: the folder is damaged; the message says where.
+        Outdated: the folder has a different format or version.
+        OSError, ValueError: the folder is damaged; the message names the file.
     """
     text = read_bounded(path, LARGEST, "a manifest")
     try:
@@ -56,7 +56,7 @@ def read_manifest(path: Path, kind: str, version: int) -> tuple[dict[str, Any], 
     if not isinstance(manifest, dict):
         raise ValueError(f"{path.name} is not a JSON object")
     if (manifest.get("format"), manifest.get("version")) != (kind, version):
-        raise Outdated("another version of regard built it")
+        raise Outdated("a different version of regard built it")
     if manifest.pop("checksum", None) != _own(manifest):
         raise ValueError(f"the checksum of {path.name} differs")
     sizes: dict[str, int] = {}
@@ -80,7 +80,7 @@ def _sha256(path: Path) -> str:
     key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     if key in _verified:
         return _verified[key]
-    found = checksum(path)
+    digest = checksum(path)
     if time.time_ns() - status.st_mtime_ns > SETTLED:
-        _verified[key] = found
-    return found
+        _verified[key] = digest
+    return digest

@@ -1,8 +1,7 @@
 """Lines of text files: plain, .gz and .xz, with bounded memory.
 
-Only a newline ends a line. Other characters at which Python's `splitlines` would split occur
-inside real sentences, and splitting there would shift one side of a parallel corpus against the
-other.
+Only a newline ends a line. The other characters at which `str.splitlines` splits occur inside real
+sentences, and splitting there would misalign a parallel corpus.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from typing import Any, BinaryIO, cast
 
 from regard.errors import InputError
 
-LONGEST_LINE = 10_000_000  # bytes; without a bound, a file without newlines fills the memory
+LONGEST_LINE = 10_000_000  # bytes; without a limit, a file without newlines would fill the memory
 XZ_MEMORY = 2**28  # bytes for decompression; `xz -9` needs 65 MiB
 READ = 2**16  # bytes
 BOM = b"\xef\xbb\xbf"
-Position = Callable[[int], None]  # called now and then with how many bytes have been read
+Position = Callable[[int], None]  # called from time to time with the number of bytes read
 
 
 def open_text(path: Path | str, position: Position | None = None) -> Iterator[tuple[int, str]]:
     """Yield (line number from 1, line without its end) of a plain, .gz or .xz file.
 
-    `position` is called now and then with how many bytes of the file have been read: beside
-    the file's size that is a progress bar without knowing how many lines there are. The file may
-    be a pipe, which can be read only once; `check_file` refuses it where that is not enough.
+    `position` is called from time to time with the number of bytes read, for a progress bar that
+    does not need the number of lines. The file may be a pipe, which can be read only once; call
+    `check_file` first if that is not enough.
     """
     path = Path(path)
     check_file(path, again=False)
     number = 0
     try:
         with path.open("rb") as raw, _decompressed(path, raw) as stream:
-            while line := stream.readline(LONGEST_LINE + 2):  # 2: the line end is not counted
+            while line := stream.readline(LONGEST_LINE + 2):  # 2: for the line end
                 number += 1
                 if number == 1:
                     line = line.removeprefix(BOM)
@@ -51,18 +50,18 @@ def open_text(path: Path | str, position: Position | None = None) -> Iterator[tu
                 yield number, decode_line(line, f"{path}:{number}")
     except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
         reached = f"after line {number}" if number else "at its beginning"
-        how = "is cut off" if isinstance(error, EOFError) else "is damaged"
+        how = "is truncated" if isinstance(error, EOFError) else "is damaged"
         raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
 def check_file(path: Path | str, again: bool = True) -> None:
-    """Refuse what is not a file of text, before it is opened: to open a named pipe can wait
-    forever, and a device can have no end.
+    """Refuse a path that is not a file before it is opened: opening a named pipe can block forever,
+    and a device can be endless.
 
-    again: the file is read more than once, so a pipe is refused as well. Otherwise a pipe that
-    this process inherited (`<(command)`, /dev/stdin) is accepted.
+    again: the file is read more than once, so every pipe is refused. Otherwise a pipe that this
+    process inherited (`<(command)`, /dev/stdin) is accepted.
     """
     try:
         mode = os.stat(path).st_mode
@@ -87,7 +86,7 @@ def check_file(path: Path | str, again: bool = True) -> None:
 
 
 def decode_line(line: bytes, where: str) -> str:
-    """A line as text, or an error that says where it is none."""
+    """Decode a line; an InputError names `where` if it is not UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -102,17 +101,17 @@ def _decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:
         opened = gzip.GzipFile(fileobj=raw)
     elif path.suffix == ".xz":
         opened = _Xz(path, raw)
-    # Their own readline is a Python call a line; a buffer around them reads lines in C.
+    # Their readline is a Python call for each line; BufferedReader splits lines in C.
     return io.BufferedReader(opened, 1 << 18)
 
 
 class _Xz(io.RawIOBase):
-    """The content of an .xz file, decompressed in at most XZ_MEMORY bytes. Without a limit the
-    file itself would say how much memory it takes, up to 4 GB."""
+    """The content of an .xz file, decompressed in at most XZ_MEMORY bytes. Without a limit, the
+    file determines how much memory is allocated, up to 4 GB."""
 
     def __init__(self, path: Path, raw: BinaryIO) -> None:
         self._path, self._raw = path, raw
-        self._decoder: lzma.LZMADecompressor | None = None  # of the stream that is being read
+        self._decoder: lzma.LZMADecompressor | None = None  # for the current stream
         self._begun, self._rest = False, b""
 
     def readable(self) -> bool:
@@ -126,7 +125,7 @@ class _Xz(io.RawIOBase):
                 if not data and self._begun and self._decoder is None:
                     return 0
                 if not data:
-                    raise EOFError("the compressed data has no end")
+                    raise EOFError("the compressed data is incomplete")
             self._rest = b""
             if self._decoder is None:
                 data = data.lstrip(b"\0") if self._begun else data  # padding between two streams
@@ -134,7 +133,7 @@ class _Xz(io.RawIOBase):
                     continue
                 self._decoder, self._begun = lzma.LZMADecompressor(memlimit=XZ_MEMORY), True
             try:
-                found = self._decoder.decompress(data, len(buffer))
+                output = self._decoder.decompress(data, len(buffer))
             except lzma.LZMAError as error:
                 if "emory" not in str(error):
                     raise
@@ -144,13 +143,13 @@ class _Xz(io.RawIOBase):
                 ) from None
             if self._decoder.eof:
                 self._rest, self._decoder = self._decoder.unused_data, None
-            if found:
-                buffer[: len(found)] = found
-                return len(found)
+            if output:
+                buffer[: len(output)] = output
+                return len(output)
 
 
 def fingerprint_files(paths: Iterable[Path | str]) -> str:
-    """sha256 over the bytes of each file, in order; content moved across files changes it."""
+    """SHA-256 of the files in order; moving content from one file to another changes it."""
     whole = hashlib.sha256()
     for path in map(Path, paths):
         check_file(path)  # a pipe would be empty after this

@@ -4,7 +4,7 @@ A store is a folder named after everything that its content depends on (the file
 tokenizers, the limits), so a second run finds it and a changed corpus can never be mistaken for
 the old one. Each side is three raw little-endian files (token ids, lengths, offsets) beside one
 JSON manifest with their checksums, which are verified when the store is opened (manifest.py). A
-store that is damaged, or that another version of regard built, is built again. Nothing is pickled.
+store that is damaged, or that a different version of regard built, is rebuilt. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from regard.text.pieces import in_chunks
 from regard.text.reading import Position, fingerprint_files
 from regard.text.tokenizer import Tokenizer
 
-FORMAT, VERSION = "regard store", 2  # of the folder
-# Of the content: a part of the fingerprint, which checkpoints record and the order of the examples
-# depends on. It changes only if the same corpus gives other tokens.
+FORMAT, VERSION = "regard store", 2  # version of the folder
+# Version of the content, a part of the fingerprint, which checkpoints record and on which the order
+# of the examples depends. Change it only if the same corpus gives different tokens.
 CONTENT = 1
 SIDES = 3  # at most: two texts and what is to be said of them
 MANIFEST = "store.json"
@@ -102,7 +102,7 @@ def map_file(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a store whose files all have the recorded content."""
+    """The manifest of a store, after all its files have been verified."""
     try:
         manifest, sizes = read_manifest(folder / MANIFEST, FORMAT, VERSION)
         report, sides = manifest["report"], len(manifest["types"])
@@ -127,9 +127,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _found(folder: Path, fingerprint: str, say: Callable[[str], None]) -> Store | None:
-    """The store in a folder, if there is one that can be used; what is wrong with it goes to
-    `say`."""
+def _open_finished(folder: Path, fingerprint: str, say: Callable[[str], None]) -> Store | None:
+    """The store in a folder, or None. If the folder exists but cannot be used, `say` gets the
+    reason."""
     try:
         store = Store(folder) if folder.exists() else None
         if store is not None and store.fingerprint != fingerprint:
@@ -141,8 +141,8 @@ def _found(folder: Path, fingerprint: str, say: Callable[[str], None]) -> Store 
 
 
 def say_rebuilt(reason: str) -> None:
-    """Say in one line of standard error why something in the cache is built again."""
-    warn(f"{reason}; building it again")
+    """Print one line on standard error: why something in the cache is rebuilt."""
+    warn(f"{reason}; rebuilding it")
 
 
 def build_pairs(
@@ -208,8 +208,8 @@ def build(
     identity: all that the content depends on beside the files
     encode: yields the examples chunk by chunk, and counts in the report what it leaves out
     """
-    named = json.dumps([CONTENT, fingerprint_files(paths), *identity]).encode()
-    fingerprint = hashlib.sha256(named).hexdigest()
+    key = json.dumps([CONTENT, fingerprint_files(paths), *identity]).encode()
+    fingerprint = hashlib.sha256(key).hexdigest()
 
     def write(writer: _Writer, position: Position) -> Report:
         report = Report()
@@ -269,7 +269,7 @@ def _build(
 ) -> Store:
     """Find the store or make it: under a temporary name, to the disk, then renamed."""
     final = folder / fingerprint
-    if store := _found(final, fingerprint, say_rebuilt):
+    if store := _open_finished(final, fingerprint, say_rebuilt):
         return store
     state = _State(size)
     with _explained(folder, state):
@@ -308,9 +308,9 @@ def _publish(temporary: Path, final: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-        if _found(final, final.name, lambda _: None):
+        if _open_finished(final, final.name, lambda _: None):
             return
-        # It is damaged. A rename removes it in one step: no process sees half of a folder.
+        # It is damaged. Renaming it is atomic: no process sees a partly removed folder.
         aside = final.with_name(f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
         try:
             os.rename(final, aside)
@@ -343,7 +343,7 @@ def _explained(folder: Path, state: _State) -> Iterator[None]:
             needed = f", about {_megabytes(written * state.size / state.done)} needed in all"
         raise InputError(
             f"{folder}: the disk is full ({_megabytes(written)} written{needed}): "
-            "make room or choose another folder"
+            "free some space or choose a different folder"
         ) from None
 
 

@@ -145,24 +145,24 @@ class Tokenizer:
                 _utf8(text)
             ids, unk = self._ids, self.unk
             return [[ids.get(character, unk) for character in text] for text in texts]
-        numbers, found = self._numbers, [list[int]() for _ in texts]
+        numbers, ids_of = self._numbers, [list[int]() for _ in texts]
         parts = ((i, piece) for i, text in enumerate(texts) for piece in pieces(text))
         for chunk in in_chunks(parts, lambda part: len(part[1])):
             some = [piece for _, piece in chunk]
             try:
                 encoded = self._library.encode_batch_fast(some, add_special_tokens=False)
-            except TypeError:  # what the library says to a lone surrogate
+            except TypeError:  # the library's error for a lone surrogate
                 for text in texts:
                     _utf8(text)
                 raise
             for (i, _), one in zip(chunk, encoded, strict=True):
-                found[i].extend(map(numbers.__getitem__, one.ids))
-        return found
+                ids_of[i].extend(map(numbers.__getitem__, one.ids))
+        return ids_of
 
     @cached_property
     def _numbers(self) -> list[int]:
-        """The id of each token of the library. A list of millions of ids refers to these objects
-        instead of one object for each occurrence."""
+        """The id of each token of the library. Lists of millions of ids share these objects instead
+        of creating one for each occurrence."""
         return list(range(len(SPECIALS), self.size))
 
     def words(self, text: str) -> list[bytes]:
@@ -252,13 +252,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str, size: int | None = None) -> Tokenizer:
-        """Read what `save` wrote; anything else is refused before it takes time or memory.
+        """Read a file that `save` wrote; anything else is refused before it takes time or memory.
 
         Args:
-            size: the vocabulary size of the model that it belongs to; another size is refused.
+            size: the vocabulary size of its model; a different size is refused.
         """
         most = MOST_TOKENS if size is None else min(size, MOST_TOKENS)
-        # Two merges may make the same token, and a comma may be part of any token.
+        # Two merges may create the same token, and any token may contain a comma.
         most_values = min(16 * most, 3 * MOST_TOKENS) + 10_000
         whole = read_json(Path(path), LARGEST_FILE, "a regard tokenizer", most_values)
         if not isinstance(whole, dict) or whole.get("format") != FORMAT:
@@ -283,7 +283,7 @@ class Tokenizer:
         except InputError as error:
             raise InputError(f"{path}: damaged tokenizer ({error})") from None
         if size not in (None, made.size):
-            raise InputError(f"{path}: {made.size:,} tokens, but the model has {size:,}")
+            raise InputError(f"{path}: {made.size:,} tokens, but the model needs {size:,}")
         return made
 
     def __repr__(self) -> str:

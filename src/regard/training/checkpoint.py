@@ -1,8 +1,8 @@
 """Checkpoints: `checkpoints/step-N/` with the weights, the optimiser's state and the run's state.
 
-Each is written under a temporary name, with the checksums of its files, and renamed, so it is
-complete or absent. Reading starts at the newest, verifies the checksums and names every damaged
-file. Nothing is ever unpickled.
+A checkpoint is written under a temporary name, with the checksums of its files, and renamed, so it
+is complete or absent. Reading starts with the newest one, verifies the checksums and reports every
+damaged file. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from regard.training.int8 import unpacked
 
 FILES = ("model.safetensors", "optimiser.safetensors")
 LARGEST_STATE, LARGEST_HEADER = 2**20, 16 * 2**20  # bytes of state.json, of a safetensors header
-MOST_VALUES = 1_000_000  # in a safetensors header; a tensor has about seven
+MOST_VALUES = 1_000_000  # in a safetensors header; a tensor takes about seven
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Checkpoints:
         optimiser: dict[str, Tensor],
         state: dict[str, Any],
     ) -> None:
-        # An existing one is damaged: otherwise the run would have resumed from it.
+        # An existing checkpoint is damaged: otherwise the run would have resumed from it.
         with new_folder(self.path(step), replace=True) as folder:
             for name, tensors in zip(FILES, (model, optimiser), strict=True):
                 (folder / name).write_bytes(to_bytes(tensors))
@@ -102,7 +102,7 @@ class Checkpoints:
 
     def _prune(self, saved: int) -> None:
         """Keep the newest checkpoint and the last `keep` at regular steps, which averaging needs.
-        Later ones are damaged: otherwise the run would have resumed from them."""
+        Later checkpoints are damaged: otherwise the run would have resumed from them."""
         for step in self.steps():
             if step > saved:
                 self._remove(step)
@@ -117,7 +117,7 @@ class Checkpoints:
         shutil.rmtree(dying, ignore_errors=True)
 
     def newest(self) -> tuple[dict[str, Any] | None, list[str]]:
-        """The state of the newest checkpoint that is whole, and what is wrong with newer ones."""
+        """The state of the newest valid checkpoint, and the errors of newer ones."""
         remove_leftovers(self.folder)
         broken: list[str] = []
         for step in reversed(self.steps()):
@@ -128,11 +128,11 @@ class Checkpoints:
         return None, broken
 
     def check(self, step: int, files: tuple[str, ...] = FILES) -> dict[str, Any]:
-        """The state of a checkpoint whose files match their checksums; else an InputError."""
+        """The state of a checkpoint; an InputError if a file does not match its checksum."""
         path = self.path(step)
         try:
             content = read_bounded(path / "state.json", LARGEST_STATE, "a state")
-            state: dict[str, Any] = json.loads(content)  # it may hold -Infinity: no best score yet
+            state: dict[str, Any] = json.loads(content)  # -Infinity: there is no score yet
             own = state.pop("checksum")
             if own != digest(state):
                 raise InputError(f"{path / 'state.json'} is damaged: its checksum does not match")
@@ -142,9 +142,9 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if "is damaged" in str(error):
                 raise
-            raise InputError(f"{path} is not a whole checkpoint: {error}") from error
+            raise InputError(f"{path} is not a complete checkpoint: {error}") from error
         if state.get("step") != step:
-            raise InputError(f"{path} holds step {state.get('step')}, which is not its name's")
+            raise InputError(f"{path} holds step {state.get('step')}, not the step in its name")
         return state
 
     def weights(self, step: int) -> dict[str, Tensor]:
@@ -154,12 +154,12 @@ class Checkpoints:
         return read_tensors(self.path(step) / FILES[1])
 
     def averaged(self, number: int, last: int) -> list[int]:
-        """The steps whose mean is a candidate for the final weights of a run that ends at step
-        `last`: the last `number` regular ones."""
+        """The steps whose mean weights are a candidate for the final weights of a run that ends at
+        step `last`: the last `number` regular steps."""
         return list(range(self.every, last + 1, self.every)[-number:])
 
     def damage(self, step: int) -> str:
-        """What is wrong with the weights of a step's checkpoint; empty if they are intact."""
+        """Why the weights of a step's checkpoint cannot be used; empty if they are valid."""
         try:
             self.check(step, FILES[:1])
         except InputError as error:
@@ -177,19 +177,19 @@ class Checkpoints:
 
 
 def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU that share no memory with the tensors, wherever these are."""
+    """Copies on the CPU that never share memory with the tensors."""
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
 def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, row by row; those that are so already keep their memory."""
+    """Contiguous tensors on the CPU; those that are already are not copied."""
     return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str:
-    """The name of a tensor that contains NaN or infinity; empty: there is none."""
+    """The name of a tensor that contains NaN or infinity; empty if there is none."""
     for name, tensor in tensors.items():
-        # The extremes take one pass and no memory, and NaN is the extreme of whatever contains it.
+        # One pass without extra memory; aminmax returns NaN for a tensor that contains NaN.
         extremes = tensor.aminmax() if tensor.is_floating_point() and tensor.numel() else ()
         if not all(map(math.isfinite, map(float, extremes))):
             return name
@@ -197,7 +197,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str:
 
 
 def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None) -> bytes:
-    """A safetensors file that carries the checksum of its tensors.
+    """A safetensors file with the checksum of its tensors in its metadata.
 
     Args:
         files: the checksums of the files that belong to these weights (model_files.py).
@@ -208,7 +208,7 @@ def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None)
         return save(tensors, metadata=metadata)
     metadata["files"] = json.dumps(dict(files), sort_keys=True)
     content = save(tensors, metadata=metadata)
-    # The library writes the metadata in an order that changes from call to call.
+    # The library writes the metadata in a different order each time: use a fixed one.
     end = 8 + int.from_bytes(content[:8], "little")
     header = {**json.loads(content[8:end]), "__metadata__": metadata}
     text = json.dumps(header, separators=(",", ":")).encode().ljust(end - 8)
@@ -216,7 +216,7 @@ def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None)
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of itself."""
+    """The header of a safetensors file."""
 
     dtypes: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
@@ -231,7 +231,7 @@ def read_header(path: Path) -> Header:
         content = file.read(length) if 2 <= length <= min(LARGEST_HEADER, size - 8) else b""
     try:
         if not content:
-            raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+            raise ValueError(f"its header has {length:,} bytes, but the file has {size:,}")
         entries = parse_json(content, MOST_VALUES)
         metadata = entries.pop("__metadata__", {})
         header = Header(
@@ -241,9 +241,11 @@ def read_header(path: Path) -> Header:
         )
         end = max((_size(entry["data_offsets"][1]) for entry in entries.values()), default=0)
         if 8 + length + end != size:
-            raise ValueError(f"its tensors end at byte {8 + length + end:,} of {size:,}")
+            raise ValueError(
+                f"its tensors end at byte {8 + length + end:,}, but the file has {size:,}"
+            )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"{path} is not a whole safetensors file: {error}") from None
+        raise InputError(f"{path} is not a valid safetensors file: {error}") from None
     return header
 
 
@@ -260,7 +262,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The same for the weights of a model in float32, without NaN or infinity."""
+    """`read_tensors` for the weights of a model, in float32 and without NaN or infinity."""
     tensors = {name: tensor.float() for name, tensor in read_tensors(path).items()}
     if name := not_finite(tensors):
         raise InputError(
@@ -270,13 +272,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_raw(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file as they are stored, once their checksum is verified."""
+    """The tensors of a safetensors file as they are stored; verifies their checksum."""
     expected = read_header(path).metadata.get("sha256")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
-        raise InputError(f"{path} is not a whole safetensors file: {error}") from error
+        raise InputError(f"{path} is not a valid safetensors file: {error}") from error
     if expected is not None and expected != tensor_digest(tensors):
         raise InputError(f"{path} is damaged: its checksum does not match")
     return tensors

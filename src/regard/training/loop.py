@@ -130,7 +130,7 @@ class Trainer:
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.stop_requested = False
         self.nonfinite_steps = 0  # consecutive steps without a finite loss
-        self.waiting: deque[PendingStep] = deque()  # steps whose figures are still to be read
+        self.waiting: deque[PendingStep] = deque()  # steps whose metrics have not been read
         self.late = LATE.get(processes.device.type, 0)  # how many these may be
         self.events: Any = None  # for TensorBoard, once training begins
         self.recorder = Recorder(model, self._loss, self.rows.budgets, self.dtype)
@@ -138,7 +138,7 @@ class Trainer:
     # ---- resuming -----------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Restore the newest checkpoint that is whole; name the damaged ones."""
+        """Restore the newest valid checkpoint and report the damaged ones."""
         if self.processes.first:
             remove_leftovers(self.run)
         state, broken = self.checkpoints.newest()
@@ -170,7 +170,7 @@ class Trainer:
         self._forget_metrics_after(self.state.step)
 
     def _forget_metrics_after(self, step: int) -> None:
-        """Remove lines of later steps, which will be written again, and damaged lines."""
+        """Remove damaged lines and lines of later steps, which will be written again."""
         path = self.run / "metrics.jsonl"
         if self.processes.first and path.exists():
             content = read_bounded(path, LARGEST_METRICS, "the metrics of a run")
@@ -221,7 +221,7 @@ class Trainer:
                 self.events = None
 
     def _stop(self, _: int, __: FrameType | None) -> None:
-        self.stop_requested = True  # the step is finished first
+        self.stop_requested = True  # after the current step
 
     def _out_of_patience(self) -> bool:
         return 0 < self.training.patience <= self.state.waited
@@ -374,7 +374,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_until(line: bytes, step: int) -> bool:
-    """Whether a line of the metrics file is valid, not after a step, and not the final result."""
+    """Whether a line of the metrics file is valid, up to `step`, and not the final result."""
     try:
         values = json.loads(line)
         return bool(values["step"] <= step) and "final" not in values

@@ -67,12 +67,12 @@ class Processes:
 
 
 def environment_number(name: str, default: int) -> int:
-    """A number that torchrun puts into the environment."""
+    """The value of an environment variable that torchrun sets."""
     text = os.environ.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InputError(
-            f"the environment variable {name} is {text!r:.40}, not a number: torchrun sets it; "
-            "unset it to train with one process"
+            f"the environment variable {name} is {text!r:.40}, not a number: unset it to train "
+            "with one process, or start the training with torchrun"
         )
     return int(text)
 

@@ -124,7 +124,7 @@ def choose(
     if stack not in known:
         raise InputError(f"{has} has no {stack} attention: it has --stack {' and '.join(known)}")
     if kind in ("mean", "rollout") and head is not None:
-        raise InputError(f"--kind {kind} and --head exclude each other: it is of all heads")
+        raise InputError(f"--kind {kind} and --head cannot be combined: it is of all heads")
     for name, value, most in (("layer", layer, known[stack]), ("head", head, config.heads)):
         if value is not None and not 1 <= value <= most:
             whole = "cross-attention" if stack == "cross" else f"the {stack}"

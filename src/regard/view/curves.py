@@ -103,7 +103,7 @@ def read_curves(run: Path, name: str) -> Curves:
 
 
 def read_record(line: bytes) -> dict[str, Any]:
-    """A line of the metrics: its step, and its numbers as floats (NaN: cannot be drawn)."""
+    """A line of the metrics with its numbers as floats; NaN for those that cannot be drawn."""
     record: Any = None
     try:
         if len(line) <= LONGEST_LINE:
@@ -112,7 +112,7 @@ def read_record(line: bytes) -> dict[str, Any]:
         raise ValueError("this line is not JSON") from None
     step = record.get("step") if isinstance(record, dict) else None
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
-        raise ValueError('this line is not an object with a whole number "step"')
+        raise ValueError('this line is not an object with an integer "step"')
     for key, value in record.items():
         if type(value) in (int, float) and key != "step":
             record[key] = float(value) if abs(value) <= LARGEST_VALUE else math.nan

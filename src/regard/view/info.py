@@ -75,13 +75,13 @@ class ParameterTable:
 
 
 def final_scores(run: Path) -> dict[str, Any]:
-    """The record of the finished model, the last line of a run's metrics; empty while it trains,
-    or if that line is not such a record."""
+    """The final record of a run, which is the last line of its metrics; empty if the run has not
+    finished or the line is not valid."""
     try:
         with open_regular(run / "metrics.jsonl") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LONGEST_LINE))
             last = parse_json(file.read(LONGEST_LINE).splitlines()[-1])
-    except (ValueError, IndexError):  # no such file, no line, or one that was torn by a kill
+    except (ValueError, IndexError):  # no such file, no line, or an incomplete line
         return {}
     known = isinstance(last, dict) and "final" in last
     known = known and all(type(value) in (str, int, float) for value in last.values())

@@ -28,11 +28,11 @@ SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
     "svg.hashsalt": "regard",  # names of parts from their content, not from chance
 }  # fmt: skip
-NOT_XML = bytes({*range(32)} - {9, 10, 13})  # control characters that a name may have
+NOT_XML = bytes({*range(32)} - {9, 10, 13})  # control characters that XML does not allow
 
 
 def picture_name(out: Path) -> Path:
-    """`--out`, once both files can be written there; call it before the work."""
+    """Check that both files of `--out` can be written; call it before the work."""
     if out.suffix not in ("", ".png", ".svg"):
         raise InputError(f"--out {out}: write NAME.png or NAME.svg (both files are made)")
     for path in both_files(out):

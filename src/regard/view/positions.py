@@ -55,7 +55,7 @@ def draw_positions(
     """
     if model is not None and (d_model is not None or base is not None):
         name = "--d-model" if base is None else "--base"
-        raise InputError(f"-m and {name} exclude each other: a model has its own")
+        raise InputError(f"-m and {name} cannot be combined: a model has its own")
     if out is None:
         out = (model or Path()) / "positions"
     out = picture_name(out / "positions" if out.is_dir() else out)

@@ -19,7 +19,7 @@ from regard.verbs import architecture_options, model_to_use, opened
 LENGTH = bounded(int, 2, MOST_LENGTH, "positions are compared")
 D_MODEL = bounded(int, 2, MOST_WIDTH)
 BASE = bounded(float, 1.0, 1e100, "wavelengths grow by this factor", above=True)
-LAYER = bounded(int, 1, 1_000_000)  # each model has its own bound
+LAYER = bounded(int, 1, 1_000_000)  # the model sets the actual bound
 
 
 def walk_options(verb: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def walk_options(verb: argparse.ArgumentParser) -> None:
         type=bounded(int, 0, 2**63 - 1),
         default=0,
         metavar="N",
-        help="random seed of the weights (default: 0)",
+        help="random seed for the weights (default: 0)",
     )
     architecture_options(verb)
 
@@ -66,10 +66,10 @@ def curves(options: argparse.Namespace) -> int:
 
 
 def positions_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("-m", "--model", type=file_path, metavar="MODEL", help="none: by the formula")
-    verb.add_argument("--length", type=LENGTH, metavar="N", help="positions (256)")
-    verb.add_argument("--d-model", type=D_MODEL, metavar="N", help="of the formula (512)")
-    verb.add_argument("--base", type=BASE, metavar="X", help="of the formula (10000)")
+    verb.add_argument("-m", "--model", type=file_path, metavar="MODEL", help="(default: a formula)")
+    verb.add_argument("--length", type=LENGTH, metavar="N", help="positions (default: 256)")
+    verb.add_argument("--d-model", type=D_MODEL, metavar="N", help="of the formula (default: 512)")
+    verb.add_argument("--base", type=BASE, metavar="X", help="of the formula (default: 10000)")
     verb.add_argument("--out", type=file_path, metavar="FILE.png", help="(default: positions.png)")
 
 
