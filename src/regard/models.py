@@ -6,6 +6,7 @@ What a model can do is its task's; the same names are verbs of the command line.
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -70,6 +71,15 @@ def listed(texts: Texts) -> list[str]:
     return texts
 
 
+def refuse_nan(results: Iterable[float]) -> None:
+    """Raise an error if a model computed NaN: all of its weights may still be finite."""
+    if any(map(math.isnan, results)):
+        raise InputError(
+            "the model computed NaN: its weights are damaged or too large for its precision; load "
+            "it with dtype float32, or train it again"
+        )
+
+
 class Model:
     """A trained model and its vocabularies.
 
@@ -117,6 +127,7 @@ class Model:
         task, wanted = self.of(Translate), Wanted(history, alternatives, attention)
         decoding = self.decoding(options)
         answers = task.answer(self.transformer, texts, decoding, self.longest, prefix, wanted)
+        refuse_nan(answer.score for answer in answers)
         for i, answer in enumerate(answers):
             if answer.pieces:
                 warn(i, self.in_pieces(len(answer.pieces)))
@@ -177,6 +188,7 @@ class Model:
         pairs = [Asked(c, q) for c, q in zip(contexts, asked, strict=True)]
         task, decoding = self.of(Questions), self.decoding(options)
         answers = task.answer(self.transformer, pairs, decoding, self.longest)
+        refuse_nan(answer.score for answer in answers)
         for i, answer in enumerate(answers):
             if answer.pieces:
                 warn(i, self.in_pieces(len(answer.pieces)))
@@ -189,6 +201,7 @@ class Model:
         texts, task = listed(prompts), self.of(Generate)
         decoding = self.decoding(options)
         answers = task.answer(self.transformer, texts, decoding, self.longest, until)
+        refuse_nan(answer.score for answer in answers)
         for i, answer in enumerate(answers):
             if task.is_cut(answer.source):
                 warn(i, self._only("end"))
@@ -198,7 +211,9 @@ class Model:
         """The label of each text, with the calibrated probabilities of all."""
         texts, task = listed(texts), self.of(Classify)
         self._warn_cut(texts, warn)
-        return task.classify(self.transformer, texts)
+        labels = task.classify(self.transformer, texts)
+        refuse_nan(label.probability for label in labels)
+        return labels
 
     def fill(
         self, texts: Texts, top: int = 5, where: Callable[[int], str] = lambda i: f"text {i + 1}"
@@ -206,7 +221,9 @@ class Model:
         """The best words for each <mask> of each text; `where` names a text that has none."""
         if not isinstance(top, int | np.integer) or top < 1:
             raise InputError(f"top must be at least 1, not {top!r:.60}")
-        return self.of(Fill).fill(self.transformer, listed(texts), top, self.longest, where)
+        filled = self.of(Fill).fill(self.transformer, listed(texts), top, self.longest, where)
+        refuse_nan(p for one in filled for gap in one.gaps for _, p in gap.candidates)
+        return filled
 
     def embed(
         self, texts: Texts, *, pooling: str = "", warn: Warn = python_warning
@@ -215,7 +232,9 @@ class Model:
         texts, embedder = listed(texts), self.embedder()
         self.check_pooling(pooling)
         self._warn_cut(texts, warn)
-        return embedder.embed(self.transformer, texts, pooling)
+        vectors = embedder.embed(self.transformer, texts, pooling)
+        refuse_nan(vectors.sum(1).tolist())
+        return vectors
 
     def check_pooling(self, pooling: str) -> None:
         """Refuse what is no way to make one vector of many; none: the model's own."""

@@ -150,6 +150,17 @@ def test_weights_with_nan_or_infinity_are_refused_by_every_verb(make, tmp_path, 
         assert err.count("\n") == 1
 
 
+def test_finite_weights_whose_results_are_nan_are_one_line(make, tmp_path, call):
+    folder = shutil.copytree(make("classify", labels=["bad", "good"]), tmp_path / "model")
+    weights = read_tensors(folder / "model.safetensors")
+    weights["encoder.final_norm.weight"][:] = 3e38
+    (folder / "model.safetensors").write_bytes(to_bytes(weights))
+    for verb in ("classify", "embed"):
+        code, out, err = call(verb, TEXT, "-m", folder)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "the model computed NaN" in err
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_nan_and_infinity_are_noticed_in_every_type(dtype):
     good = {"a": torch.ones(3, 5, dtype=dtype), "empty": torch.zeros(0, 3, dtype=dtype)}

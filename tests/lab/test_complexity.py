@@ -295,9 +295,9 @@ def test_lengths_that_do_not_fit_are_refused_with_the_estimate(tmp_path):
 
 def test_widths_that_do_not_fit_any_length_are_refused_too(tmp_path):
     out = tmp_path / "out"
-    _, err, code = regard("--widths", 6_400_000, "--kinds", "lstm", "--out", out, "--device", "cpu")
+    _, err, code = regard("--widths", 640_000, "--kinds", "lstm", "--out", out, "--device", "cpu")
     assert code == 2
-    assert err.startswith("regard: lstm with a length of 64 and a width of 6400000 needs about")
+    assert err.startswith("regard: lstm with a length of 64 and a width of 640000 needs about")
     assert not out.exists()
 
 
