@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from regard import InputError
-from regard.files import FolderLock, cache_folder, new_folder, place_of
+from regard.files import FolderLock, cache_folder, new_folder, place_of, read_bounded
 
 
 def fill(path, text, replace=False):
@@ -174,3 +175,11 @@ def test_a_lock_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(InputError, match=f"{tmp_path} cannot be written"):
         FolderLock().acquire(tmp_path)
     assert names(tmp_path) == [".lock"]
+
+
+def test_a_regular_file_that_cannot_be_read_is_one_line():
+    path = Path("/proc/self/mem")
+    if not path.exists():
+        pytest.skip("there is no /proc here")
+    with pytest.raises(InputError, match="/proc/self/mem: cannot be read"):
+        read_bounded(path, 10, "a configuration")

@@ -299,8 +299,10 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; refuse a pipe or a device instead of waiting for it."""
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file for reading; refuse a pipe or a device instead of waiting for it. An
+    error while reading is an InputError that names the file."""
     try:
         # A pipe without a writer would block here; O_NONBLOCK has no effect on a regular file.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
@@ -311,7 +313,11 @@ def open_regular(path: Path) -> BufferedReader:
         os.close(descriptor)
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
         raise InputError(f"{path}: cannot be read (it is {kind}, not a regular file)")
-    return os.fdopen(descriptor, "rb")  # closes it
+    with os.fdopen(descriptor, "rb") as file:  # closes it
+        try:
+            yield file
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def reason(error: Exception) -> str:

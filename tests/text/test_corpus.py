@@ -449,3 +449,13 @@ def test_real_data_is_read_whole(read, name, count):
     if "REGARD_DATA" not in os.environ:
         pytest.skip("REGARD_DATA is not set")
     assert sum(1 for _ in read(f"{os.environ['REGARD_DATA']}/{name}")) == count
+
+
+def test_a_sparse_file_is_refused_before_all_of_it_is_read(tmp_path):
+    path = tmp_path / "sparse.txt"
+    path.write_bytes(b"A line.\n")
+    os.truncate(path, 2**40)
+    with pytest.raises(InputError, match="has a line longer than 10,000,000 bytes"):
+        fingerprint_files([path])
+    path.write_bytes(b"x" * 9_999_999 + b"\n" + b"y" * 9_999_999)
+    assert len(fingerprint_files([path])) == 64

@@ -271,7 +271,6 @@ def find_or_build(
     never uses the old index. A damaged index is rebuilt, with one line on standard error. With
     `rebuild`, any index is.
     """
-    next(open_text(documents), None)  # refuse a file that is not text before reading it completely
     fingerprint = fingerprint_files([documents])
     name = hashlib.sha256(json.dumps([NAME_VERSION, fingerprint, identity]).encode()).hexdigest()
     folder = parent / name

@@ -15,13 +15,14 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from regard.errors import InputError
 
 LONGEST_LINE = 10_000_000  # bytes; without a limit, a file without newlines would fill the memory
 XZ_MEMORY = 2**28  # bytes for decompression; `xz -9` needs 65 MiB
 READ = 2**16  # bytes
+BLOCK = 2**18  # bytes
 BOM = b"\xef\xbb\xbf"
 Position = Callable[[int], None]  # called from time to time with the number of bytes read
 
@@ -155,7 +156,22 @@ def fingerprint_files(paths: Iterable[Path | str]) -> str:
         check_file(path)  # a pipe would be empty after this
         try:
             with path.open("rb") as file:
-                whole.update(hashlib.file_digest(cast(Any, file), "sha256").digest())
+                whole.update(_digest(file, path))
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
     return whole.hexdigest()
+
+
+def _digest(file: BinaryIO, path: Path) -> bytes:
+    """SHA-256 of a file. A line that no reader accepts ends it early: a sparse file of terabytes
+    is refused after its first megabytes."""
+    digest, line = hashlib.sha256(), 0  # line: bytes since the last newline
+    compressed = path.suffix in (".gz", ".xz")
+    buffer = bytearray(BLOCK)
+    while size := cast(io.BufferedReader, file).readinto(buffer):
+        digest.update(memoryview(buffer)[:size])
+        end = buffer.rfind(b"\n", 0, size)
+        line = line + size if end < 0 else size - end - 1
+        if line > LONGEST_LINE + 2 and not compressed:
+            raise InputError(f"{path}: has a line longer than {LONGEST_LINE:,} bytes")
+    return digest.digest()
