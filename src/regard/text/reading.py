@@ -162,13 +162,13 @@ def fingerprint_files(paths: Iterable[Path | str]) -> str:
     return whole.hexdigest()
 
 
-def _digest(file: BinaryIO, path: Path) -> bytes:
+def _digest(file: io.BufferedReader, path: Path) -> bytes:
     """SHA-256 of a file. A line that no reader accepts ends it early: a sparse file of terabytes
     is refused after its first megabytes."""
     digest, line = hashlib.sha256(), 0  # line: bytes since the last newline
     compressed = path.suffix in (".gz", ".xz")
     buffer = bytearray(BLOCK)
-    while size := cast(io.BufferedReader, file).readinto(buffer):
+    while size := file.readinto(buffer):
         digest.update(memoryview(buffer)[:size])
         end = buffer.rfind(b"\n", 0, size)
         line = line + size if end < 0 else size - end - 1
