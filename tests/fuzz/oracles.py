@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 from .privileges import USER
@@ -110,11 +111,23 @@ def file_faults(result: Result) -> Iterator[tuple[str, str]]:
     left = sorted(str(path.relative_to(result.folder)) for path in result.folder.rglob(".tmp-*"))
     if left:
         yield "temporary files left: VERB", ", ".join(left)
+    outside = written_outside()
+    if outside:
+        time.sleep(0.5)  # Python's tempfile tries a folder with a file that it removes at once
+        for path in sorted(outside & written_outside()):
+            yield "written outside of its folder: VERB", path
+
+
+def written_outside() -> set[str]:
+    """Files of the calls' user in the folders that everybody may write to."""
+    paths: set[str] = set()
     if os.getuid() == 0:
-        for folder in SHARED:
-            for entry in os.scandir(folder) if Path(folder).is_dir() else ():
-                if entry.stat(follow_symlinks=False).st_uid == USER:
-                    yield "written outside of its folder: VERB", entry.path
+        for folder in filter(os.path.isdir, SHARED):
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    if entry.stat(follow_symlinks=False).st_uid == USER:
+                        paths.add(entry.path)
+    return paths
 
 
 def traceback_signature(stderr: str) -> str:
