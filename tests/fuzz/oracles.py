@@ -111,7 +111,7 @@ def file_faults(result: Result) -> Iterator[tuple[str, str]]:
     left = sorted(str(path.relative_to(result.folder)) for path in result.folder.rglob(".tmp-*"))
     if left:
         yield "temporary files left: VERB", ", ".join(left)
-    outside = written_outside()
+    outside = written_outside() - BEFORE
     if outside:
         time.sleep(0.5)  # Python's tempfile tries a folder with a file that it removes at once
         for path in sorted(outside & written_outside()):
@@ -128,6 +128,9 @@ def written_outside() -> set[str]:
                     if entry.stat(follow_symlinks=False).st_uid == USER:
                         paths.add(entry.path)
     return paths
+
+
+BEFORE = written_outside()  # what earlier campaigns and other programs left
 
 
 def traceback_signature(stderr: str) -> str:
