@@ -22,15 +22,15 @@ bench: .venv/ready
 
 # Native code under sanitizers, in each variant that this processor can run (CONTRIBUTING.md).
 # The sanitizer runtime must be loaded before Python; Python itself leaks by design.
-VARIANTS ?= $(shell $(BIN)/python -c 'from regard.native import possible; print(*possible())')
+VARIANTS ?= $(shell $(BIN)/python -c 'from regard.ops.cpu.build import possible; print(*possible())')
 library = $(shell $(CXX) -print-file-name=lib$(1).so)
 RECOVER := -fno-sanitize-recover=undefined
 # Where the native code cannot be built or opened, its tests are skipped: then this fails.
-NATIVE_TESTS := $(BIN)/python -c 'import sys, pytest; from regard.native import library; \
+NATIVE_TESTS := $(BIN)/python -c 'import sys, pytest; from regard.ops.cpu.build import library; \
 	all(map(library, ("inference", "training"))) or sys.exit("there is nothing to test"); \
 	sys.exit(pytest.main(sys.argv[1:]))' --capture=sys
 SANITIZED ?= tests/decoding tests/model/test_attention.py tests/tasks/test_threads.py \
-	tests/text/test_dropout.py tests/training/test_native.py tests/training/test_loss.py
+	tests/text/test_dropout.py tests/ops/test_cpu_training.py tests/training/test_loss.py
 
 sanitize: .venv/ready
 	test -n "$(VARIANTS)"

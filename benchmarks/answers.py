@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks import ratios
 from benchmarks.ratios import Book
 from benchmarks.startup import importing
-from regard.box import contents
+from regard.training.shipped import contents
 
 WORDS = {
     "translate": ["How much does this bicycle cost?"],

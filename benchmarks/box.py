@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks.cards import card
 from benchmarks.recipes import Files, Recipe
-from regard.box import boxed
 from regard.box.pack import pack
-from regard.config import Config
+from regard.config.sections import Config
 from regard.files import checksum, new_folder, write_file
-from regard.models import Model, load
+from regard.predictor import Model, load
+from regard.training.shipped import boxed
 
 # What the card shows each model's answer to: what it is for, and what is beyond it.
 ASKED: dict[str, dict[str, list[str]]] = {

@@ -19,7 +19,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
-from regard.config import (
+from regard.config.model import DERIVED, PRESETS, STYLES, ModelConfig
+from regard.config.model import RANGES as MODEL_RANGES
+from regard.config.sections import (
     OPTIONS_OF_TASKS,
     RANGES,
     STYLES_OF_TASK,
@@ -31,8 +33,6 @@ from regard.config import (
 )
 from regard.errors import InputError
 from regard.files import write_file
-from regard.model.config import DERIVED, PRESETS, STYLES, ModelConfig
-from regard.model.config import RANGES as MODEL_RANGES
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 SECTIONS: dict[str, Any] = {
@@ -43,10 +43,12 @@ TYPES = {
     str: "string", int: "integer", float: "number", bool: "true or false", NoneType: "null",
 }  # fmt: skip
 WHAT = {
-    "model": "The architecture ([model/config.py](../src/regard/model/config.py)). Where the paper "
+    "model": "The architecture ([model/config.py](../src/regard/config/model.py)). Where the paper "
     "has an option, the default of the dataclass is the paper's base model.",
-    "data": "Which files, and how text becomes tokens ([config.py](../src/regard/config.py)).",
-    "training": "The loss, the optimiser and the loop ([config.py](../src/regard/config.py)).",
+    "data": "Which files, and how text becomes tokens "
+    "([sections.py](../src/regard/config/sections.py)).",
+    "training": "The loss, the optimiser and the loop "
+    "([sections.py](../src/regard/config/sections.py)).",
     "decoding": "How outputs are searched for or sampled; the rules are in "
     "[decoding.md](decoding.md). Each one is also a command-line option: "
     "`--beam 1`, `--length-penalty 1.0`.",

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from benchmarks.recipes import TOKENISED
 from benchmarks.scores import at_step, last_step, score
-from regard.config import Config
+from regard.config.sections import Config
+from regard.config.settings import read_yaml, settings
 from regard.lab.ablate_runs import Training, train_all
-from regard.settings import read_yaml, settings
 from regard.view.info import final_scores
 
 NAME, RECIPE, SEEDS = "ingredients", Path("recipes/multi30k.yaml"), (1, 2, 3)

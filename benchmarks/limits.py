@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from regard import ModelConfig
-from regard.training.machine import peak, synchronise
+from regard.device import peak, synchronise
 
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}  # of a weight
 INT8_SIZE = 2048  # of the product that measures int8

@@ -13,8 +13,8 @@ import torch
 from benchmarks.compare import OURS, PEERS, Entrant
 from benchmarks.processes import Make
 from regard import ModelConfig, Transformer
-from regard.models import check_int8
-from regard.training.machine import keep_freed_memory
+from regard.device import keep_freed_memory
+from regard.predictor import check_int8
 
 PAD, START, END = 0, 1, 2  # the ids of all programs; words begin after them
 

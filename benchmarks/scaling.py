@@ -29,9 +29,10 @@ from benchmarks import ratios
 from benchmarks.limits import bandwidth
 from benchmarks.ratios import Book
 from regard import ModelConfig, Transformer
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.search import Search
+from regard.device import keep_freed_memory, synchronise
 from regard.errors import InputError
 from regard.lab.fits import power
 from regard.lab.layers import REFERENCE, Layer
@@ -39,7 +40,6 @@ from regard.lab.memory import available_memory
 from regard.lab.timing import PASSES, Pass, needed_memory
 from regard.model.attention import ENGINES, Plan, Visibility
 from regard.model.transformer import Stack
-from regard.training.machine import keep_freed_memory, synchronise
 
 LENGTHS = [2**k for k in range(8, 17)]
 WIDTH, WINDOW = 64, 64  # of the layer whose length grows

@@ -8,9 +8,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from regard.evaluating import evaluated, read
+from regard.cli.evaluating import evaluated, read
 from regard.files import new_folder
-from regard.models import load
+from regard.predictor import load
 from regard.training.checkpoint import FILES, Checkpoints
 
 PAPER = 2.5e9  # target tokens that the paper's base model saw: 100,000 steps of 25,000

@@ -25,10 +25,10 @@ from benchmarks.limits import best_peak
 from benchmarks.ratios import Book
 from benchmarks.sentences import batches
 from regard import ModelConfig, Packed, Transformer
+from regard.device import keep_freed_memory, synchronise
 from regard.model.parameters import operations
 from regard.model.positions import sinusoids
 from regard.training.loss import cross_entropy
-from regard.training.machine import keep_freed_memory, synchronise
 
 if TYPE_CHECKING:
     from transformers import MarianConfig

@@ -36,13 +36,13 @@ from benchmarks.sentences import batches
 from benchmarks.step import SMOOTHING, Marian, PyTorch, padded_step
 from benchmarks.writers import gpt2_config
 from regard import ModelConfig, Transformer
-from regard.config import Config
+from regard.config.sections import Config
 from regard.model.parameters import operations
 from regard.tasks.sequences import arrange
 from regard.tasks.task import Batch, packed, words_loss
-from regard.training.loop import Trainer
-from regard.training.processes import Processes
+from regard.training.distributed import Processes
 from regard.training.progress import Progress
+from regard.training.trainer import Trainer
 
 CONTEXT, SEQUENCES = 1024, 16  # of GPT-2's shape
 PASSES = 5  # over all batches in a round

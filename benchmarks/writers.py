@@ -17,7 +17,7 @@ from benchmarks.processes import Call, Make, Prepare
 from benchmarks.programs import END, PAD, START, begin, ctranslate2_model, our_model, share
 from benchmarks.step import marian_config
 from regard import ModelConfig
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.search import decode
 

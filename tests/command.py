@@ -5,7 +5,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-from regard.cli import main
+from regard.cli.main import main
 
 
 def run(*arguments):

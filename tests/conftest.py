@@ -31,7 +31,7 @@ def _seed() -> None:
 def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line in this process waits for native code: which engine answers must not depend
     on what was built before."""
-    monkeypatch.setattr("regard.cli.hurried", lambda options: False)
+    monkeypatch.setattr("regard.cli.main.hurried", lambda options: False)
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from regard.config import DataConfig, DecodingConfig, TrainingConfig
-from regard.model.config import ModelConfig
+from regard.config.model import ModelConfig
+from regard.config.sections import DataConfig, DecodingConfig, TrainingConfig
 
 FILES = ("config.yaml", "tokenizer.json", "labels.json", "model.safetensors", "metrics.jsonl",
          "README.md", "checkpoints/step-1/state.json")  # fmt: skip

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import command
-from regard import native
+from regard.ops.cpu import build as native
 from regard.tasks.translate import Translate
 from regard.text.builtin import builtin_corpus
 from regard.training import checkpoint

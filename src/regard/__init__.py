@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.box.pack import pack as pack
-    from regard.config import Config as Config
+    from regard.config.model import ModelConfig as ModelConfig
+    from regard.config.sections import Config as Config
     from regard.errors import InputError as InputError
-    from regard.model.config import ModelConfig as ModelConfig
     from regard.model.transformer import Capture as Capture
     from regard.model.transformer import Transformer as Transformer
-    from regard.models import load as load
-    from regard.run import train as train
+    from regard.predictor import load as load
     from regard.text.batching import Packed as Packed
+    from regard.training.run import train as train
 
 __version__ = "0.1.0"
 
 _WHERE = {
     "Capture": "regard.model.transformer",
-    "Config": "regard.config",
+    "Config": "regard.config.sections",
     "InputError": "regard.errors",
-    "ModelConfig": "regard.model.config",
+    "ModelConfig": "regard.config.model",
     "Packed": "regard.text.batching",
     "Transformer": "regard.model.transformer",
-    "load": "regard.models",
+    "load": "regard.predictor",
     "pack": "regard.box.pack",
-    "train": "regard.run",
+    "train": "regard.training.run",
 }
 __all__ = list(_WHERE)
 

@@ -1,6 +1,6 @@
 """`python -m regard`: the same as `regard`."""
 
-from regard.cli import main
+from regard.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -15,7 +15,7 @@ from benchmarks.ingredients import BASE, ROWS, configuration
 from benchmarks.recipes import RECIPES, RUNS, Recipe
 
 from benchmarks import cards, data, ingredients, results, translation
-from regard.config import Config, read_yaml
+from regard.config.sections import Config, read_yaml
 from regard.errors import InputError
 from regard.model.parameters import closed_form
 
@@ -268,7 +268,7 @@ def test_what_an_hour_covers_of_the_papers_tokens_is_computed_from_the_speed(tmp
 @pytest.fixture(scope="module")
 def boxed_run(tmp_path_factory):
     """A generator of a few steps, put into a box of its own."""
-    from regard.run import train
+    from regard.training.run import train
 
     folder = tmp_path_factory.mktemp("box")
     (folder / "plays.txt").write_text("ROMEO: The computer, First Citizen!\n" * 40)

@@ -63,5 +63,5 @@ def filled(make, tmp_path_factory):
 @pytest.fixture
 def stand_in(filled, monkeypatch):
     """The box has these models, whatever comes with the package."""
-    monkeypatch.setattr("regard.box.FOLDER", filled)
+    monkeypatch.setattr("regard.training.shipped.FOLDER", filled)
     return filled

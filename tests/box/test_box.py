@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard import InputError
-from regard.box import contents, folder_of
+from regard.training.shipped import contents, folder_of
 
 SENTENCE = "The old man saw the small dog."
 VERBS = {
@@ -63,7 +63,7 @@ def test_who_asks_for_an_answer_is_told_to_train_a_model(stand_in, call):
 
 
 def test_a_box_without_that_model_says_the_same(tmp_path, monkeypatch, call):
-    monkeypatch.setattr("regard.box.FOLDER", tmp_path)
+    monkeypatch.setattr("regard.training.shipped.FOLDER", tmp_path)
     code, _, err = call("fill", "A <mask>.")
     assert code == 2
     assert "there is no model in the box to fill" in err
@@ -75,7 +75,7 @@ def test_a_box_without_that_model_says_the_same(tmp_path, monkeypatch, call):
 def test_a_model_of_which_half_is_lost_is_not_in_the_box(filled, tmp_path, monkeypatch, call, lost):
     shutil.copytree(filled, tmp_path / "box")
     (tmp_path / "box/fill" / lost).unlink()
-    monkeypatch.setattr("regard.box.FOLDER", tmp_path / "box")
+    monkeypatch.setattr("regard.training.shipped.FOLDER", tmp_path / "box")
     code, out, _ = call("info")
     assert code == 0
     assert "box:fill" not in out

@@ -9,9 +9,9 @@ from safetensors import safe_open
 
 import regard
 from regard import Config, InputError
-from regard.config import DecodingConfig
-from regard.model_files import file_checksums
+from regard.config.sections import DecodingConfig
 from regard.training.checkpoint import not_finite, read_raw, read_tensors, read_weights, to_bytes
+from regard.training.model_folder import file_checksums
 
 TEXT = "The old man saw the small dog."
 

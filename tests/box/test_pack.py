@@ -10,8 +10,9 @@ import torch
 from safetensors import safe_open
 
 import regard
-from regard import Config, InputError, native
+from regard import Config, InputError
 from regard.box.pack import SAID, portable
+from regard.ops.cpu import build as native
 from regard.training.checkpoint import to_bytes
 
 FILES = ["README.md", "config.yaml", "metrics.jsonl", "model.safetensors", "tokenizer.json"]
@@ -152,7 +153,9 @@ def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, ke
     config = replace(config, data=replace(config.data, train=[path, f"{path}.de"], valid=[path]))
     (tmp_path / "run/config.yaml").write_text(config.to_yaml(), encoding="utf-8")
 
-    def card(path, out):  # as regard.run writes it, and a line that is not about these files
+    def card(
+        path, out
+    ):  # as regard.training.run writes it, and a line that is not about these files
         command = shlex.join(["regard", "train", "--train", path, f"{path}.de", "--out", out])
         return f"- data: {path} {path}.de\n- command: `{command}`\n- other: a/x.en\n"
 

@@ -14,8 +14,8 @@ import torch
 from safetensors import safe_open
 
 import regard
-from regard.box import FOLDER, boxed, contents
 from regard.box.pack import portable
+from regard.training.shipped import FOLDER, boxed, contents
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/regard"

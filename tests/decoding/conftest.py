@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard import Packed, Transformer
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.answers import Answer
 from regard.decoding.requests import Request
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from regard import Packed
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.search import Search, Wanted, decode
 from regard.model.transformer import Capture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from regard import InputError
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request, by_size
 from regard.decoding.score import score
 from regard.decoding.search import Wanted, decode

@@ -3,7 +3,7 @@
 import pytest
 
 from regard import InputError
-from regard.config import MOST_HYPOTHESES, DecodingConfig
+from regard.config.sections import MOST_HYPOTHESES, DecodingConfig
 
 NAN, INFINITY = float("nan"), float("inf")
 

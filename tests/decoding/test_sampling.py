@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard import Packed
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.beams import sample
 from regard.decoding.requests import Request
 from regard.decoding.search import decode

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.score import score
 from regard.decoding.search import decode

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.search import Wanted
 from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer

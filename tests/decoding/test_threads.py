@@ -7,13 +7,13 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from regard import native
-from regard.config import DecodingConfig
-from regard.decoding import packing
-from regard.decoding.native import engine_of
+from regard.config.sections import DecodingConfig
+from regard.decoding.engines import cpu_weights as packing
+from regard.decoding.engines.cpu import engine_of
 from regard.decoding.requests import Request
 from regard.decoding.score import score
 from regard.decoding.search import Search, Wanted, decode
+from regard.ops.cpu import build as native
 from threads import at_once, check_concurrent
 
 needs_compiler = pytest.mark.skipif(

@@ -15,9 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from regard.cli import build_parser
-from regard.config import DataConfig, DecodingConfig, TrainingConfig
-from regard.model.config import CHOICES, ModelConfig
+from regard.cli.main import build_parser
+from regard.config.model import CHOICES, ModelConfig
+from regard.config.sections import DataConfig, DecodingConfig, TrainingConfig
 
 from . import damage, values
 from .drafts import DRAFTS, SKIPPED, Draft, Verb

@@ -2,7 +2,7 @@
 
 The child gives up its privileges, so that a hostile `--out /dev/null` does no harm and an
 unreadable file is unreadable; then it builds the call's files, sets limits, and calls
-`regard.cli.main` as `python -m regard` would.
+`regard.cli.main.main` as `python -m regard` would.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def wait_for_training(pids: list[int]) -> None:
 
 def run_main(words: list[bytes]) -> NoReturn:
     """`python -m regard` in this process: ends it as Python would."""
-    from regard.cli import main
+    from regard.cli.main import main
 
     code = 1
     try:

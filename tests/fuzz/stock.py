@@ -89,7 +89,7 @@ def training_command(model: str) -> list[str]:
 
 def copy_native(folder: Path) -> None:
     """Build the native libraries where they are not built yet and copy them to `folder`."""
-    from regard import native
+    from regard.ops.cpu import build as native
 
     folder.mkdir(parents=True, exist_ok=True)
     chosen = native.variant()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.settings import SECTIONS
+from regard.config.settings import SECTIONS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzer needs fork and /proc")
 

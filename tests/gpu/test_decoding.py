@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from regard.config import DecodingConfig
-from regard.decoding import captured, search
-from regard.decoding.engine import Eager
+from regard.config.sections import DecodingConfig
+from regard.decoding import search
+from regard.decoding.engines import cuda_graph as captured
+from regard.decoding.engines.eager import Eager
 from regard.decoding.requests import Request
 
 pytestmark = [

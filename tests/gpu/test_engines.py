@@ -6,9 +6,9 @@ Where there is none, these are skipped: CI has no GPU. By hand: `pytest tests/gp
 import pytest
 import torch
 
+from regard.config.model import STYLES
 from regard.errors import InputError
 from regard.model.attention import Visibility, attend
-from regard.model.config import STYLES
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.score import score
 from regard.decoding.search import decode

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard import ModelConfig, Packed, Transformer
-from regard.config import Config
-from regard.model import fused
+from regard.config.sections import Config
+from regard.ops.cuda import training as fused
 from regard.tasks.task import Batch, words_loss
 from regard.training import loss as loss_module
+from regard.training.cuda_graph import Recorder
 from regard.training.loss import cross_entropy, divergence
-from regard.training.recorded import Recorder
 
 pytestmark = [
     pytest.mark.gpu,
@@ -220,8 +220,8 @@ def test_a_seed_decides_what_a_replay_drops_and_gradients_add_up():
 def test_a_run_on_a_gpu_resumes_to_the_same_bits(compiled, tmp_path):
     from safetensors.torch import load_file
 
-    from regard.demo import write_corpus
-    from regard.run import train
+    from regard.cli.demo import write_corpus
+    from regard.training.run import train
 
     files = write_corpus(tmp_path / "data")
 

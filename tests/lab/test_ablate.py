@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import command
-from regard.config import Config
+from regard.config.sections import Config
 from regard.errors import InputError
 from regard.lab import ablate_measured
 from regard.lab.ablate_measured import Result, compare, together

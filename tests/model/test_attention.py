@@ -7,10 +7,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from regard import native
 from regard.errors import InputError
 from regard.model.attention import Plan, Visibility, attend, attention_weights
-from regard.model.tiled import TILE, most_tiles, tables
+from regard.ops.cpu import build as native
+from regard.ops.cuda.attention import TILE, most_tiles, tables
 
 CPU_ENGINES = ["padded", *(["native"] if native.library("attention") else [])]
 VISIBILITIES = [Visibility(causal, window) for causal in (False, True) for window in (None, 1, 5)]

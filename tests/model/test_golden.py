@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from regard import ModelConfig, Packed, Transformer
-from regard.model.config import PRESETS, STYLES
+from regard.config.model import PRESETS, STYLES
 
 FILE = Path(__file__).with_name("golden.json")
 CASES = {f"{preset} {style}": {"style": style} for preset in PRESETS for style in STYLES} | {

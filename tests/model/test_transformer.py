@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard import Capture, InputError, ModelConfig, Packed, Transformer
-from regard.model.config import STYLES
+from regard.config.model import STYLES
 
 OPTIONS = [
     {},

@@ -3,8 +3,8 @@
 import pytest
 
 import regard
-from regard.config import Config
-from regard.run import train
+from regard.config.sections import Config
+from regard.training.run import train
 
 PAIRS = [
     ("The dog sleeps.", "狗在睡觉。"),

@@ -312,7 +312,7 @@ def test_an_unfinished_file_leaves_nothing_behind(stop, loaded, call, tmp_path, 
             raise stop("enough")
         return np.ones((1, 16), np.float32)
 
-    monkeypatch.setattr("regard.models.Model.embed", embed)
+    monkeypatch.setattr("regard.predictor.Model.embed", embed)
     monkeypatch.setattr("regard.text.lines.MOST_LINES", 1)  # a line at a time
     command = ["embed", "-m", model.folder, "--out", folder / "old.npy"]
     if stop is RuntimeError:

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 import regard
 from regard import InputError
-from regard.config import Config
-from regard.run import train
+from regard.config.sections import Config
 from regard.tasks.make import load_tokenizers
+from regard.training.run import train
 
 
 def weights(folder):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import Packed
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.tasks.documents import windows
 from regard.tasks.generate import Generate
 from regard.text import corpus

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import InputError, Packed
-from regard.config import Config, DecodingConfig
+from regard.config.sections import Config, DecodingConfig
 from regard.decoding.requests import Request
 from regard.tasks.answer import Asked, Questions
 from regard.tasks.sequences import arrange, asked, slots

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from learned import BPE, BYTE, LINES
-from regard import native
 from regard.errors import InputError
+from regard.ops.cpu import build as native
 from regard.text.dropout import CHARACTERS, Dropout, classes
 from regard.text.tokenizer import SPECIALS, Tokenizer
 

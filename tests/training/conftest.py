@@ -2,7 +2,7 @@
 
 import pytest
 
-from regard.config import Config
+from regard.config.sections import Config
 from regard.files import cache_folder
 from regard.text.builtin import builtin_corpus
 

@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from regard import InputError, ModelConfig, native
+from regard import InputError, ModelConfig
+from regard.ops.cpu import build as native
 from regard.text.tokenizer import SPECIALS
 from regard.view.attention import (
     Attention,
@@ -403,7 +404,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(folder, call, tmp_path):
 
 def test_help_answers_without_torch():
     code = (
-        "import sys; from regard.cli import build_parser\n"
+        "import sys; from regard.cli.main import build_parser\n"
         "try: build_parser().parse_args(['view', 'attention', '--help'])\n"
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"

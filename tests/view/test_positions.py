@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import command
 from regard import Transformer
-from regard.config import Config
+from regard.config.sections import Config
 from regard.view.positions import draw_positions, of_model, places
 
 pytest.importorskip("matplotlib")

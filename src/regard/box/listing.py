@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from regard.box import boxed, contents, folder_of
-from regard.config import Config
+from regard.config.sections import Config
 from regard.console import as_json, make_console
+from regard.training.shipped import boxed, contents, folder_of
 
 
 def listing() -> list[dict[str, Any]]:

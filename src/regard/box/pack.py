@@ -12,7 +12,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from regard.box import folder_of
 from regard.errors import InputError
 from regard.files import (
     LARGEST_CARD,
@@ -22,10 +21,11 @@ from regard.files import (
     read_bounded,
     real_path,
 )
-from regard.model_files import file_checksums
-from regard.models import load
+from regard.model.quantise import packed
+from regard.predictor import load
 from regard.training.checkpoint import to_bytes
-from regard.training.int8 import packed
+from regard.training.model_folder import file_checksums
+from regard.training.shipped import folder_of
 
 SAID = (
     "Packed by `regard pack`: every matrix as whole numbers of 8 bits, with a float32 scale for "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.beams import LOGPROB, PARENT, SCORE, TOKEN, candidates_of
 from regard.text.tokenizer import Tokenizer
 

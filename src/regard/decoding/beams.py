@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 
 TOKEN, PARENT, LOGPROB, SCORE = range(4)  # of a candidate in the records
 

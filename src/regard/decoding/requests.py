@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from regard.config import DecodingConfig
+from regard.config.model import ModelConfig
+from regard.config.sections import DecodingConfig
 from regard.errors import InputError
-from regard.model.config import ModelConfig
 from regard.text.tokenizer import Tokenizer
 
 # Of one batch, the longest sentence counted for each: what is read, and what all hypotheses may

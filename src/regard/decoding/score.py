@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from regard.decoding.engine import attention_engine
+from regard.decoding.engines.eager import attention_engine
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.model.linear import product
 from regard.model.transformer import Capture, Transformer

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.answers import Answer, open_paths, read_answers, unchanged
-from regard.decoding.captured import Captured
-from regard.decoding.engine import Eager, Job
+from regard.decoding.engines.cuda_graph import Captured
+from regard.decoding.engines.eager import Eager, Job
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size
 from regard.decoding.score import Scored, score
 from regard.decoding.slots import fill_slots

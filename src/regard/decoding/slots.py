@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.answers import Answer, penalty
-from regard.decoding.native import hidden
+from regard.decoding.engines.cpu import hidden
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size
 from regard.errors import InputError
 from regard.model.linear import product

@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
+from regard.cli.evaluating import SURE, evaluated, judged
 from regard.console import progress
-from regard.evaluating import SURE, evaluated, judged
 from regard.lab.ablate_rows import Row
 from regard.lab.significance import holm, pooled, student
 from regard.lab.stepping import time_steps
 from regard.model.parameters import closed_form
-from regard.models import load
+from regard.predictor import load
 from regard.tasks.bootstrap import SAMPLES
 from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store
-from regard.training.processes import choose_device
+from regard.training.distributed import choose_device
 from regard.view.curves import read_curves
 from regard.view.info import final_scores
 

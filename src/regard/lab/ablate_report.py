@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from regard.cli.evaluating import SURE, WIDE
 from regard.console import make_console
-from regard.evaluating import SURE, WIDE
 from regard.lab.ablate_measured import NEAR, QUALITY, Result
 from regard.lab.ablate_rows import GROUPS, SIGNS
 from regard.lab.significance import said_p

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from regard.config import Config
+from regard.config.sections import Config
 from regard.errors import InputError, unknown
 
 Values = dict[str, dict[str, Any]]  # settings by section

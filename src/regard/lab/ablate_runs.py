@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import TimeRemainingColumn as TimeLeft
 
-from regard.config import Config
+from regard.config.sections import Config
 from regard.console import make_progress
 from regard.files import write_file
 from regard.training.progress import duration

@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.config import Config
-from regard.model.config import ModelConfig
+from regard.config.model import ModelConfig
+from regard.config.sections import Config
+from regard.device import synchronise
 from regard.model.transformer import Transformer
 from regard.tasks.task import Batch, Ids, packed, words_loss
-from regard.training.loop import Trainer
-from regard.training.machine import synchronise
-from regard.training.processes import Processes
+from regard.training.distributed import Processes
 from regard.training.progress import Progress
+from regard.training.trainer import Trainer
 
 EXAMPLES = 4096  # lengths in the round from which rows are filled; their content never repeats
 

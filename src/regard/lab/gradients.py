@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from regard.model.config import ModelConfig
+from regard.config.model import ModelConfig
 from regard.model.transformer import Transformer
 from regard.tasks.task import Ids, packed
 

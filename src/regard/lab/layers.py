@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.config.model import ModelConfig
 from regard.lab.kinds import KINDS, kinds
 from regard.lab.kinds import title as kind_title
 from regard.model.attention import MultiHeadAttention, Plan, Visibility
 from regard.model.block import FeedForward
-from regard.model.config import ModelConfig
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.parameters import visible
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from regard.config.model import ModelConfig
 from regard.lab.drill import Drill, Exercise, Make, Practised, practise
-from regard.model.config import ModelConfig
 from regard.model.transformer import Transformer
 
 SYMBOLS = 16

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from regard.config.model import ModelConfig
 from regard.console import make_console, make_progress
 from regard.errors import InputError
 from regard.lab.drill import exercise_model, practise
@@ -29,10 +30,9 @@ from regard.lab.lessons import (
 )
 from regard.lab.memory import refuse
 from regard.lab.trainings import check_budget, check_seeds
-from regard.model.config import ModelConfig
 from regard.model.parameters import closed_form
 from regard.model.transformer import Transformer
-from regard.training.processes import choose_device
+from regard.training.distributed import choose_device
 
 HEADS = 4
 ASKED = 65_536  # tokens that drill.py asks at once, where they are of many sequences

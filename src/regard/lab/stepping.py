@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
-from regard.config import Config
+from regard.config.sections import Config
+from regard.device import synchronise
 from regard.model.transformer import Transformer
 from regard.tasks.task import Task
 from regard.text.store import Store
-from regard.training.loop import Trainer
-from regard.training.machine import synchronise
-from regard.training.processes import Processes
+from regard.training.distributed import Processes
 from regard.training.progress import Progress
+from regard.training.trainer import Trainer
 
 Step = tuple[float, int, int]  # seconds, examples, targets
 

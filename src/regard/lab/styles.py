@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.config import DEFAULTS, Config
+from regard.config.model import STYLES, ModelConfig
+from regard.config.sections import DEFAULTS, Config
 from regard.console import make_console
+from regard.device import keep_freed_memory
 from regard.errors import unknown
 from regard.files import cache_folder
 from regard.lab.styles_measured import QUALITY, Style, judge, time_answers, time_training
@@ -41,15 +43,13 @@ from regard.lab.trainings import (
     with_defaults,
     write_builtin,
 )
-from regard.model.config import STYLES, ModelConfig
 from regard.model.parameters import closed_form
-from regard.models import load
-from regard.run import train
+from regard.predictor import load
 from regard.tasks.make import KINDS, learn_task, make_task
 from regard.text.rows import Rows
 from regard.text.store import Store
-from regard.training.machine import keep_freed_memory
-from regard.training.processes import choose_device
+from regard.training.distributed import choose_device
+from regard.training.run import train
 from regard.view.info import final_scores
 
 NAME = "styles"

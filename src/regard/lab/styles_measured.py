@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard import native
-from regard.config import Config
-from regard.evaluating import evaluated, judged
+from regard.cli.evaluating import evaluated, judged
+from regard.config.sections import Config
+from regard.device import synchronise
 from regard.lab.stepping import Step, time_steps
-from regard.models import Model
+from regard.ops.cpu import build as native
+from regard.predictor import Model
 from regard.tasks.bootstrap import SAMPLES, intervals
 from regard.tasks.make import KINDS
 from regard.tasks.task import Task
 from regard.tasks.translate import Translate
 from regard.text.store import Store
-from regard.training.machine import synchronise
 
 QUALITY = {"translate": ("bleu", "exact"), "classify": ("accuracy", "macro_f1")}
 WARM, STEPS = 2, 10  # training steps that are not counted, and that are

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
+from regard.device import synchronise
 from regard.lab.layers import REFERENCE, Layer
-from regard.training.machine import synchronise
 
 ENOUGH, MOST = 0.15, 30  # seconds and times that a pass is repeated
 PASSES = ("forward", "training")

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.config import Config
-from regard.demo import OPTIONS, write_corpus
+from regard.cli.demo import OPTIONS, write_corpus
+from regard.config.sections import Config
 from regard.errors import InputError
 from regard.files import check_destination, write_result
-from regard.run import same_run
 from regard.tasks.translate import Translate
 from regard.text.store import Store
 from regard.training.checkpoint import Checkpoints
+from regard.training.run import same_run
 from regard.view.info import final_scores
 
 Values = dict[str, dict[str, Any]]  # settings by section, as in a configuration

@@ -19,16 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regard import native
+from regard.config.model import ModelConfig
 from regard.errors import InputError, unknown
-from regard.model import fused
 from regard.model.cache import CachedMemory, CachedSelf, Reading
-from regard.model.config import ModelConfig
 from regard.model.linear import Linear, product
-from regard.model.native import NativeLayout
-from regard.model.padded import PaddedLayout
 from regard.model.positions import Rotation
-from regard.model.tiled import Parts, TiledLayout
+from regard.ops.cpu import build as native
+from regard.ops.cpu.attention import NativeLayout
+from regard.ops.cuda import training as fused
+from regard.ops.cuda.attention import Parts, TiledLayout
+from regard.ops.padded import PaddedLayout
 from regard.text.batching import positions_array
 
 ENGINES = ("auto", "reference", "padded", "native", "tiled")

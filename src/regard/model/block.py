@@ -13,9 +13,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.config.model import ModelConfig
 from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.cache import CachedMemory, CachedSelf, Reading
-from regard.model.config import ModelConfig
 from regard.model.linear import Linear, activated
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.positions import Rotation

@@ -8,7 +8,7 @@ a hypothesis sees is one row of the table `visible`. When the search drops a hyp
 another in two, rows of that table move; keys and values never do.
 
 Nothing in a step depends on a number that only the host knows, except how many slots are looked
-at, so that a step can be captured once and replayed (decoding/captured.py).
+at, so that a step can be captured once and replayed (decoding/engines/cuda_graph.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.model.config import ModelConfig
-from regard.model.padded import attend_rectangles, rectangle, starts
+from regard.ops.padded import attend_rectangles, rectangle, starts
 
 if TYPE_CHECKING:
     from regard.model.attention import Plan

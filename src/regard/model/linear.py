@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.model import fused
-from regard.native import training as native
+from regard.ops.cpu import training as native
+from regard.ops.cuda import training as fused
 
 FEW_ROWS = 16  # from about 32 on turning the result over costs what was won
 MOST_COLUMNS = 256  # from about here on both ways of a product cost the same

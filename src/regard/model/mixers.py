@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
-from regard.model.config import ModelConfig
+from regard.config.model import ModelConfig
 from regard.model.linear import Linear
 from regard.text.batching import positions_of
 

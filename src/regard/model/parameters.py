@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from regard.model.config import ModelConfig
+from regard.config.model import ModelConfig
 
 PARTS = (
     "embeddings",

@@ -2,7 +2,7 @@
 
 Three operations on [N, D] that cost bytes, not arithmetic. Written one after the other, each reads
 and writes everything again, forward and backward; in training fused.py (on a GPU) and
-native/training.py (on a CPU) do them in one.
+ops/cpu/training.py (on a CPU) do them in one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.model import fused
-from regard.native import training as native
+from regard.ops.cpu import training as native
+from regard.ops.cuda import training as fused
 
 
 def add(x: Tensor, y: Tensor, dropout: float) -> Tensor:

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.model import fused
 from regard.model.attention import MultiHeadAttention, Plan, Visibility, choose_engine
 from regard.model.block import Block, make_norm
 from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
-from regard.model.config import ModelConfig
 from regard.model.linear import Linear, product
 from regard.model.mixers import RowPlan
 from regard.model.positions import LearnedPositions, Rotation, sinusoids
 from regard.model.residual import normalised
-from regard.native import training as native
+from regard.ops.cpu import training as native
+from regard.ops.cuda import training as fused
 from regard.text.batching import Packed
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.config import MOST_LABELS, Config, DecodingConfig
+from regard.config.sections import MOST_LABELS, Config, DecodingConfig
 from regard.console import visible_line
 from regard.decoding.requests import Request
 from regard.decoding.score import score

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.config import Config, DecodingConfig
+from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.model.transformer import Transformer, pool
 from regard.tasks.metrics import pearson, spearman

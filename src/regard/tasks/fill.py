@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.config import Config, DecodingConfig
+from regard.config.sections import Config, DecodingConfig
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.linear import product

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.config import Config, DecodingConfig
+from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import Answer
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.decoding.score import score

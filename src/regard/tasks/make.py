@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from regard.config import Config, two_vocabularies
+from regard.config.model import ModelConfig
+from regard.config.sections import Config, two_vocabularies
 from regard.errors import InputError
 from regard.files import read_json
-from regard.model.config import ModelConfig
 from regard.tasks.answer import Questions
 from regard.tasks.classify import LARGEST_LABELS, Classify, find_labels, wrong_labels
 from regard.tasks.embed import Embed

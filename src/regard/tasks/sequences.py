@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.config import DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.answers import Answer, unchanged
 from regard.decoding.requests import Request
 from regard.decoding.score import score

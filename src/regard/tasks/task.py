@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.config import Config, DecodingConfig
+from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import Answer
-from regard.decoding.native import hidden
+from regard.decoding.engines.cpu import hidden
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.transformer import Transformer

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.config import Config, DecodingConfig
+from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import STOPS, Answer
 from regard.decoding.requests import Request
 from regard.decoding.search import NOTHING, Wanted

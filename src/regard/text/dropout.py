@@ -3,7 +3,7 @@
 A model that sees a word cut differently each time learns what its parts mean. At each step of
 cutting a word, each merge that is possible is passed over with probability p, and the first that
 is left is applied. The BPE library has that too, but not with a seed. Here a row is a function of
-a seed and the row's number. A whole batch is cut in C++ (native/bpe.cpp), or by the code below,
+a seed and the row's number. A whole batch is cut in C++ (ops/cpu/bpe.cpp), or by the code below,
 which reads easier and finds the same tokens. Neither keeps anything of the rows: what C++ needs to
 know (merges, bytes of tokens, classes of characters) is under a megabyte for 8,000 tokens.
 """
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard import native
 from regard.errors import InputError
+from regard.ops.cpu import build as native
 from regard.text.tokenizer import SPECIALS, Tokenizer
 
 MASK, GAMMA = 2**64 - 1, 0x9E3779B97F4A7C15

@@ -32,7 +32,7 @@ from regard.files import (
     read_bounded,
     remove_leftovers,
 )
-from regard.training.int8 import unpacked
+from regard.model.quantise import unpacked
 
 FILES = ("model.safetensors", "optimiser.safetensors")
 LARGEST_STATE, LARGEST_HEADER = 2**20, 16 * 2**20  # bytes of state.json, of a safetensors header

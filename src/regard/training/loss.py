@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.model import fused
-from regard.native import training as native
+from regard.ops.cpu import training as native
+from regard.ops.cuda import training as fused
 
 PIECE = 1 << 22  # logits at a time
 NATIVE_PIECE = 1 << 26  # in C++, which needs no copies of them: larger products are faster
@@ -134,7 +134,7 @@ def fused_losses(
 ) -> Tensor:
     """The same on a GPU, where a row of logits may be longer than the vocabulary, and a token whose
     label is -1 is not asked."""
-    from regard.training.kernels import loss_kernel
+    from regard.ops.cuda.loss_kernels import loss_kernel
 
     found = torch.empty((len(logits), 2), dtype=torch.float32, device=logits.device)
     loss_kernel[(len(logits),)](
@@ -179,7 +179,7 @@ class FusedDisagreement(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: Tensor, second: Tensor, asked: Tensor) -> Tensor:
-        from regard.training.kernels import disagreement_kernel
+        from regard.ops.cuda.loss_kernels import disagreement_kernel
 
         rows, vocabulary = first.shape
         found = torch.empty(rows, dtype=torch.float32, device=first.device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.config import TrainingConfig
+from regard.config.sections import TrainingConfig
 
 STATES = ("exp_avg", "exp_avg_sq", "step")
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.config.model import ModelConfig, choice
 from regard.errors import InputError
-from regard.model.config import ModelConfig, choice
 
 Weights = NDArray[np.float32]
 KINDS = ("grid", "head", "lines", "mean", "rollout")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from regard.decoding.engine import attention_engine
+from regard.decoding.engines.eager import attention_engine
 from regard.decoding.requests import Request
 from regard.errors import InputError, unknown
 from regard.files import real_path
@@ -31,7 +31,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.view.attention import Attention, Stack, Weights, followed, rollout
 
 if TYPE_CHECKING:
-    from regard.models import Model
+    from regard.predictor import Model
 
 MOST = 200  # tokens of a side: more could not be read in a picture
 

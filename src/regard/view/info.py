@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from regard.config.model import ModelConfig
 from regard.console import make_console
 from regard.files import open_regular, parse_json
-from regard.model.config import ModelConfig
 from regard.model.parameters import PARTS, Part, closed_form, count
 from regard.model.transformer import Transformer
 

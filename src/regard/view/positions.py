@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.files import real_path
-from regard.model.config import ModelConfig
 from regard.model.positions import Rotation, sinusoids
-from regard.model_files import newest_weights, read_config
+from regard.training.model_folder import newest_weights, read_config
 from regard.view.attention import stacks_of
 from regard.view.picture import COLOURS, DASHES, picture_name, save_picture
 

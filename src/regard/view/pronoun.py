@@ -28,7 +28,7 @@ from regard.view.picture import save_picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.models import Model
+    from regard.predictor import Model
 
 CLEAR = 0.1  # a margin that is worth talking about
 

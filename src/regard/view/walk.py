@@ -13,9 +13,9 @@ import torch
 from rich.rule import Rule
 from rich.text import Text
 
+from regard.config.model import ModelConfig
 from regard.console import make_console
 from regard.errors import InputError
-from regard.model.config import ModelConfig
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.view import terminal

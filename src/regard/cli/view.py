@@ -1,0 +1,149 @@
+"""`regard view ...`: the pictures and tables to look at, and their options. torch is imported only
+when one is made."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from regard.cli.options import MOST_LENGTH, MOST_WIDTH, bounded, file_path
+from regard.cli.predict import architecture_options, model_to_use, opened
+from regard.config.model import STYLES
+from regard.config.settings import section_settings
+from regard.console import as_json, visible_line
+from regard.errors import InputError
+from regard.files import check_destination
+from regard.training.shipped import folder_of, is_boxed
+
+LENGTH = bounded(int, 2, MOST_LENGTH, "positions are compared")
+D_MODEL = bounded(int, 2, MOST_WIDTH)
+BASE = bounded(float, 1.0, 1e100, "wavelengths grow by this factor", above=True)
+LAYER = bounded(int, 1, 1_000_000)  # the model sets the actual bound
+
+
+def walk_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("text", metavar="TEXT", help="the sentence to follow, at most 24 characters")
+    verb.add_argument("--target", help="what the decoder writes (default: TEXT)")
+    verb.add_argument(
+        "--seed",
+        type=bounded(int, 0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="random seed for the weights (default: 0)",
+    )
+    architecture_options(verb)
+
+
+def walk(options: argparse.Namespace) -> int:
+    """What happens to a sentence, step by step, in a real (small, seeded) model."""
+    from regard.view.walk import walk_config, walk_steps, write_walk
+
+    changes = section_settings(options.assignments, "model")
+    config = walk_config(options.text, options.target, options.style or STYLES[0], changes)
+    steps = walk_steps(options.text, options.target, config, options.seed)
+    if options.json:
+        for step in steps:
+            print(as_json(step.to_dict()))
+    else:
+        write_walk(steps, config, options.seed)
+    return 0
+
+
+def curves_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("runs", nargs="+", type=file_path, metavar="RUN", help="folders of runs")
+    verb.add_argument("--out", type=file_path, metavar="FILE.png", help="(default: RUN/curves.png)")
+
+
+def curves(options: argparse.Namespace) -> int:
+    """Draw loss, score, learning rate and speed of runs as PNG and SVG."""
+    from regard.view.curves import draw_curves
+
+    out = options.out or (Path("curves.png") if any(map(is_boxed, options.runs)) else None)
+    for path in draw_curves([folder_of(run) for run in options.runs], out):
+        print(as_json({"file": str(path)}) if options.json else path)
+    return 0
+
+
+def positions_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("-m", "--model", type=file_path, metavar="MODEL", help="(default: a formula)")
+    verb.add_argument("--length", type=LENGTH, metavar="N", help="positions (default: 256)")
+    verb.add_argument("--d-model", type=D_MODEL, metavar="N", help="of the formula (default: 512)")
+    verb.add_argument("--base", type=BASE, metavar="X", help="of the formula (default: 10000)")
+    verb.add_argument("--out", type=file_path, metavar="FILE.png", help="(default: positions.png)")
+
+
+def positions(options: argparse.Namespace) -> int:
+    """Draw the positional encodings and their dot products as PNG and SVG."""
+    from regard.view.positions import draw_positions
+
+    model = None if options.model is None else folder_of(options.model)
+    drawn = draw_positions(model, options.length, options.d_model, options.base, options.out)
+    for path in drawn:
+        print(as_json({"file": str(path)}) if options.json else path)
+    return 0
+
+
+def attention_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "text", nargs="?", metavar="TEXT", help="what the model reads; none: one line from stdin"
+    )
+    verb.add_argument("--target", metavar="TEXT", help="what it writes, instead of its own answer")
+    verb.add_argument("--context", metavar="TEXT", help="of a question, if the model answers them")
+    verb.add_argument(
+        "--stack", choices=("encoder", "decoder", "cross"),
+        help="(default: cross, or the one that there is)",
+    )  # fmt: skip
+    verb.add_argument(
+        "--kind", choices=("grid", "head", "lines", "mean", "rollout"), default="grid",
+        help="grid: all heads small; head, lines: one; mean: of all heads; rollout: of all layers",
+    )  # fmt: skip
+    verb.add_argument("--layer", type=LAYER, metavar="N", help="from 1 (head, lines: the last)")
+    verb.add_argument("--head", type=LAYER, metavar="N", help="from 1 (head, lines: the first)")
+    verb.add_argument(
+        "--out", type=file_path, metavar="FILE",
+        help="NAME.png or NAME.svg, for both, or NAME.html (default: MODEL/attention.png; here, if "
+        "the model is one in the box)",
+    )  # fmt: skip
+    model_to_use(verb, "translate")
+
+
+def attention(options: argparse.Namespace) -> int:
+    """Where a trained model looks: every layer and head, as PNG and SVG or as one HTML page."""
+    from regard.text.lines import read_blocks
+    from regard.view.attention import as_dict, choose, told
+    from regard.view.attention_page import write_page
+    from regard.view.attention_pictures import draw_attention
+    from regard.view.attention_rows import gather
+    from regard.view.picture import picture_name
+
+    out = options.out or (Path() if is_boxed(options.model) else options.model) / "attention"
+    out = out / "attention" if out.is_dir() else out
+    page = out.suffix == ".html"
+    if out.suffix not in ("", ".png", ".svg", ".html"):
+        raise InputError(f"--out {out}: write NAME.png or NAME.svg, for both, or NAME.html")
+    check_destination(out) if page else picture_name(out)
+    model = opened(options)
+    shape = model.config.model
+    view = choose(shape, options.kind, options.stack, options.layer, options.head)
+    text = options.text
+    if text is None:
+        lines = [line for _, block, _ in read_blocks(sys.stdin.fileno(), "stdin") for line in block]
+        if len(lines) != 1:
+            raise InputError(f"standard input has {len(lines)} lines: one picture shows one text")
+        text = lines[0]
+    seen = gather(model, text, options.target, options.context)
+    files = [str(path) for path in (write_page if page else draw_attention)(seen, view, out)]
+    if options.json:
+        print(as_json(as_dict(seen, view, files)))
+    else:
+        print("\n".join([*map(visible_line, told(seen, view)), *files]))
+    return 0
+
+
+VIEWS = [
+    ("attention", attention, attention_options),
+    ("walk", walk, walk_options),
+    ("curves", curves, curves_options),
+    ("positions", positions, positions_options),
+]

@@ -1,0 +1,205 @@
+"""A model's weights in the layout of the native step (ops/cpu/product.h): packed once, in one of
+three types, with structures of pointers that C++ reads.
+
+A structure never changes after another thread can see it: longer position tables are put into a new
+structure, and a call keeps the structure that it started with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_int64, c_uint64, c_void_p
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.config.model import ModelConfig
+from regard.model.attention import MultiHeadAttention
+from regard.model.block import EPSILON, Block
+from regard.model.positions import angles
+from regard.model.quantise import rounded
+from regard.model.transformer import Stack
+from regard.ops.cpu.build import once
+
+KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
+ACTIVATIONS = {"relu": 1, "gelu": 2, "swiglu": 3}
+FEWEST_POSITIONS = 256  # rows of the smallest position table
+
+
+def structure(name: str, fields: dict[str, Any]) -> Any:
+    """A ctypes structure: names of fields, and what they are."""
+    each = [(field, kind) for names, kind in fields.items() for field in names.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": each})
+
+
+# As in ops/cpu/product.h, layers.h, choose.h and inference.cpp.
+CMatrix = structure("CMatrix", {"tiles scale start bias": c_void_p, "outputs inputs": c_int64})
+CNorm = structure("CNorm", {"gain shift": c_void_p})
+CLayer = structure("CLayer", {
+    "self_norm": CNorm, "query_key_value self_output": CMatrix,
+    "cross_norm": CNorm, "query key_value cross_output": CMatrix,
+    "feed_norm": CNorm, "inner outer": CMatrix,
+})  # fmt: skip
+CStack = structure("CStack", {
+    "kind activation norm_first heads head_size d_model layers embeddings_are_short": c_int64,
+    "scale epsilon": c_double, "embeddings place turn": c_void_p, "positions": c_int64,
+    "embedding_norm final_norm": CNorm, "layer": c_void_p, "output": CMatrix,
+})  # fmt: skip
+CSlots = structure("CSlots", {
+    "keys values": c_void_p, "sentence_stride head_stride slot_stride": c_int64,
+})  # fmt: skip
+CCache = structure("CCache", {
+    "sentences width slots used window": c_int64,
+    "visible positions slot_positions next own memory memory_lengths": c_void_p,
+})  # fmt: skip
+CBeams = structure("CBeams", {
+    "candidates eos room move": c_int64,
+    "tokens parents answers limits least rows time scores records done": c_void_p,
+})  # fmt: skip
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "block_size": (c_int64, []),
+    "words_in": (c_int64, [c_int64] * 2),
+    "pack_matrix": (None, [c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 2]),
+    "fingerprint": (c_uint64, [c_void_p, c_void_p, c_int64]),
+    "read_rows": (None, [*[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 4, c_int64]),
+    "project_memory": (None, [*[c_void_p] * 3, c_int64, c_void_p, c_int64]),
+    "step": (c_int64, [*[c_void_p] * 4, *[c_int64] * 3]),
+}
+
+
+@once
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library with the types of its functions set. They are set only once; otherwise another
+    thread could call a function before its types are set."""
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class Packing:
+    """The weights of one stack; `reach` returns the structure that C++ reads."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        precision: str,
+        stack: Stack,
+        table: Tensor,
+        output: Tensor | None = None,
+    ) -> None:
+        self.library, self.config, self.kind = library, config, KINDS[precision]
+        self.position_rows = stack.position_rows
+        self.kept: list[Any] = []  # what the structures point to
+        self._lock = Lock()  # held while position tables are computed
+        blocks: Any = stack.layers
+        layers = (CLayer * len(blocks))(*map(self._layer, blocks))
+        self.kept.append(layers)
+        self._stack = CStack(
+            self.kind, ACTIVATIONS[config.activation], config.norm_first, config.heads,
+            config.head_size, config.d_model, len(layers), table.dtype == torch.bfloat16,
+            config.d_model**0.5 if config.scale_embeddings else 1.0, EPSILON,
+            self._pointer(table.detach()), None, None, 0,
+            self._norm(stack.embedding_norm), self._norm(stack.final_norm),
+            ctypes.addressof(layers),
+        )  # fmt: skip
+        if output is not None:
+            self._stack.output = self._matrix(output, None)
+        self._stack.kept = self.kept
+
+    def reach(self, positions: int) -> Any:
+        """A CStack with position tables for at least this many positions. It keeps everything that
+        it points to alive, and no other call changes it."""
+        if self.config.positions == "learned":
+            positions = self.config.max_length
+        stack = self._stack
+        if stack.positions < positions:
+            with self._lock:
+                stack = self._stack
+                if stack.positions < positions:
+                    stack = self._stack = self._longer(positions)
+        return stack
+
+    def _longer(self, positions: int) -> Any:
+        """A copy of the structure with longer position tables."""
+        config, stack = self.config, CStack.from_buffer_copy(self._stack)
+        count = max(FEWEST_POSITIONS, 1 << (positions - 1).bit_length())
+        where = torch.arange(positions if config.positions == "learned" else count)
+        place, turn = self.position_rows(where), None
+        if place is not None:
+            place = place.detach().float()
+            stack.place = place.data_ptr()
+        if config.positions == "rotary":
+            angle = angles(where, config.head_size, config.position_base)
+            turn = torch.stack((angle.cos(), angle.sin()), -1).flatten(1).float()
+            stack.turn = turn.data_ptr()
+        stack.positions = len(where)
+        stack.kept = self.kept, place, turn
+        return stack
+
+    def _pointer(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        assert tensor.is_contiguous()
+        self.kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None) -> Any:
+        weight = weight.detach().float().contiguous()
+        outputs, inputs = weight.shape
+        padded = whole_blocks(self.library, outputs)
+        # Registers are loaded whole: tiles begin at a multiple of their size.
+        tiles = torch.empty(padded * self.library.words_in(self.kind, inputs) + 16, dtype=torch.int)
+        tiles = tiles[-(tiles.data_ptr() // 4) % 16 :]
+        scale = start = None
+        if self.kind == KINDS["int8"]:
+            scale, start = torch.zeros(padded), torch.empty(padded, dtype=torch.int)
+            numbers, scale[:outputs] = rounded(weight)
+            weight = numbers.float()
+        made = CMatrix(
+            self._pointer(tiles), self._pointer(scale), self._pointer(start),
+            self._pointer(None if bias is None else bias.detach().float()),
+            outputs, inputs,
+        )  # fmt: skip
+        self.library.pack_matrix(
+            self.kind, weight.data_ptr(), outputs, inputs, made.tiles, made.start
+        )
+        return made
+
+    def _linear(self, layer: nn.Linear, rows: slice = slice(None)) -> Any:
+        return self._matrix(layer.weight[rows], None if layer.bias is None else layer.bias[rows])
+
+    def _norm(self, norm: Any) -> Any:
+        if norm is None:
+            return CNorm()
+        shift = getattr(norm, "bias", None)
+        return CNorm(
+            self._pointer(norm.weight.detach().float()),
+            self._pointer(None if shift is None else shift.detach().float()),
+        )
+
+    def _layer(self, block: Block) -> Any:
+        own, cross, feed = block.self_attention, block.cross_attention, block.feed_forward
+        layer = CLayer(
+            self_norm=self._norm(block.self_attention_norm.norm),
+            query_key_value=self._linear(own.query_key_value),
+            self_output=self._linear(own.output),
+            feed_norm=self._norm(block.feed_forward_norm.norm),
+            inner=self._linear(feed.inner),
+            outer=self._linear(feed.outer),
+        )
+        if isinstance(cross, MultiHeadAttention) and block.cross_attention_norm is not None:
+            layer.cross_norm = self._norm(block.cross_attention_norm.norm)
+            layer.query = self._linear(cross.query_key_value, slice(cross.width))
+            layer.key_value = self._linear(cross.query_key_value, slice(cross.width, None))
+            layer.cross_output = self._linear(cross.output)
+        return layer
+
+
+def whole_blocks(library: ctypes.CDLL, outputs: int) -> int:
+    """The outputs of a product, filled up to whole blocks."""
+    block: int = library.block_size()
+    return -(-outputs // block) * block

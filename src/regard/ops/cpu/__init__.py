@@ -1,0 +1,1 @@
+"""C++ implementations of operations, their build, and the Python binding."""

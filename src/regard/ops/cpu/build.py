@@ -1,0 +1,258 @@
+"""What a CPU does faster in C++ than through PyTorch: built where it is first used, and optional.
+
+Each .cpp file of this folder is one library of plain C functions over raw pointers. It is built
+for the instructions that this machine has (`VARIANTS`) and kept in the cache. Where there is no
+compiler PyTorch does the same work, and one line says so. So it does where somebody waits for one
+answer (`later`); then another process builds what was missing, for the next time. The libraries
+share PyTorch's OpenMP threads: a second pool of threads would fight with the first for the same
+cores.
+
+REGARD_NATIVE_FLAGS adds flags to the compiler command, for example for sanitizers (`make
+sanitize`). The name of a library in the cache depends on them.
+
+All functions can be called from several threads. `without` and `later` apply to the code that they
+enclose and to no other thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache, wraps
+from pathlib import Path
+from threading import RLock
+from typing import ParamSpec, TypeVar
+
+from regard.errors import InputError
+from regard.files import PREFIX, cache_folder, remove_leftovers
+
+FOLDER = Path(__file__).parent
+COMPILERS = ("c++", "g++", "clang++")
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-fopenmp"]
+# The best first: what the compiler is told, and the features of the processor that it needs.
+VARIANTS: dict[str, tuple[list[str], set[str]]] = {
+    "avx512": (
+        ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni",
+         "-mavx2", "-mfma", "-mf16c"],
+        {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"},
+    ),
+    "avx2": (["-mavx2", "-mfma", "-mf16c"], {"avx2", "fma", "f16c"}),
+    "plain": ([], set()),
+}  # fmt: skip
+SECONDS = 300  # that a compiler may take
+FAILED = ".failed"  # beside a library that nobody waited for: the next one waits, and is told why
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_off: ContextVar[bool] = ContextVar("_off", default=False)  # set by `without`
+# Set by `later`: the libraries that were skipped because they were never built, each with its
+# variant.
+_missed: ContextVar[list[tuple[str, str]] | None] = ContextVar("_missed", default=None)
+
+
+def once(function: Callable[P, R]) -> Callable[P, R]:
+    """Like functools.cache, but the function never runs twice with the same arguments: if several
+    threads call it at the same time, one runs it and the others wait for the result."""
+    results: dict[object, R] = {}
+    lock = RLock()
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        assert not kwargs, "arguments are positional"
+        if args not in results:
+            with lock:
+                if args not in results:
+                    results[args] = function(*args, **kwargs)
+        return results[args]
+
+    call.cache_clear = results.clear  # type: ignore[attr-defined]
+    return call
+
+
+def variant() -> str | None:
+    """The variant for this machine, or the one that REGARD_NATIVE names (off: none)."""
+    wanted = os.environ.get("REGARD_NATIVE", "auto")
+    if wanted == "off" or _off.get():
+        return None
+    if wanted == "auto":
+        return possible()[0]
+    if wanted not in possible():
+        raise InputError(
+            f"REGARD_NATIVE={wanted} cannot run here: use one of auto, off, {', '.join(possible())}"
+        )
+    return wanted
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """Use only PyTorch in this block, so that hooks on its modules are called."""
+    token = _off.set(True)
+    try:
+        yield
+    finally:
+        _off.reset(token)
+
+
+def possible() -> list[str]:
+    """The variants that this processor can run, the best first."""
+    return [name for name, (_, needed) in VARIANTS.items() if needed <= features()]
+
+
+@cache
+def features() -> frozenset[str]:
+    """What the processor says it can."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return frozenset()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+@contextmanager
+def later(hurried: bool) -> Iterator[None]:
+    """If `hurried`, skip libraries that were never built. At the end of the block, start a process
+    that builds them; it continues after this process has ended."""
+    missed: list[tuple[str, str]] = []
+    token = _missed.set(missed if hurried else None)
+    try:
+        yield
+    finally:
+        _missed.reset(token)
+        for name, chosen in missed:
+            build_elsewhere(name, chosen)
+
+
+def library(name: str) -> ctypes.CDLL | None:
+    """The library made of `name`.cpp, or None where it cannot be had."""
+    chosen = variant()
+    if chosen is None or (_missed.get() is not None and left_for_later(name, chosen)):
+        return None
+    return opened(name, chosen)
+
+
+@once
+def left_for_later(name: str, chosen: str) -> bool:
+    """Whether the library was never built, but could be. PyTorch then uses one thread for the rest
+    of the process, because `later` encloses a complete command: in the small products of one
+    sentence, threads would mostly wait for each other, especially on a busy machine."""
+    import torch
+
+    try:
+        path, compiler = place(name, chosen)
+    except OSError:  # no place to keep it, say: whoever opens it will tell
+        return False
+    if compiler is None or path.is_file() or path.with_suffix(FAILED).is_file():
+        return False
+    missed = _missed.get()
+    assert missed is not None, "only called inside `later`"
+    missed.append((name, chosen))
+    torch.set_num_threads(1)
+    return True
+
+
+def build_elsewhere(name: str, chosen: str) -> None:
+    """Have a library built by a process that goes on when this one has ended."""
+    paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with suppress(OSError):  # then it is built when somebody waits for it
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", __package__, name, chosen],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+
+@once
+def opened(name: str, chosen: str) -> ctypes.CDLL | None:
+    import torch  # noqa: F401  # first, so that its OpenMP is the one that is used
+
+    try:
+        return ctypes.CDLL(str(built(name, chosen)))
+    except OSError as error:
+        why = str(error)
+    except subprocess.TimeoutExpired:
+        why = "the compiler did not come to an end"
+    except subprocess.CalledProcessError as error:
+        lines = [line for line in error.stderr.splitlines() if "error" in line] or ["it failed"]
+        why = f"the compiler says: {lines[0].strip()}"
+    missing(why)
+    return None
+
+
+@once
+def missing(why: str) -> None:
+    """Print the reason once for all libraries."""
+    print(
+        f"regard: no native code ({why}): PyTorch does its work, only slower; "
+        "REGARD_NATIVE=off keeps from trying",
+        file=sys.stderr,
+    )
+
+
+def place(name: str, chosen: str) -> tuple[Path, str | None]:
+    """Where the library lies once it is built, and the compiler."""
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    sources = [FOLDER / f"{name}.cpp", *sorted(FOLDER.glob("*.h"))]
+    content = b"".join(path.read_bytes() for path in sources)
+    command = " ".join([str(compiler), *flags(chosen)])
+    key = hashlib.sha256(content + command.encode()).hexdigest()[:16]
+    try:
+        folder = cache_folder()
+    except InputError as error:  # native code is optional: PyTorch is used without it
+        raise OSError(str(error)) from None
+    return folder / "native" / f"{name}-{chosen}-{key}.so", compiler
+
+
+def flags(chosen: str) -> list[str]:
+    """The compiler's flags for a variant, with those of REGARD_NATIVE_FLAGS last."""
+    return [*FLAGS, *VARIANTS[chosen][0], *os.environ.get("REGARD_NATIVE_FLAGS", "").split()]
+
+
+def built(name: str, chosen: str) -> Path:
+    """The library's file, compiled now if it never was."""
+    path, compiler = place(name, chosen)
+    if path.is_file():
+        return path
+    if compiler is None:
+        raise OSError(f"there is no C++ compiler: {', '.join(COMPILERS)}")
+    path.parent.mkdir(exist_ok=True)
+    if sys.stderr.isatty():  # it takes some seconds, once
+        print(f"regard: compiling native code for this processor ({name})", file=sys.stderr)
+    with alone(path.parent):
+        if path.is_file():  # somebody else built it while we waited
+            return path
+        remove_leftovers(path.parent)
+        temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
+        source = str(FOLDER / f"{name}.cpp")
+        try:
+            subprocess.run(
+                [compiler, *flags(chosen), source, "-o", str(temporary)],
+                check=True, capture_output=True, text=True, timeout=SECONDS,
+            )  # fmt: skip
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return path
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One process at a time builds; the lock goes with the process that has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(ImportError, OSError):  # not all can: then two may build, each for itself
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

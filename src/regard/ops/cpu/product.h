@@ -1,0 +1,249 @@
+// x Wᵀ + b with weights that were packed once: float32, bfloat16 or int8.
+//
+// The one idea of all three: a word of four bytes holds as many numbers as go into one instruction
+// (1 float, 2 bfloat16, 4 bytes), a register has a word for each of some outputs, and a row's word
+// meets them all at once. So there is one micro-kernel, whatever the numbers are, and each output
+// is summed over its inputs in the same order however many rows there are: a row's result does not
+// depend on the batch.
+#pragma once
+
+#include <algorithm>
+
+#include "team.h"
+#include "vectors.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+enum Kind : int64_t { FLOAT32, BFLOAT16, INT8 };
+enum Activation : int64_t { NONE, RELU, GELU, SWIGLU };
+
+constexpr long PANELS = 4;  // registers of outputs that are computed together
+constexpr long WIDTH = LANES<float>;
+constexpr long BLOCK = PANELS * WIDTH;
+#if defined(__AVX512F__)
+constexpr long TILE = 4;  // rows that are computed together: 16 of the 32 registers hold sums
+#else
+constexpr long TILE = 2;  // of 16 registers
+#endif
+
+constexpr long in_word(Kind kind) { return kind == FLOAT32 ? 1 : kind == BFLOAT16 ? 2 : 4; }
+constexpr long words_of(Kind kind, long columns) {
+    return (columns + in_word(kind) - 1) / in_word(kind);
+}
+inline long padded(long size) { return (size + BLOCK - 1) / BLOCK * BLOCK; }
+
+// W[outputs, inputs], block after block of outputs: [outputs / BLOCK, words, BLOCK] words.
+struct Matrix {
+    const Ints* tiles;
+    const float* scale;  // int8: what a unit of each output's weights is worth
+    const int32_t* start;  // int8: what cancels that rows are stored with 128 added
+    const float* bias;  // or null
+    int64_t outputs, inputs;
+};
+
+// ---- packing -----------------------------------------------------------------------------
+
+inline uint32_t word_at(Kind kind, const float* row, long inputs, long k) {
+    uint32_t word = 0;
+    long each = in_word(kind), bits = 32 / each;
+    for (long j = 0; j < each && k * each + j < inputs; j++) {
+        float x = row[k * each + j];
+        uint32_t part;
+        if (kind == FLOAT32) {
+            memcpy(&part, &x, 4);
+        } else if (kind == BFLOAT16) {
+            BFloat16 rounded;
+            put(&rounded, x);
+            part = rounded.bits;
+        } else {
+            part = uint8_t(int8_t(x));
+        }
+        word |= part << (bits * j);
+    }
+    return word;
+}
+
+// weight[outputs, inputs] -> tiles; what is padded is zero. int8: the weights are whole numbers from
+// -127 to 127 already (model/quantise.py).
+inline void pack(Kind kind, const float* weight, int64_t outputs, int64_t inputs, uint32_t* tiles,
+                 int32_t* start) {
+    long words = words_of(kind, inputs);
+#pragma omp parallel for
+    for (long n = 0; n < padded(outputs); n++) {
+        const float* row = weight + n * inputs;
+        uint32_t* to = tiles + n / BLOCK * words * BLOCK + n % BLOCK;
+        long total = 0;
+        for (long k = 0; k < words; k++) {
+            uint32_t word = n < outputs ? word_at(kind, row, inputs, k) : 0;
+            to[k * BLOCK] = word;
+            for (long j = 0; j < 4; j++) total += int8_t(word >> (8 * j));
+        }
+        if (kind == INT8) start[n] = int32_t(-128 * total);
+    }
+}
+
+// x[inputs] as words; of int8 the result is what a unit of it is worth.
+inline float words_from(Kind kind, const float* x, long inputs, void* words) {
+    if (kind == FLOAT32) {
+        memcpy(words, x, inputs * 4);
+        return 1;
+    }
+    if (kind == BFLOAT16) {
+        BFloat16* to = (BFloat16*)words;
+        if (inputs % 2) to[inputs].bits = 0;
+        for (long k = 0; k < inputs; k += WIDTH) store(to + k, load(x + k, inputs - k), inputs - k);
+        return 1;
+    }
+    typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+    Floats most = {};
+    for (long k = 0; k < inputs; k += WIDTH) {
+        Floats part = load(x + k, inputs - k);
+        part = part < 0 ? -part : part;
+        most = part > most ? part : most;
+    }
+    float largest = largest_of(most), unit = largest > 0 ? 127 / largest : 0;
+    uint8_t* to = (uint8_t*)words;
+    for (long k = 0; k < inputs; k += WIDTH) {
+        Floats part = load(x + k, inputs - k) * unit + 128.5f;  // positive: cut off, it is rounded
+        Bytes bytes = __builtin_convertvector(__builtin_convertvector(part, Ints), Bytes);
+        memcpy(to + k, &bytes, std::min(WIDTH, words_of(INT8, inputs - k) * 4));
+    }
+    return largest / 127;
+}
+
+// ---- the micro-kernel --------------------------------------------------------------------
+
+template <Kind kind> struct Dot {
+    typedef Floats Sum;
+    static Sum add(Sum sum, Ints weights, Ints word) {
+        if (kind == FLOAT32) return sum + (Floats)weights * (Floats)word;
+#if defined(__AVX512BF16__)
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)weights, (__m512bh)word);
+#else
+        const int32_t high = int32_t(0xffff0000);
+        sum = sum + (Floats)(weights << 16) * (Floats)(word << 16);
+        return sum + (Floats)(weights & high) * (Floats)(word & high);
+#endif
+    }
+};
+template <> struct Dot<INT8> {
+    typedef Ints Sum;
+    static Sum add(Sum sum, Ints weights, Ints word) {  // the weights have signs, the rows none
+#if defined(__AVX512VNNI__)
+        return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)word, (__m512i)weights);
+#elif defined(__AVX2__)
+        __m256i w = (__m256i)weights, x = (__m256i)word;
+        __m256i even = _mm256_madd_epi16(_mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8),
+                                         _mm256_and_si256(x, _mm256_set1_epi16(255)));
+        __m256i odd = _mm256_madd_epi16(_mm256_srai_epi16(w, 8), _mm256_srli_epi16(x, 8));
+        return sum + (Ints)_mm256_add_epi32(even, odd);
+#else
+        for (int j = 0; j < 4; j++)
+            sum += (weights << (24 - 8 * j) >> 24) * (word >> (8 * j) & 255);
+        return sum;
+#endif
+    }
+};
+
+inline Floats activated(Floats x, Activation activation) {
+    if (activation == RELU) return x > 0 ? x : Floats{};
+    if (activation != GELU) return x;
+    // x Φ(x), with erf as Abramowitz and Stegun 7.1.26: 1.5e-7 off at most.
+    Floats z = (x < 0 ? -x : x) * 0.70710678f;
+    Floats t = 1.0f / (1.0f + 0.3275911f * z);
+    Floats p = 1.061405429f * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    Floats tail = 0.5f * p * t * exponential(-z * z);  // 1 - Φ(|x|)
+    return x * (x < 0 ? tail : 1.0f - tail);
+}
+
+// ROWS rows meet a block of outputs.
+template <Kind kind, long ROWS>
+inline void meet(const Matrix& matrix, long block, const int32_t* words, long count,
+                 const float* units, float* out, long stride, Activation activation) {
+    typename Dot<kind>::Sum sums[ROWS][PANELS];
+    for (long p = 0; p < PANELS; p++) {
+        typename Dot<kind>::Sum start = {};
+        if (kind == INT8) memcpy(&start, matrix.start + block * BLOCK + p * WIDTH, sizeof start);
+        for (long r = 0; r < ROWS; r++) sums[r][p] = start;
+    }
+    const Ints* line = matrix.tiles + block * count * PANELS;
+    for (long k = 0; k < count; k++, line += PANELS) {
+        Ints weights[PANELS];
+#pragma GCC unroll 4
+        for (long p = 0; p < PANELS; p++) weights[p] = line[p];
+#pragma GCC unroll 4
+        for (long r = 0; r < ROWS; r++) {
+            Ints word = Ints{} + words[r * count + k];
+#pragma GCC unroll 4
+            for (long p = 0; p < PANELS; p++)
+                sums[r][p] = Dot<kind>::add(sums[r][p], weights[p], word);
+        }
+    }
+    for (long p = 0; p < PANELS; p++) {
+        long n = block * BLOCK + p * WIDTH;
+        Floats bias = {}, scale = {};
+        if (matrix.bias && n < matrix.outputs) bias = load(matrix.bias + n, matrix.outputs - n);
+        if (kind == INT8) scale = load(matrix.scale + n);
+        for (long r = 0; r < ROWS; r++) {
+            Floats sum;
+            if (kind == INT8)
+                sum = __builtin_convertvector((Ints)sums[r][p], Floats) * (scale * units[r]);
+            else
+                sum = (Floats)sums[r][p];
+            store(out + r * stride + n, activated(sum + bias, activation));
+        }
+    }
+}
+
+// Rows that wait for a product, as words; each thread has a place for few rows of its own.
+struct Prepared {
+    int32_t* words;
+    float* units;
+};
+
+template <Kind kind, long ROWS = TILE>
+inline void meet_some(long rows, const Matrix& matrix, long block, const int32_t* words, long count,
+                      const float* units, float* out, long stride, Activation activation) {
+    if (rows == ROWS)
+        meet<kind, ROWS>(matrix, block, words, count, units, out, stride, activation);
+    else if constexpr (ROWS > 1)
+        meet_some<kind, ROWS - 1>(rows, matrix, block, words, count, units, out, stride,
+                                  activation);
+}
+
+template <Kind kind>
+inline void blocks_of(Team& team, const Matrix& matrix, const Prepared& x, long rows, float* out,
+                      long stride, Activation activation) {
+    long count = words_of(kind, matrix.inputs);
+    team.each(padded(matrix.outputs) / BLOCK, [&](long block) {
+        for (long r = 0; r < rows; r += TILE)
+            meet_some<kind>(std::min(TILE, rows - r), matrix, block, x.words + r * count, count,
+                            x.units + r, out + r * stride, stride, activation);
+    });
+}
+
+// x[rows, inputs] -> f(x Wᵀ + b), in rows that are `stride` apart and have room for whole blocks.
+inline void product(Team& team, Kind kind, const Matrix& matrix, const float* x, long x_stride,
+                    long rows, const Prepared& own, const Prepared& shared, float* out, long stride,
+                    Activation activation = NONE) {
+    long count = words_of(kind, matrix.inputs);
+    bool few = rows <= TILE;  // each thread prepares all of them: less than waiting for the others
+    const Prepared& to = few ? own : shared;
+    auto prepare = [&](long r) {
+        to.units[r] = words_from(kind, x + r * x_stride, matrix.inputs, to.words + r * count);
+    };
+    if (few)
+        for (long r = 0; r < rows; r++) prepare(r);
+    else
+        team.each(rows, prepare);
+    if (kind == FLOAT32)
+        blocks_of<FLOAT32>(team, matrix, to, rows, out, stride, activation);
+    else if (kind == BFLOAT16)
+        blocks_of<BFLOAT16>(team, matrix, to, rows, out, stride, activation);
+    else
+        blocks_of<INT8>(team, matrix, to, rows, out, stride, activation);
+}

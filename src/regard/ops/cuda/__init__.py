@@ -1,0 +1,1 @@
+"""Triton implementations of operations and their Python wrappers."""

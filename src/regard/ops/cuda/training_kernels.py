@@ -1,0 +1,194 @@
+"""Triton kernels of what a training step does between its products (training.py calls them): add &
+norm with dropout, the embedding, the activation's gradient.
+
+They cost the bytes they touch, so each touches every number once. No mask of dropout is stored:
+it is made again from the place of a number and a seed. Sums over rows are taken in two steps, of
+each program's rows and then of programs, in a fixed order, so that a run can be repeated bit by
+bit.
+"""
+
+# Triton reads the annotations of its kernels: they must not be strings.
+# mypy: ignore-errors
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mixed(x):
+    """32 bits in, 32 bits out of which each depends on all of them (Wellons' lowbias32)."""
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def kept(seed, base, row, column, least):
+    """Whether dropout keeps the numbers of some rows and columns: if their random 32 bits are at
+    least so much. Each row is a stretch of one long sequence that begins anywhere in it."""
+    begin = mixed(mixed(row.to(tl.uint32) ^ tl.load(base).to(tl.uint32)) ^ seed.to(tl.uint32))
+    step = column.to(tl.uint32) * 0x9E3779B9
+    return mixed(begin[:, None] + step[None, :]) >= least.to(tl.uint32)
+
+
+@triton.jit
+def added(
+    x, y, place, inside, seed, base, row, d, least, factor, ADD: tl.constexpr, DROP: tl.constexpr
+):
+    """x + dropout(y) of some rows, in float32."""
+    total = tl.load(x + place, inside, 0.0).to(tl.float32)
+    if ADD:
+        more = tl.load(y + place, inside, 0.0).to(tl.float32)
+        if DROP:
+            more = tl.where(kept(seed, base, row, d, least), more * factor, 0.0)
+        total += more
+    return total
+
+
+@triton.jit
+def centred(x, inside, D, epsilon, NORM: tl.constexpr):
+    """Rows of x less their mean (NORM 1: layer; 2: rms, which leaves it), over their size; and one
+    over that size."""
+    if NORM == 1:
+        x = tl.where(inside, x - (tl.sum(x, 1) / D)[:, None], 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + epsilon)
+    return x * inverse[:, None], inverse
+
+
+@triton.jit(do_not_specialize=["seed", "least", "rows"])
+def add_norm_kernel(
+    out, x, y, gain, shift, seed, base, least, factor, rows, D, epsilon,
+    ADD: tl.constexpr, DROP: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = norm(x + dropout(y))."""
+    row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (d < D)[None, :]
+    place = row[:, None].to(tl.int64) * D + d[None, :]
+    total = added(x, y, place, inside, seed, base, row, d, least, factor, ADD, DROP)
+    if NORM > 0:
+        total, _ = centred(total, inside, D, epsilon, NORM)
+        total *= tl.load(gain + d, d < D, 0.0).to(tl.float32)[None, :]
+        if SHIFT:
+            total += tl.load(shift + d, d < D, 0.0).to(tl.float32)[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["seed", "least", "rows"])
+def add_norm_slope_kernel(
+    x_slope, y_slope, partial, slope, x, y, gain, seed, base, least, factor, rows, D, epsilon,
+    ADD: tl.constexpr, DROP: tl.constexpr, NORM: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradients of x and y, and of this program's rows those of gain and shift and the sum of
+    y's gradient, which is that of a bias in y: partial[programs, 3, D]. Without a norm x has the
+    slope itself."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    d = tl.arange(0, BLOCK)
+    gain_total = tl.zeros([ROWS, BLOCK], tl.float32)
+    shift_total = tl.zeros([ROWS, BLOCK], tl.float32)
+    y_total = tl.zeros([ROWS, BLOCK], tl.float32)
+    if NORM > 0:
+        g = tl.load(gain + d, d < D, 0.0).to(tl.float32)[None, :]
+    for at in range(program * ROWS, rows, programs * ROWS):
+        row = at + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (d < D)[None, :]
+        place = row[:, None].to(tl.int64) * D + d[None, :]
+        up = tl.load(slope + place, inside, 0.0).to(tl.float32)
+        if NORM > 0:
+            total = added(x, y, place, inside, seed, base, row, d, least, factor, ADD, DROP)
+            total, inverse = centred(total, inside, D, epsilon, NORM)
+            gain_total += up * total
+            shift_total += up
+            up = up * g
+            along = tl.sum(up * total, 1) / D
+            if NORM == 1:
+                up -= (tl.sum(up, 1) / D)[:, None]
+            up = (up - total * along[:, None]) * inverse[:, None]
+            tl.store(x_slope + place, up.to(x_slope.dtype.element_ty), inside)
+        if DROP:
+            up = tl.where(kept(seed, base, row, d, least), up * factor, 0.0)
+            tl.store(y_slope + place, up.to(y_slope.dtype.element_ty), inside)
+        y_total += up
+    place = partial + program * 3 * D + d
+    tl.store(place, tl.sum(gain_total, 0), d < D)
+    tl.store(place + D, tl.sum(shift_total, 0), d < D)
+    tl.store(place + 2 * D, tl.sum(y_total, 0), d < D)
+
+
+@triton.jit(do_not_specialize=["seed", "least", "rows"])
+def embed_kernel(
+    out, table, tokens, add, positions, scale, seed, base, least, factor, rows, D,
+    ADD: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[n] = dropout(table[tokens[n]] * scale + add[positions[n]])."""
+    row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    real, inner = row < rows, (d < D)[None, :]
+    inside = real[:, None] & inner
+    token = tl.load(tokens + row, real, 0)
+    total = tl.load(table + token[:, None] * D + d[None, :], inside, 0.0).to(tl.float32) * scale
+    if ADD:
+        position = tl.load(positions + row, real, 0)
+        total += tl.load(add + position[:, None] * D + d[None, :], inside, 0.0).to(tl.float32)
+    if DROP:
+        total = tl.where(kept(seed, base, row, d, least), total * factor, 0.0)
+    place = row[:, None].to(tl.int64) * D + d[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=["seed", "least", "rows"])
+def embed_slope_kernel(
+    result, slope, seed, base, least, factor, rows, D,
+    DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of what was dropped out of; factor: all that it was multiplied with."""
+    row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (d < D)[None, :]
+    place = row[:, None].to(tl.int64) * D + d[None, :]
+    up = tl.load(slope + place, inside, 0.0).to(tl.float32) * factor
+    if DROP:
+        up = tl.where(kept(seed, base, row, d, least), up, 0.0)
+    tl.store(result + place, up, inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def bias_slope_kernel(
+    partial, result, slope, seen, rows, F,
+    ACTIVATION: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sums of some rows of the slope[N, F] of a product with a bias: partial[programs, F].
+
+    ACTIVATION: the slope is that of an activation of the product, and its own is written as well.
+    seen: what came out of ReLU (1), what went into GELU (2).
+    """
+    f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for step in range(STEPS):
+        row = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & (f < F)[None, :]
+        place = row[:, None].to(tl.int64) * F + f[None, :]
+        up = tl.load(slope + place, inside, 0.0).to(tl.float32)
+        if ACTIVATION > 0:
+            x = tl.load(seen + place, inside, 0.0).to(tl.float32)
+            if ACTIVATION == 1:
+                up = tl.where(x > 0, up, 0.0)
+            else:
+                below = 0.5 + 0.5 * tl.erf(x * 0.7071067811865476)
+                up *= below + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+            tl.store(result + place, up.to(result.dtype.element_ty), inside)
+        total += up
+    tl.store(partial + tl.program_id(0) * F + f, tl.sum(total, 0), f < F)
+
+
+@triton.jit(do_not_specialize=["count"])
+def sum_kernel(out, partial, count, F, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """out[F] = the sum of partial[count, F] over its rows."""
+    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for at in range(0, count, ROWS):
+        row = at + tl.arange(0, ROWS)
+        inside = (row < count)[:, None] & (f < F)[None, :]
+        total += tl.load(partial + row[:, None] * F + f[None, :], inside, 0.0)
+    tl.store(out + f, tl.sum(total, 0), f < F)

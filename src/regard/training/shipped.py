@@ -1,0 +1,46 @@
+"""The models that come with the package, one folder for each verb: `box:translate`.
+
+That name stands for the folder wherever a model is asked for: `-m box:fill`, `--from box:fill`,
+`regard.load("box:fill")`. Each verb uses its own when no `-m` is given. Nothing is downloaded. How
+each was made is in its README.md, and `regard pack` makes such a folder of any trained model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from regard.config.sections import TASKS
+from regard.errors import InputError, unknown
+
+FOLDER = Path(__file__).parent.parent / "box"
+PREFIX = "box:"
+
+
+def boxed(task: str) -> str:
+    """What the model in the box for this task is called."""
+    return f"{PREFIX}{task}"
+
+
+def is_boxed(model: str | Path) -> bool:
+    return str(model).startswith(PREFIX)
+
+
+def contents() -> list[str]:
+    """The tasks that there is a model for, in the order of the tasks."""
+    needed = ("config.yaml", "model.safetensors")
+    return [task for task in TASKS if all((FOLDER / task / name).is_file() for name in needed)]
+
+
+def folder_of(model: str | Path) -> Path:
+    """The folder of a model: as it is, or the one in the box that is named."""
+    if not is_boxed(model):
+        return Path(model)
+    task = str(model).removeprefix(PREFIX)
+    if task not in TASKS:
+        raise unknown("model in the box", task, contents())
+    if task not in contents():
+        raise InputError(
+            f"there is no model in the box to {task}: train one with `regard train --task {task}` "
+            "and name its folder with -m (docs/tasks.md)"
+        )
+    return FOLDER / task

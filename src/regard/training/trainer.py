@@ -1,0 +1,382 @@
+"""The training loop: rows in, a better model out, and a way back from anything.
+
+A step is a pure function of the weights, the optimiser's state and the step's number: its rows
+come from `Rows`, its dropout is seeded by (seed, row). So resuming is reading the newest whole
+checkpoint and going on, bit for bit, and the number of processes changes nothing but rounding.
+
+A GPU is never waited for inside a step: whether a step is dropped is decided where its gradients
+are, and its figures are read when the next step is under way.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+from types import FrameType
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regard.config.sections import Config
+from regard.device import peak
+from regard.errors import InputError, TrainingFailed
+from regard.files import LARGEST_METRICS, read_bounded, remove_leftovers, write_file
+from regard.model.parameters import operations
+from regard.model.transformer import Transformer
+from regard.ops.cpu import build as native
+from regard.text.rows import Rows
+from regard.training.checkpoint import Checkpoints, State, to_bytes
+from regard.training.cuda_graph import Recorder
+from regard.training.distributed import Processes
+from regard.training.optimiser import (
+    learning_rate,
+    load_optimiser,
+    make_optimiser,
+    optimiser_tensors,
+    update,
+)
+from regard.training.progress import Progress, said
+
+MAX_NONFINITE_STEPS = 5  # consecutive steps without a finite loss before the run stops
+LATE = {"cuda": 1}  # steps that are under way when the figures of one are read; elsewhere none
+
+
+class Corpus(Protocol):
+    """What the loop needs to know of the examples; the rest is between them and their task."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+class Task(Protocol):
+    """What the loop needs to know of a task."""
+
+    name: ClassVar[str]
+    counted: ClassVar[int]
+
+    def sizes(self, store: Any) -> list[NDArray[Any]]: ...
+
+    def batch(
+        self, store: Any, examples: NDArray[np.int64], device: torch.device, seed: int
+    ) -> Any: ...
+
+    def loss(
+        self, model: Transformer, batch: Any, smoothing: float, r_drop: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class Interrupted(Exception):
+    """A signal stopped the run; its state is saved (exit code 130)."""
+
+
+class PendingStep:
+    """A step whose metrics are still being copied from the device."""
+
+    def __init__(
+        self, number: int, rate: float, rows: list[NDArray[np.int64]], figures: Tensor
+    ) -> None:
+        self.number, self.rate, self.rows = number, rate, rows
+        self.arrived: torch.cuda.Event | None = None
+        self.values = figures
+        if figures.is_cuda:
+            self.values = torch.empty_like(figures, device="cpu", pin_memory=True)
+            self.values.copy_(figures, non_blocking=True)
+            self.arrived = torch.cuda.Event()
+            self.arrived.record()
+
+    def figures(self) -> list[float]:
+        """Sums of loss, likelihood and tokens, the number of processes that received a stop
+        signal, and the norm of the gradient."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.values.tolist()
+
+
+class Trainer:
+    def __init__(
+        self,
+        config: Config,
+        run: Path,
+        model: Transformer,
+        task: Task,
+        store: Corpus,
+        processes: Processes,
+        progress: Progress,
+        validate: Callable[[Transformer], dict[str, Any]] | None,
+    ) -> None:
+        self.config, self.training, self.run = config, config.training, run
+        self.task, self.store, self.processes, self.progress = task, store, processes, progress
+        self.validate = validate
+        self.model = model.to(processes.device)
+        self.optimiser = make_optimiser(model, self.training)
+        self.checkpoints = Checkpoints(run, self.training.keep, self.training.checkpoint_every)
+        self.state = State(
+            rows=self.training.accumulate * processes.world, corpus=store.fingerprint
+        )
+        budget, seed = self.training.batch_tokens, self.training.seed
+        progress.words = config.model.head in ("language-model", "masked-language-model")
+        self.sizes = task.sizes(store)
+        share, counted = config.data.share, task.counted
+        self.rows = Rows(self.sizes, budget, store.fingerprint, seed, share, counted)
+        self.dtype = choose_dtype(self.training.dtype, processes.device)
+        self.peak = peak(processes.device, self.dtype) * processes.world
+        self.stop_requested = False
+        self.nonfinite_steps = 0  # consecutive steps without a finite loss
+        self.waiting: deque[PendingStep] = deque()  # steps whose metrics have not been read
+        self.late = LATE.get(processes.device.type, 0)  # how many these may be
+        self.events: Any = None  # for TensorBoard, once training begins
+        self.recorder = Recorder(model, self._loss, self.rows.budgets, self.dtype)
+
+    # ---- resuming -----------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Restore the newest valid checkpoint and report the damaged ones."""
+        if self.processes.first:
+            remove_leftovers(self.run)
+        state, broken = self.checkpoints.newest()
+        for what in broken:
+            self.progress.say(f"{what}; falling back to the previous checkpoint")
+        if state is None:  # it ended before its first checkpoint: from the beginning
+            self._forget_metrics_after(0)
+            return
+        if state.get("corpus") != self.store.fingerprint:
+            raise InputError(
+                f"the training files are not the ones {self.run} was started with, so it cannot be "
+                "resumed: start a new run with --from"
+            )
+        now = self.config.model.to_dict()
+        for name, before in state.get("model", {}).items():  # earlier versions did not record it
+            if now.get(name, before) != before:
+                raise InputError(
+                    f"{self.run / 'config.yaml'}: model.{name} is {now[name]}, but the run was "
+                    f"trained with {before}: restore it, or start a new run with --from"
+                )
+        self.model.load_state_dict(self.checkpoints.weights(state["step"]))
+        load_optimiser(self.model, self.optimiser, self.checkpoints.optimiser(state["step"]))
+        self.state = State.of(state, self.checkpoints.path(state["step"]))
+        if self.state.rows % self.processes.world:
+            raise InputError(
+                f"the run uses {self.state.rows} rows per step, which {self.processes.world} "
+                "processes cannot share evenly: resume with a different number of processes"
+            )
+        self._forget_metrics_after(self.state.step)
+
+    def _forget_metrics_after(self, step: int) -> None:
+        """Remove damaged lines and lines of later steps, which will be written again."""
+        path = self.run / "metrics.jsonl"
+        if self.processes.first and path.exists():
+            content = read_bounded(path, LARGEST_METRICS, "the metrics of a run")
+            lines = content.splitlines(keepends=True)
+            kept = [line for line in lines if is_until(line, step)]
+            if len(kept) < len(lines):
+                write_file(path, b"".join(kept))
+
+    def record(self, step: int, **values: Any) -> None:
+        if self.processes.first:
+            # JSON knows no NaN; a step without a finite loss has none to report.
+            values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
+            with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **values}) + "\n")
+            for name, value in values.items():
+                if self.events is not None and isinstance(value, int | float):
+                    self.events.add_scalar(name, value, step)
+
+    # ---- training -----------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Until the last step, until patience ends, or until somebody says stop."""
+        if self.training.tensorboard and self.processes.first:
+            self.events = open_events(self.run)
+        previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while self.state.step < self.training.steps and not self._out_of_patience():
+                began = time.perf_counter()
+                stop = self.step()
+                self.state.seconds += time.perf_counter() - began
+                step = self.state.step
+                last = step == self.training.steps
+                validates = step % self.training.validate_every == 0 or last
+                saves = step % self.training.checkpoint_every == 0 or last
+                if validates or saves or stop:
+                    stop |= self._read(0)
+                if self.validate is not None and validates:
+                    self._validate()
+                if saves or stop:
+                    self.save()
+                if stop:
+                    raise Interrupted
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            if self.events is not None:
+                self.events.close()
+                self.events = None
+
+    def _stop(self, _: int, __: FrameType | None) -> None:
+        self.stop_requested = True  # after the current step
+
+    def _out_of_patience(self) -> bool:
+        return 0 < self.training.patience <= self.state.waited
+
+    def step(self) -> bool:
+        """One optimiser step; True if any process received a stop signal."""
+        number = self.state.step + 1
+        first = (number - 1) * self.state.rows
+        rows = [self.rows[row] for row in range(first, first + self.state.rows)]
+        while (sums := self._gradients(rows, first)) is None:
+            self.state.pieces *= 2
+            said = f"rows are cut into {self.state.pieces} pieces from now on"
+            self.progress.say(f"out of memory: {said}")
+        if self.stop_requested:
+            sums[3] = 1
+        self.processes.sum_gradients(self.model)
+        sums = self.processes.sum(sums)
+        rate = learning_rate(number, self.training)
+        norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
+        self.state.step = number
+        self.waiting.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
+        return self._read(self.late)
+
+    def _read(self, late: int) -> bool:
+        """Read the metrics of all but the last `late` steps; True if a process has to stop."""
+        stop = False
+        while len(self.waiting) > late:
+            stop |= self._finish_step(self.waiting.popleft())
+        if self.nonfinite_steps >= MAX_NONFINITE_STEPS and not self.waiting:
+            self.save()
+            raise TrainingFailed(
+                f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
+                f"weights before them are saved: start a new run with --from {self.run} and a "
+                "lower training.learning_rate, a longer training.warmup or training.clip=1"
+            )
+        return stop or (self.nonfinite_steps >= MAX_NONFINITE_STEPS and self._read(0))
+
+    def _finish_step(self, step: PendingStep) -> bool:
+        """Count, show and record a step; True if any process received a stop signal."""
+        loss, likelihood, tokens, stop, norm = step.figures()
+        if isfinite(loss) and isfinite(norm):
+            self.nonfinite_steps = 0
+        else:
+            self.state.dropped += 1
+            self.nonfinite_steps += 1
+            self.progress.say(f"step {step.number}: the loss is NaN or infinity; step dropped")
+        lengths = [[int(n) for row in step.rows for n in side[row]] for side in self.sizes]
+        work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
+        figures = self.progress.step(
+            step.number, likelihood / tokens, step.rate, sum(lengths[self.task.counted]), work,
+            self.peak,
+        )  # fmt: skip
+        if step.number % 50 == 0 or step.number == 1:
+            epoch = self.rows.epoch_of((step.number - 1) * self.state.rows)
+            gradient = round(norm, 4)
+            self.record(
+                step.number, **figures, gradient=gradient, epoch=epoch, dropped=self.state.dropped
+            )
+        return stop > 0
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        t = self.training
+        return self.task.loss(self.model, batch, t.label_smoothing, t.r_drop)
+
+    def _gradients(self, rows: list[NDArray[np.int64]], first: int) -> Tensor | None:
+        """This process's share of the gradients, as sums over tokens, and the sums of loss,
+        negative log-likelihood and tokens; None if memory ran out."""
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.processes.device)
+        try:
+            for i in range(self.processes.rank, len(rows), self.processes.world):
+                pieces = min(self.state.pieces, len(rows[i]))
+                for piece, examples in enumerate(np.array_split(rows[i], pieces)):
+                    random = np.random.SeedSequence([self.training.seed, first + i, piece])
+                    seed = int(random.generate_state(1, np.uint32)[0])
+                    torch.manual_seed(seed)
+                    tokens = self._add_gradients(examples, seed, sums)
+                    sums[2] += tokens
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or self.state.pieces >= max(len(row) for row in rows):
+                raise
+            torch.cuda.empty_cache()
+            return None
+        return sums
+
+    def _add_gradients(self, examples: NDArray[np.int64], seed: int, sums: Tensor) -> int:
+        """Add the gradients of one batch, and its loss and likelihood; how many tokens it has."""
+        device = self.processes.device
+        if self.training.compile and self.recorder.able:
+            batch = self.task.batch(self.store, examples, torch.device("cpu"), seed)
+            if share := self.recorder.share(batch):
+                sums[:2] += self.recorder.gradients(batch, seed, share)
+                return int(batch.tokens)
+        batch = self.task.batch(self.store, examples, device, seed)
+        with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
+            loss, likelihood = self._loss(batch)
+        loss.backward()
+        sums[:2] += torch.stack([loss.detach(), likelihood.detach()])
+        return int(batch.tokens)
+
+    # ---- validation and saving ----------------------------------------------------------
+
+    def _validate(self) -> None:
+        if self.processes.first and self.validate is not None:
+            found = self.validate(self.model)
+            score = found["score"]
+            self.state.waited += 1
+            if score > self.state.best:
+                self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
+                write_file(self.run / "best.safetensors", to_bytes(dict(self.model.state_dict())))
+            told = {k: v for k, v in found.items() if k not in ("score", "samples")}
+            self.record(self.state.step, **{f"valid_{name}": v for name, v in told.items()})
+            self.progress.say(f"step {self.state.step:,}  validation: {said(found)}")
+            for sample in found["samples"]:
+                self.progress.say(f"  {sample}")
+        if self.processes.world > 1:  # all must agree on when patience ends
+            waited = torch.tensor([self.state.waited if self.processes.first else 0])
+            self.state.waited = int(self.processes.sum(waited.to(self.processes.device)))
+        self.progress.pause()
+
+    def save(self) -> None:
+        if self.processes.first:
+            tensors = optimiser_tensors(self.model, self.optimiser)
+            state = {**vars(self.state), "model": self.config.model.to_dict()}
+            self.checkpoints.save(self.state.step, dict(self.model.state_dict()), tensors, state)
+        self.processes.wait()
+        self.progress.pause()
+
+
+def open_events(run: Path) -> Any:
+    """A writer of events for TensorBoard."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(run / "events"))
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where products in it are faster, and the rest of a step is no slower."""
+    if name == "auto":
+        fast = native.features() & {"avx512_bf16", "amx_bf16"} and native.library("training")
+        name = "bfloat16" if device.type == "cuda" or fast else "float32"
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def is_until(line: bytes, step: int) -> bool:
+    """Whether a line of the metrics file is valid, up to `step`, and not the final result."""
+    try:
+        values = json.loads(line)
+        return bool(values["step"] <= step) and "final" not in values
+    except (ValueError, KeyError, TypeError, RecursionError):  # damaged, or not UTF-8
+        return False

@@ -1,0 +1,155 @@
+"""Options of `regard translate`: what they do, and which of them cannot be."""
+
+import io
+import sys
+
+import pytest
+
+from regard import InputError
+from regard.cli.answering import one_line
+
+MODES = [
+    {"beam": 4},
+    {"beam": 1},
+    {"beam": 3, "n_best": 2, "no_repeat": 2},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 2.0, "top_k": 8, "n_best": 2},
+]
+
+
+def printed(answers):
+    return "".join(one_line(answer) + "\n" for answer in answers)
+
+
+def test_the_models_own_options_hold_unless_others_are_given(folder, translator, texts, verb):
+    text = texts[2]
+    own = verb("translate", folder, text)
+    assert own == verb("translate", folder, text, beam=4, max_length=6)
+    [answer] = translator.answers(text, beam=1, min_length=99)
+    assert answer.stopped == "length"
+    assert len(answer.tokens) == len(translator.task.source.encode(text)) + 1 + 6  # 1: <eos>
+    greedy = 0, printed(translator.translate(text, beam=1)), ""
+    assert greedy != own
+    assert verb("translate", folder, "--set", "decoding.beam=1", text) == greedy
+    assert verb("translate", folder, "--set", "decoding.beam=4", text, beam=1) == greedy
+
+
+def test_another_seed_is_another_answer_and_the_same_seed_the_same(folder, translator, texts, verb):
+    def sampled(**options):
+        code, out, err = verb("translate", folder, *texts, temperature=1, **options)
+        assert (code, err) == (0, "")
+        return out
+
+    assert sampled(seed=7) == sampled(seed=7)
+    assert sampled(seed=7) != sampled(seed=8)
+    assert sampled() == sampled(seed=1) == sampled(beam=1)  # sampling has no beam
+    assert sampled(top_k=1) == printed(translator.translate(texts, beam=1))
+    assert translator.decoding({"temperature": 1.0}).beam == 1
+    assert translator.decoding({"temperature": 0.0}).beam == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--beam 4 --temperature 1", "decoding.temperature=1.0 and decoding.beam=4 cannot be"),
+        ("--top-k 5", "decoding.top_k=5 and decoding.temperature=0 cannot be combined"),
+        ("--top-p 0.5", "decoding.top_p=0.5 and decoding.temperature=0 cannot be combined"),
+        ("--n-best 9 --beam 4", "decoding.n_best=9 and decoding.beam=4 cannot be combined"),
+        ("--n-best 5", "decoding.n_best=5 and decoding.beam=4 cannot be combined"),
+        ("--stream --json", "--stream and --json cannot be combined"),
+        ("--stream --score", "--stream and --score cannot be combined"),
+        ("--history", "--history needs --json"),
+        ("--attention", "--attention needs --json"),
+        ("--alternatives 2", "--alternatives needs --json"),
+        ("--json --alternatives -1", "alternatives must be at least 0, not -1"),
+        ("--set decoding.baem=2", "'decoding.baem'; did you mean 'decoding.beam'?"),
+        ("--set decoding.beam", "write it as section.key=value"),
+        ("--set model.heads=2", "--set model.…: only options of the section decoding"),
+        ("--set decoding.beam=2.5", "decoding.beam must be int, not 2.5"),
+        ("--set decoding.beam=null", "decoding.beam must be int, not None"),
+        ("--beam 2.5", "argument --beam: invalid int value: '2.5'"),
+        ("--beam 0", "decoding.beam must be at least 1, not 0"),
+        ("--beam -1", "decoding.beam must be at least 1, not -1"),
+        ("--beam 1001", "decoding.beam must be at most 1,000, not 1001"),
+        ("--max-length 0", "decoding.max_length must be at least 1, not 0"),
+        ("--max-length 100001", "decoding.max_length must be at most 100,000"),
+        ("--min-length -1", "decoding.min_length must be at least 0, not -1"),
+        ("--no-repeat -1", "decoding.no_repeat must be at least 0, not -1"),
+        ("--seed -1", "decoding.seed must be at least 0, not -1"),
+        ("--temperature nan", "decoding.temperature must be a finite number, not nan"),
+        ("--temperature inf", "decoding.temperature must be a finite number, not inf"),
+        ("--length-penalty nan", "decoding.length_penalty must be a finite number, not nan"),
+        ("--length-penalty -1", "decoding.length_penalty must be at least 0, not -1.0"),
+        ("--temperature 1 --top-p nan", "decoding.top_p must be a finite number, not nan"),
+        ("--temperature 1 --top-p 0", "decoding.top_p must be above 0, not 0.0"),
+        ("--temperature 1 --top-k -2", "decoding.top_k must be at least 0, not -2"),
+        ("--dtype float16", "argument --dtype: invalid choice: 'float16'"),
+        ("--model /nowhere", "/nowhere is not a model: it has no config.yaml"),
+    ],
+)
+def test_an_impossible_option_is_one_line_and_nothing_is_answered(options, said, folder, verb):
+    code, out, err = verb("translate", folder, *options.split(), given=["The dog slept."])
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith("regard: ")
+    assert err.count("\n") == 1
+
+
+def test_python_refuses_the_same_in_the_same_words(translator):
+    with pytest.raises(InputError, match="'decoding.baem'; did you mean 'decoding.beam'?"):
+        translator.translate("The dog slept.", baem=2)
+    for call in (translator.translate, translator.stream):
+        with pytest.raises(
+            InputError, match="decoding.top_k=5 and decoding.temperature=0 cannot be"
+        ):
+            call("The dog slept.", top_k=5)
+    with pytest.raises(InputError, match="lone surrogate"):
+        translator.translate("caf\udce9")
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("which", ["folder", "byte_folder"])
+def test_every_answer_begins_with_the_prefix(which, mode, texts, verb, request):
+    prefix, given = "Süß 日", [*(text for text in texts if text.strip()), " "]
+    folder = request.getfixturevalue(which)
+    code, out, err = verb("translate", folder, given=given, prefix=prefix, max_length=20, **mode)
+    assert (code, err) == (0, "")
+    *rows, blank, end = out.split("\n")
+    assert (blank, end) == ("", "")  # to nothing there is no answer
+    assert len(rows) == len(given) - 1
+    for row in rows:
+        assert len(row.split("\t")) == mode.get("n_best", 1)
+        assert all(answer.startswith(prefix) for answer in row.split("\t"))
+        assert len(row) > len(prefix)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("which", ["", "byte_"])
+def test_a_stream_is_the_same_text_bit_by_bit(which, mode, texts, long_text, verb, request):
+    folder = request.getfixturevalue(which + "folder")
+    translator = request.getfixturevalue(which + "translator")
+    given = [*texts, long_text]
+    with pytest.warns(UserWarning, match="text 7 is longer"):
+        answers = translator.translate(given, **mode)
+    for text, answer in zip(given, answers, strict=True):
+        quiet = {"warn": lambda number, said: None}
+        assert "".join(translator.stream(text, **quiet, **mode)) == answer
+    code, out, _ = verb("translate", folder, "--stream", given=given, **mode)
+    assert (code, out) == (0, printed(answers))
+
+
+@pytest.mark.parametrize("mode", [{"beam": 1}, {"temperature": 1}], ids=str)
+def test_a_stream_shows_what_it_has_before_the_line_ends(
+    mode, folder, translator, texts, verb, monkeypatch
+):
+    class Screen(io.StringIO):
+        def flush(self):
+            shown.append(self.getvalue())
+
+    shown = []
+    monkeypatch.setattr(sys, "stdout", Screen())
+    verb("translate", folder, "--stream", texts[0], **mode)
+    assert shown[-1] == printed(translator.translate(texts[0], **mode))
+    before = {text for text in shown if text and not text.endswith("\n")}
+    assert len(before) > 5
+    assert all(shown[-1].startswith(text) for text in before)

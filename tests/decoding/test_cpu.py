@@ -1,0 +1,193 @@
+"""The CPU's native step and passes compute what the Transformer computes."""
+
+import pytest
+import torch
+
+from regard.config.sections import DecodingConfig
+from regard.decoding.beams import Beams
+from regard.decoding.engines import eager as engine
+from regard.decoding.engines.cpu import NativeStep, engine_of
+from regard.decoding.requests import Request
+from regard.decoding.search import Wanted, decode
+from regard.ops.cpu import build as native
+
+EOS = 2
+OPTIONS = [
+    {},
+    {"norm_first": True, "norm": "rms", "activation": "swiglu"},
+    {"positions": "learned", "activation": "gelu", "bias": False, "heads": 1},
+    {"positions": "none", "window": 3, "tie_embeddings": "none", "head_size": 20},
+    {"positions": "rotary", "embedding_norm": True, "scale_embeddings": False},
+]
+STYLES = ["encoder-decoder", "decoder"]
+# Largest difference of a logit; they are about 1 to 3.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1, "int8": 0.2}
+VARIANTS = [name for name, (_, needed) in native.VARIANTS.items() if needed <= native.features()]
+
+pytestmark = pytest.mark.skipif(native.library("inference") is None, reason="needs a C++ compiler")
+
+
+def built(model, precision="float32", **options):
+    net = model(dtype=torch.float32, d_model=40, d_ff=52, vocabulary_size=75, **options)
+    net.precision = precision
+    return net
+
+
+def began(net, row, sentences, width):
+    """The same search before its first step, of PyTorch and of the native engine."""
+    source = row([1 + i % 5 for i in range(sentences)]) if net.config.has_encoder else None
+    read = row([1 + i % 3 for i in range(sentences)])
+    ours = engine_of(net)
+    cache = ours.start(net, source, read, sentences, width, 4)
+    options = DecodingConfig(beam=width, no_repeat=1)  # which the native search does not know
+    beams = Beams(options, sentences, 4, 0, EOS, torch.device("cpu"))
+    beams.load([3] * sentences, [4] * sentences, [[]] * sentences, [b"x"] * sentences)
+    return net.start(source, read, width=width, steps=4), cache, NativeStep(ours, cache, beams)
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize(("sentences", "width"), [(1, 1), (1, 3), (2, 20), (30, 3)])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("style", STYLES)
+def test_a_native_step_is_a_step(style, options, sentences, width, precision, model, row):
+    net = built(model, precision, style=style, **options)
+    plain, cache, step = began(net, row, sentences, width)
+    for number in range(4):
+        tokens = torch.randint(75, (sentences, width))
+        parents = torch.randint(width, (sentences, width)) if number else torch.zeros_like(tokens)
+        step.beams.tokens.copy_(tokens)
+        step.beams.parents.copy_(parents)
+        expected = net.step(tokens, parents, plain)
+        torch.testing.assert_close(step.logits(), expected, rtol=0, atol=TOLERANCE[precision])
+        assert (cache.used, cache.visible.equal(plain.visible)) == (plain.used, True)
+        assert cache.positions.equal(plain.positions)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("precision", TOLERANCE)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("style", ["encoder", *STYLES])
+def test_a_native_pass_is_a_pass(style, options, precision, variant, model, row, monkeypatch):
+    monkeypatch.setenv("REGARD_NATIVE", variant)
+    net = built(model, precision, style=style, **options)
+    packed = row([5, 1, 9, 130, 2], vocabulary=75)
+    with torch.no_grad():
+        expected = net.encode(packed) if net.config.has_encoder else net.decode(packed)
+    # One number of thousands may be as far off as a few roundings add up to.
+    tolerance = 2 * TOLERANCE[precision]
+    torch.testing.assert_close(engine_of(net).hidden(packed), expected, rtol=0, atol=tolerance)
+
+
+def test_an_encoder_knows_what_a_lower_precision_costs(model, row):
+    net, packed = built(model, style="encoder"), row([9] * 20)
+    exact = engine_of(net).hidden(packed)
+    errors = []
+    for precision in ("bfloat16", "int8"):
+        net.precision = precision
+        errors.append(float((engine_of(net).hidden(packed) - exact).norm() / exact.norm()))
+    assert 0 < errors[0] < 0.01
+    assert 0 < errors[1] < 0.03
+
+
+@pytest.mark.parametrize("precision", TOLERANCE)
+def test_a_row_does_not_depend_on_the_rows_around_it_in_a_single_bit(precision, model, row):
+    net = built(model, precision, style="encoder")
+    packed = row([7, 3, 11, 4] * 9, vocabulary=75)
+    together = packed.split(engine_of(net).hidden(packed))
+    for tokens, found in zip(packed.split(packed.tokens), together, strict=True):
+        alone = engine_of(net).hidden(type(packed).of([tokens]))
+        assert alone.equal(found)
+
+
+SEARCHES = {
+    "greedy": {"beam": 1},
+    "beam": {"beam": 4, "n_best": 4},
+    "wide beam": {"beam": 9, "n_best": 3},
+    "least length": {"beam": 2, "min_length": 5},
+    "no repeat": {"beam": 3, "no_repeat": 2, "n_best": 2},
+    "samples": {"beam": 1, "temperature": 1.3, "n_best": 3},
+}
+REQUESTS = [Request([3 + (5 * i + j) % 9 for j in range(1 + i % 7)] + [EOS]) for i in range(20)]
+
+
+@pytest.fixture
+def torch_decode(monkeypatch):
+    """decode by PyTorch."""
+
+    def run(*arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "engine_of", lambda model: None)
+            return decode(*arguments)
+
+    return run
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("style", STYLES)
+def test_a_native_search_finds_what_the_other_finds(style, search, net, same, torch_decode):
+    options = DecodingConfig(max_length=8, **SEARCHES[search])
+    one = net(style=style, dtype=torch.float32)
+    found = decode(one, REQUESTS, options)
+    same(found, torch_decode(one, REQUESTS, options))
+    assert len({len(answer.tokens) for answer in found}) > 1
+
+
+def test_the_history_of_a_native_search_is_that_of_the_other(net, torch_decode):
+    options, told = DecodingConfig(beam=3, max_length=5), Wanted(history=True)
+    one = net(dtype=torch.float32)
+    histories = [
+        [[(c.token, c.parent, c.fate) for step in answer.history for c in step] for answer in found]
+        for found in (f(one, REQUESTS, options, told) for f in (decode, torch_decode))
+    ]
+    assert histories[0] == histories[1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("precision", ["bfloat16", "int8"])
+def test_lower_precision_answers_alike_alone_and_in_company(
+    precision, variant, net, same, monkeypatch
+):
+    monkeypatch.setenv("REGARD_NATIVE", variant)
+    one = net(seed=5, dtype=torch.float32, d_model=32)
+    one.precision = precision
+    options = DecodingConfig(beam=2, max_length=8)
+    same(decode(one, REQUESTS, options), [decode(one, [r], options)[0] for r in REQUESTS], atol=0)
+
+
+@pytest.mark.parametrize("way", ["load", "in place", "behind its back", "type"])
+def test_weights_that_change_are_the_ones_that_are_used(way, model, same, torch_decode):
+    net, other = (model(dtype=torch.float32, d_model=32) for _ in range(2))
+    options = DecodingConfig(beam=2, max_length=6)
+    before = decode(net, REQUESTS, options)
+    if way == "load":
+        net.load_state_dict(other.state_dict())
+    elif way == "in place":
+        with torch.no_grad():
+            net.decoder.layers[0].feed_forward.outer.bias[3] += 5
+    elif way == "behind its back":
+        for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
+            mine.data[...] = theirs.data
+    else:
+        net.load_state_dict(other.state_dict())
+        net.double().float()
+    after = decode(net, REQUESTS, options)
+    assert [a.tokens for a in after] != [a.tokens for a in before]
+    same(after, torch_decode(net, REQUESTS, options))
+
+
+def test_models_it_does_not_know_are_left_to_pytorch(model, monkeypatch):
+    assert engine_of(model(dtype=torch.float64)) is None
+    assert engine_of(model(dtype=torch.float32, mixer="gru")) is None
+    assert engine_of(model(dtype=torch.float32).train()) is None
+    monkeypatch.setenv("REGARD_NATIVE", "off")
+    assert engine_of(model(dtype=torch.float32)) is None
+
+
+def test_two_threads_find_what_one_finds(net, same):
+    one, options = net(dtype=torch.float32), DecodingConfig(beam=3, max_length=6)
+    expected = decode(one, REQUESTS, options)
+    torch.set_num_threads(2)
+    try:
+        same(decode(one, REQUESTS, options), expected, atol=0)
+    finally:
+        torch.set_num_threads(1)

@@ -1,0 +1,112 @@
+"""What the GPU's engine does on the host, with a stand-in for the GPU: a graph that is not recorded
+but called. tests/gpu runs the same on a real one."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from regard.config.sections import DecodingConfig
+from regard.decoding import search
+from regard.decoding.engines import cuda_graph as captured
+from regard.decoding.requests import Request
+from regard.decoding.search import Search, decode
+
+MODES = [
+    {"beam": 1},
+    {"beam": 4, "n_best": 3},
+    {"beam": 3, "no_repeat": 2, "min_length": 9},
+    {"beam": 1, "temperature": 1.0, "n_best": 3},
+]
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch):
+    def capture(body, pool):
+        body()  # as when libraries set up their memory
+        return SimpleNamespace(replay=body)
+
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(captured, "capture", torch.no_grad()(capture))
+    monkeypatch.setattr(captured, "fused_step", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """decode by the GPU's engine."""
+
+    def run(*arguments, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(search, "Eager", captured.Captured)
+            return decode(*arguments, **options)
+
+    return run
+
+
+def requests(count, prefixes=False):
+    return [
+        Request(torch.randint(3, 20, (1 + 7 * i % 41,)).tolist(), [5, 9, 11][: i % 4] if prefixes else [])
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("prefixes", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"window": 4, "positions": "rotary"}], ids=str)
+def test_replaying_finds_what_the_plain_engine_finds(
+    style, mode, prefixes, changes, model, replayed, same
+):
+    net, options = model(style=style, **changes), DecodingConfig(max_length=12, **mode)
+    asked = requests(11, prefixes)
+    expected = decode(net, asked, options)
+    same(replayed(net, asked, options), expected)
+    same(replayed(net, asked[::-1], options, batch_tokens=300)[::-1], expected)
+
+
+def test_sentences_that_are_done_leave_for_a_smaller_program(model, replayed, same, monkeypatch):
+    net, taken, take = model(), [], captured.Program.take
+    asked = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 40) for i in range(64)]
+    options = DecodingConfig(beam=2, min_length=40)
+    monkeypatch.setattr(
+        captured.Program, "take", lambda *args: (taken.append(len(args[2])), take(*args))
+    )
+    same(replayed(net, asked, options), decode(net, asked, options))
+    assert taken == [4]
+
+
+def test_two_searches_at_once_do_not_share_a_program(model, same, monkeypatch):
+    net, options = model(), DecodingConfig(beam=2, max_length=9, min_length=9)
+    asked = [[Request([3, 4, 5, 2])], [Request([9, 8, 7, 2])]]
+    expected = [decode(net, one, options)[0] for one in asked]
+    monkeypatch.setattr(search, "Eager", captured.Captured)
+    both = [Search(net, one, options) for one in asked]
+    steps = [iter(one) for one in both]
+    while [next(step, "end") for step in steps] != ["end", "end"]:  # in turns
+        pass
+    assert len(captured._programs[net]) == 2
+    same([one.answers()[0] for one in both], expected)
+
+
+def test_a_search_that_is_left_alone_gives_its_program_back(model, monkeypatch):
+    net, options = model(), DecodingConfig(beam=2, min_length=9)
+    monkeypatch.setattr(search, "Eager", captured.Captured)
+    for _ in range(3):
+        steps = iter(Search(net, [Request([3, 4, 5, 2])], options))
+        next(steps)
+        del steps
+    assert len(captured._programs[net]) == 1
+    assert not any(program.busy for program in captured._programs[net].values())
+
+
+def test_programs_are_not_kept_without_end_nor_after_they_are_forgotten(model, replayed):
+    net = model()
+    for beam in range(1, captured.PROGRAMS + 5):
+        replayed(net, [Request([3, 2], limit=2)], DecodingConfig(beam=beam))
+    assert len(captured._programs[net]) == captured.PROGRAMS
+    captured.forget(net)
+    assert net not in captured._programs
