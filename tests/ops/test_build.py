@@ -137,7 +137,7 @@ def started(monkeypatch):
     commands, real = [], subprocess.Popen
 
     def popen(command, **options):
-        if "regard.ops.cpu.build" in command:
+        if "regard.ops.cpu" in command:
             return commands.append((command, options))
         return real(command, **options)
 
@@ -156,7 +156,7 @@ def test_who_is_hurried_waits_for_no_compiler_and_another_process_is_asked_once(
         assert native.library("one") is None
         assert started == []  # while somebody waits, nobody else is in the way
     ((command, options),) = started
-    assert command[1:4] == ["-P", "-m", "regard.ops.cpu.build"]
+    assert command[1:4] == ["-P", "-m", "regard.ops.cpu"]
     assert command[4:] == ["one", native.variant()]
     assert options["start_new_session"]
     assert native.library("one").answer() == 42  # in no hurry: built now

@@ -162,7 +162,7 @@ def left_for_later(name: str, chosen: str) -> bool:
 
 def build_elsewhere(name: str, chosen: str) -> None:
     """Have a library built by a process that goes on when this one has ended."""
-    paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(FOLDER.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     with suppress(OSError):  # then it is built when somebody waits for it
         subprocess.Popen(
             [sys.executable, "-P", "-m", __package__, name, chosen],
