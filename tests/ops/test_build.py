@@ -187,8 +187,8 @@ def test_what_could_not_be_built_for_later_is_tried_again_where_somebody_is_told
 ):
     (tmp_path / "wrong.cpp").write_text("int answer() { return unknown; }")
     monkeypatch.setattr(os, "nice", lambda _: 0)
-    monkeypatch.setattr(sys, "argv", ["regard.ops.cpu.build", "wrong", native.variant()])
-    runpy.run_module("regard.ops.cpu.build", run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["regard.ops.cpu", "wrong", native.variant()])
+    runpy.run_module("regard.ops.cpu", run_name="__main__")
     assert capsys.readouterr().err == ""
     with native.later(True):
         assert native.library("wrong") is None

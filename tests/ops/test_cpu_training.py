@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from regard import ModelConfig, Packed, Transformer
 from regard.ops.cpu import build as native
 from regard.ops.cpu import training
-from regard.training.loss import cross_entropy, losses
+from regard.ops.cross_entropy import cross_entropy, losses
 from regard.training.trainer import choose_dtype
 
 pytestmark = pytest.mark.skipif(native.library("training") is None, reason="no native code here")

@@ -2,9 +2,10 @@
 row, [O].
 
 Weights are quantised only here: for a packed model folder (box/pack.py), for `--dtype int8`, and
-for int8 products on a CPU (decoding/engines/cpu_weights.py). A scale has 17 significant bits instead of
-24, so that its product with a 7-bit integer is exact in float32. Quantising restored weights again
-therefore gives the same integers and scales, and a packed model gives the same predictions.
+for int8 products on a CPU (decoding/engines/cpu_weights.py). A scale has 17 significant bits
+instead of 24, so that its product with a 7-bit integer is exact in float32. Quantising restored
+weights again therefore gives the same integers and scales, and a packed model gives the same
+predictions.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from regard.decoding.score import score
 from regard.errors import InputError
 from regard.files import write_file
 from regard.model.transformer import Transformer
+from regard.ops.cross_entropy import disagreement
 from regard.tasks.metrics import (
     calibration_error,
     classification,
@@ -52,7 +53,6 @@ from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
-from regard.training.loss import disagreement
 
 LARGEST_LABELS = 8 * 2**20  # bytes of labels.json
 LONGEST_LABEL = 500  # characters

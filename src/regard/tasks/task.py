@@ -23,12 +23,12 @@ from regard.decoding.engines.cpu import hidden
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.transformer import Transformer
+from regard.ops.cross_entropy import cross_entropy, divergence
 from regard.tasks.bootstrap import Metric
 from regard.text.batching import Packed
 from regard.text.corpus import Report
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
-from regard.training.loss import cross_entropy, divergence
 
 Ids = NDArray[np.int64]
 Say = Callable[[str], None]
