@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from regard import ModelConfig, Packed, Transformer
 from regard.config.sections import Config
+from regard.ops import cross_entropy as loss_module
 from regard.ops.cross_entropy import cross_entropy, divergence
 from regard.ops.cuda import training as fused
 from regard.tasks.task import Batch, words_loss
-from regard.training import loss as loss_module
 from regard.training.cuda_graph import Recorder
 
 pytestmark = [

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from regard import ModelConfig, Transformer
 from regard.files import cache_folder
+from regard.ops import cross_entropy as loss_module
 from regard.ops.cross_entropy import cross_entropy, divergence
 from regard.tasks.make import learn_task
-from regard.training import loss as loss_module
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
