@@ -5,8 +5,8 @@ import torch
 
 from regard.config.sections import DecodingConfig
 from regard.decoding import search
-from regard.decoding.engines import cuda_graph as captured
-from regard.decoding.engines.eager import Eager
+from regard.decoding.engines import cuda_graph
+from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Request
 
 pytestmark = [
@@ -59,7 +59,7 @@ def test_captured_equals_eager_and_the_cpu(style, options, prefixes, changes, mo
     net.cuda()
     found = search.decode(net, asked, options)
     again = search.decode(net, asked[::-1], options, batch_tokens=400)[::-1]
-    monkeypatch.setattr(search, "Captured", Eager)
+    monkeypatch.setattr(search, "choose_engine", EagerSearch)
     same(found, search.decode(net, asked, options))
     same(found, on_cpu)
     same(found, again)
@@ -69,14 +69,16 @@ def test_sentences_that_are_done_leave_for_a_smaller_program(model, monkeypatch)
     net = model(dtype=torch.float32, d_model=32).cuda()
     asked = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 60) for i in range(64)]
     options = DecodingConfig(beam=2, min_length=60)
-    taken = []
-    take = captured.Program.take
+    moved = []
+    move_from = cuda_graph.GraphBuffers.move_from
     monkeypatch.setattr(
-        captured.Program, "take", lambda *args: (taken.append(len(args[2])), take(*args))
+        cuda_graph.GraphBuffers,
+        "move_from",
+        lambda *args: (moved.append(len(args[2])), move_from(*args)),
     )
     found = search.decode(net, asked, options)
-    assert taken == [4]
-    monkeypatch.setattr(search, "Captured", Eager)
+    assert moved == [4]
+    monkeypatch.setattr(search, "choose_engine", EagerSearch)
     same(found, search.decode(net, asked, options))
 
 
@@ -95,6 +97,6 @@ def test_weights_that_change_are_the_ones_that_are_used(model):
 
 def test_many_shapes_do_not_pile_up(model):
     net = model(dtype=torch.float32, d_model=32).cuda()
-    for count in range(1, 2 * captured.PROGRAMS, 2):
+    for count in range(1, 2 * cuda_graph.MAX_BUFFERS, 2):
         search.decode(net, requests(count, False)[-3:], DecodingConfig(beam=1 + count % 7))
-    assert len(captured._programs[net]) <= captured.PROGRAMS
+    assert len(cuda_graph._buffers[net]) <= cuda_graph.MAX_BUFFERS

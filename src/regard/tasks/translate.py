@@ -15,7 +15,7 @@ from typing import Any
 from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import STOPS, Answer
 from regard.decoding.requests import Request
-from regard.decoding.search import NOTHING, Wanted
+from regard.decoding.search import NO_DETAILS, Details
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.sequences import Sequences, asked
@@ -75,13 +75,13 @@ class Translate(Sequences):
         options: DecodingConfig,
         longest: int,
         prefix: str = "",
-        wanted: Wanted = NOTHING,
+        details: Details = NO_DETAILS,
     ) -> list[Answer]:
         """A translation for each text; nothing for nothing. A text of more than `longest` tokens
         is translated in pieces (`Answer.pieces`)."""
         groups = self.requests(texts, longest, prefix)
         flat = [request for group in groups for request in group]
-        found = iter(self.found(model, flat, options, wanted))
+        found = iter(self.found(model, flat, options, details))
         return [join([next(found) for _ in group]) for group in groups]
 
     def evaluate(
