@@ -1,4 +1,4 @@
-"""The CPU's native step and passes compute what the Transformer computes."""
+"""The CPU engine computes what the Transformer and the eager engine compute."""
 
 import pytest
 import torch
@@ -34,12 +34,12 @@ def built(model, precision="float32", **options):
 
 
 def began(net, row, sentences, width):
-    """The same search before its first step, of PyTorch and of the native engine."""
+    """The same search before its first step, by PyTorch and by the CPU engine."""
     source = row([1 + i % 5 for i in range(sentences)]) if net.config.has_encoder else None
     read = row([1 + i % 3 for i in range(sentences)])
     ours = cpu_model(net)
     cache = ours.start(net, source, read, sentences, width, 4)
-    options = DecodingConfig(beam=width, no_repeat=1)  # which the native search does not know
+    options = DecodingConfig(beam=width, no_repeat=1)  # which the C++ search does not implement
     beams = Beams(options, sentences, 4, 0, EOS, torch.device("cpu"))
     beams.load([3] * sentences, [4] * sentences, [[]] * sentences, [b"x"] * sentences)
     return net.start(source, read, width=width, steps=4), cache, CpuStep(ours, cache, beams)
@@ -49,7 +49,9 @@ def began(net, row, sentences, width):
 @pytest.mark.parametrize(("sentences", "width"), [(1, 1), (1, 3), (2, 20), (30, 3)])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("style", STYLES)
-def test_a_native_step_is_a_step(style, options, sentences, width, precision, model, row):
+def test_a_step_equals_that_of_the_transformer(
+    style, options, sentences, width, precision, model, row
+):
     net = built(model, precision, style=style, **options)
     plain, cache, step = began(net, row, sentences, width)
     for number in range(4):
@@ -67,7 +69,9 @@ def test_a_native_step_is_a_step(style, options, sentences, width, precision, mo
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("style", ["encoder", *STYLES])
-def test_a_native_pass_is_a_pass(style, options, precision, variant, model, row, monkeypatch):
+def test_a_pass_equals_that_of_the_transformer(
+    style, options, precision, variant, model, row, monkeypatch
+):
     monkeypatch.setenv("REGARD_NATIVE", variant)
     net = built(model, precision, style=style, **options)
     packed = row([5, 1, 9, 130, 2], vocabulary=75)
@@ -112,7 +116,7 @@ REQUESTS = [Request([3 + (5 * i + j) % 9 for j in range(1 + i % 7)] + [EOS]) for
 
 @pytest.fixture
 def torch_decode(monkeypatch):
-    """decode by PyTorch."""
+    """decode by the eager engine."""
 
     def run(*arguments):
         with monkeypatch.context() as patch:
@@ -124,7 +128,7 @@ def torch_decode(monkeypatch):
 
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("style", STYLES)
-def test_a_native_search_finds_what_the_other_finds(style, search, net, same, torch_decode):
+def test_a_search_finds_what_the_eager_engine_finds(style, search, net, same, torch_decode):
     options = DecodingConfig(max_length=8, **SEARCHES[search])
     one = net(style=style, dtype=torch.float32)
     found = decode(one, REQUESTS, options)
@@ -132,7 +136,7 @@ def test_a_native_search_finds_what_the_other_finds(style, search, net, same, to
     assert len({len(answer.tokens) for answer in found}) > 1
 
 
-def test_the_history_of_a_native_search_is_that_of_the_other(net, torch_decode):
+def test_the_history_equals_that_of_the_eager_engine(net, torch_decode):
     options, details = DecodingConfig(beam=3, max_length=5), Details(history=True)
     one = net(dtype=torch.float32)
     histories = [
@@ -175,7 +179,7 @@ def test_weights_that_change_are_the_ones_that_are_used(way, model, same, torch_
     same(after, torch_decode(net, REQUESTS, options))
 
 
-def test_models_it_does_not_know_are_left_to_pytorch(model, monkeypatch):
+def test_unsupported_models_use_the_eager_engine(model, monkeypatch):
     assert cpu_model(model(dtype=torch.float64)) is None
     assert cpu_model(model(dtype=torch.float32, mixer="gru")) is None
     assert cpu_model(model(dtype=torch.float32).train()) is None

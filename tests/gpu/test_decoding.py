@@ -1,4 +1,4 @@
-"""The captured search on a CUDA device finds what the plain one finds."""
+"""A search by CUDA graphs finds what the eager engine and the CPU find."""
 
 import pytest
 import torch
@@ -50,7 +50,9 @@ def same(ours, theirs):
 @pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize("prefixes", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"window": 4, "positions": "rotary"}], ids=str)
-def test_captured_equals_eager_and_the_cpu(style, options, prefixes, changes, model, monkeypatch):
+def test_graph_search_equals_eager_and_the_cpu(
+    style, options, prefixes, changes, model, monkeypatch
+):
     # A random number may fall between two roundings, so sampling is compared in float64.
     dtype = torch.float64 if options.temperature else torch.float32
     net = model(style=style, dtype=dtype, d_model=32, **changes)
@@ -65,7 +67,7 @@ def test_captured_equals_eager_and_the_cpu(style, options, prefixes, changes, mo
     same(found, again)
 
 
-def test_sentences_that_are_done_leave_for_a_smaller_program(model, monkeypatch):
+def test_sentences_that_are_not_done_move_to_smaller_buffers(model, monkeypatch):
     net = model(dtype=torch.float32, d_model=32).cuda()
     asked = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 60) for i in range(64)]
     options = DecodingConfig(beam=2, min_length=60)

@@ -92,21 +92,22 @@ class Records:
         alive = self.score > -np.inf
         goes_on = self.token != Tokenizer.eos
         rank = np.arange(candidates_of(options), dtype=np.int16)
-        self.ended = ~goes_on & alive & (rank < width)
-        # How many candidates up to and including each one continue.
+        self.ended = ~goes_on & alive & (rank < width)  # [T, B, C]: finished hypotheses
+        # [T, B, C]: how many candidates continue, up to and including each one.
         self.going = np.broadcast_to(rank + 1, self.token.shape)
         if not options.temperature:
             self.going = goes_on.astype(np.int16)
             for c in rank[1:]:
                 self.going[..., c] += self.going[..., c - 1]
-        self.kept = goes_on & alive & (self.going <= width)
+        self.kept = goes_on & alive & (self.going <= width)  # [T, B, C]: go to the next step
         # The last step of each sentence, by the rule of Beams.advance.
         step = np.arange(len(records))[:, None]
         self.limit = np.asarray(limits)
-        answers = self.ended.sum(-1).cumsum(0)
-        done = (answers >= width) | (step + 1 >= self.limit) | ~self.kept.any(-1)
+        finished = self.ended.sum(-1).cumsum(0)
+        done = (finished >= width) | (step + 1 >= self.limit) | ~self.kept.any(-1)
         self.last = np.where(done.any(0), done.argmax(0), len(records) - 1)  # [B]
         now = step == self.last
+        # Unfinished hypotheses at the limit are outputs, too.
         self.cut = self.kept & (now & (step + 1 == self.limit))[..., None]
         # Where every next token is forbidden, the output is the hypothesis so far: in sampling for
         # each hypothesis; in beam search only if no hypothesis can continue and none is finished.

@@ -14,6 +14,7 @@ from typing import Any
 
 from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import STOPS, Answer
+from regard.decoding.engines.cuda_graph import release_graphs
 from regard.decoding.requests import Request
 from regard.decoding.search import NO_DETAILS, Details
 from regard.errors import InputError
@@ -94,6 +95,7 @@ class Translate(Sequences):
         sources = [source for _, source, _ in examples]
         wanted = [target for _, _, target in examples]
         found = self.answer(model, sources, decoding, config.data.max_length)
+        release_graphs(model)  # training may continue and needs the memory
         answers = [answer.text for answer in found]
         samples = [
             f"{source} -> {answer}  (wanted: {target})"

@@ -110,7 +110,7 @@ def fused_product(
     size = len(weight)
     out = x.raw.new_empty(rows, size)
     bytes_each = weight.element_size()
-    dot = rows > 4 or (rows > 1 and width <= 512)  # tensor cores need at least 16 rows
+    dot = rows > 4 or (rows > 1 and width <= 512)  # tensor cores; they need at least 16 rows
     tall = max(16, power(rows)) if dot else power(rows)
     if rows == 1:
         block = 4 if size <= 512 else 8 if size <= 8192 else 16
