@@ -6,9 +6,10 @@ import torch
 from regard.config.sections import DecodingConfig
 from regard.decoding import engines
 from regard.decoding.beams import Beams
-from regard.decoding.engines.cpu import CpuStep, cpu_model
+from regard.decoding.engines.cpu import CpuSearch, CpuStep, cpu_model
+from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Request
-from regard.decoding.search import Details, decode
+from regard.decoding.search import Details, Search, decode
 from regard.ops.cpu import build as native
 
 EOS = 2
@@ -179,12 +180,19 @@ def test_weights_that_change_are_the_ones_that_are_used(way, model, same, torch_
     same(after, torch_decode(net, REQUESTS, options))
 
 
+def engine_of(net):
+    search = Search(net, REQUESTS[:1], DecodingConfig())
+    next(iter(search))
+    return type(search.engine)
+
+
 def test_unsupported_models_use_the_eager_engine(model, monkeypatch):
-    assert cpu_model(model(dtype=torch.float64)) is None
-    assert cpu_model(model(dtype=torch.float32, mixer="gru")) is None
+    assert engine_of(model(dtype=torch.float32)) is CpuSearch
+    assert engine_of(model(dtype=torch.float64)) is EagerSearch
+    assert engine_of(model(dtype=torch.float32, mixer="gru")) is EagerSearch
     assert cpu_model(model(dtype=torch.float32).train()) is None
     monkeypatch.setenv("REGARD_NATIVE", "off")
-    assert cpu_model(model(dtype=torch.float32)) is None
+    assert engine_of(model(dtype=torch.float32)) is EagerSearch
 
 
 def test_two_threads_find_what_one_finds(net, same):

@@ -18,7 +18,7 @@ from regard.decoding.answers import Answer, open_paths, read_answers, scored_ans
 from regard.decoding.engines import choose_engine
 from regard.decoding.engines.job import Engine, Job
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size, until_eos
-from regard.decoding.score import Scored, score
+from regard.decoding.score import score
 from regard.decoding.slots import fill_slots
 from regard.errors import InputError
 from regard.model.transformer import Transformer
@@ -131,13 +131,7 @@ class Search:
             if Tokenizer.eos not in prefix and len(prefix) < most[i]
         ]  # fmt: skip
         self.limits = [most[i] - len(self.prefixes[i]) for i in self.searched]
-        with_prefix = [i for i, prefix in enumerate(self.prefixes) if prefix]
-        scored = score(
-            model, [requests[i] for i in with_prefix], [self.prefixes[i] for i in with_prefix]
-        )
-        self.scored = [Scored() for _ in requests]  # of the prefixes
-        for i, one in zip(with_prefix, scored, strict=True):
-            self.scored[i] = one
+        self.scored = score(model, requests, self.prefixes)  # nothing for an empty prefix
         self.engine: Engine | None = None
 
     def __iter__(self) -> Iterator[None]:

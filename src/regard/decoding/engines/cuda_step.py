@@ -3,7 +3,7 @@
 It supports the most frequent searches, beam search (and greedy search) with up to 16 hypotheses,
 and also runs the encoder.
 
-A norm is not computed where a layer ends but where its result is read (`Activations`): the product
+A norm is not computed where a layer ends but where its result is read (`Pending`): the product
 of a few rows computes it while loading them. From 33 rows on, norms are separate kernels and most
 products are PyTorch's, which are faster for that size.
 """
@@ -40,8 +40,8 @@ if kernels.EARLY:
     LAUNCH["launch_pdl"] = True
 
 
-class Activations:
-    """x[N, D], optionally plus a term that is not added yet, and the norm to apply on reading."""
+class Pending:
+    """Activations x[N, D] with a sum and a norm that are computed when they are first read."""
 
     def __init__(
         self, raw: Tensor, norm: nn.Module | None = None, plus: Tensor | None = None
@@ -63,7 +63,7 @@ class Activations:
             return self.raw
         result = torch.empty_like(x)
         self.raw = x if plus is None else torch.empty_like(x)
-        like = Activations(x, norm)
+        like = Pending(x, norm)
         kernels.sum_norm_kernel[(len(x),)](
             self.raw, result, x, x if plus is None else plus, *norm_of(like), x.shape[1], EPSILON,
             ADD=plus is not None, NORM=norm_kind(like), SHIFT=has_shift(like),
@@ -73,11 +73,11 @@ class Activations:
 
 
 def product(
-    x: Activations,
+    x: Pending,
     weight: Tensor,
     bias: Tensor | None,
     activation: int = 0,
-    residual: Activations | None = None,
+    residual: Pending | None = None,
 ) -> Tensor:
     """f(x weightᵀ + bias) + residual."""
     rows = len(x.raw)
@@ -99,11 +99,7 @@ def in_triton(rows: int, size: int) -> bool:
 
 
 def fused_product(
-    x: Activations,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: int,
-    residual: Activations | None,
+    x: Pending, weight: Tensor, bias: Tensor | None, activation: int, residual: Pending | None
 ) -> Tensor:
     """A product that includes the norm. Its blocks and warps were the fastest on an H200."""
     rows, width = x.raw.shape
@@ -122,7 +118,7 @@ def fused_product(
     wide = dot and tall * width * bytes_each > 2**15  # too large for the registers of one program
     norm = x.norm if x.cached is None and not wide else None
     inner = power(width) if norm or not dot else min(1024 // bytes_each, power(width))
-    source = Activations(x.raw if norm else x.value, norm)
+    source = Pending(x.raw if norm else x.value, norm)
     normed = torch.empty_like(x.raw) if norm else source.raw
     kernels.product_kernel[(-(-size // block),)](
         out, source.raw, weight, weight if bias is None else bias, *norm_of(source), normed,
@@ -137,7 +133,7 @@ def fused_product(
 
 
 def tiled_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: int, residual: Activations | None
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: int, residual: Pending | None
 ) -> Tensor:
     """A product in tiles that includes the residual sum."""
     rows, width = x.shape
@@ -154,58 +150,58 @@ def tiled_product(
     return out
 
 
-def linear(x: Activations, layer: Any, activation: int = 0, part: slice = slice(None)) -> Tensor:
+def linear(x: Pending, layer: Any, activation: int = 0, part: slice = slice(None)) -> Tensor:
     """A linear layer (or some of its outputs) with an activation."""
     bias = None if layer.bias is None else layer.bias[part]
     return product(x, layer.weight[part], bias, activation)
 
 
-def sublayer_input(stream: Activations, sublayer: Any, norm_first: bool) -> Activations:
+def sublayer_input(stream: Pending, sublayer: Any, norm_first: bool) -> Pending:
     """The input of a sub-layer; with pre-norm its norm applies here."""
     if not norm_first:
         return stream
     if stream.plus is None:
-        return Activations(stream.raw, sublayer.norm)
+        return Pending(stream.raw, sublayer.norm)
     normed = stream.normed(sublayer.norm)
-    before = Activations(stream.raw, sublayer.norm)
+    before = Pending(stream.raw, sublayer.norm)
     before.cached = normed
     return before
 
 
 def add_sublayer(
-    x: Tensor, layer: Any, stream: Activations, sublayer: Any, norm_first: bool
-) -> Activations:
+    x: Tensor, layer: Any, stream: Pending, sublayer: Any, norm_first: bool
+) -> Pending:
     """Add a sub-layer's last product to the stream; with post-norm its norm applies here."""
     norm = None if norm_first else sublayer.norm
     if in_triton(len(x), len(layer.weight)):
-        return Activations(product(Activations(x), layer.weight, layer.bias, residual=stream), norm)
-    return Activations(product(Activations(x), layer.weight, layer.bias), norm, plus=stream.value)
+        return Pending(product(Pending(x), layer.weight, layer.bias, residual=stream), norm)
+    return Pending(product(Pending(x), layer.weight, layer.bias), norm, plus=stream.value)
 
 
-def norm_kind(rows: Activations) -> int:
+def norm_kind(rows: Pending) -> int:
     if rows.norm is None:
         return 0
     return kernels.LAYER_NORM if isinstance(rows.norm, nn.LayerNorm) else kernels.RMS_NORM
 
 
-def norm_of(rows: Activations) -> tuple[Any, Any]:
+def norm_of(rows: Pending) -> tuple[Any, Any]:
     """Gain and shift; where there is none, any tensor that the kernel does not read."""
     gain = getattr(rows.norm, "weight", rows.raw)
     shift = getattr(rows.norm, "bias", None)
     return gain, gain if shift is None else shift
 
 
-def has_shift(rows: Activations) -> bool:
+def has_shift(rows: Pending) -> bool:
     return getattr(rows.norm, "bias", None) is not None
 
 
 def run_stack(
     stack: Stack, x: Tensor, attend: Attend, attend_memory: Attend | None = None
-) -> Activations:
+) -> Pending:
     """Run x[N, D] through all layers of an encoder or a decoder."""
     config = stack.config
     first, relu = config.norm_first, kernels.RELU if config.activation == "relu" else kernels.GELU
-    stream = Activations(x)
+    stream = Pending(x)
     for i, block in enumerate(stack.layers):
         own: Any = block.self_attention
         before = sublayer_input(stream, block.self_attention_norm, first)
@@ -221,7 +217,7 @@ def run_stack(
         before = sublayer_input(stream, block.feed_forward_norm, first)
         hidden = linear(before, feed.inner, relu)
         stream = add_sublayer(hidden, feed.outer, stream, block.feed_forward_norm, first)
-    return stream if stack.final_norm is None else Activations(stream.value, stack.final_norm)
+    return stream if stack.final_norm is None else Pending(stream.value, stack.final_norm)
 
 
 class FusedStep:
