@@ -141,13 +141,16 @@ class Search:
         requests = [self.requests[i] for i in self.searched]
         both = self.model.encoder is not None
         known = [request.known(both) for request in requests]
+        sampling = self.options.temperature > 0
         job = Job(
-            self.options, self.limits, [self.prefixes[i] for i in self.searched],
-            [request.noise_key for request in requests] if self.options.temperature else [],
-            [request.source for request in requests] if both else None,
-            # The first step reads the last known token; one pass reads the tokens before it.
-            [tokens[:-1] for tokens in known], [tokens[-1] for tokens in known],
-        )  # fmt: skip
+            options=self.options,
+            limits=self.limits,
+            prefixes=[self.prefixes[i] for i in self.searched],
+            noise_keys=[request.noise_key for request in requests] if sampling else [],
+            sources=[request.source for request in requests] if both else None,
+            read=[tokens[:-1] for tokens in known],
+            newest=[tokens[-1] for tokens in known],
+        )
         if len({bool(tokens) for tokens in job.read}) > 1:
             raise InputError(
                 "one Search cannot mix requests with and without tokens to read before the first "
