@@ -18,7 +18,7 @@ from benchmarks.compare import OURS
 from benchmarks.processes import Call, Make, Prepare
 from benchmarks.programs import PAD, begin, ctranslate2_model, our_model
 from regard import ModelConfig, Packed
-from regard.decoding.engines.cpu import hidden
+from regard.decoding.engines import hidden
 
 Sentences = list[list[int]]
 Answer = tuple[list[int], int]  # vectors of each sentence, and their width

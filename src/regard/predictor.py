@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from regard.config.model import CHOICES, choice
 from regard.config.sections import DTYPES, Config, DecodingConfig, section
 from regard.decoding.answers import Answer
-from regard.decoding.engines.cpu import engine_of
-from regard.decoding.search import Wanted
+from regard.decoding.engines.cpu import cpu_model
+from regard.decoding.search import Details
 from regard.errors import InputError
 from regard.files import cache_folder, checksum, write_result
 from regard.model.quantise import packed, unpacked
@@ -124,9 +124,9 @@ class Model:
         """
         texts = listed(texts)
         check_text(prefix)
-        task, wanted = self.of(Translate), Wanted(history, alternatives, attention)
+        task, details = self.of(Translate), Details(history, alternatives, attention)
         decoding = self.decoding(options)
-        answers = task.answer(self.transformer, texts, decoding, self.longest, prefix, wanted)
+        answers = task.answer(self.transformer, texts, decoding, self.longest, prefix, details)
         refuse_nan(answer.score for answer in answers)
         for i, answer in enumerate(answers):
             if answer.pieces:
@@ -369,7 +369,7 @@ def check_int8(transformer: Transformer) -> None:
     """Refuse int8 where only PyTorch can serve."""
     if transformer.output_matrix().is_cuda:
         raise InputError("dtype=int8 is for a CPU: use device=cpu or another dtype")
-    if engine_of(transformer) is None:
+    if cpu_model(transformer) is None:
         raise InputError(
             "dtype=int8 needs native code, which this machine or this model does not have: "
             "install a C++ compiler (g++ or clang++) or use another dtype"

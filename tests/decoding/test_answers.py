@@ -6,7 +6,7 @@ import pytest
 from regard import Packed
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
-from regard.decoding.search import Search, Wanted, decode
+from regard.decoding.search import Details, Search, decode
 from regard.model.transformer import Capture
 
 BOS, EOS = 1, 2
@@ -24,26 +24,26 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "details",
     [
-        Wanted(history=True),
-        Wanted(alternatives=3),
-        Wanted(attention=True),
-        Wanted(history=True, alternatives=100, attention=True),
+        Details(history=True),
+        Details(alternatives=3),
+        Details(attention=True),
+        Details(history=True, alternatives=100, attention=True),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
-def test_asking_for_more_changes_no_answer(mode, wanted, net, ask, same):
+def test_asking_for_more_changes_no_answer(mode, details, net, ask, same):
     requests = ask(4, limit=7) + ask(2, limit=7, prefix=(4, 6)) + [Request([3, EOS], [EOS])]
     plain = decode(net(), requests, DecodingConfig(**mode))
-    asked = decode(net(), requests, DecodingConfig(**mode), wanted)
+    asked = decode(net(), requests, DecodingConfig(**mode), details)
     same(asked, plain, atol=0)
     assert all(not a.history and not a.alternatives and not a.attention for a in plain)
     for answer in asked[:-1]:
-        assert bool(answer.history) == wanted.history
-        assert bool(answer.alternatives) == bool(wanted.alternatives)
-        assert bool(answer.attention) == wanted.attention
+        assert bool(answer.history) == details.history
+        assert bool(answer.alternatives) == bool(details.alternatives)
+        assert bool(answer.attention) == details.attention
 
 
 # ---- alternatives -------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_asking_for_more_changes_no_answer(mode, wanted, net, ask, same):
 def test_alternatives_are_the_most_probable_tokens_at_each_place(style, mode, net, ask, following):
     one = net(style=style)
     requests = ask(3, limit=7) + ask(2, limit=7, prefix=(4, 6, 8))
-    answers = decode(one, requests, DecodingConfig(**mode), Wanted(alternatives=5))
+    answers = decode(one, requests, DecodingConfig(**mode), Details(alternatives=5))
     for request, answer in zip(requests, answers, strict=True):
         assert len(answer.alternatives) == len(answer.tokens)
         rows = following(one, request, [answer.tokens[:i] for i in range(len(answer.tokens))])
@@ -71,14 +71,14 @@ def test_alternatives_are_the_most_probable_tokens_at_each_place(style, mode, ne
 @pytest.mark.parametrize("style", STYLES)
 def test_the_first_alternatives_of_greedy_search_are_its_answer(style, net, ask):
     one, options = net(style=style), DecodingConfig(beam=1)
-    for answer in decode(one, ask(6, limit=8), options, Wanted(alternatives=1)):
+    for answer in decode(one, ask(6, limit=8), options, Details(alternatives=1)):
         assert [tops[0][0] for tops in answer.alternatives] == answer.tokens
         firsts = [tops[0][1] for tops in answer.alternatives]
         np.testing.assert_allclose(firsts, answer.logprobs, rtol=0, atol=1e-5)
 
 
 def test_there_are_no_more_alternatives_than_tokens(net, ask):
-    answer = decode(net(), ask(1, limit=5), DecodingConfig(), Wanted(alternatives=1000))[0]
+    answer = decode(net(), ask(1, limit=5), DecodingConfig(), Details(alternatives=1000))[0]
     for tops in answer.alternatives:
         assert sorted(token for token, _ in tops) == list(range(12))
         assert sum(np.exp(logprob) for _, logprob in tops) == pytest.approx(1, abs=1e-5)
@@ -93,7 +93,7 @@ def test_there_are_no_more_alternatives_than_tokens(net, ask):
 def test_attention_of_every_layer_and_head_is_that_of_the_full_pass(style, options, mode, net, ask):
     one, both = net(style=style, **options), style == "encoder-decoder"
     requests = ask(3, limit=6) + ask(2, limit=6, prefix=(4, 6, 8))
-    answers = decode(one, requests, DecodingConfig(**mode), Wanted(attention=True))
+    answers = decode(one, requests, DecodingConfig(**mode), Details(attention=True))
     for request, answer in zip(requests, answers, strict=True):
         begin, m = [BOS] if both else list(request.source), len(request.source)
         n = len(begin) + len(answer.tokens) - 1
@@ -147,7 +147,7 @@ def ranked(complete, options, count):
 def test_the_history_of_a_beam_tells_how_its_answers_came_about(style, search, net, ask, all_of):
     one, options, limit = net(seed=1, style=style, vocabulary_size=7), DecodingConfig(**search), 6
     fates = set()
-    for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Wanted(history=True)):
+    for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Details(history=True)):
         assert max(len(a.tokens) for a in all_of(answer)) <= len(answer.history) <= limit
         for candidates in answer.history:
             assert 0 < len(candidates) <= 2 * options.beam
@@ -173,7 +173,7 @@ def test_the_history_of_a_beam_tells_how_its_answers_came_about(style, search, n
 def test_the_history_of_samples_follows_each_of_them(mode, net, ask, all_of):
     one, options, limit = net(seed=1, vocabulary_size=7), DecodingConfig(**mode), 6
     lengths = set()
-    for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Wanted(history=True)):
+    for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Details(history=True)):
         assert len(answer.history) == max(len(a.tokens) for a in all_of(answer))
         assert {c.fate for candidates in answer.history for c in candidates} <= {"kept", "ended"}
         expected = ranked(paths_of(answer.history, limit), options, options.n_best)
@@ -185,9 +185,9 @@ def test_the_history_of_samples_follows_each_of_them(mode, net, ask, all_of):
 @pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
 def test_a_history_does_not_depend_on_the_batch(mode, net, ask):
     requests, options = ask(9, limit=6), DecodingConfig(**mode)
-    together = decode(net(), requests, options, Wanted(history=True))
+    together = decode(net(), requests, options, Details(history=True))
     for request, answer in zip(requests, together, strict=True):
-        alone = decode(net(), [request], options, Wanted(history=True))[0].history
+        alone = decode(net(), [request], options, Details(history=True))[0].history
         assert [[(c.token, c.parent, c.fate) for c in step] for step in answer.history] == [
             [(c.token, c.parent, c.fate) for c in step] for step in alone
         ]

@@ -1,14 +1,15 @@
-"""The CPU's native step and passes compute what the Transformer computes."""
+"""The CPU engine computes what the Transformer and the eager engine compute."""
 
 import pytest
 import torch
 
 from regard.config.sections import DecodingConfig
+from regard.decoding import engines
 from regard.decoding.beams import Beams
-from regard.decoding.engines import eager as engine
-from regard.decoding.engines.cpu import NativeStep, engine_of
+from regard.decoding.engines.cpu import CpuSearch, CpuStep, cpu_model
+from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Request
-from regard.decoding.search import Wanted, decode
+from regard.decoding.search import Details, Search, decode
 from regard.ops.cpu import build as native
 
 EOS = 2
@@ -34,22 +35,24 @@ def built(model, precision="float32", **options):
 
 
 def began(net, row, sentences, width):
-    """The same search before its first step, of PyTorch and of the native engine."""
+    """The same search before its first step, by PyTorch and by the CPU engine."""
     source = row([1 + i % 5 for i in range(sentences)]) if net.config.has_encoder else None
     read = row([1 + i % 3 for i in range(sentences)])
-    ours = engine_of(net)
+    ours = cpu_model(net)
     cache = ours.start(net, source, read, sentences, width, 4)
-    options = DecodingConfig(beam=width, no_repeat=1)  # which the native search does not know
+    options = DecodingConfig(beam=width, no_repeat=1)  # which the C++ search does not implement
     beams = Beams(options, sentences, 4, 0, EOS, torch.device("cpu"))
     beams.load([3] * sentences, [4] * sentences, [[]] * sentences, [b"x"] * sentences)
-    return net.start(source, read, width=width, steps=4), cache, NativeStep(ours, cache, beams)
+    return net.start(source, read, width=width, steps=4), cache, CpuStep(ours, cache, beams)
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize(("sentences", "width"), [(1, 1), (1, 3), (2, 20), (30, 3)])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("style", STYLES)
-def test_a_native_step_is_a_step(style, options, sentences, width, precision, model, row):
+def test_a_step_equals_that_of_the_transformer(
+    style, options, sentences, width, precision, model, row
+):
     net = built(model, precision, style=style, **options)
     plain, cache, step = began(net, row, sentences, width)
     for number in range(4):
@@ -67,7 +70,9 @@ def test_a_native_step_is_a_step(style, options, sentences, width, precision, mo
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("style", ["encoder", *STYLES])
-def test_a_native_pass_is_a_pass(style, options, precision, variant, model, row, monkeypatch):
+def test_a_pass_equals_that_of_the_transformer(
+    style, options, precision, variant, model, row, monkeypatch
+):
     monkeypatch.setenv("REGARD_NATIVE", variant)
     net = built(model, precision, style=style, **options)
     packed = row([5, 1, 9, 130, 2], vocabulary=75)
@@ -75,16 +80,16 @@ def test_a_native_pass_is_a_pass(style, options, precision, variant, model, row,
         expected = net.encode(packed) if net.config.has_encoder else net.decode(packed)
     # One number of thousands may be as far off as a few roundings add up to.
     tolerance = 2 * TOLERANCE[precision]
-    torch.testing.assert_close(engine_of(net).hidden(packed), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(cpu_model(net).hidden(packed), expected, rtol=0, atol=tolerance)
 
 
 def test_an_encoder_knows_what_a_lower_precision_costs(model, row):
     net, packed = built(model, style="encoder"), row([9] * 20)
-    exact = engine_of(net).hidden(packed)
+    exact = cpu_model(net).hidden(packed)
     errors = []
     for precision in ("bfloat16", "int8"):
         net.precision = precision
-        errors.append(float((engine_of(net).hidden(packed) - exact).norm() / exact.norm()))
+        errors.append(float((cpu_model(net).hidden(packed) - exact).norm() / exact.norm()))
     assert 0 < errors[0] < 0.01
     assert 0 < errors[1] < 0.03
 
@@ -93,9 +98,9 @@ def test_an_encoder_knows_what_a_lower_precision_costs(model, row):
 def test_a_row_does_not_depend_on_the_rows_around_it_in_a_single_bit(precision, model, row):
     net = built(model, precision, style="encoder")
     packed = row([7, 3, 11, 4] * 9, vocabulary=75)
-    together = packed.split(engine_of(net).hidden(packed))
+    together = packed.split(cpu_model(net).hidden(packed))
     for tokens, found in zip(packed.split(packed.tokens), together, strict=True):
-        alone = engine_of(net).hidden(type(packed).of([tokens]))
+        alone = cpu_model(net).hidden(type(packed).of([tokens]))
         assert alone.equal(found)
 
 
@@ -112,11 +117,11 @@ REQUESTS = [Request([3 + (5 * i + j) % 9 for j in range(1 + i % 7)] + [EOS]) for
 
 @pytest.fixture
 def torch_decode(monkeypatch):
-    """decode by PyTorch."""
+    """decode by the eager engine."""
 
     def run(*arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "engine_of", lambda model: None)
+            patch.setattr(engines, "cpu_model", lambda model: None)
             return decode(*arguments)
 
     return run
@@ -124,7 +129,7 @@ def torch_decode(monkeypatch):
 
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("style", STYLES)
-def test_a_native_search_finds_what_the_other_finds(style, search, net, same, torch_decode):
+def test_a_search_finds_what_the_eager_engine_finds(style, search, net, same, torch_decode):
     options = DecodingConfig(max_length=8, **SEARCHES[search])
     one = net(style=style, dtype=torch.float32)
     found = decode(one, REQUESTS, options)
@@ -132,12 +137,12 @@ def test_a_native_search_finds_what_the_other_finds(style, search, net, same, to
     assert len({len(answer.tokens) for answer in found}) > 1
 
 
-def test_the_history_of_a_native_search_is_that_of_the_other(net, torch_decode):
-    options, told = DecodingConfig(beam=3, max_length=5), Wanted(history=True)
+def test_the_history_equals_that_of_the_eager_engine(net, torch_decode):
+    options, details = DecodingConfig(beam=3, max_length=5), Details(history=True)
     one = net(dtype=torch.float32)
     histories = [
         [[(c.token, c.parent, c.fate) for step in answer.history for c in step] for answer in found]
-        for found in (f(one, REQUESTS, options, told) for f in (decode, torch_decode))
+        for found in (f(one, REQUESTS, options, details) for f in (decode, torch_decode))
     ]
     assert histories[0] == histories[1]
 
@@ -175,12 +180,19 @@ def test_weights_that_change_are_the_ones_that_are_used(way, model, same, torch_
     same(after, torch_decode(net, REQUESTS, options))
 
 
-def test_models_it_does_not_know_are_left_to_pytorch(model, monkeypatch):
-    assert engine_of(model(dtype=torch.float64)) is None
-    assert engine_of(model(dtype=torch.float32, mixer="gru")) is None
-    assert engine_of(model(dtype=torch.float32).train()) is None
+def engine_of(net):
+    search = Search(net, REQUESTS[:1], DecodingConfig())
+    next(iter(search))
+    return type(search.engine)
+
+
+def test_unsupported_models_use_the_eager_engine(model, monkeypatch):
+    assert engine_of(model(dtype=torch.float32)) is CpuSearch
+    assert engine_of(model(dtype=torch.float64)) is EagerSearch
+    assert engine_of(model(dtype=torch.float32, mixer="gru")) is EagerSearch
+    assert cpu_model(model(dtype=torch.float32).train()) is None
     monkeypatch.setenv("REGARD_NATIVE", "off")
-    assert engine_of(model(dtype=torch.float32)) is None
+    assert engine_of(model(dtype=torch.float32)) is EagerSearch
 
 
 def test_two_threads_find_what_one_finds(net, same):

@@ -1,5 +1,5 @@
-"""What the GPU's engine does on the host, with a stand-in for the GPU: a graph that is not recorded
-but called. tests/gpu runs the same on a real one."""
+"""The host's part of the GPU engine, with a stand-in for CUDA graphs: a function that is called.
+tests/gpu runs the same on a GPU."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ import torch
 
 from regard.config.sections import DecodingConfig
 from regard.decoding import search
-from regard.decoding.engines import cuda_graph as captured
+from regard.decoding.engines import cuda_graph
 from regard.decoding.requests import Request
 from regard.decoding.search import Search, decode
 
@@ -22,14 +22,14 @@ MODES = [
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch):
-    def capture(body, pool):
+    def make_graph(body, pool):
         body()  # as when libraries set up their memory
         return SimpleNamespace(replay=body)
 
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     stream = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(captured, "capture", torch.no_grad()(capture))
-    monkeypatch.setattr(captured, "fused_step", lambda *_: None)
+    monkeypatch.setattr(cuda_graph, "make_graph", torch.no_grad()(make_graph))
+    monkeypatch.setattr(cuda_graph, "fused_step", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
@@ -37,11 +37,11 @@ def _stand_in(monkeypatch):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """decode by the GPU's engine."""
+    """decode by the GPU engine."""
 
     def run(*arguments, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(search, "Eager", captured.Captured)
+            patch.setattr(search, "choose_engine", cuda_graph.GraphSearch)
             return decode(*arguments, **options)
 
     return run
@@ -58,7 +58,7 @@ def requests(count, prefixes=False):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("prefixes", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"window": 4, "positions": "rotary"}], ids=str)
-def test_replaying_finds_what_the_plain_engine_finds(
+def test_graph_search_finds_what_the_eager_engine_finds(
     style, mode, prefixes, changes, model, replayed, same
 ):
     net, options = model(style=style, **changes), DecodingConfig(max_length=12, **mode)
@@ -68,45 +68,47 @@ def test_replaying_finds_what_the_plain_engine_finds(
     same(replayed(net, asked[::-1], options, batch_tokens=300)[::-1], expected)
 
 
-def test_sentences_that_are_done_leave_for_a_smaller_program(model, replayed, same, monkeypatch):
-    net, taken, take = model(), [], captured.Program.take
+def test_sentences_that_are_not_done_move_to_smaller_buffers(model, replayed, same, monkeypatch):
+    net, moved, move_from = model(), [], cuda_graph.GraphBuffers.move_from
     asked = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 40) for i in range(64)]
     options = DecodingConfig(beam=2, min_length=40)
     monkeypatch.setattr(
-        captured.Program, "take", lambda *args: (taken.append(len(args[2])), take(*args))
+        cuda_graph.GraphBuffers,
+        "move_from",
+        lambda *args: (moved.append(len(args[2])), move_from(*args)),
     )
     same(replayed(net, asked, options), decode(net, asked, options))
-    assert taken == [4]
+    assert moved == [4]
 
 
-def test_two_searches_at_once_do_not_share_a_program(model, same, monkeypatch):
+def test_two_searches_at_once_do_not_share_buffers(model, same, monkeypatch):
     net, options = model(), DecodingConfig(beam=2, max_length=9, min_length=9)
     asked = [[Request([3, 4, 5, 2])], [Request([9, 8, 7, 2])]]
     expected = [decode(net, one, options)[0] for one in asked]
-    monkeypatch.setattr(search, "Eager", captured.Captured)
+    monkeypatch.setattr(search, "choose_engine", cuda_graph.GraphSearch)
     both = [Search(net, one, options) for one in asked]
     steps = [iter(one) for one in both]
     while [next(step, "end") for step in steps] != ["end", "end"]:  # in turns
         pass
-    assert len(captured._programs[net]) == 2
+    assert len(cuda_graph._buffers[net]) == 2
     same([one.answers()[0] for one in both], expected)
 
 
-def test_a_search_that_is_left_alone_gives_its_program_back(model, monkeypatch):
+def test_a_search_that_is_abandoned_gives_its_buffers_back(model, monkeypatch):
     net, options = model(), DecodingConfig(beam=2, min_length=9)
-    monkeypatch.setattr(search, "Eager", captured.Captured)
+    monkeypatch.setattr(search, "choose_engine", cuda_graph.GraphSearch)
     for _ in range(3):
         steps = iter(Search(net, [Request([3, 4, 5, 2])], options))
         next(steps)
         del steps
-    assert len(captured._programs[net]) == 1
-    assert not any(program.busy for program in captured._programs[net].values())
+    assert len(cuda_graph._buffers[net]) == 1
+    assert not any(buffers.busy for buffers in cuda_graph._buffers[net].values())
 
 
-def test_programs_are_not_kept_without_end_nor_after_they_are_forgotten(model, replayed):
+def test_the_number_of_buffers_is_bounded_and_they_can_be_released(model, replayed):
     net = model()
-    for beam in range(1, captured.PROGRAMS + 5):
+    for beam in range(1, cuda_graph.MAX_BUFFERS + 5):
         replayed(net, [Request([3, 2], limit=2)], DecodingConfig(beam=beam))
-    assert len(captured._programs[net]) == captured.PROGRAMS
-    captured.forget(net)
-    assert net not in captured._programs
+    assert len(cuda_graph._buffers[net]) == cuda_graph.MAX_BUFFERS
+    cuda_graph.release_graphs(net)
+    assert net not in cuda_graph._buffers

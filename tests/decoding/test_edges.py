@@ -7,7 +7,7 @@ from regard import InputError
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request, by_size
 from regard.decoding.score import score
-from regard.decoding.search import Wanted, decode
+from regard.decoding.search import Details, decode
 
 EOS = 2
 STYLES = ["encoder-decoder", "decoder"]
@@ -17,7 +17,7 @@ MODES = [{"beam": 1}, {"beam": 4, "n_best": 2}, {"beam": 1, "temperature": 1.0, 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("style", STYLES)
 def test_no_requests_have_no_answers(style, mode, net):
-    everything = Wanted(history=True, alternatives=3, attention=True)
+    everything = Details(history=True, alternatives=3, attention=True)
     assert decode(net(style=style), [], DecodingConfig(**mode), everything) == []
     assert score(net(style=style), [], []) == []
 
@@ -98,7 +98,7 @@ def test_where_every_token_is_forbidden_the_answer_stays_as_it_is(style, mode, n
     options = DecodingConfig(**mode, min_length=30, no_repeat=1)
     for prefix, most in (((), 4), ((3,), 4), ((3, 0, 4), 4), ((0, 1, 3, 4), 4)):
         request = Request([3, 4, EOS], prefix)
-        answer = decode(one, [request], options, Wanted(history=True))[0]
+        answer = decode(one, [request], options, Details(history=True))[0]
         for other in all_of(answer):
             assert other.stopped == "blocked"
             assert other.tokens[: len(prefix)] == list(prefix)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.search import Wanted
+from regard.decoding.search import Details
 from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
 
@@ -84,7 +84,7 @@ def test_a_stream_of_nothing_is_nothing(translator):
 def test_texts_of_answers_are_their_tokens_and_begin_with_the_prefix(kind, translator, all_of):
     task, one = translator(kind)
     options = DecodingConfig(beam=3, n_best=3, max_length=9)
-    for answer in task.answer(one, TEXTS, options, 1000, "Süß", Wanted(alternatives=2)):
+    for answer in task.answer(one, TEXTS, options, 1000, "Süß", Details(alternatives=2)):
         for other in all_of(answer):
             assert other.text == task.target.decode(other.tokens)
             assert other.text.startswith("Süß")

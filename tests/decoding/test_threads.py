@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.engines import cpu_weights as packing
-from regard.decoding.engines.cpu import engine_of
+from regard.decoding.engines import cpu_weights
+from regard.decoding.engines.cpu import cpu_model
 from regard.decoding.requests import Request
 from regard.decoding.score import score
-from regard.decoding.search import Search, Wanted, decode
+from regard.decoding.search import Details, Search, decode
 from regard.ops.cpu import build as native
 from threads import at_once, check_concurrent
 
@@ -47,9 +47,9 @@ def stepped(net, options):
 
 def kinds_of_calls(net):
     """Every kind of call on a decoder, with requests that need position tables of many lengths."""
-    wanted = Wanted(alternatives=2, attention=True)
+    details = Details(alternatives=2, attention=True)
     calls = {
-        "wanted": lambda: described(decode(net, REQUESTS, DecodingConfig(max_length=6), wanted))
+        "details": lambda: described(decode(net, REQUESTS, DecodingConfig(max_length=6), details))
     }
     for name, changes in SEARCHES.items():
         options = DecodingConfig(**{"max_length": 6, **changes})
@@ -78,7 +78,7 @@ def test_concurrent_searches_find_what_they_find_alone(changes, net):
 def test_concurrent_searches_by_pytorch_find_what_they_find_alone(net):
     one = net(seed=11)
     calls = kinds_of_calls(one)
-    chosen = {name: calls[name] for name in ("wanted", "beam", "samples, stepped", "score")}
+    chosen = {name: calls[name] for name in ("details", "beam", "samples, stepped", "score")}
     check_concurrent(chosen, threads=4, rounds=3)
     assert one.engine == "auto"
 
@@ -106,7 +106,7 @@ def test_a_short_call_leaves_a_long_one_its_position_table(net, monkeypatch):
     alone = described(decode(one, REQUESTS[:1], long))
     fresh = net.__wrapped__(seed=13, dtype=torch.float32, style="decoder", positions="rotary")
     decode(fresh, REQUESTS[:1], DecodingConfig(beam=1, max_length=3))
-    angles, began = packing.angles, Event()
+    angles, began = cpu_weights.angles, Event()
 
     def slow(where, *sizes):
         if len(where) == 512:
@@ -114,7 +114,7 @@ def test_a_short_call_leaves_a_long_one_its_position_table(net, monkeypatch):
             Event().wait(0.3)
         return angles(where, *sizes)
 
-    monkeypatch.setattr(packing, "angles", slow)
+    monkeypatch.setattr(cpu_weights, "angles", slow)
     other = Thread(target=decode, args=(fresh, REQUESTS[:1], short))
     other.start()
     began.wait()
@@ -130,7 +130,7 @@ def test_a_short_call_leaves_a_long_one_its_position_table(net, monkeypatch):
 @needs_compiler
 def test_a_structure_never_changes_and_keeps_its_tables(net):
     one = net.__wrapped__(seed=14, dtype=torch.float32, style="decoder", positions="rotary")
-    decoder = engine_of(one).decoder
+    decoder = cpu_model(one).decoder
     first = decoder.reach(100)
     content, table = bytes(first), first.kept[2].clone()
     second = decoder.reach(1000)
@@ -146,7 +146,7 @@ def test_a_structure_never_changes_and_keeps_its_tables(net):
 @needs_compiler
 def test_a_learned_table_is_made_once(net):
     one = net(seed=15, dtype=torch.float32, style="decoder", positions="learned", max_length=20)
-    decoder = engine_of(one).decoder
+    decoder = cpu_model(one).decoder
     table = decoder.reach(3)
     assert table.positions == 20
     assert table is decoder.reach(21)  # the last token of an answer is never read
@@ -156,7 +156,7 @@ def test_a_learned_table_is_made_once(net):
 def test_threads_that_need_an_engine_pack_its_weights_once(model):
     for _ in range(5):
         one = model(dtype=torch.float32, d_model=64, d_ff=256)
-        engines = at_once([partial(engine_of, one)] * 8)
+        engines = at_once([partial(cpu_model, one)] * 8)
         assert len({id(engine) for engine in engines}) == 1
 
 

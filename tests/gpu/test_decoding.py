@@ -1,12 +1,12 @@
-"""The captured search on a CUDA device finds what the plain one finds."""
+"""A search by CUDA graphs finds what the eager engine and the CPU find."""
 
 import pytest
 import torch
 
 from regard.config.sections import DecodingConfig
 from regard.decoding import search
-from regard.decoding.engines import cuda_graph as captured
-from regard.decoding.engines.eager import Eager
+from regard.decoding.engines import cuda_graph
+from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Request
 
 pytestmark = [
@@ -50,7 +50,9 @@ def same(ours, theirs):
 @pytest.mark.parametrize("options", MODES, ids=str)
 @pytest.mark.parametrize("prefixes", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"window": 4, "positions": "rotary"}], ids=str)
-def test_captured_equals_eager_and_the_cpu(style, options, prefixes, changes, model, monkeypatch):
+def test_graph_search_equals_eager_and_the_cpu(
+    style, options, prefixes, changes, model, monkeypatch
+):
     # A random number may fall between two roundings, so sampling is compared in float64.
     dtype = torch.float64 if options.temperature else torch.float32
     net = model(style=style, dtype=dtype, d_model=32, **changes)
@@ -59,24 +61,26 @@ def test_captured_equals_eager_and_the_cpu(style, options, prefixes, changes, mo
     net.cuda()
     found = search.decode(net, asked, options)
     again = search.decode(net, asked[::-1], options, batch_tokens=400)[::-1]
-    monkeypatch.setattr(search, "Captured", Eager)
+    monkeypatch.setattr(search, "choose_engine", EagerSearch)
     same(found, search.decode(net, asked, options))
     same(found, on_cpu)
     same(found, again)
 
 
-def test_sentences_that_are_done_leave_for_a_smaller_program(model, monkeypatch):
+def test_sentences_that_are_not_done_move_to_smaller_buffers(model, monkeypatch):
     net = model(dtype=torch.float32, d_model=32).cuda()
     asked = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 60) for i in range(64)]
     options = DecodingConfig(beam=2, min_length=60)
-    taken = []
-    take = captured.Program.take
+    moved = []
+    move_from = cuda_graph.GraphBuffers.move_from
     monkeypatch.setattr(
-        captured.Program, "take", lambda *args: (taken.append(len(args[2])), take(*args))
+        cuda_graph.GraphBuffers,
+        "move_from",
+        lambda *args: (moved.append(len(args[2])), move_from(*args)),
     )
     found = search.decode(net, asked, options)
-    assert taken == [4]
-    monkeypatch.setattr(search, "Captured", Eager)
+    assert moved == [4]
+    monkeypatch.setattr(search, "choose_engine", EagerSearch)
     same(found, search.decode(net, asked, options))
 
 
@@ -95,6 +99,6 @@ def test_weights_that_change_are_the_ones_that_are_used(model):
 
 def test_many_shapes_do_not_pile_up(model):
     net = model(dtype=torch.float32, d_model=32).cuda()
-    for count in range(1, 2 * captured.PROGRAMS, 2):
+    for count in range(1, 2 * cuda_graph.MAX_BUFFERS, 2):
         search.decode(net, requests(count, False)[-3:], DecodingConfig(beam=1 + count % 7))
-    assert len(captured._programs[net]) <= captured.PROGRAMS
+    assert len(cuda_graph._buffers[net]) <= cuda_graph.MAX_BUFFERS

@@ -1,4 +1,4 @@
-"""Searches from several threads on a CUDA device: each has a captured program of its own."""
+"""Searches from several threads on a CUDA device: each has its own CUDA graphs and buffers."""
 
 from functools import partial
 
@@ -32,8 +32,8 @@ def test_concurrent_searches_find_what_they_find_alone(style, model):
     alone = {}
 
     def close(name, rows):
-        """Log-probabilities may differ in their last digits: when a sentence moves to a smaller
-        program depends on how fast the host is, and how a product rounds on its size."""
+        """Log-probabilities may differ in their last digits: when a sentence moves to smaller
+        buffers depends on how fast the host is, and how a product rounds on its size."""
         numbers = torch.tensor([x for row in rows for x in row])
         torch.testing.assert_close(numbers, alone.setdefault(name, numbers), rtol=0, atol=1e-4)
 

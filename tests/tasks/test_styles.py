@@ -337,7 +337,7 @@ def test_an_encoder_says_in_one_line_what_it_cannot_do(by_heart):
     with pytest.raises(InputError, match="model.style=encoder fills all places at once: it cannot"):
         task.score(model, LINES)
     for options in ({"min_length": 3}, {"no_repeat": 2}):
-        with pytest.raises(InputError, match="mind min_length and no_repeat"):
+        with pytest.raises(InputError, match="does not support sampling"):
             task.answer(model, ["The dog slept."], DecodingConfig(beam=1, **options), 100)
 
 

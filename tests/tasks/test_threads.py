@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import regard
 from regard.tasks import index
@@ -69,6 +70,24 @@ def calls_of(name, model, documents):
 
 
 NAMES = ("translate", "answer", "generate", "classify", "fill", "embed")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_changes_no_attribute_of_the_model(name, loaded, documents, monkeypatch):
+    model, assigned = loaded(name), []
+    weights = {key: tensor.clone() for key, tensor in model.transformer.state_dict().items()}
+    plain = torch.nn.Module.__setattr__
+
+    def record(module, attribute, value):
+        assigned.append((type(module).__name__, attribute))
+        plain(module, attribute, value)
+
+    monkeypatch.setattr(torch.nn.Module, "__setattr__", record)
+    for call in calls_of(name, model, documents).values():
+        call()
+    assert assigned == []
+    after = model.transformer.state_dict()
+    assert all(tensor.equal(after[key]) for key, tensor in weights.items())
 
 
 def test_calls_of_all_kinds_on_all_models_at_once(loaded, documents):

@@ -1,1 +1,1 @@
-"""From logits to text."""
+"""Decoding: beam search and sampling, from requests to answers."""

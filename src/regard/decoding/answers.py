@@ -1,4 +1,7 @@
-"""What a search found: answers are read off its records, for a whole batch at once."""
+"""The output of a search: `Answer`, and how answers are computed from the records of `Beams`.
+
+All functions work on whole batches in NumPy, because records are large and Python loops are slow.
+"""
 
 from __future__ import annotations
 
@@ -18,42 +21,45 @@ Numbers = NDArray[Any]
 
 @dataclass
 class Candidate:
-    """One line of a search's history."""
+    """One candidate in the history of a search."""
 
     token: int
-    parent: int  # which of the hypotheses kept in the step before it continues
+    parent: int  # index of the kept hypothesis of the step before that it continues
     logprob: float  # of the token
-    score: float  # sum of the log-probabilities since the search began
+    score: float  # sum of the log-probabilities since the start of the search
     fate: str  # kept, ended, pruned
 
 
 STOPS = (
-    "empty",  # there was nothing to answer
-    "given",  # it was not searched for, only scored
-    "end",  # it wrote <eos>
-    "until",  # it wrote the text that it was to stop before
-    "prefix",  # its given beginning left nothing to write
-    "blocked",  # every token was forbidden
-    "length",  # the limit
+    "empty",  # the input was empty
+    "given",  # the output was given and only scored
+    "end",  # the output ended with <eos>
+    "until",  # the output reached the text at which it had to stop
+    "prefix",  # the prefix was already complete
+    "blocked",  # every next token was forbidden
+    "length",  # the output reached its limit
 )
 
 
 @dataclass
 class Answer:
-    """tokens and logprobs go together: all of the answer's tokens, a given beginning and a final
-    <eos> included. Log-probabilities are the model's own, whatever was forbidden or filtered."""
+    """One output of a model.
+
+    `tokens` and `logprobs` have the same length and include the prefix and a final <eos>. The
+    log-probabilities are those of the model, before any token was forbidden or filtered.
+    """
 
     tokens: list[int]
     logprobs: list[float]
     score: float  # sum of logprobs / ((5 + tokens) / 6) ** length_penalty
-    stopped: str  # why, one of STOPS
+    stopped: str  # why it ended, one of STOPS
     text: str = ""
-    source: Sequence[int] = ()  # what it answers
-    others: list[Answer] = field(default_factory=list)  # n-best without the first
+    source: Sequence[int] = ()  # the request's source
+    others: list[Answer] = field(default_factory=list)  # the n-best list without the first
     history: list[list[Candidate]] = field(default_factory=list)  # candidates of each step
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)  # of each token
     attention: dict[str, list[Any]] = field(default_factory=dict)  # part -> layer -> [H, n, m]
-    pieces: list[Answer] = field(default_factory=list)  # of a text that was answered in pieces
+    pieces: list[Answer] = field(default_factory=list)  # of a text that was decoded in pieces
 
     @property
     def logprob(self) -> float:
@@ -61,24 +67,24 @@ class Answer:
 
 
 def penalty(tokens: Any, exponent: float) -> Any:
-    """What a score of so many tokens is divided by (Wu et al. 2016, equation 14)."""
+    """The divisor of the score of this many tokens (Wu et al. 2016, equation 14)."""
     return ((5.0 + tokens) / 6.0) ** exponent
 
 
-def unchanged(
+def scored_answer(
     tokens: Sequence[int], logprobs: Sequence[float], exponent: float, stopped: str
 ) -> Answer:
-    """The answer that was given before the search, to which nothing was added."""
+    """An answer with these tokens; `exponent` is the length penalty of its score."""
     total = sum(logprobs) / penalty(max(1, len(tokens)), exponent)
     return Answer(list(tokens), list(logprobs), total, stopped)
 
 
 class Records:
-    """The records of a search on the host, with everything that follows from them."""
+    """The records of a search (`Beams.records`) on the host, and what follows from them."""
 
     def __init__(self, options: DecodingConfig, records: Numbers, limits: Sequence[int]) -> None:
         self.options, width = options, options.width
-        # Candidates come first in memory: whatever is counted over them then goes over long rows.
+        # Candidates come first in memory, so that sums over them run along long rows.
         columns = np.ascontiguousarray(np.transpose(records, (3, 2, 0, 1)))  # [4, C, T, B]
         columns = np.moveaxis(columns, 1, -1)  # [4, T, B, C]
         self.logprob, self.score = columns[LOGPROB], columns[SCORE]
@@ -86,24 +92,25 @@ class Records:
         alive = self.score > -np.inf
         goes_on = self.token != Tokenizer.eos
         rank = np.arange(candidates_of(options), dtype=np.int16)
-        self.ended = ~goes_on & alive & (rank < width)
-        # The hypotheses that go on among the candidates up to each; the last is its own.
+        self.ended = ~goes_on & alive & (rank < width)  # [T, B, C]: finished hypotheses
+        # [T, B, C]: how many candidates continue, up to and including each one.
         self.going = np.broadcast_to(rank + 1, self.token.shape)
         if not options.temperature:
             self.going = goes_on.astype(np.int16)
             for c in rank[1:]:
                 self.going[..., c] += self.going[..., c - 1]
-        self.kept = goes_on & alive & (self.going <= width)
-        # A sentence's last step, by the rule of Beams.advance.
+        self.kept = goes_on & alive & (self.going <= width)  # [T, B, C]: go to the next step
+        # The last step of each sentence, by the rule of Beams.advance.
         step = np.arange(len(records))[:, None]
         self.limit = np.asarray(limits)
-        answers = self.ended.sum(-1).cumsum(0)
-        done = (answers >= width) | (step + 1 >= self.limit) | ~self.kept.any(-1)
+        finished = self.ended.sum(-1).cumsum(0)
+        done = (finished >= width) | (step + 1 >= self.limit) | ~self.kept.any(-1)
         self.last = np.where(done.any(0), done.argmax(0), len(records) - 1)  # [B]
         now = step == self.last
+        # Unfinished hypotheses at the limit are outputs, too.
         self.cut = self.kept & (now & (step + 1 == self.limit))[..., None]
-        # Where every next token is forbidden, hypotheses stay as they are: a sample by itself, a
-        # beam when none of it can go on and it has no answer.
+        # Where every next token is forbidden, the output is the hypothesis so far: in sampling for
+        # each hypothesis; in beam search only if no hypothesis can continue and none is finished.
         self.blocked = np.zeros_like(alive)
         if not alive.all():
             dead = ~alive[1:] if options.temperature else ~alive[1:].any(-1, keepdims=True)
@@ -112,10 +119,10 @@ class Records:
                 self.blocked &= ~self.ended.any((0, 2))[:, None]
 
     def best(self, given: Numbers, before: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """The best answers of each sentence: step, candidate and score, [B, n] each; where there
-        are fewer, the score is minus infinity.
+        """The n best outputs of each sentence: last step, candidate and score, [B, n] each. Where
+        there are fewer than n, the score is minus infinity.
 
-        given[B], before[B]: tokens that were there before the search, and their log-probability.
+        given[B], before[B]: the length of each prefix, and its log-probability.
         """
         step = np.arange(len(self.token))[:, None]
         final = (self.ended & (step <= self.last)[..., None]) | self.cut | self.blocked
@@ -124,7 +131,7 @@ class Records:
         score /= penalty(t + 1 + given[b], self.options.length_penalty)
         order = np.lexsort((c, t, -score, b))
         t, b, c, score = t[order], b[order], c[order], score[order]
-        place = np.arange(len(b)) - np.searchsorted(b, b)  # among the answers of its sentence
+        place = np.arange(len(b)) - np.searchsorted(b, b)  # rank within its sentence
         shape = len(given), self.options.n_best
         steps, candidates = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         scores = np.full(shape, -np.inf)
@@ -134,12 +141,13 @@ class Records:
         return steps, candidates, scores
 
     def trace(self, step: Numbers, candidate: Numbers) -> tuple[Numbers, Numbers]:
-        """Walk back from [B, n] candidates: tokens and log-probabilities [B, n, T], up to step."""
-        # Of each candidate the one before it: behind all with fewer hypotheses than its parent has.
+        """Follow parents back from [B, n] candidates: tokens and log-probabilities [B, n, T], valid
+        up to `step`."""
+        # The previous candidate of each: the number of candidates before its parent hypothesis.
         older = np.zeros_like(self.parent)
         for c in range(older.shape[-1]):
             older[1:] += self.going[:-1, :, c, None] <= self.parent[1:]
-        np.minimum(older, older.shape[-1] - 1, out=older)  # what never was a hypothesis has none
+        np.minimum(older, older.shape[-1] - 1, out=older)  # a candidate that does not exist has any
         row, ends = np.arange(len(step))[:, None], set(step.flat)
         path = np.zeros((len(self.token), *step.shape), np.int64)  # [T, B, n]
         at = candidate
@@ -149,12 +157,12 @@ class Records:
             path[t] = at
             at = older[t][row, at]
         time = np.arange(len(path))[:, None, None]
-        found = (numbers[time, row, path] for numbers in (self.token, self.logprob))
-        tokens, logprobs = (np.moveaxis(numbers, 0, -1) for numbers in found)
+        on_path = (numbers[time, row, path] for numbers in (self.token, self.logprob))
+        tokens, logprobs = (np.moveaxis(numbers, 0, -1) for numbers in on_path)
         return tokens, logprobs
 
     def history(self, row: int) -> list[list[Candidate]]:
-        """Every candidate that the search of one sentence looked at."""
+        """All candidates of one sentence, step by step."""
         steps = []
         for t in range(int(self.last[row]) + 1):
             candidates = []
@@ -163,7 +171,7 @@ class Records:
                     continue
                 kept, ended = self.kept[t, row, c], self.ended[t, row, c]
                 parent = int(self.parent[t, row, c])
-                if self.options.temperature and t:  # samples keep their number when others end
+                if self.options.temperature and t:  # the parent's index among the kept samples
                     parent = int(self.kept[t - 1, row, :parent].sum())
                 candidates.append(Candidate(
                     int(self.token[t, row, c]), parent,
@@ -181,10 +189,14 @@ def read_answers(
     given: Sequence[tuple[Sequence[int], Sequence[float]]],
     history: bool = False,
 ) -> list[Answer]:
-    """The best answer of each sentence, with the others behind it.
+    """The best answer of each sentence, with the rest of the n-best list in `others`.
 
-    recorded: what Beams wrote down, [T, B, C, 4]
-    given: tokens of each answer that were there before the search, and their log-probabilities.
+    Args:
+        options: the options of the search.
+        recorded: Beams.records, [T, B, C, 4].
+        limits: the largest number of steps of each sentence.
+        given: the prefix of each output, and its log-probabilities.
+        history: whether to add the candidates of every step.
     """
     records = Records(options, recorded, limits)
     tokens_before = np.array([len(tokens) for tokens, _ in given])
@@ -194,7 +206,7 @@ def read_answers(
     row = np.arange(len(step))[:, None]
     ended, cut = records.ended[step, row, candidate], records.cut[step, row, candidate]
     stopped = np.where(ended, "end", np.where(cut, "length", "blocked"))
-    # Lists all at once: an array gives up its numbers one by one slowly.
+    # Convert to lists in one call: reading single elements of an array is slow.
     columns = (
         x.reshape(-1, *x.shape[2:]).tolist() for x in (step, tokens, logprobs, score, stopped)
     )
@@ -202,27 +214,26 @@ def read_answers(
         Answer(its_tokens[: last + 1], its[: last + 1], total, why)
         for last, its_tokens, its, total, why in zip(*columns, strict=True)
     ]
-    found, most = [], step.shape[1]
+    best_answers, most = [], step.shape[1]
     for b, (old_tokens, old_logprobs) in enumerate(given):
         answers = [one for one in made[b * most : (b + 1) * most] if one.score > -np.inf]
         if not answers:  # not even a first token was allowed
-            answers = [unchanged(old_tokens, old_logprobs, options.length_penalty, "blocked")]
+            answers = [scored_answer(old_tokens, old_logprobs, options.length_penalty, "blocked")]
         elif old_tokens:
             for one in answers:
-                one.tokens, one.logprobs = (
-                    [*old_tokens, *one.tokens],
-                    [*old_logprobs, *one.logprobs],
-                )
+                one.tokens = [*old_tokens, *one.tokens]
+                one.logprobs = [*old_logprobs, *one.logprobs]
         best = answers[0]
         best.others = answers[1:]
         if history:
             best.history = records.history(b)
-        found.append(best)
-    return found
+        best_answers.append(best)
+    return best_answers
 
 
 def open_paths(options: DecodingConfig, recorded: Numbers, limit: int) -> list[list[int]]:
-    """The tokens of every hypothesis of one sentence that may still be its answer."""
+    """The tokens of every hypothesis of one sentence that can still become its answer, or the
+    beginning of it."""
     records = Records(options, recorded, [limit])
     last = int(records.last[0])
     now = np.arange(len(recorded))[:, None] == last

@@ -1,4 +1,4 @@
-"""What is asked of a search."""
+"""The input of a search: requests, their limits, and how they are grouped into batches."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from regard.config.sections import DecodingConfig
 from regard.errors import InputError
 from regard.text.tokenizer import Tokenizer
 
-# Of one batch, the longest sentence counted for each: what is read, and what all hypotheses may
-# write. It bounds the memory of the cache.
+# Tokens of one batch: the source and all hypotheses of a sentence at their largest length, where
+# every sentence counts as much as the largest. This bounds the memory of the cache.
 BATCH_TOKENS = {"cpu": 16_384, "cuda": 131_072}
-SCORED_TOKENS = 4_096  # of one batch that is only scored
+SCORED_TOKENS = 4_096  # tokens of one batch that is only scored
 
 
 @dataclass(frozen=True)
 class Request:
-    """One sentence to answer.
+    """One sentence to decode.
 
-    source: the encoder's input; of a decoder-only model, what it reads before its answer
-    prefix: how the answer begins
-    limit: tokens of the whole answer, <eos> included; None: by decoding.max_length
+    Attributes:
+        source: the encoder's input; for a decoder-only model, the prompt before the output.
+        prefix: the tokens that the output starts with.
+        limit: the largest number of tokens of the output, including the prefix and <eos>;
+            None: decoding.max_length decides.
     """
 
     source: Sequence[int]
@@ -30,7 +32,7 @@ class Request:
     limit: int | None = None
 
     def check(self, model: ModelConfig) -> None:
-        """Refuse what no search can answer."""
+        """Raise InputError if the model cannot decode this request."""
         if not self.source:
             raise InputError("a request with an empty source: it needs at least one token")
         known, size = self.known(model.has_encoder), model.vocabulary_size
@@ -46,30 +48,37 @@ class Request:
             )
 
     def begin(self, encoder: bool) -> list[int]:
-        """What the decoder reads before the answer."""
+        """The tokens that the decoder reads before the output."""
         return [Tokenizer.bos] if encoder else list(self.source)
 
     def known(self, encoder: bool) -> list[int]:
-        """What the decoder has before it writes its first token."""
+        """The tokens that the decoder reads before the first token that it writes."""
         return [*self.begin(encoder), *self.prefix]
 
     def most(self, model: ModelConfig, options: DecodingConfig) -> int:
-        """Tokens that the answer may have, the prefix and <eos> included."""
+        """The largest number of tokens of the output, including the prefix and <eos>."""
         encoder = model.has_encoder
         more = len(self.source) if encoder else 0
         limit = more + options.max_length if self.limit is None else self.limit
-        if model.positions == "learned":  # the last token written is never read
+        if model.positions == "learned":  # the decoder never reads the last token of an output
             limit = min(limit, model.max_length - len(self.begin(encoder)) + 1)
         return max(0, limit)
 
     @property
-    def name(self) -> bytes:
-        """What the random numbers of this sentence hang on: itself, and nothing around it."""
+    def noise_key(self) -> bytes:
+        """What the random numbers of this request depend on besides the seed: its own tokens, and
+        nothing else in the batch."""
         return repr((list(self.source), list(self.prefix))).encode()
 
 
+def until_eos(tokens: Sequence[int]) -> list[int]:
+    """The tokens up to and including the first <eos>, or all of them if there is none."""
+    tokens, eos = list(tokens), Tokenizer.eos
+    return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
+
+
 def by_size(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Batches of indices, the longest first, of about `budget` tokens each."""
+    """Group indices into batches of about `budget` tokens, the largest sizes first."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     while order:
         count = max(1, budget // max(1, sizes[order[0]]))

@@ -1,7 +1,7 @@
-"""How probable a given answer is: one full pass, teacher forcing, no search.
+"""The log-probability of given outputs: one full pass with teacher forcing, no search.
 
-The same pass says what else would have been likely at each place and where every head looked, so
-that asking for these after a search cannot change what the search finds.
+The same pass gives the alternatives at each place and the attention weights. They are computed
+after a search, so that they cannot change its result.
 """
 
 from __future__ import annotations
@@ -16,43 +16,51 @@ from regard.model.linear import product
 from regard.model.transformer import Capture, Transformer
 from regard.text.batching import Packed
 
-PIECE = 2**24  # logits held at once
+PIECE = 2**24  # logits in memory at once
 
 
 @torch.no_grad()
 def score(
     model: Transformer,
     requests: Sequence[Request],
-    answers: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
     alternatives: int = 0,
     attention: bool = False,
 ) -> list[Scored]:
-    """The log-probability of each token of the answers (ids, <eos> where they end), in order."""
+    """Score one output per request, in order.
+
+    Args:
+        model: the model.
+        requests: their sources; prefixes and limits are ignored.
+        outputs: token ids, including <eos> where an output ends.
+        alternatives: the number of most probable tokens to return at each place.
+        attention: whether to return attention weights.
+    """
     scored = [Scored() for _ in requests]
-    asked = [i for i, answer in enumerate(answers) if len(answer)]
-    sizes = [len(requests[i].source) + len(answers[i]) for i in asked]
+    nonempty = [i for i, output in enumerate(outputs) if len(output)]
+    sizes = [len(requests[i].source) + len(outputs[i]) for i in nonempty]
     for batch in by_size(sizes, SCORED_TOKENS):
-        chosen = [asked[i] for i in batch]
+        chosen = [nonempty[i] for i in batch]
         _score_batch(
-            model, [requests[i] for i in chosen], [answers[i] for i in chosen],
+            model, [requests[i] for i in chosen], [outputs[i] for i in chosen],
             alternatives, attention, [scored[i] for i in chosen],
         )  # fmt: skip
     return scored
 
 
 class Scored:
-    """What the full pass says of one answer."""
+    """The result of the full pass over one output."""
 
     def __init__(self) -> None:
-        self.logprobs: list[float] = []
-        self.alternatives: list[list[tuple[int, float]]] = []
-        self.attention: dict[str, list[torch.Tensor]] = {}
+        self.logprobs: list[float] = []  # of each token
+        self.alternatives: list[list[tuple[int, float]]] = []  # tokens and log-probabilities
+        self.attention: dict[str, list[torch.Tensor]] = {}  # part -> layer -> [H, n, m]
 
 
 def _score_batch(
     model: Transformer,
     requests: list[Request],
-    answers: list[Sequence[int]],
+    outputs: list[Sequence[int]],
     alternatives: int,
     attention: bool,
     scored: list[Scored],
@@ -62,21 +70,21 @@ def _score_batch(
     source = Packed.of([request.source for request in requests]).to(device) if both else None
     begins = [request.begin(both) for request in requests]
     rows = Packed.of(
-        [[*begin, *answer[:-1]] for begin, answer in zip(begins, answers, strict=True)]
+        [[*begin, *output[:-1]] for begin, output in zip(begins, outputs, strict=True)]
     )
     capture = Capture() if attention else None
     hidden = model.hidden(source, rows.to(device), capture, attention_engine(model))
-    # The rows from whose output an answer's tokens are told: all but those of the beginning.
+    # The rows that predict the tokens of an output: from the last one before it on.
     parts = [
         part[len(begin) - 1 :]
         for part, begin in zip(rows.split(torch.arange(len(rows.tokens))), begins, strict=True)
     ]
-    wanted = torch.tensor([token for answer in answers for token in answer], device=device)
+    targets = torch.tensor([token for output in outputs for token in output], device=device)
     hidden = hidden[torch.cat(parts).to(device)]  # [N, D]
     matrix = model.output_matrix()
     logprobs, tops = [], []
     size = max(1, PIECE // len(matrix))
-    for some, labels in zip(hidden.split(size), wanted.split(size), strict=True):
+    for some, labels in zip(hidden.split(size), targets.split(size), strict=True):
         all_logprobs = product(some, matrix).log_softmax(-1, dtype=torch.float32)
         logprobs += all_logprobs.gather(1, labels[:, None])[:, 0].tolist()
         if alternatives:
@@ -86,8 +94,8 @@ def _score_batch(
                 for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
             ]
     start = 0
-    for b, answer in enumerate(answers):
-        end = start + len(answer)
+    for b, output in enumerate(outputs):
+        end = start + len(output)
         scored[b].logprobs = logprobs[start:end]
         scored[b].alternatives = tops[start:end]
         if capture is not None:

@@ -1,7 +1,9 @@
-"""One search for all: requests in, answers out, over one step function.
+"""Decode requests: the entry point of decoding, used by every task that writes text.
 
-The step function is `Transformer.step`: the newest token of every hypothesis and the cache in,
-logits out. Who calls it is an engine: `Eager` anywhere, `Captured` on a GPU.
+`decode` groups requests into batches, runs one `Search` for each, and adds the details that the
+caller asks for. A `Search` iterates over a decoding engine (engines/), which runs the steps.
+With the eager engine one step is `EagerSearch._step`: `Transformer.step` computes logits from the
+newest token of every hypothesis and the cache, and `Beams.advance` chooses the next tokens.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.answers import Answer, open_paths, read_answers, unchanged
-from regard.decoding.engines.cuda_graph import Captured
-from regard.decoding.engines.eager import Eager, Job
-from regard.decoding.requests import BATCH_TOKENS, Request, by_size
-from regard.decoding.score import Scored, score
+from regard.decoding.answers import Answer, open_paths, read_answers, scored_answer
+from regard.decoding.engines import choose_engine
+from regard.decoding.engines.job import Engine, Job
+from regard.decoding.requests import BATCH_TOKENS, Request, by_size, until_eos
+from regard.decoding.score import score
 from regard.decoding.slots import fill_slots
 from regard.errors import InputError
 from regard.model.transformer import Transformer
@@ -24,8 +26,14 @@ from regard.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to tell of an answer beside itself; none of it changes the answer."""
+class Details:
+    """What to add to each answer. No detail changes the tokens or the score of an answer.
+
+    Attributes:
+        history: the candidates of every step.
+        alternatives: the number of most probable tokens at each place.
+        attention: the attention weights.
+    """
 
     history: bool = False
     alternatives: int = 0
@@ -36,7 +44,7 @@ class Wanted:
             raise InputError(f"alternatives must be at least 0, not {self.alternatives}")
 
 
-NOTHING = Wanted()
+NO_DETAILS = Details()
 
 
 @torch.no_grad()
@@ -44,39 +52,55 @@ def decode(
     model: Transformer,
     requests: Sequence[Request],
     options: DecodingConfig,
-    wanted: Wanted = NOTHING,
+    details: Details = NO_DETAILS,
     batch_tokens: int | None = None,
 ) -> list[Answer]:
-    """The answer to each request, in order."""
+    """Decode requests. Returns one answer per request, in order.
+
+    Args:
+        model: a model in evaluation mode.
+        requests: the requests, in any order of lengths.
+        options: beam search or sampling, and their settings.
+        details: what to add to each answer.
+        batch_tokens: the size of a batch (default: BATCH_TOKENS of the device).
+
+    Raises:
+        InputError: the model cannot decode a request or does not support an option.
+    """
     if model.decoder is None:
-        if wanted != NOTHING:
-            raise InputError("model.style=encoder does not search: there is nothing to tell of it")
+        if details != NO_DETAILS:
+            raise InputError(
+                "model.style=encoder has no search: it gives no history, alternatives or attention"
+            )
         return fill_slots(model, requests, options)
     if batch_tokens is None:
         batch_tokens = BATCH_TOKENS["cuda" if model.output_matrix().is_cuda else "cpu"]
-    found: dict[int, Answer] = {}
+    by_index: dict[int, Answer] = {}
     for batch in batches(model, requests, options, batch_tokens):
         search = Search(model, [requests[i] for i in batch], options)
         for _ in search:
             pass
-        found.update(zip(batch, search.answers(wanted.history), strict=True))
-    answers = [found[i] for i in range(len(requests))]
+        by_index.update(zip(batch, search.answers(details.history), strict=True))
+    answers = [by_index[i] for i in range(len(requests))]
     for answer, request in zip(answers, requests, strict=True):
         answer.source = request.source
-    if wanted.alternatives or wanted.attention:
-        look(model, requests, answers, wanted)
+    if details.alternatives or details.attention:
+        tokens = [answer.tokens for answer in answers]
+        passes = score(model, requests, tokens, details.alternatives, details.attention)
+        for answer, scored in zip(answers, passes, strict=True):
+            answer.alternatives, answer.attention = scored.alternatives, scored.attention
     return answers
 
 
 def batches(
     model: Transformer, requests: Sequence[Request], options: DecodingConfig, batch_tokens: int
 ) -> Iterator[list[int]]:
-    """Requests of similar size together. Those for which the decoder has something to read before
-    its first step are kept apart from those for which it has nothing."""
+    """Batches of requests of similar size, as indices. Requests for which the decoder reads
+    something before its first step are not mixed with the others."""
     both = model.encoder is not None
-    known = [len(r.prefix) + (1 if both else len(r.source)) for r in requests]
+    reads_first = [len(request.known(both)) > 1 for request in requests]
     for reads in (False, True):
-        chosen = [i for i in range(len(requests)) if (known[i] > 1) == reads]
+        chosen = [i for i in range(len(requests)) if reads_first[i] == reads]
         sizes = [
             len(requests[i].source) + options.width * requests[i].most(model.config, options)
             for i in chosen
@@ -85,76 +109,61 @@ def batches(
             yield [chosen[i] for i in batch]
 
 
-def look(
-    model: Transformer, requests: Sequence[Request], answers: list[Answer], wanted: Wanted
-) -> None:
-    """Add what a full pass over the finished answers shows."""
-    tokens = [answer.tokens for answer in answers]
-    passes = score(model, requests, tokens, wanted.alternatives, wanted.attention)
-    for answer, seen in zip(answers, passes, strict=True):
-        answer.alternatives, answer.attention = seen.alternatives, seen.attention
-
-
 class Search:
-    """The search of one batch: an iterator with a turn for each step."""
+    """The search for one batch of requests. Iterating over it runs the search and yields after each
+    step; `settled` and `answers` can be called in between and afterwards."""
 
     def __init__(
         self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
     ) -> None:
         if model.training:
-            raise InputError("a model in training drops things at random: call model.eval() first")
+            raise InputError(
+                "the model is in training mode, where dropout is random: call model.eval() first"
+            )
         for request in requests:
             request.check(model.config)
         self.model, self.requests, self.options = model, requests, options
-        self.given = [self._prefix(request) for request in requests]
-        # Those whose prefix leaves nothing to write are answered by it, without a search.
+        self.prefixes = [until_eos(request.prefix) for request in requests]
+        # Requests whose prefix is already a complete output need no search.
         most = [request.most(model.config, options) for request in requests]
-        self.open = [
-            i for i, tokens in enumerate(self.given)
-            if Tokenizer.eos not in tokens and len(tokens) < most[i]
+        self.searched = [
+            i for i, prefix in enumerate(self.prefixes)
+            if Tokenizer.eos not in prefix and len(prefix) < most[i]
         ]  # fmt: skip
-        self.limits = [most[i] - len(self.given[i]) for i in self.open]
-        prefixed = [requests[i] for i, tokens in enumerate(self.given) if tokens]
-        scored = iter(score(model, prefixed, [tokens for tokens in self.given if tokens]))
-        self.scored = [next(scored) if tokens else Scored() for tokens in self.given]
-        self.engine: Eager | Captured | None = None
-
-    def _prefix(self, request: Request) -> list[int]:
-        """The given beginning, up to its end if it has one."""
-        tokens = list(request.prefix)
-        end = Tokenizer.eos
-        return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+        self.limits = [most[i] - len(self.prefixes[i]) for i in self.searched]
+        self.scored = score(model, requests, self.prefixes)  # nothing for an empty prefix
+        self.engine: Engine | None = None
 
     def __iter__(self) -> Iterator[None]:
-        """Search: one turn for each step."""
-        if not self.open:
+        """Run the search; yield after each step."""
+        if not self.searched:
             return
-        requests = [self.requests[i] for i in self.open]
+        requests = [self.requests[i] for i in self.searched]
         both = self.model.encoder is not None
         known = [request.known(both) for request in requests]
+        sampling = self.options.temperature > 0
         job = Job(
-            self.options, self.limits, [self.given[i] for i in self.open],
-            [request.name for request in requests] if self.options.temperature else [],
-            [request.source for request in requests] if both else None,
-            # The first step reads the newest token; everything before it is read at once.
-            [tokens[:-1] for tokens in known], [tokens[-1] for tokens in known],
-        )  # fmt: skip
+            options=self.options,
+            limits=self.limits,
+            prefixes=[self.prefixes[i] for i in self.searched],
+            noise_keys=[request.noise_key for request in requests] if sampling else [],
+            sources=[request.source for request in requests] if both else None,
+            read=[tokens[:-1] for tokens in known],
+            newest=[tokens[-1] for tokens in known],
+        )
         if len({bool(tokens) for tokens in job.read}) > 1:
             raise InputError(
-                "a search reads something before its first step for all its sentences or for none: "
-                "use decode, which keeps them apart"
+                "one Search cannot mix requests with and without tokens to read before the first "
+                "step: use decode, which separates them"
             )
-        # A captured program encodes a rectangle; only attention knows how to ignore its padding.
-        captured = self.model.output_matrix().is_cuda and self.model.config.mixer == "attention"
-        engine = Captured if captured else Eager
-        self.engine = engine(self.model, job)
+        self.engine = choose_engine(self.model, job)
         yield from self.engine
 
     def settled(self) -> list[int]:
-        """The tokens of the first sentence's answer that nothing can change any more: what all
-        its hypotheses have in common, those that have ended included."""
-        settled = list(self.given[0])
-        if self.engine is None or self.open[0] != 0:
+        """The tokens of the first answer that cannot change any more: the common beginning of all
+        its hypotheses, including the finished ones."""
+        settled = list(self.prefixes[0])
+        if self.engine is None or self.searched[0] != 0:
             return settled
         paths = open_paths(self.options, self.engine.records()[:, :1], self.limits[0])
         for tokens in zip(*paths, strict=False):
@@ -164,18 +173,16 @@ class Search:
         return settled
 
     def answers(self, history: bool = False) -> list[Answer]:
-        """What was found; of those that were not searched, what was given."""
-        given = [
-            (tokens, seen.logprobs) for tokens, seen in zip(self.given, self.scored, strict=True)
+        """The best answers so far, one for each request; `history` adds the candidates of each
+        step."""
+        prefixes = [
+            (tokens, one.logprobs) for tokens, one in zip(self.prefixes, self.scored, strict=True)
         ]
-        searched: dict[int, Answer] = {}
+        penalty = self.options.length_penalty
+        answers = [scored_answer(*prefix, penalty, "prefix") for prefix in prefixes]
         if self.engine is not None:
-            old = [given[i] for i in self.open]
-            records = self.engine.records()
-            answers = read_answers(self.options, records, self.limits, old, history)
-            searched = dict(zip(self.open, answers, strict=True))
-        return [
-            searched[i] if i in searched
-            else unchanged(*given[i], self.options.length_penalty, "prefix")
-            for i in range(len(given))
-        ]  # fmt: skip
+            old = [prefixes[i] for i in self.searched]
+            found = read_answers(self.options, self.engine.records(), self.limits, old, history)
+            for i, answer in zip(self.searched, found, strict=True):
+                answers[i] = answer
+        return answers

@@ -1,7 +1,7 @@
-"""An encoder's answer: all its tokens at once, in the slots that stand behind its input.
+"""Decoding with an encoder-only model: one pass fills all <mask> tokens at the end of the source.
 
-No search and no steps: each slot takes its most probable token, and none knows what the others
-took. That is fast, and why an encoder writes badly where there is more than one good answer.
+There is no search and there are no steps. Each slot gets its most probable token, independently of
+the other slots. This is fast, but the text is poor where several outputs are about equally good.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.answers import Answer, penalty
-from regard.decoding.engines.cpu import hidden
-from regard.decoding.requests import BATCH_TOKENS, Request, by_size
+from regard.decoding.answers import Answer, scored_answer
+from regard.decoding.engines import hidden
+from regard.decoding.requests import BATCH_TOKENS, Request, by_size, until_eos
 from regard.errors import InputError
 from regard.model.linear import product
 from regard.model.transformer import Transformer
@@ -25,16 +25,16 @@ from regard.text.tokenizer import Tokenizer
 def fill_slots(
     model: Transformer, requests: Sequence[Request], options: DecodingConfig
 ) -> list[Answer]:
-    """The answer to each request, whose source ends with its slots (<mask>)."""
+    """Fill the slots of each request, whose source ends with them (<mask>)."""
     searched = options.temperature or options.n_best > 1 or any(r.prefix for r in requests)
     if searched or options.min_length or options.no_repeat:
         raise InputError(
-            "model.style=encoder fills all places of its answer at once: it cannot sample, give "
-            "several answers, begin with a prefix, or mind min_length and no_repeat"
+            "model.style=encoder fills all places of its output at once: it does not support "
+            "sampling, n_best, a prefix, min_length or no_repeat"
         )
     matrix = model.output_matrix()
     budget = BATCH_TOKENS["cuda" if matrix.is_cuda else "cpu"]
-    found: dict[int, Answer] = {}
+    by_index: dict[int, Answer] = {}
     for batch in by_size([len(request.source) for request in requests], budget):
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
         slots = row.tokens == Tokenizer.mask
@@ -45,16 +45,16 @@ def fill_slots(
             batch, best.indices.split(counts), best.values.split(counts), strict=True
         ):
             most = requests[i].most(model.config, options)
-            found[i] = read(tokens[:most].tolist(), logprobs.tolist(), requests[i], options)
-    return [found[i] for i in range(len(requests))]
+            by_index[i] = read(tokens[:most].tolist(), logprobs.tolist(), requests[i], options)
+    return [by_index[i] for i in range(len(requests))]
 
 
 def read(
     tokens: list[int], logprobs: list[float], request: Request, options: DecodingConfig
 ) -> Answer:
-    """Up to the first <eos>."""
-    ended = Tokenizer.eos in tokens
-    count = tokens.index(Tokenizer.eos) + 1 if ended else len(tokens)
-    total = sum(logprobs[:count]) / penalty(count, options.length_penalty)
-    stopped = "end" if ended else "length"
-    return Answer(tokens[:count], logprobs[:count], total, stopped, source=request.source)
+    """The answer from the tokens of all slots: it ends with the first <eos>."""
+    tokens = until_eos(tokens)
+    stopped = "end" if Tokenizer.eos in tokens else "length"
+    answer = scored_answer(tokens, logprobs[: len(tokens)], options.length_penalty, stopped)
+    answer.source = request.source
+    return answer

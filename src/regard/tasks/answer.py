@@ -18,6 +18,7 @@ import numpy as np
 
 from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import Answer
+from regard.decoding.engines.cuda_graph import release_graphs
 from regard.decoding.requests import Request
 from regard.errors import InputError
 from regard.model.transformer import Transformer
@@ -174,6 +175,7 @@ class Questions(Sequences):
         rows = [row for _, row in examples]
         asked_for = [Asked(row.context, row.question) for row in rows]
         found = self.answer(model, asked_for, decoding, config.data.max_length)
+        release_graphs(model)  # training may continue and needs the memory
         answers = [answer.text for answer in found]
         pairs = list(zip(answers, rows, strict=True))
         exact = np.array([exact_match(answer, row.answers) for answer, row in pairs])

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.answers import Answer, unchanged
+from regard.decoding.answers import Answer, scored_answer
 from regard.decoding.requests import Request
 from regard.decoding.score import score
-from regard.decoding.search import NOTHING, Search, Wanted, decode
+from regard.decoding.search import NO_DETAILS, Details, Search, decode
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.task import Batch, Ids, Task, bounds, packed, words_loss
@@ -131,11 +131,11 @@ class Sequences(Task):
         model: Transformer,
         requests: Sequence[Request],
         options: DecodingConfig,
-        wanted: Wanted = NOTHING,
+        details: Details = NO_DETAILS,
     ) -> list[Answer]:
         """The answers to requests, with their texts."""
         requests = [self.bounded(request, options) for request in requests]
-        return [self.spell(answer) for answer in decode(model, requests, options, wanted)]
+        return [self.spell(answer) for answer in decode(model, requests, options, details)]
 
     def bounded(self, request: Request, options: DecodingConfig) -> Request:
         """decoding.max_length counts from the input's length, as it does where an encoder has it:
@@ -182,7 +182,7 @@ class Sequences(Task):
         for request, tokens, seen in zip(
             requests, answers, score(model, requests, answers), strict=True
         ):
-            answer = unchanged(tokens, seen.logprobs, penalty, "given")
+            answer = scored_answer(tokens, seen.logprobs, penalty, "given")
             answer.source = request.source
             found.append(self.spell(answer))
         return found

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import Answer
-from regard.decoding.engines.cpu import hidden
+from regard.decoding.engines import hidden
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.transformer import Transformer

@@ -14,8 +14,9 @@ from typing import Any
 
 from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import STOPS, Answer
+from regard.decoding.engines.cuda_graph import release_graphs
 from regard.decoding.requests import Request
-from regard.decoding.search import NOTHING, Wanted
+from regard.decoding.search import NO_DETAILS, Details
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.sequences import Sequences, asked
@@ -75,13 +76,13 @@ class Translate(Sequences):
         options: DecodingConfig,
         longest: int,
         prefix: str = "",
-        wanted: Wanted = NOTHING,
+        details: Details = NO_DETAILS,
     ) -> list[Answer]:
         """A translation for each text; nothing for nothing. A text of more than `longest` tokens
         is translated in pieces (`Answer.pieces`)."""
         groups = self.requests(texts, longest, prefix)
         flat = [request for group in groups for request in group]
-        found = iter(self.found(model, flat, options, wanted))
+        found = iter(self.found(model, flat, options, details))
         return [join([next(found) for _ in group]) for group in groups]
 
     def evaluate(
@@ -94,6 +95,7 @@ class Translate(Sequences):
         sources = [source for _, source, _ in examples]
         wanted = [target for _, _, target in examples]
         found = self.answer(model, sources, decoding, config.data.max_length)
+        release_graphs(model)  # training may continue and needs the memory
         answers = [answer.text for answer in found]
         samples = [
             f"{source} -> {answer}  (wanted: {target})"

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from regard.config.sections import Config, DecodingConfig
-from regard.decoding.engines.cuda_graph import forget
 from regard.errors import InputError, TrainingFailed
 from regard.files import LARGEST_CARD, PREFIX, cache_folder, read_bounded, sync_folder, write_file
 from regard.model.transformer import Transformer
@@ -67,7 +66,6 @@ class Validation:
         if scores is None:
             result = self.task.evaluate(model, self.examples, self.config, self.greedy)
             scores, samples = result.scores, result.samples[:SAMPLES]
-            forget(model)
         # A task without its usual score (embed with plain pairs) uses its first score.
         better = scores.get(self.task.better, next(iter(scores.values())))
         score = -loss if self.task.better == "loss" else better

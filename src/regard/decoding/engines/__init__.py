@@ -1,1 +1,36 @@
-"""Implementations of the decoding loop: PyTorch, C++ on a CPU, and CUDA graphs."""
+"""Decoding engines: implementations of the search loop, and the functions that choose one.
+
+eager.py is the definition, in PyTorch; cpu.py runs C++ code on a CPU; cuda_graph.py replays CUDA
+graphs on a GPU. All of them give the same answers up to rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.decoding.engines.cpu import CpuSearch, cpu_model
+from regard.decoding.engines.cuda_graph import GraphSearch
+from regard.decoding.engines.eager import EagerSearch
+from regard.decoding.engines.job import Engine, Job
+from regard.model.transformer import Transformer
+from regard.text.batching import Packed
+
+
+def choose_engine(model: Transformer, job: Job) -> Engine:
+    """Return a search for the job on the fastest engine that supports the model."""
+    # CUDA graphs encode a padded rectangle, and only attention can ignore the padding.
+    if model.output_matrix().is_cuda and model.config.mixer == "attention":
+        return GraphSearch(model, job)
+    if (compiled := cpu_model(model)) is not None:
+        return CpuSearch(model, job, compiled)
+    return EagerSearch(model, job)
+
+
+@torch.no_grad()
+def hidden(model: Transformer, row: Packed) -> Tensor:
+    """`Transformer.hidden` for inference with a model that has one stack: row -> [N, D]."""
+    if (compiled := cpu_model(model)) is None:
+        return model.hidden(row) if model.encoder is not None else model.hidden(None, row)
+    model.check_row(row, "target")
+    return compiled.hidden(row).to(model.output_matrix().dtype)

@@ -1,10 +1,12 @@
-"""The CPU's own step and pass, in C++ (ops/cpu/inference.cpp): the same functions as
-Transformer.step with Beams.advance behind it, Transformer.encode, and decode into a cache.
+"""The CPU engine: C++ code (ops/cpu/inference.cpp) for a step of the search and for full passes.
 
-Weights are packed once for a model, as float32, bfloat16 or int8, and again when they change.
-Which of the three is `Transformer.precision`. The tensors of Cache and Beams are read and written
-in place: nothing else depends on which engine ran. Several threads can use an engine at the same
-time, because a call writes only to its own cache and search.
+`CpuModel` computes what Transformer.encode, Transformer.hidden and Transformer.start compute, and
+`CpuStep` what Transformer.step with Beams.advance computes. The C++ code reads and writes the
+tensors of Cache and Beams in place, so that everything else is the same for each engine.
+
+The weights are converted to a blocked layout once per model, as float32, bfloat16 or int8
+(`Transformer.precision`), and again when they change. Several threads can use one `CpuModel` at the
+same time, because a call writes only to its own cache and search.
 """
 
 from __future__ import annotations
@@ -22,42 +24,45 @@ from torch import Tensor, nn
 from regard.decoding.beams import Beams
 from regard.decoding.engines.cpu_weights import (
     KINDS,
+    BlockedWeights,
     CBeams,
     CCache,
     CSlots,
-    Packing,
     declared,
     whole_blocks,
 )
+from regard.decoding.engines.eager import EagerSearch
+from regard.decoding.engines.job import Job
 from regard.model.cache import Cache
 from regard.model.transformer import Transformer
-from regard.ops.cpu import build as native
+from regard.ops.cpu import build
 from regard.text.batching import Packed
 
-GROUP = 512  # tokens that are read at once: what lies between two products stays in the cache
+GROUP = 512  # tokens of one pass: few enough that activations stay in the processor cache
 
 
-class Engine:
-    """A model's packed weights, and what can be done with them."""
+class CpuModel:
+    """A model's weights in the blocked layout, and the passes over them."""
 
     def __init__(self, library: ctypes.CDLL, model: Transformer, precision: str) -> None:
         self.library, self.config = library, model.config
-        self.encoder: Packing | None = None
-        self.decoder: Packing | None = None
-        given = library, model.config, precision
+        self.encoder: BlockedWeights | None = None
+        self.decoder: BlockedWeights | None = None
+        shared = library, model.config, precision
         if model.encoder is not None:
-            self.encoder = Packing(*given, model.encoder, model.table("source").weight)
+            self.encoder = BlockedWeights(*shared, model.encoder, model.table("source").weight)
         if model.decoder is not None:
-            writes = model.config.head == "language-model"
-            matrix = model.output_matrix() if writes else None
-            self.decoder = Packing(*given, model.decoder, model.table("target").weight, matrix)
+            generates = model.config.head == "language-model"
+            output = model.output_matrix() if generates else None
+            table = model.table("target").weight
+            self.decoder = BlockedWeights(*shared, model.decoder, table, output)
 
     def hidden(self, row: Packed) -> Tensor:
-        """row -> [N, D] of the last layer, of an encoder or of a decoder that stands alone."""
+        """The last layer's output [N, D] of the encoder, or of a decoder-only model."""
         hidden = torch.empty(len(row.tokens), self.config.d_model)
-        packing = self.encoder or self.decoder
-        assert packing is not None
-        self._read(packing, row, hidden=hidden)
+        weights = self.encoder or self.decoder
+        assert weights is not None
+        self._read(weights, row, hidden=hidden)
         return hidden
 
     def start(
@@ -69,7 +74,7 @@ class Engine:
         width: int,
         steps: int,
     ) -> Cache:
-        """As Transformer.start."""
+        """Transformer.start: a cache with the source encoded and the prompt read."""
         assert self.decoder is not None
         before = 0 if read is None else max(read.lengths)
         cache = model.empty_cache(sentences, width, before, steps)
@@ -94,20 +99,21 @@ class Engine:
 
     def _read(
         self,
-        packing: Packing,
+        weights: BlockedWeights,
         row: Packed,
         cache: Cache | None = None,
         hidden: Tensor | None = None,
     ) -> None:
-        """One stack over a packed row: vectors to `hidden`, keys and values to the cache."""
-        stack = packing.reach(max(row.lengths))
+        """Run one stack over a packed row: write the output to `hidden`, keys and values to the
+        cache."""
+        stack = weights.reach(max(row.lengths))
         own = [] if cache is None else list(zip(cache.keys, cache.values, strict=True))
         memory = [] if cache is None else cache.memory
         lengths = None if cache is None else cache.memory_lengths
         for first, begin, offsets in groups(row):
             self.library.read_rows(
                 ctypes.byref(stack), row.tokens[begin:].data_ptr(), offsets.data_ptr(),
-                len(offsets) - 1, packing is self.decoder, self.config.window or 0,
+                len(offsets) - 1, weights is self.decoder, self.config.window or 0,
                 slots_of(own, first), slots_of(memory, first),
                 None if lengths is None else lengths[first:].data_ptr(),
                 None if hidden is None else hidden[begin:].data_ptr(), torch.get_num_threads(),
@@ -115,8 +121,8 @@ class Engine:
 
 
 def groups(row: Packed) -> Iterator[tuple[int, int, Tensor]]:
-    """Whole sequences, about GROUP tokens at a time: the number of the first, its first token, and
-    their offsets from there."""
+    """Split a row into groups of whole sequences of about GROUP tokens. Yields the index of the
+    first sequence, its first token, and the offsets of the sequences from there."""
     first = begin = tokens = 0
     for b, length in enumerate([*row.lengths, GROUP]):
         if tokens and tokens + length > GROUP:
@@ -126,7 +132,7 @@ def groups(row: Packed) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def slots_of(layers: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> Any:
-    """Keys and values [B, H, T, K] of each layer, from sentence `first` on."""
+    """An array of CSlots: keys and values [B, H, T, K] of each layer, from sentence `first` on."""
     if not layers:
         return None
     each = [
@@ -136,21 +142,22 @@ def slots_of(layers: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> Any:
     return (CSlots * len(each))(*each)
 
 
-class NativeStep:
-    """Call it for one step of the model and the search: how many sentences go on."""
+class CpuStep:
+    """Call it to run one step of the model and of the search; it returns the number of unfinished
+    sentences."""
 
-    def __init__(self, engine: Engine, cache: Cache, beams: Beams) -> None:
-        assert engine.decoder is not None
-        self.library, self.cache, self.beams = engine.library, cache, beams
-        self.stack = engine.decoder.reach(cache.used + len(beams.records))
-        # What else a search may ask for is left to Beams.advance.
-        self.advances = not beams.samples and beams.said is None
+    def __init__(self, model: CpuModel, cache: Cache, beams: Beams) -> None:
+        assert model.decoder is not None
+        self.library, self.cache, self.beams = model.library, cache, beams
+        self.stack = model.decoder.reach(cache.used + len(beams.records))
+        # C++ implements beam search; Beams.advance does sampling and no_repeat.
+        self.advances = not beams.sampling and beams.sequences is None
         padded = whole_blocks(self.library, self.stack.output.outputs)
-        self.room = torch.empty(beams.tokens.numel(), padded)  # of the logits
-        self.bound: Tensor | None = None  # the table `visible` of the structures below
+        self.buffer = torch.empty(beams.tokens.numel(), padded)  # logits
+        self.bound: Tensor | None = None  # the `visible` that the structures below point to
 
     def _bind(self) -> None:
-        """Point to the tensors as they are now."""
+        """Point to the current tensors; Cache.keep and Beams.keep replace them."""
         cache, beams = self.cache, self.beams
         self.bound = cache.visible
         self.own = slots_of(list(zip(cache.keys, cache.values, strict=True)))
@@ -163,10 +170,10 @@ class NativeStep:
             None if self.memory is None else ctypes.addressof(self.memory),
             None if lengths is None else lengths.data_ptr(),
         )  # fmt: skip
-        tensors = (beams.tokens, beams.parents, beams.answers, beams.limits, beams.least,
+        tensors = (beams.tokens, beams.parents, beams.finished, beams.limits, beams.min_steps,
                    beams.rows, beams.time, beams.scores, beams.records, beams.done)  # fmt: skip
         self.c_beams = CBeams(
-            beams.candidates, beams.eos, beams.records.shape[1], beams.moved is not None,
+            beams.candidates, beams.eos, beams.records.shape[1], beams.reordering is not None,
             *(tensor.data_ptr() for tensor in tensors),
         )  # fmt: skip
 
@@ -177,53 +184,71 @@ class NativeStep:
         return int((~self.beams.done).sum())
 
     def logits(self) -> Tensor:
-        """One step of the model alone: [B, W, V]."""
+        """Run one step of the model alone: [B, W, V]."""
         self._step()
         shape = self.beams.tokens.shape
-        return self.room[: shape.numel(), : self.stack.output.outputs].unflatten(0, shape)
+        return self.buffer[: shape.numel(), : self.stack.output.outputs].unflatten(0, shape)
 
     def _step(self) -> int:
         cache = self.cache
         if cache.visible is not self.bound:
             self._bind()
         self.c_cache.used = cache.used
-        going: int = self.library.step(
+        remaining: int = self.library.step(
             ctypes.byref(self.stack), ctypes.byref(self.c_cache), ctypes.byref(self.c_beams),
-            self.room.data_ptr(), self.room.shape[1], self.advances, torch.get_num_threads(),
+            self.buffer.data_ptr(), self.buffer.shape[1], self.advances, torch.get_num_threads(),
         )  # fmt: skip
         cache.used += cache.width
-        return going
+        return remaining
 
 
-# ---- which engine a model has ---------------------------------------------------------------
+class CpuSearch(EagerSearch):
+    """The search loop of EagerSearch with the C++ start and step."""
 
-_engines: WeakKeyDictionary[Transformer, tuple[Any, Engine]] = WeakKeyDictionary()
-_packing = Lock()  # held while weights are packed; other threads wait for the result
+    def __init__(self, model: Transformer, job: Job, compiled: CpuModel) -> None:
+        self.compiled = compiled
+        super().__init__(model, job)
+        self.cpu_step = CpuStep(compiled, self.cache, self.beams)
+
+    def _start(
+        self, source: Packed | None, read: Packed | None, sentences: int, steps: int
+    ) -> Cache:
+        return self.compiled.start(self.model, source, read, sentences, self.beams.width, steps)
+
+    def _step(self) -> int:
+        return self.cpu_step()
 
 
-def engine_of(model: Transformer) -> Engine | None:
-    """The model's engine with its weights as they are now; None: PyTorch has to serve."""
+# ---- the CpuModel of a Transformer ----------------------------------------------------------
+
+_models: WeakKeyDictionary[Transformer, tuple[Any, CpuModel]] = WeakKeyDictionary()
+_converting = Lock()  # held while weights are converted; other threads wait for the result
+
+
+def cpu_model(model: Transformer) -> CpuModel | None:
+    """The CpuModel with the current weights, from a cache if they have not changed. None if the C++
+    code is not available or does not support the model."""
     weight = model.output_matrix()
     dtype = str(weight.dtype).removeprefix("torch.")
     mixed = model.encoder is not None and model.config.mixer != "attention"
     if weight.device.type != "cpu" or dtype not in KINDS or mixed or model.training:
         return None
-    library = native.library("inference")
+    library = build.library("inference")
     if library is None:
         return None
     precision = model.precision or dtype
-    now = signature(declared(library), model), precision, library
-    known = _engines.get(model)
-    if known is None or known[0] != now:
-        with _packing:
-            known = _engines.get(model)
-            if known is None or known[0] != now:
-                known = _engines[model] = now, Engine(library, model, precision)
-    return known[1]
+    key = signature(declared(library), model), precision, library
+    cached = _models.get(model)
+    if cached is None or cached[0] != key:
+        with _converting:
+            cached = _models.get(model)
+            if cached is None or cached[0] != key:
+                cached = _models[model] = key, CpuModel(library, model, precision)
+    return cached[1]
 
 
 def signature(library: ctypes.CDLL, model: Transformer) -> Any:
-    """What changes when weights do, even where PyTorch is not told of it."""
+    """A value that changes when weights change, even if PyTorch's version counters do not."""
     tensors = weights_of(model)
     pointers = [tensor.data_ptr() for tensor in tensors]
     count = len(tensors)
@@ -233,19 +258,9 @@ def signature(library: ctypes.CDLL, model: Transformer) -> Any:
 
 
 def weights_of(module: nn.Module) -> list[Tensor]:
-    """All parameters: module.parameters() takes longer than a small model's step."""
-    found: list[Tensor] = [w for w in module._parameters.values() if w is not None]
+    """All parameters. module.parameters() takes longer than a step of a small model."""
+    weights: list[Tensor] = [w for w in module._parameters.values() if w is not None]
     for part in module._modules.values():
         if part is not None:
-            found += weights_of(part)
-    return found
-
-
-@torch.no_grad()
-def hidden(model: Transformer, row: Packed) -> Tensor:
-    """Transformer.hidden of a model with one stack, by whichever engine it has: [N, D]."""
-    engine = engine_of(model)
-    if engine is None:
-        return model.hidden(row) if model.encoder is not None else model.hidden(None, row)
-    model.check_row(row, "target")
-    return engine.hidden(row).to(model.output_matrix().dtype)
+            weights += weights_of(part)
+    return weights

@@ -1,7 +1,7 @@
-"""A model's weights in the layout of the native step (ops/cpu/product.h): packed once, in one of
-three types, with structures of pointers that C++ reads.
+"""A model's weights in the blocked layout of the C++ code (ops/cpu/product.h), in one of three
+types, and the ctypes structures that point to them.
 
-A structure never changes after another thread can see it: longer position tables are put into a new
+A structure never changes after another thread can see it: longer position tables go into a new
 structure, and a call keeps the structure that it started with.
 """
 
@@ -25,16 +25,16 @@ from regard.ops.cpu.build import once
 
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
 ACTIVATIONS = {"relu": 1, "gelu": 2, "swiglu": 3}
-FEWEST_POSITIONS = 256  # rows of the smallest position table
+MIN_POSITIONS = 256  # rows of the smallest position table
 
 
 def structure(name: str, fields: dict[str, Any]) -> Any:
-    """A ctypes structure: names of fields, and what they are."""
+    """A ctypes structure. fields: names separated by blanks -> their type."""
     each = [(field, kind) for names, kind in fields.items() for field in names.split()]
     return type(name, (ctypes.Structure,), {"_fields_": each})
 
 
-# As in ops/cpu/product.h, layers.h, choose.h and inference.cpp.
+# The structures of ops/cpu/product.h, layers.h, choose.h and inference.cpp.
 CMatrix = structure("CMatrix", {"tiles scale start bias": c_void_p, "outputs inputs": c_int64})
 CNorm = structure("CNorm", {"gain shift": c_void_p})
 CLayer = structure("CLayer", {
@@ -79,7 +79,7 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-class Packing:
+class BlockedWeights:
     """The weights of one stack; `reach` returns the structure that C++ reads."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Packing:
     ) -> None:
         self.library, self.config, self.kind = library, config, KINDS[precision]
         self.position_rows = stack.position_rows
-        self.kept: list[Any] = []  # what the structures point to
+        self.kept: list[Any] = []  # keeps alive what the structures point to
         self._lock = Lock()  # held while position tables are computed
         blocks: Any = stack.layers
         layers = (CLayer * len(blocks))(*map(self._layer, blocks))
@@ -126,7 +126,7 @@ class Packing:
     def _longer(self, positions: int) -> Any:
         """A copy of the structure with longer position tables."""
         config, stack = self.config, CStack.from_buffer_copy(self._stack)
-        count = max(FEWEST_POSITIONS, 1 << (positions - 1).bit_length())
+        count = max(MIN_POSITIONS, 1 << (positions - 1).bit_length())
         where = torch.arange(positions if config.positions == "learned" else count)
         place, turn = self.position_rows(where), None
         if place is not None:
@@ -151,7 +151,7 @@ class Packing:
         weight = weight.detach().float().contiguous()
         outputs, inputs = weight.shape
         padded = whole_blocks(self.library, outputs)
-        # Registers are loaded whole: tiles begin at a multiple of their size.
+        # Tiles are aligned to 64 bytes, the size of a vector register.
         tiles = torch.empty(padded * self.library.words_in(self.kind, inputs) + 16, dtype=torch.int)
         tiles = tiles[-(tiles.data_ptr() // 4) % 16 :]
         scale = start = None
@@ -200,6 +200,6 @@ class Packing:
 
 
 def whole_blocks(library: ctypes.CDLL, outputs: int) -> int:
-    """The outputs of a product, filled up to whole blocks."""
+    """The number of outputs of a product, rounded up to whole blocks."""
     block: int = library.block_size()
     return -(-outputs // block) * block

@@ -1,15 +1,15 @@
-"""The engine for a GPU: a step of the model and of the search is captured once, then replayed.
+"""The GPU engine: one step of the model and of the search as a CUDA graph that is replayed.
 
-A decoding step is about a hundred small kernels, and launching them from Python takes much longer
-than running them. A captured graph launches all of them at once, but it is a recording: the same
-memory, the same shapes. So everything lives in buffers of fixed size (`Program`), a batch is
-filled up with sentences that are done before they begin, and the host only says which graph comes
-next. It never waits for a result: it reads the flags of the step before the last while the GPU
+A decoding step consists of about a hundred small kernels, and launching them from Python takes much
+longer than running them. A CUDA graph launches all of them at once, but with the same memory and
+shapes each time. So all tensors are buffers of fixed size (`GraphBuffers`), a batch is padded with
+sentences that are done before the first step, and the host only chooses the graph to launch. The
+host does not wait for the result of a step: it reads the flags of an earlier step while the GPU
 works on the next one.
 
-The buffers of a program belong to one search at a time, so concurrent searches in several threads
-use separate programs. A lock protects choosing and capturing a program; the GPU runs the steps of
-all searches in the order in which they are launched.
+Buffers belong to one search at a time, so concurrent searches in several threads use separate
+buffers. A lock protects choosing and creating buffers; the GPU runs the steps of all searches in
+the order in which they are launched.
 """
 
 from __future__ import annotations
@@ -29,89 +29,90 @@ from torch import Tensor
 
 from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams, candidates_of
-from regard.decoding.engines.eager import Job, attention_engine
+from regard.decoding.engines.eager import attention_engine
+from regard.decoding.engines.job import Job
 from regard.model.cache import Cache, to_add
 from regard.model.transformer import Stack, Transformer
 from regard.ops.padded import attend_rectangles
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 
-STEPS = 32  # the unit in which lengths are rounded up; a graph looks at multiples of so many slots
-PROGRAMS = 24  # kept for a model: each is memory and a moment of capturing
-AHEAD = 2  # steps that the host may be ahead of the GPU
-DATA = ("seed", "length_penalty", "max_length")  # options that a program need not know
-LEAVE = 3 / 4  # of a batch: so many sentences must be done before the others move to a smaller one
+LENGTH_UNIT = 32  # lengths are rounded up to a multiple of this
+MAX_BUFFERS = 24  # kept for a model; each needs memory, and time to create its graphs
+MAX_STEPS_AHEAD = 2  # of the host before the GPU
+SHRINK_AT = 3 / 4  # sentences that must be done before the others move to smaller buffers
+NOT_IN_GRAPHS = ("seed", "length_penalty", "max_length")  # options that no graph depends on
 
-_programs: WeakKeyDictionary[Transformer, OrderedDict[Any, Program]] = WeakKeyDictionary()
+_buffers: WeakKeyDictionary[Transformer, OrderedDict[Any, GraphBuffers]] = WeakKeyDictionary()
 _parameters: WeakKeyDictionary[Transformer, list[dict[str, Any]]] = WeakKeyDictionary()
-_choosing = RLock()  # held while a program is chosen or captured
+_lock = RLock()  # held while buffers are chosen or created
 
 
-class Captured:
-    """Iterating over it searches, one turn a step (or a few, when the host is ahead)."""
+class GraphSearch:
+    """A search by CUDA graphs, one iteration per step. The host may be some steps ahead."""
 
     def __init__(self, model: Transformer, job: Job) -> None:
         self.model, self.job, self.time = model, job, 0
         sentences = len(job.limits)
-        self.rows = np.arange(sentences)  # of the job, one for each sentence in the program
-        # What programs left behind have recorded: from which step on, for which rows.
+        self.rows = np.arange(sentences)  # the sentence of the job in each row of the buffers
+        # Records copied from the buffers: the first step, the sentences, and their records.
         self.past: list[tuple[int, NDArray[Any], NDArray[Any]]] = []
-        self.since = 0  # the first step that the present program has recorded
-        self.program = self._open(sentences)
+        self.since = 0  # the first step whose records are still in the buffers
+        self.buffers = self._acquire(sentences)
         try:
-            self.program.begin(model, job)
-        except BaseException:  # out of memory, say: the program is free for the next search
-            self.program.busy = False
+            self.buffers.load(model, job)
+        except BaseException:  # for example out of memory: the next search can use the buffers
+            self.buffers.busy = False
             raise
 
-    def _open(self, sentences: int) -> Program:
+    def _acquire(self, sentences: int) -> GraphBuffers:
         job = self.job
         source = max(map(len, job.sources)) if job.sources else 0
-        read, before = max(map(len, job.read)), job.before
-        sizes = [-(-size // STEPS) * STEPS for size in (source, read, before, max(job.limits))]
-        return find_program(self.model, job.options, rounded(sentences), *sizes)
+        lengths = source, max(map(len, job.read)), job.longest_prefix, max(job.limits)
+        sizes = [-(-length // LENGTH_UNIT) * LENGTH_UNIT for length in lengths]
+        return acquire_buffers(self.model, job.options, rounded_batch(sentences), *sizes)
 
     def __iter__(self) -> Iterator[None]:
         last = max(self.job.limits)
         try:
             while self.time < last:
-                self.program.step()
+                self.buffers.step()
                 self.time += 1
-                done = self.program.flags()[: len(self.rows)]
+                done = self.buffers.done_flags()[: len(self.rows)]
                 yield
-                going = int((~done).sum())
-                if not going:
+                remaining = int((~done).sum())
+                if not remaining:
                     return
-                if going <= (1 - LEAVE) * self.program.sentences:
-                    self._leave()
-        finally:  # also when nobody wants the rest: the next search may have the program
-            self._keep_records()
-            self.program.busy = False
+                if remaining <= (1 - SHRINK_AT) * self.buffers.sentences:
+                    self._shrink()
+        finally:  # also if the caller stops early: the next search can use the buffers
+            self._save_records()
+            self.buffers.busy = False
 
-    def _leave(self) -> None:
-        """Go on in a smaller program with the sentences that are not done."""
-        old = self.program
+    def _shrink(self) -> None:
+        """Move the sentences that are not done to smaller buffers."""
+        old = self.buffers
         torch.cuda.current_stream().synchronize()
-        going = (~old.done[: len(self.rows)]).numpy().nonzero()[0]
-        if not len(going):
+        remaining = (~old.done[: len(self.rows)]).numpy().nonzero()[0]
+        if not len(remaining):
             return
-        self._keep_records()
-        self.program = self._open(len(going))
-        self.program.take(old, torch.from_numpy(going).to(old.beams.rows))
-        self.rows = self.rows[going]
+        self._save_records()
+        self.buffers = self._acquire(len(remaining))
+        self.buffers.move_from(old, torch.from_numpy(remaining).to(old.beams.rows))
+        self.rows = self.rows[remaining]
         old.busy = False
 
-    def _keep_records(self) -> None:
+    def _save_records(self) -> None:
         if self.since < self.time:
-            self.past.append((self.since, self.rows, self._recorded().copy("K")))
+            self.past.append((self.since, self.rows, self._new_records().copy("K")))
             self.since = self.time
 
-    def _recorded(self) -> NDArray[Any]:
-        return self.program.fetch(slice(self.since, self.time), len(self.rows))
+    def _new_records(self) -> NDArray[Any]:
+        return self.buffers.fetch_records(slice(self.since, self.time), len(self.rows))
 
     def records(self) -> NDArray[Any]:
-        """What has happened so far: [steps, B, C, 4]."""
-        now = [(self.since, self.rows, self._recorded())] if self.since < self.time else []
+        """The candidates of all steps so far: [steps, B, C, 4]."""
+        now = [(self.since, self.rows, self._new_records())] if self.since < self.time else []
         pieces = [*self.past, *now]
         if len(pieces) == 1:
             return pieces[0][2]
@@ -122,53 +123,53 @@ class Captured:
         return records
 
 
-def rounded(size: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, ...: few programs, and at most a third of one is idle."""
+def rounded_batch(size: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, ...: few sizes, and at most a third is padding."""
     power = 1 << (size - 1).bit_length()
     return power * 3 // 4 if power >= 4 and size <= power * 3 // 4 else power
 
 
-def find_program(
+def acquire_buffers(
     model: Transformer, options: DecodingConfig, sentences: int, *sizes: int
-) -> Program:
-    """A program of this shape that no other search works with; the least recently used one goes if
-    there are too many."""
-    with _choosing:
-        return _choose_program(model, options, sentences, *sizes)
+) -> GraphBuffers:
+    """Buffers of this shape that no other search uses, marked as busy. They are created if there
+    are none; beyond MAX_BUFFERS the least recently used ones are dropped."""
+    with _lock:
+        # The addresses of the weights are part of the key, because graphs contain them.
+        if model not in _parameters:  # collected once: model.modules() takes longer than a step
+            _parameters[model] = [module._parameters for module in model.modules()]
+        tables = _parameters[model]
+        where = tuple(p.data_ptr() for table in tables for p in table.values() if p is not None)
+        in_graphs = tuple(item for item in vars(options).items() if item[0] not in NOT_IN_GRAPHS)
+        known = _buffers.setdefault(model, OrderedDict())
+        for copy in count():
+            key = (where, in_graphs, sentences, *sizes, copy)
+            if key not in known:
+                known[key] = GraphBuffers(model, options, sentences, *sizes)
+                if len(known) > MAX_BUFFERS:
+                    known.popitem(last=False)
+            if not known[key].busy:
+                break
+        known.move_to_end(key)
+        buffers = known[key]
+        buffers.beams.options, buffers.busy = options, True
+        return buffers
 
 
-def _choose_program(
-    model: Transformer, options: DecodingConfig, sentences: int, *sizes: int
-) -> Program:
-    # Weights that moved to other memory are not those that were captured.
-    if model not in _parameters:  # the modules' own tables: to find them takes longer than a step
-        _parameters[model] = [module._parameters for module in model.modules()]
-    tables = _parameters[model]
-    where = tuple(p.data_ptr() for table in tables for p in table.values() if p is not None)
-    plain = tuple(item for item in vars(options).items() if item[0] not in DATA)
-    programs = _programs.setdefault(model, OrderedDict())
-    for copy in count():
-        key = (where, plain, sentences, *sizes, copy)
-        if key not in programs:
-            programs[key] = Program(model, options, sentences, *sizes)
-            if len(programs) > PROGRAMS:
-                programs.popitem(last=False)
-        if not programs[key].busy:
-            break
-    programs.move_to_end(key)
-    program = programs[key]
-    program.beams.options, program.busy = options, True
-    return program
+def release_graphs(model: Transformer) -> None:
+    """Free the memory of all CUDA graphs and buffers of a model, for example before training."""
+    with _lock:
+        _buffers.pop(model, None)
 
 
-def forget(model: Transformer) -> None:
-    """Free the memory of all its programs: training needs it."""
-    with _choosing:
-        _programs.pop(model, None)
+class GraphBuffers:
+    """The tensors of a search with fixed sizes, and the CUDA graphs that use them.
 
-
-class Program:
-    """Buffers for so many sentences of so many tokens, and the graphs that work on them."""
+    Args:
+        sentences, source, read, prefix, steps: the number of sentences, and the largest lengths of
+            their sources, of what the decoder reads before the first step, of their prefixes, and
+            of the search.
+    """
 
     def __init__(
         self,
@@ -177,42 +178,44 @@ class Program:
         sentences: int,
         source: int,
         read: int,
-        before: int,
+        prefix: int,
         steps: int,
     ) -> None:
-        # The model is not kept: programs live as long as it does, and must not be the reason.
+        # There is no reference to the model here: buffers must not keep it alive.
         self.sentences, self.reads = sentences, read
-        self.busy = False  # a search is under way in these buffers
+        self.busy = False  # whether a search uses these buffers
         weight = model.output_matrix()
         self.device, width = weight.device, options.width
-        self.beams = Beams(options, sentences, steps, before, Tokenizer.eos, self.device)
+        self.beams = Beams(options, sentences, steps, prefix, Tokenizer.eos, self.device)
         self.cache = model.empty_cache(sentences, width, read, steps)
         self.cache.uneven = True
         slots = self.cache.slots
         if source:
             self.sources = torch.ones(sentences * (1 + source), dtype=torch.long).to(self.device)
-            self.length, self.source = self._lengths_and_sources(self.sources)
-            self.cache.memory_lengths = self.length
-        pinned = weight.is_cuda  # memory that a GPU can write to without the host's help
+            self.lengths, self.source = self._lengths_and_sources(self.sources)
+            self.cache.memory_lengths = self.lengths
+        pinned = weight.is_cuda  # the GPU writes to pinned memory directly
         self.done = torch.zeros(sentences, dtype=torch.bool, pin_memory=pinned)
         size = self.beams.records.numel()
-        self.kept_records = torch.empty(size, dtype=torch.float64, pin_memory=pinned)
+        self.host_records = torch.empty(size, dtype=torch.float64, pin_memory=pinned)
         self.events: list[torch.cuda.Event] = []
         self.used = 0
         pool = torch.cuda.graph_pool_handle()
         self.fused = fused_step(model, self.beams, self.cache, self.done)
-        self.start = capture(lambda: self._start(model), pool)
+        self.start = make_graph(lambda: self._start(model), pool)
+        # Graphs by the number of slots that attention reads. The fused kernels need only one graph:
+        # they stop at the slots in use.
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        unit = slots if self.fused is not None else STEPS * width  # its kernels see for themselves
+        unit = slots if self.fused is not None else LENGTH_UNIT * width
         for seen in range(slots, read, -unit):
 
             def one_step(seen: int = seen) -> None:
                 self._step(model, seen)
 
             self._restart()
-            self.graphs[seen] = capture(one_step, pool)
+            self.graphs[seen] = make_graph(one_step, pool)
 
-    # ---- what is captured ---------------------------------------------------------------
+    # ---- what the graphs contain --------------------------------------------------------
 
     def _restart(self) -> None:
         self.beams.restart()
@@ -224,10 +227,10 @@ class Program:
             self._encode(model, model.encoder)
 
     def _encode(self, model: Transformer, encoder: Stack) -> None:
-        """The encoder on a rectangle; its padding is seen by no one."""
+        """Run the encoder on a padded rectangle; a mask hides the padding."""
         size = self.source.shape[1]
         place = torch.arange(size, device=self.device)
-        real = (place < self.length[:, None])[:, None, None]  # [B, 1, 1, M]
+        real = (place < self.lengths[:, None])[:, None, None]  # [B, 1, 1, M]
         visible = real
         if model.config.window is not None:
             visible = real & ((place[:, None] - place).abs() <= model.config.window)
@@ -248,19 +251,20 @@ class Program:
     def _step(self, model: Transformer, seen: int) -> None:
         beams = self.beams
         if self.fused is not None:
-            self.fused(model)  # it writes to self.done by itself
+            self.fused(model)  # it also writes to self.done
         else:
-            beams.advance(model.step(beams.tokens, beams.moved, self.cache, seen))
+            beams.advance(model.step(beams.tokens, beams.reordering, self.cache, seen))
             self.done.copy_(beams.done, non_blocking=True)
 
     # ---- what the host does -------------------------------------------------------------
 
     def _lengths_and_sources(self, row: Any) -> tuple[Any, Any]:
-        """[B] and [B, longest], one after the other in one row that is copied in one piece."""
+        """Views of one row that is copied in one piece: lengths[B] and sources[B, longest]."""
         return row[: self.sentences], row[self.sentences :].reshape(self.sentences, -1)
 
-    def begin(self, model: Transformer, job: Job) -> None:
-        torch.cuda.current_stream().synchronize()  # nothing old writes into what follows
+    def load(self, model: Transformer, job: Job) -> None:
+        """Copy the job to the buffers, encode the sources and read the prompts."""
+        torch.cuda.current_stream().synchronize()  # the search before must not write any more
         self.done.fill_(False)
         if job.sources is not None:
             sources = np.ones(len(self.sources), np.int64)
@@ -270,7 +274,7 @@ class Program:
             tokens = np.fromiter(chain.from_iterable(job.sources), np.int64, int(real.sum()))
             rows[: len(job.sources)][real] = tokens
             self.sources.copy_(torch.from_numpy(sources))
-        self.beams.load(job.newest, job.limits, job.given, job.names)
+        self.beams.load(job.newest, job.limits, job.prefixes, job.noise_keys)
         self.start.replay()
         self.used = 0
         self.events.clear()
@@ -279,7 +283,7 @@ class Program:
 
     @torch.no_grad()
     def _read(self, model: Transformer, job: Job) -> None:
-        """What the decoder reads before the first step; it is read once, so nothing is captured."""
+        """Read what comes before the first step. This happens once, so it needs no graph."""
         fill = [[Tokenizer.bos]] * (self.sentences - len(job.read))
         read = Packed.of([*job.read, *fill]).to(self.device)
         source, memory, engine = None, None, attention_engine(model)
@@ -291,6 +295,7 @@ class Program:
         self.used = max(read.lengths)
 
     def step(self) -> None:
+        """Launch one step; do not wait for it."""
         self.used += self.beams.width
         seen = min(size for size in self.graphs if size >= self.used)
         self.graphs[seen].replay()
@@ -298,31 +303,31 @@ class Program:
         event.record()
         self.events.append(event)
 
-    def fetch(self, steps: slice, sentences: int) -> NDArray[Any]:
-        """The records of these steps, [steps, B, C, 4], through memory that the GPU can write to.
-        They come in the order in which they will be read: candidates first."""
+    def fetch_records(self, steps: slice, sentences: int) -> NDArray[Any]:
+        """The records of these steps, [steps, B, C, 4], in pinned memory that the next call
+        overwrites. Their order in memory is the one in which answers.py reads them."""
         records = self.beams.records[steps, :sentences].permute(3, 2, 0, 1).contiguous()
-        kept = self.kept_records[: records.numel()].view(records.shape)
-        kept.copy_(records, non_blocking=True)
+        fetched = self.host_records[: records.numel()].view(records.shape)
+        fetched.copy_(records, non_blocking=True)
         torch.cuda.current_stream().synchronize()
-        return kept.numpy().transpose(2, 3, 1, 0)
+        return fetched.numpy().transpose(2, 3, 1, 0)
 
-    def flags(self) -> Tensor:
-        """Which sentences were done when the host last knew; waits if it is too far ahead."""
-        if len(self.events) > AHEAD:
+    def done_flags(self) -> Tensor:
+        """Which sentences were done in a recent step; waits if the host is too far ahead."""
+        if len(self.events) > MAX_STEPS_AHEAD:
             self.events.pop(0).synchronize()
         return self.done
 
-    def take(self, other: Program, rows: Tensor) -> None:
-        """Go on with these sentences of another program."""
-        here = len(rows)
+    def move_from(self, other: GraphBuffers, rows: Tensor) -> None:
+        """Continue with these sentences of other buffers."""
+        moved = len(rows)
         for mine, theirs in ((self.beams, other.beams), (self.cache, other.cache)):
             old = theirs.per_sentence()
             for name, tensor in mine.per_sentence().items():
                 if name != "rows":
-                    tensor[:here] = old[name][rows]
-        self.beams.done[here:] = True
-        self.beams.limits[here:] = 0
+                    tensor[:moved] = old[name][rows]
+        self.beams.done[moved:] = True
+        self.beams.limits[moved:] = 0
         self.beams.time.copy_(other.beams.time)
         self.cache.next.copy_(other.cache.next)
         self.done.fill_(False)
@@ -331,7 +336,7 @@ class Program:
 
 
 class Rectangle:
-    """Attention among the rows of each sentence, all sentences being of one size."""
+    """Attention within each sentence, where all sentences are padded to one length."""
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask
@@ -344,12 +349,12 @@ class Rectangle:
 
 
 def fused_step(model: Transformer, beams: Beams, cache: Cache, done: Tensor) -> Any:
-    """The step out of our own kernels, where there is one for this search."""
+    """The step by Triton kernels; None if there is no Triton or it does not support the search."""
     if find_spec("triton") is None:
         return None
     from regard.decoding.engines.cuda_step import FusedStep
 
-    return FusedStep(model, beams, cache, done) if FusedStep.can(model, beams) else None
+    return FusedStep(model, beams, cache, done) if FusedStep.supports(model, beams) else None
 
 
 def split(x: Tensor, size: int) -> Tensor:
@@ -357,9 +362,9 @@ def split(x: Tensor, size: int) -> Tensor:
     return x.unflatten(0, (-1, size)).transpose(1, 2)
 
 
-def capture(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """Capture `body` as a CUDA graph. It runs once before, so that libraries can allocate their
-    memory. Other threads can use the GPU at the same time."""
+def make_graph(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of `body`. It runs once before, so that libraries can allocate their memory.
+    Other threads can use the GPU at the same time."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), torch.no_grad():

@@ -1,41 +1,25 @@
-"""The engine that runs anywhere: one call of the model and one of the search for each step."""
+"""The eager engine: the search loop in PyTorch, for every model and device.
+
+This is the definition of a search. Each step calls the model (`Transformer.step`) and then the
+search (`Beams.advance`); the other engines compute the same with fewer calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams
-from regard.decoding.engines.cpu import NativeStep, engine_of
+from regard.decoding.engines.job import Job
+from regard.model.cache import Cache
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 
-LEAVE = 1 / 8  # of a batch: so many sentences must be done before it is worth moving the others
-
-
-@dataclass(frozen=True)
-class Job:
-    """A batch of sentences to search answers for; every list has an entry for each."""
-
-    options: DecodingConfig
-    limits: Sequence[int]  # steps each may take
-    given: Sequence[Sequence[int]]  # tokens of its answer that are there already
-    names: Sequence[bytes]  # what its random numbers hang on, where some are needed
-    sources: Sequence[Sequence[int]] | None  # what is encoded
-    read: Sequence[Sequence[int]]  # what the decoder reads before the first step: all or none
-    newest: Sequence[int]  # what the first step reads
-
-    @property
-    def before(self) -> int:
-        """Tokens of the longest answer that is there already."""
-        return max(len(tokens) for tokens in self.given)
+SHRINK_AT = 1 / 8  # sentences of a batch that must be done before the others move together
 
 
 def attention_engine(model: Transformer) -> str:
@@ -44,45 +28,49 @@ def attention_engine(model: Transformer) -> str:
     return "padded" if model.engine == "auto" else model.engine
 
 
-class Eager:
-    """Iterating over it searches, one turn a step."""
+class EagerSearch:
+    """A search by PyTorch, one iteration per step."""
 
     def __init__(self, model: Transformer, job: Job) -> None:
         self.model = model
         device = model.output_matrix().device
-        sentences, steps = len(job.limits), max(job.limits)
-        self.beams = Beams(job.options, sentences, steps, job.before, Tokenizer.eos, device)
-        self.beams.load(job.newest, job.limits, job.given, job.names)
+        sentences, steps, prefix = len(job.limits), max(job.limits), job.longest_prefix
+        self.beams = Beams(job.options, sentences, steps, prefix, Tokenizer.eos, device)
+        self.beams.load(job.newest, job.limits, job.prefixes, job.noise_keys)
         self.beams.restart()
         source = None if job.sources is None else Packed.of(job.sources).to(device)
         read = Packed.of(job.read).to(device) if job.read[0] else None
-        self.native = engine_of(model)
-        if self.native is None:
-            start = partial(model.start, engine=attention_engine(model))
-        else:
-            start = partial(self.native.start, model)
-        self.cache = start(source, read, sentences=sentences, width=self.beams.width, steps=steps)
+        self.cache = self._start(source, read, sentences, steps)
+
+    def _start(
+        self, source: Packed | None, read: Packed | None, sentences: int, steps: int
+    ) -> Cache:
+        """Encode the source, read the prompt, and return the cache for `steps` steps."""
+        width, attention = self.beams.width, attention_engine(self.model)
+        return self.model.start(
+            source, read, sentences=sentences, width=width, steps=steps, engine=attention
+        )
 
     def __iter__(self) -> Iterator[None]:
-        beams, cache = self.beams, self.cache
-        native = None if self.native is None else NativeStep(self.native, cache, beams)
+        beams = self.beams
         while True:
-            going = self._step() if native is None else native()
+            remaining = self._step()
             yield
-            if not going:
+            if not remaining:
                 return
-            if going <= (1 - LEAVE) * len(beams.done):
+            if remaining <= (1 - SHRINK_AT) * len(beams.done):
                 rows = (~beams.done).nonzero()[:, 0]
                 beams.keep(rows)
-                cache.keep(rows)
+                self.cache.keep(rows)
 
     def _step(self) -> int:
-        """One step of the model and of the search: how many sentences go on."""
+        """Run one step of the model and the search; return the number of unfinished sentences."""
         beams = self.beams
-        beams.advance(self.model.step(beams.tokens, beams.moved, self.cache))
+        logits = self.model.step(beams.tokens, beams.reordering, self.cache)  # [B, W, V]
+        beams.advance(logits)
         return int((~beams.done).sum())
 
     def records(self) -> NDArray[Any]:
-        """What has happened so far: [steps, B, C, 4]."""
+        """The candidates of all steps so far: [steps, B, C, 4]."""
         records: NDArray[np.float64] = self.beams.records[: int(self.beams.time)].cpu().numpy()
         return records

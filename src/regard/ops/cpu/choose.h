@@ -1,5 +1,5 @@
-// What the search does with logits: Beams.advance for beam search (greedy included), on the very
-// tensors of decoding/beams.py, where its rules are told.
+// A copy of Beams.advance for beam search; the specification is regard/decoding/beams.py.
+// It works on the tensors of Beams; tests/decoding/test_steps.py holds both equal.
 #pragma once
 
 #include "layers.h"

@@ -1,4 +1,6 @@
-"""Triton kernels of beam search over the vocabulary, the other half of a decoding step on a GPU.
+"""A copy of Beams.advance for beam search in Triton; the specification is decoding/beams.py.
+
+tests/decoding/test_steps.py holds both equal.
 
 Logits are read once, at the speed of memory: what is chosen from afterwards is a few pieces of
 them. The last kernel also moves the clocks and tells the host which sentences are done, by writing
