@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from test_layering import ORDER
 
 import regard
 from command import regard as run_command
 from regard.ops.cpu import build
 from regard.text.builtin import builtin_corpus
-from test_layering import ORDER
 
 PACKAGE = Path(regard.__file__).parent
 DOCUMENT = Path(__file__).parents[1] / "docs" / "architecture.md"
@@ -56,7 +56,9 @@ def check_walk(title, first_calls):
 
 def test_the_packages_are_those_of_the_layering_test_in_the_same_order():
     rows = re.findall(r"^\| `(\w+)(?:\.py|/)` \|", section("Packages"), re.MULTILINE)
-    exists = [name for name in ORDER if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()]
+    exists = [
+        name for name in ORDER if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists()
+    ]
     assert rows == exists
 
 
