@@ -108,7 +108,7 @@ def regard(config: ModelConfig, made: Made, dtype: str, run: Path) -> Round:
     )  # fmt: skip
     most = [max(sum(map(len, side)) for side in sides) for sides in zip(*made, strict=True)]
     trainer.rows = Given(made, [n for n in most if n])  # type: ignore[assignment]
-    trainer.recorder.budgets = trainer.rows.budgets
+    trainer.graphs.budgets = trainer.rows.budgets
 
     def steps() -> None:
         for _ in made:

@@ -26,7 +26,7 @@ from regard.console import visible_line
 from regard.decoding.requests import Request
 from regard.decoding.score import score
 from regard.errors import InputError
-from regard.files import write_file
+from regard.files import read_json, write_file
 from regard.model.transformer import Transformer
 from regard.tasks.metrics import (
     calibration_error,
@@ -163,6 +163,9 @@ class Classify(Task):
         classes = len(self.labels) if self.style == "encoder" else None
         return {**super().model_options(), "classes": classes}
 
+    def keeps_head(self, folder: Path, before: Config) -> bool:
+        return before.task != self.name or load_labels(folder)[0] == self.labels
+
     def finish(self, model: Transformer, examples: Sequence[Example]) -> bool:
         """Fit the temperature on held-out examples."""
         wanted = np.array([self.number(example) for example in examples])
@@ -292,3 +295,17 @@ def unseen(path: Path, line: int, label: str, labels: Sequence[str]) -> InputErr
     return InputError(
         f"{path}:{line}: the label {label!r} was never seen in training (known: {known})"
     )
+
+
+def load_labels(folder: Path) -> tuple[list[str], float]:
+    path = folder / "labels.json"
+    whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
+    try:
+        labels, temperature = whole["labels"], whole["temperature"]
+        valid = isinstance(labels, list) and not wrong_labels(labels)
+        valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: not the labels of a model ({error})") from None
+    if not valid:
+        raise InputError(f"{path}: damaged (labels or temperature are not valid)")
+    return labels, float(temperature)
