@@ -22,7 +22,6 @@ from regard.config.model import (
     choice,
 )
 from regard.config.settings import SECTIONS, current_names, read_yaml
-from regard.console import warn
 from regard.errors import InputError, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
@@ -206,7 +205,7 @@ class Config:
             if name not in SECTIONS:
                 raise unknown("section", name, SECTIONS)
 
-        values = current_names(values, warn)
+        values = current_names(values)
 
         def chosen(name: str) -> dict[str, Any]:
             return {**DEFAULTS[task].get(name, {}), **values.get(name, {})}
@@ -245,7 +244,7 @@ class Config:
     @classmethod
     def load(cls, path: Path) -> Config:
         """The config.yaml of a run."""
-        values = current_names(read_yaml(path))
+        values = current_names(read_yaml(path), warns=False)
         task = values.pop("task", None)
         if task not in TASKS or set(values) != set(SECTIONS):
             raise InputError(f"{path} is not the configuration of a run: {sorted(values)}")

@@ -7,7 +7,7 @@ kilobytes cannot expand to gigabytes or create other objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,16 @@ from regard.files import MOST_DIGITS, read_bounded
 SECTIONS = ("model", "data", "training", "decoding")
 LARGEST_FILE = 1_000_000  # bytes
 MOST_EVENTS, DEEPEST = 50_000, 10  # YAML events (values, brackets) of a file; levels of nesting
+RENAMED = {("training", "compile"): "cuda_graphs"}  # old names, accepted for one release
 
 
-# Old names of options, which are accepted for one release.
-RENAMED = {"training": {"compile": "cuda_graphs"}}
-
-
-def current_names(
-    values: dict[str, Any], notify: Callable[[str], None] | None = None
-) -> dict[str, Any]:
-    """Sections of options in which old names are replaced by the current ones.
-
-    Args:
-        values: options by section; `values` itself is not changed.
-        notify: is called with a warning for each old name.
-    """
+def current_names(values: dict[str, Any], warns: bool = True) -> dict[str, Any]:
+    """A copy of options by section, with current names instead of old ones."""
     values = dict(values)
-    for section, names in RENAMED.items():
-        for old, new in names.items():
-            if old not in values.get(section, {}):
-                continue
-            if notify is not None:
-                notify(f"{section}.{old} is now called {section}.{new}")
+    for (section, old), new in RENAMED.items():
+        if old in values.get(section, {}):
+            if warns:
+                warn(f"{section}.{old} is now called {section}.{new}")
             options = dict(values[section])
             values[section] = {new: options.pop(old), **options}
     return values
@@ -161,7 +149,7 @@ def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
         if section not in SECTIONS:
             raise unknown("section", section, SECTIONS)
         values.setdefault(section, {})[name] = literal(text.strip())
-    return current_names(values, warn)
+    return current_names(values)
 
 
 def section_settings(assignments: list[str], only: str) -> dict[str, Any]:

@@ -53,23 +53,11 @@ class Pairs:
 
 
 class Loss(Protocol):
-    """The loss of a batch."""
-
     def __call__(
         self, model: Transformer, batch: Any, smoothing: float = 0.0, r_drop: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Compute the loss of a batch as sums over its predictions.
-
-        Args:
-            model: the model to train.
-            batch: what the task's `batch` returned.
-            smoothing: label smoothing, the probability that is spread over all labels.
-            r_drop: the weight of R-Drop; 0 means one forward pass without it.
-
-        Returns:
-            Two scalars: the loss to minimise, and the negative log-likelihood of the labels, which
-            has no gradient.
-        """
+        """The loss to minimise, and the negative log-likelihood of the labels without gradient:
+        two scalars, sums over the predictions of the batch."""
         ...
 
 
@@ -131,12 +119,11 @@ def classification_loss(
         loss = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
         return loss, F.cross_entropy(logits.detach(), labels, reduction="sum")
 
-    return with_r_drop(
-        lambda: model(batch.source).float(),  # [B, classes]
-        criterion,
-        disagreement,
-        r_drop,
-    )
+    def logits() -> Tensor:
+        out: Tensor = model(batch.source).float()  # [B, classes]
+        return out
+
+    return with_r_drop(logits, criterion, disagreement, r_drop)
 
 
 def similarity_loss(
@@ -195,14 +182,8 @@ def with_r_drop(
     """The loss of one forward pass or, if `weight` is not 0, of R-Drop (Liang et al. 2021): the
     mean loss of two passes with different dropout, plus `weight` times their divergence.
 
-    Args:
-        forward: a forward pass; it draws new dropout masks each time.
-        criterion: the loss and the negative log-likelihood of the output of a pass.
-        distance: the divergence of the predictions of two passes.
-        weight: the factor of the divergence.
-
-    Returns:
-        The loss, and the negative log-likelihood of the first pass.
+    `criterion` gives the loss and the negative log-likelihood of the output of `forward`, and
+    `distance` the divergence of two outputs. The likelihood of the first pass is returned.
     """
     first = forward()
     loss, likelihood = criterion(first)

@@ -33,12 +33,10 @@ class Corpus(Protocol):
 
 
 class Countable(Protocol):
-    """A batch of any kind."""
+    """A batch of any kind; the sums of its loss are divided by the number of its tokens."""
 
     @property
-    def tokens(self) -> int:
-        """The number of predictions, which the sums of the loss are divided by."""
-        ...
+    def tokens(self) -> int: ...
 
 
 class Objective(Protocol):
@@ -102,22 +100,14 @@ class Task(Objective, Protocol):
 
 
 class TaskClass(Protocol):
-    """Creates a task, from training files or from a run folder."""
+    """Creates a task from training files (`learn`) or from a run folder (`load`)."""
 
-    def check_files(self, files: Sequence[Path]) -> None:
-        """Refuse a wrong number of files."""
-        ...
+    def check_files(self, files: Sequence[Path]) -> None: ...
 
     def learn(
         self, config: Config, tokenizers: tuple[Tokenizer, Tokenizer] | None, say: Say, quiet: bool
     ) -> Task:
-        """Check all data files and learn what the task needs from them.
-
-        Args:
-            tokenizers: the vocabularies of source and target; None: learn them.
-        """
+        """tokenizers: the vocabularies of source and target; None: learn them from the files."""
         ...
 
-    def load(self, folder: Path, config: Config) -> Task:
-        """The task of a run folder."""
-        ...
+    def load(self, folder: Path, config: Config) -> Task: ...

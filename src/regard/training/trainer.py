@@ -38,7 +38,7 @@ from regard.training.checkpoint import Checkpoints, State, to_bytes
 from regard.training.cuda_graph import StepGraphs
 from regard.training.distributed import Processes
 from regard.training.losses import Batch
-from regard.training.names import BEST, CONFIG, EVENTS, METRICS
+from regard.training.names import BEST, CONFIG, EVENTS, METRICS, STATE
 from regard.training.objective import Corpus, Objective
 from regard.training.optimiser import (
     learning_rate,
@@ -167,11 +167,16 @@ class Trainer:
         # Earlier versions recorded the section `model` only, or nothing.
         trained = state.get("config", {"model": state.get("model", {})})
         for section, now in self._options().items():
-            for name, before in trained.get(section, {}).items():
+            options = trained.get(section, {}) if isinstance(trained, dict) else trained
+            if not isinstance(options, dict):
+                path = self.checkpoints.path(state["step"]) / STATE
+                raise InputError(f"{path} is damaged: its options are {options!r:.40}")
+            for name, before in options.items():
                 if now.get(name, before) != before and name not in FREE.get(section, ()):
                     raise InputError(
-                        f"{self.run / CONFIG}: {section}.{name} is {now[name]}, but the run was "
-                        f"trained with {before}: restore it, or start a new run with --from"
+                        f"{self.run / CONFIG}: {section}.{name} is {now[name]!s:.60}, but the run "
+                        f"was trained with {before!s:.60}: restore it, or start a new run with "
+                        "--from"
                     )
 
     def _options(self) -> dict[str, dict[str, Any]]:
