@@ -54,7 +54,8 @@ PENDING = {"cuda": 1}  # steps by device whose metrics may still be on their way
 OWN = ("score", "samples")  # results of a validation that are not metrics
 # Options that a resumed run may change, because the weights of a step do not depend on them.
 FREE = {
-    "data": ("train", "valid"),  # the files may have moved; the fingerprint identifies the contents
+    # The files may have moved: the fingerprint identifies the contents. The run has its vocabulary.
+    "data": ("train", "valid", "vocabulary", "vocabulary_size", "shared_vocabulary"),
     "training": ("steps", "validate_every", "checkpoint_every", "keep", "average", "patience",
                  "cuda_graphs", "tensorboard"),
 }  # fmt: skip
