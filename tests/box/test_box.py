@@ -56,8 +56,9 @@ def test_nothing_is_written_into_the_box(stand_in, call):
 def test_who_asks_for_an_answer_is_told_to_train_a_model(stand_in, call):
     code, out, err = call("answer", "Who slept?", "--context", "The dog slept.")
     assert (code, out) == (2, "")
-    assert "there is no model 'box:answer' in the box (there are box:" in err
-    assert "train one with `regard train` and name its folder with -m" in err
+    assert (
+        "there is no model in the box to answer: train one with `regard train --task answer`" in err
+    )
     assert err.count("\n") == 1
 
 
@@ -65,7 +66,7 @@ def test_a_box_without_that_model_says_the_same(tmp_path, monkeypatch, call):
     monkeypatch.setattr("regard.training.shipped.FOLDER", tmp_path)
     code, _, err = call("fill", "A <mask>.")
     assert code == 2
-    assert "there is no model 'box:fill' in the box" in err
+    assert "there is no model in the box to fill" in err
     code, out, _ = call("info")
     assert (code, out) == (0, "there is no model in the box\n")
 
@@ -81,16 +82,15 @@ def test_a_model_of_which_half_is_lost_is_not_in_the_box(filled, tmp_path, monke
     assert "box:embed" in out
     code, _, err = call("fill", "A <mask>.")
     assert code == 2
-    assert "there is no model 'box:fill' in the box" in err
+    assert "there is no model in the box to fill" in err
 
 
-def test_a_name_that_is_not_in_the_box_is_refused_with_those_that_are(stand_in, call):
+def test_a_name_that_is_not_in_the_box_is_refused_with_the_nearest(stand_in, call):
     for words in (["translate", "a", "-m"], ["info"], ["evaluate", "--data", "x", "-m"]):
         code, _, err = call(*words, "box:translat")
         assert code == 2
-        assert "there is no model 'box:translat' in the box" in err
-        assert "box:translate" in err
-    with pytest.raises(InputError, match=r"there is no model 'box:\.\./secret' in the box"):
+        assert "unknown model in the box 'translat'; did you mean 'translate'?" in err
+    with pytest.raises(InputError, match=r"unknown model in the box '\.\./secret'"):
         folder_of("box:../secret")
 
 

@@ -163,8 +163,8 @@ class Classify(Task):
         classes = len(self.labels) if self.style == "encoder" else None
         return {**super().model_options(), "classes": classes}
 
-    def keeps_head(self, folder: Path, before: Config) -> bool:
-        return before.task != self.name or load_labels(folder)[0] == self.labels
+    def same_head(self, other: Task) -> bool:
+        return isinstance(other, Classify) and other.labels == self.labels
 
     def finish(self, model: Transformer, examples: Sequence[Example]) -> bool:
         """Fit the temperature on held-out examples."""

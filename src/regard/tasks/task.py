@@ -20,7 +20,6 @@ from torch import Tensor
 from regard.config.sections import Config, DecodingConfig
 from regard.decoding.answers import Answer
 from regard.decoding.engines.cpu import hidden
-from regard.decoding.engines.cuda_graph import forget
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.transformer import Transformer
@@ -118,9 +117,8 @@ class Task(ABC):
     def prepare(self, store: Store, config: Config) -> None:  # noqa: B027
         """Look at the training data once, before the first step."""
 
-    def keeps_head(self, folder: Path, before: Config) -> bool:
-        """Whether the outputs of the head of the model in `folder`, whose shape fits, mean the
-        same as here, so that fine-tuning may start from its weights."""
+    def same_head(self, other: Task) -> bool:
+        """Whether the head of a model of `other` has the meaning of the head of this task."""
         return True
 
     def finish(self, model: Transformer, examples: Sequence[Any]) -> bool:
@@ -141,10 +139,6 @@ class Task(ABC):
         decoding: DecodingConfig,
     ) -> Evaluation:
         """The task's metrics on examples."""
-
-    def release(self, model: Transformer) -> None:
-        """Free the memory that `evaluate` keeps for repeated calls (CUDA graphs)."""
-        forget(model)
 
     def check_comparable(self, other: Any) -> None:  # noqa: B027
         """Refuse a model of the same task whose figures cannot be set beside this one's."""

@@ -67,7 +67,6 @@ class Validation:
         if scores is None:
             result = self.task.evaluate(model, self.examples, self.config, self.greedy)
             scores, samples = result.scores, result.samples[:SAMPLES]
-            self.task.release(model)
         # A task without its usual score (embed with plain pairs) uses its first score.
         better = scores.get(self.task.better, next(iter(scores.values())))
         score = -loss if self.task.better == "loss" else better

@@ -183,7 +183,7 @@ def prepare(
     torch.manual_seed(config.training.seed)
     model = Transformer(config.model)
     if start_from is not None and not exists:
-        load_body(model, task, start_from)
+        load_body(model, config, task, task_class, start_from)
     validation = Validation(config, task, valid_files) if valid_files else None
     trainer = Trainer(config, out, model, task, store, processes, progress, validation)
     if first:
@@ -199,12 +199,16 @@ def prepare(
     return trainer, validation
 
 
-def load_body(model: Transformer, task: Task, start_from: Path) -> None:
+def load_body(
+    model: Transformer, config: Config, task: Task, task_class: TaskClass, start_from: Path
+) -> None:
     """Load the weights of another model: all of them, or all but the head if the outputs of that
     model mean something else."""
     tensors, before = newest_weights(start_from), Config.load(start_from / CONFIG)
-    fits = before.model.head == model.config.head and before.model.classes == model.config.classes
-    if not (fits and task.keeps_head(start_from, before)):
+    same = before.model.head == model.config.head and before.model.classes == model.config.classes
+    if same and before.task == config.task:
+        same = task.same_head(task_class.load(start_from, before))
+    if not same:
         own = {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
         tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")} | own
     try:

@@ -8,9 +8,10 @@ folder from any trained model.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
-from regard.errors import InputError
+from regard.errors import InputError, unknown
 from regard.training.names import CONFIG, WEIGHTS
 
 FOLDER = Path(__file__).parent.parent / "box"
@@ -28,7 +29,7 @@ def is_boxed(model: str | Path) -> bool:
 
 
 def contents() -> list[str]:
-    """The names of the models in the box, without the prefix, in alphabetical order."""
+    """The tasks that have a model in the box, in alphabetical order."""
     folders = [path.parent for path in FOLDER.glob(f"*/{WEIGHTS}")]
     return sorted(folder.name for folder in folders if (folder / CONFIG).is_file())
 
@@ -37,11 +38,13 @@ def folder_of(model: str | Path) -> Path:
     """The folder of a model, which is given as a path or as the name of a model in the box."""
     if not is_boxed(model):
         return Path(model)
-    name, names = str(model).removeprefix(PREFIX), contents()
-    if name not in names:
-        known = f" (there are {', '.join(map(boxed, names))})" if names else ""
+    task = str(model).removeprefix(PREFIX)
+    known = contents()
+    if task not in known:
+        if not task.isidentifier() or get_close_matches(task, known, cutoff=0.75):
+            raise unknown("model in the box", task, known)
         raise InputError(
-            f"there is no model {str(model)!r:.80} in the box{known}: train one with "
-            "`regard train` and name its folder with -m (docs/tasks.md)"
+            f"there is no model in the box to {task}: train one with `regard train --task {task}` "
+            "and name its folder with -m (docs/tasks.md)"
         )
-    return FOLDER / name
+    return FOLDER / task
