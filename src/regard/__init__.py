@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from regard.model.transformer import Capture as Capture
     from regard.model.transformer import Transformer as Transformer
     from regard.predictor import load as load
+    from regard.tasks.train import train as train
     from regard.text.batching import Packed as Packed
-    from regard.training.run import train as train
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _WHERE = {
     "Transformer": "regard.model.transformer",
     "load": "regard.predictor",
     "pack": "regard.box.pack",
-    "train": "regard.training.run",
+    "train": "regard.tasks.train",
 }
 __all__ = list(_WHERE)
 

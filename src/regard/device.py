@@ -1,4 +1,4 @@
-"""What the machine can do, and how to be good to its memory."""
+"""The hardware: choice of device and dtype, memory settings, and peak speed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,44 @@ import ctypes
 import math
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 
+from regard.errors import InputError
+
+
+def choose_device(name: str, index: int = 0) -> torch.device:
+    """The device called `name`; `auto` is the GPU if there is one, otherwise the CPU.
+
+    Args:
+        name: auto, cpu or cuda.
+        index: which GPU to use.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: there is no CUDA device here; use --device cpu or auto")
+    return torch.device(name, index) if name == "cuda" else torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device, fast_bfloat16: Callable[[], bool]) -> torch.dtype:
+    """The dtype called `name`; `auto` is bfloat16 where it is faster, otherwise float32.
+
+    Args:
+        name: auto or the name of a dtype.
+        device: where the products are computed; on a GPU, bfloat16 is always faster.
+        fast_bfloat16: whether bfloat16 is faster on this CPU; called only if that is needed.
+    """
+    if name == "auto":
+        name = "bfloat16" if device.type == "cuda" or fast_bfloat16() else "float32"
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
 
 def peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a large matrix product: the most to hope for, measured here."""
+    """Operations per second of a large matrix product, measured: an upper limit for a model."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     best = math.inf
@@ -25,13 +57,14 @@ def peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def synchronise(device: torch.device) -> None:
+    """Wait until a GPU has finished its work; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to give large freed blocks back to the system: each would return as page
-    faults at the next step. Elsewhere than on Linux with glibc it does nothing."""
+    """Make glibc keep large freed blocks instead of returning them to the system, which would cost
+    page faults in the next step. Does nothing on systems other than Linux with glibc."""
     if sys.platform != "linux":
         return
     try:

@@ -1,10 +1,9 @@
-"""What is said when something is wrong, in one line.
+"""The exceptions that the command line shows as one line, without a traceback.
 
-Everything that is wrong with what a person gave us (an option, a file, a token id) is raised
-as `InputError`: one line that says what is wrong, where, and what to do. The command line turns
-it into exit code 2 without a traceback. Work that failed through nobody's mistake (a full disk, a
-loss that is not finite) is `TrainingFailed` and exit code 1. Every other exception is our fault
-and stays loud.
+A mistake in the input (an option, a file, a token id) is an `InputError`: its message says what is
+wrong, where, and what to do, and the exit code is 2. Work that failed for another reason (a full
+disk, a loss that is NaN or infinity) is a `TrainingFailed` with exit code 1. Every other exception
+is a bug in regard and shows its traceback.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from difflib import get_close_matches
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used; the message is one line that says what to do."""
+    """The input cannot be used; the message is one line that says what to do."""
 
 
 class TrainingFailed(RuntimeError):
-    """The work failed; what was good is saved, and the message says how to go on."""
+    """Training failed; the last valid state is saved, and the message says how to continue."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that is not known: it names the nearest one that is."""
+    """The error for an unknown name; its message suggests the most similar known name."""
     known = list(known)
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"

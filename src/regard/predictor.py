@@ -23,6 +23,7 @@ from regard.config.sections import DTYPES, Config, DecodingConfig, section
 from regard.decoding.answers import Answer
 from regard.decoding.engines.cpu import cpu_model
 from regard.decoding.search import Details
+from regard.device import choose_device
 from regard.errors import InputError
 from regard.files import cache_folder, checksum, write_result
 from regard.model.quantise import packed, unpacked
@@ -37,7 +38,6 @@ from regard.tasks.make import load_task
 from regard.tasks.task import Task
 from regard.tasks.translate import Translate
 from regard.training.checkpoint import read_raw, read_weights, to_bytes
-from regard.training.distributed import choose_device
 from regard.training.model_folder import check_folder, file_checksums, load_weights
 from regard.training.shipped import folder_of
 

@@ -268,7 +268,7 @@ def test_what_an_hour_covers_of_the_papers_tokens_is_computed_from_the_speed(tmp
 @pytest.fixture(scope="module")
 def boxed_run(tmp_path_factory):
     """A generator of a few steps, put into a box of its own."""
-    from regard.training.run import train
+    from regard.tasks.train import train
 
     folder = tmp_path_factory.mktemp("box")
     (folder / "plays.txt").write_text("ROMEO: The computer, First Citizen!\n" * 40)

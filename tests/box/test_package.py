@@ -22,7 +22,7 @@ PACKAGE = ROOT / "src/regard"
 MOST = 20_000_000  # bytes of the whole package
 FILES = {"README.md", "config.yaml", "metrics.jsonl", "model.safetensors", "tokenizer.json"}
 MORE = {"classify": {"labels.json"}}
-BOX = ["translate", "generate", "classify", "fill", "embed"]
+BOX = ["classify", "embed", "fill", "generate", "translate"]
 each_model = pytest.mark.parametrize("task", BOX)
 
 

@@ -13,8 +13,8 @@ from regard.config.sections import Config
 from regard.ops import cross_entropy as loss_module
 from regard.ops.cross_entropy import cross_entropy, divergence
 from regard.ops.cuda import training as fused
-from regard.tasks.task import Batch, words_loss
-from regard.training.cuda_graph import Recorder
+from regard.training.cuda_graph import StepGraphs
+from regard.training.losses import Batch, token_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -167,7 +167,7 @@ def test_in_bfloat16_gradients_are_as_near_to_the_exact_ones_as_without_kernels(
             torch.manual_seed(2)
             batch = batch_of(model, LENGTHS, "cuda")
             with torch.autocast("cuda", torch.bfloat16, enabled=name != "exact"):
-                loss, _ = words_loss(model, batch, 0.1, 0.0)
+                loss, _ = token_loss(model, batch, 0.1, 0.0)
             loss.backward()
         found[name] = gradients(model)
     for exact, plain, ours in zip(*found.values(), strict=True):
@@ -179,36 +179,36 @@ def test_in_bfloat16_gradients_are_as_near_to_the_exact_ones_as_without_kernels(
 def test_a_replayed_row_has_the_gradients_of_the_row_itself(shape, r_drop):
     model = small_model(dropout=0.2 if r_drop else 0.0, **shape)
     budgets = [220, 220] if model.encoder is not None else [220]
-    recorder = Recorder(model, lambda b: words_loss(model, b, 0.1, r_drop), budgets, torch.float32)
-    assert recorder.able
+    graphs = StepGraphs(model, lambda b: token_loss(model, b, 0.1, r_drop), budgets, torch.float32)
+    assert graphs.usable
     for lengths in (LENGTHS, [[1, 2, 3], [3, 2, 1]], [[64, 64, 1], [1, 100, 101]], LENGTHS):
         batch = batch_of(model, lengths, "cpu")
         model.zero_grad(set_to_none=True)
-        sums = recorder.gradients(batch, 7, recorder.share(batch)).clone()
+        sums = graphs.gradients(batch, 7, graphs.size(batch)).clone()
         replayed = gradients(model)
         model.zero_grad(set_to_none=True)
         rows = [None if row is None else row.to("cuda") for row in (batch.source, batch.target)]
         torch.manual_seed(0)  # with the base, the masks of the replay
         fused.base(torch.device("cuda", 0)).fill_(7)
-        loss, likelihood = words_loss(model, Batch(*rows, batch.labels.cuda()), 0.1, r_drop)
+        loss, likelihood = token_loss(model, Batch(*rows, batch.labels.cuda()), 0.1, r_drop)
         loss.backward()
         fused.base(torch.device("cuda", 0)).zero_()
         assert error(sums, torch.stack([loss.detach(), likelihood])) < 1e-5
-        del loss, likelihood  # nothing can be recorded while work of before is remembered
+        del loss, likelihood  # a capture fails while an autograd graph of before exists
         for ours, expected in zip(replayed, gradients(model), strict=True):
             assert error(ours, expected) < 1e-4
-    assert len(recorder.recordings) == 3  # of full, less full and short rows
+    assert len(graphs.graphs) == 3  # of full, less full and short rows
 
 
 def test_a_seed_decides_what_a_replay_drops_and_gradients_add_up():
     model = small_model(dropout=0.3)
-    recorder = Recorder(model, lambda b: words_loss(model, b, 0.1, 0.0), [220] * 2, torch.bfloat16)
+    graphs = StepGraphs(model, lambda b: token_loss(model, b, 0.1, 0.0), [220] * 2, torch.bfloat16)
     batch = batch_of(model, LENGTHS, "cpu")
     found = []
     for seeds in ([7], [8], [7], [7, 8]):
         model.zero_grad(set_to_none=True)
         for seed in seeds:
-            recorder.gradients(batch, seed, recorder.share(batch))
+            graphs.gradients(batch, seed, graphs.size(batch))
         found.append(gradients(model))
     for one, other, again, both in zip(*found, strict=True):
         assert torch.equal(one, again)
@@ -216,12 +216,12 @@ def test_a_seed_decides_what_a_replay_drops_and_gradients_add_up():
         torch.testing.assert_close(both, one + other)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
-def test_a_run_on_a_gpu_resumes_to_the_same_bits(compiled, tmp_path):
+@pytest.mark.parametrize("cuda_graphs", [True, False])
+def test_a_run_on_a_gpu_resumes_to_the_same_bits(cuda_graphs, tmp_path):
     from safetensors.torch import load_file
 
+    from regard import train
     from regard.cli.demo import write_corpus
-    from regard.training.run import train
 
     files = write_corpus(tmp_path / "data")
 
@@ -230,7 +230,7 @@ def test_a_run_on_a_gpu_resumes_to_the_same_bits(compiled, tmp_path):
             "translate", "tiny",
             {
                 "data": {"train": [str(path) for path in files["train"]], "vocabulary_size": 500},
-                "training": {"steps": steps, "batch_tokens": 2000, "compile": compiled,
+                "training": {"steps": steps, "batch_tokens": 2000, "cuda_graphs": cuda_graphs,
                              "checkpoint_every": 5, "keep": 2, "average": 1},
             },
         )  # fmt: skip

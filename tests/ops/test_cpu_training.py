@@ -8,10 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard import ModelConfig, Packed, Transformer
+from regard.device import choose_dtype
 from regard.ops.cpu import build as native
 from regard.ops.cpu import training
 from regard.ops.cross_entropy import cross_entropy, losses
-from regard.training.trainer import choose_dtype
+from regard.training.trainer import fast_bfloat16
 
 pytestmark = pytest.mark.skipif(native.library("training") is None, reason="no native code here")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -241,7 +242,7 @@ def test_training_is_in_bfloat16_only_where_the_processor_multiplies_it(monkeypa
     for known, expected in (({"avx2"}, torch.float32), ({"avx512_bf16"}, torch.bfloat16)):
         monkeypatch.setattr(native, "features", lambda known=known: frozenset(known))
         monkeypatch.setattr(native, "library", lambda name: object())
-        assert choose_dtype("auto", cpu) == expected
+        assert choose_dtype("auto", cpu, fast_bfloat16) == expected
     monkeypatch.setattr(native, "library", lambda name: None)
-    assert choose_dtype("auto", cpu) == torch.float32
-    assert choose_dtype("bfloat16", cpu) == torch.bfloat16
+    assert choose_dtype("auto", cpu, fast_bfloat16) == torch.float32
+    assert choose_dtype("bfloat16", cpu, fast_bfloat16) == torch.bfloat16

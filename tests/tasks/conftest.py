@@ -10,9 +10,9 @@ import torch
 import regard
 from regard import Transformer
 from regard.config.sections import Config
+from regard.tasks.train import train
 from regard.text.builtin import builtin_corpus
 from regard.text.tokenizer import Tokenizer
-from regard.training.run import train
 
 PEOPLE = ("Mary", "John", "Anna", "Peter", "Lucy", "Tom")
 PLACES = ("kitchen", "garden", "office", "cellar", "attic")

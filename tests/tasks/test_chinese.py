@@ -4,7 +4,7 @@ import pytest
 
 import regard
 from regard.config.sections import Config
-from regard.training.run import train
+from regard.tasks.train import train
 
 PAIRS = [
     ("The dog sleeps.", "狗在睡觉。"),

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import regard
 from regard import InputError, Packed
 from regard.tasks.classify import Classify, find_labels, wrong_labels
+from regard.tasks.train import train
 from regard.text.corpus import read_classified
 from regard.text.tokenizer import Tokenizer
-from regard.training.run import train
 
 CLS, EOS, SEP, BOS = Tokenizer.cls, Tokenizer.eos, Tokenizer.sep, Tokenizer.bos
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ import regard
 from regard import InputError
 from regard.config.sections import Config
 from regard.tasks.make import load_tokenizers
-from regard.training.run import train
+from regard.tasks.train import train
 
 
 def weights(folder):

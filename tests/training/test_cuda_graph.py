@@ -1,31 +1,31 @@
-"""Which rows a recording is made for; tests/gpu holds replays to the rows themselves."""
+"""Which rows a CUDA graph is captured for; tests/gpu compares replays with eager steps."""
 
 import torch
 
 from regard import ModelConfig, Packed, Transformer
-from regard.tasks.task import Batch
-from regard.training.cuda_graph import MOST, SHARES, Recorder
+from regard.training.cuda_graph import MAX_SIZE, SIZES, StepGraphs
+from regard.training.losses import Batch
 
 
-def test_a_row_that_was_cut_into_more_tokens_than_were_counted_is_recorded_too():
+def test_a_row_that_was_cut_into_more_tokens_than_were_counted_has_a_graph_too():
     model = Transformer(ModelConfig.preset("tiny", vocabulary_size=50))
-    recorder = Recorder(model, lambda batch: None, [80, 80], torch.float32)
+    graphs = StepGraphs(model, lambda batch: None, [80, 80], torch.float32)
 
-    def share(source, target):
+    def size(source, target):
         rows = [Packed.of([[1] * tokens]) for tokens in (source, target)]
-        return recorder.share(Batch(*rows, torch.zeros(target, dtype=torch.int64)))
+        return graphs.size(Batch(*rows, torch.zeros(target, dtype=torch.int64)))
 
-    assert [share(1, 1), share(10, 11), share(80, 5)] == [1, 2, SHARES]
-    assert share(80, 100) == SHARES + 2
-    assert share(160, 5) == MOST
-    assert share(161, 5) is None
+    assert [size(1, 1), size(10, 11), size(80, 5)] == [1, 2, SIZES]
+    assert size(80, 100) == SIZES + 2
+    assert size(160, 5) == MAX_SIZE
+    assert size(161, 5) is None
 
 
 def test_gradients_of_rows_before_are_added_to_their_own_parameters(monkeypatch):
     """Also where a parameter among them has none, because nothing uses it."""
     model = Transformer(ModelConfig.preset("tiny", vocabulary_size=50))
-    recorder = Recorder(model, lambda batch: None, [80, 80], torch.float32)
-    unused, *used = recorder.parameters
+    graphs = StepGraphs(model, lambda batch: None, [80, 80], torch.float32)
+    unused, *used = graphs.parameters
 
     class Replayed:
         def __init__(self, *made):
@@ -36,11 +36,11 @@ def test_gradients_of_rows_before_are_added_to_their_own_parameters(monkeypatch)
                 parameter.grad = torch.ones_like(parameter)
             return torch.zeros(2)
 
-    monkeypatch.setattr("regard.training.cuda_graph.Recording", Replayed)
+    monkeypatch.setattr("regard.training.cuda_graph.StepGraph", Replayed)
     for number, parameter in enumerate(used):
         parameter.grad = torch.full_like(parameter, number)
     rows = [Packed.of([[1] * 5]) for _ in "st"]
-    recorder.gradients(Batch(*rows, torch.zeros(5, dtype=torch.int64)), seed=1, share=1)
+    graphs.gradients(Batch(*rows, torch.zeros(5, dtype=torch.int64)), seed=1, size=1)
     assert unused.grad is None
     for number, parameter in enumerate(used):
         assert parameter.grad is not None

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 import regard
 from regard.errors import InputError, TrainingFailed
+from regard.tasks.train import train
 from regard.tasks.translate import Translate
 from regard.training import trainer as loop
-from regard.training.checkpoint import Checkpoints
-from regard.training.run import train
+from regard.training.checkpoint import Checkpoints, digest
+from regard.training.losses import token_loss
 
 SRC = str(Path(__file__).parents[2] / "src")
 
@@ -70,7 +72,7 @@ import torch
 torch.set_num_threads(1)
 from regard import files
 from regard.config.sections import Config
-from regard.training.run import train
+from regard.tasks.train import train
 
 out, config = Path(sys.argv[1]), Config.load(Path(sys.argv[2]))
 kills, random = 0, random.Random(5)
@@ -168,19 +170,68 @@ def test_a_damaged_checkpoint_is_named_and_the_run_still_ends_the_same(configure
     assert same(weights(tmp_path / "hurt"), weights(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("model", "norm_first", False), ("data", "max_length", 99), ("data", "share", 0.9),
+        ("training", "seed", 2), ("training", "batch_tokens", 299),
+    ],
+)  # fmt: skip
+def test_an_option_that_was_edited_in_the_run_folder_is_refused(
+    section, name, value, configure, tmp_path
+):
+    train(configure(training={"steps": 4}), tmp_path / "run", quiet=True)
+    path = tmp_path / "run/config.yaml"
+    values = yaml.safe_load(path.read_text())
+    before, values[section][name] = values[section][name], value
+    values["training"]["steps"] = 8
+    path.write_text(yaml.safe_dump(values))
+    message = rf"{section}\.{name} is {value}, but the run was trained with {before}: restore it"
+    with pytest.raises(InputError, match=message):
+        train(None, tmp_path / "run", resume=True, quiet=True)
+
+
+def test_options_that_do_not_change_the_weights_may_be_edited(configure, tmp_path, corpus):
+    train(configure(training={"steps": 4}), tmp_path / "run", quiet=True)
+    moved = [str(shutil.copy(file, f"{file}.moved")) for file in corpus[0]]
+    path = tmp_path / "run/config.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["data"]["train"] = moved
+    values["training"] |= {"steps": 8, "validate_every": 3, "checkpoint_every": 2, "patience": 9}
+    path.write_text(yaml.safe_dump(values))
+    train(None, tmp_path / "run", resume=True, quiet=True)
+    assert Checkpoints(tmp_path / "run").steps()[-1] == 8
+
+
+def test_a_run_of_an_earlier_version_resumes_to_the_same_weights(configure, tmp_path):
+    """Its state has no options but those of the model, and its config.yaml the old name `compile`."""
+    train(configure(training={"steps": 8}), tmp_path / "whole", quiet=True)
+    train(configure(training={"steps": 4}), tmp_path / "run", quiet=True)
+    path = tmp_path / "run/config.yaml"
+    path.write_text(path.read_text().replace("  cuda_graphs:", "  compile:"))
+    path = tmp_path / "run/checkpoints/step-4/state.json"
+    state = json.loads(path.read_text())
+    del state["checksum"]
+    state["model"] = state.pop("config")["model"]
+    path.write_text(json.dumps({**state, "checksum": digest(state)}))
+    train(configure(training={"steps": 8}), tmp_path / "run", resume=True, quiet=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert "  cuda_graphs: true" in (tmp_path / "run/config.yaml").read_text()
+
+
 def spoil(monkeypatch, bad):
     """From now on the training steps in `bad`, counted from 1, have no finite loss; gives back the
     list of those taken."""
-    real, taken = Translate.loss, []
+    taken = []
 
-    def spoiled(self, model, batch, smoothing, r_drop=0.0):
-        loss, likelihood = real(self, model, batch, smoothing, r_drop)
+    def spoiled(model, batch, smoothing=0.0, r_drop=0.0):
+        loss, likelihood = token_loss(model, batch, smoothing, r_drop)
         if model.training:
             taken.append(1)
             loss = loss * float("nan") if len(taken) in bad else loss
         return loss, likelihood
 
-    monkeypatch.setattr(Translate, "loss", spoiled)
+    monkeypatch.setattr(Translate, "loss", staticmethod(spoiled))
     return taken
 
 
@@ -197,7 +248,7 @@ def test_figures_that_are_read_a_step_late_are_the_same(bad, configure, tmp_path
     """As on a GPU, which is not waited for: weights, metrics, and what was dropped."""
     taken = spoil(monkeypatch, bad)
     for name, late in (("at once", 0), ("late", 1)):
-        monkeypatch.setitem(loop.LATE, "cpu", late)
+        monkeypatch.setitem(loop.PENDING, "cpu", late)
         taken.clear()
         train(configure(), tmp_path / name, quiet=True)
     assert same(weights(tmp_path / "late"), weights(tmp_path / "at once"))
@@ -210,7 +261,7 @@ def test_a_run_that_reads_late_stops_after_several_in_a_row_as_well(
     configure, tmp_path, monkeypatch
 ):
     spoil(monkeypatch, range(7, 99))
-    monkeypatch.setitem(loop.LATE, "cpu", 1)
+    monkeypatch.setitem(loop.PENDING, "cpu", 1)
     with pytest.raises(TrainingFailed, match=r"NaN or infinity in 6 consecutive steps"):
         train(configure(training={"validate_every": 1000}), tmp_path / "run", quiet=True)
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-12" / "model.safetensors")
@@ -221,14 +272,13 @@ def test_a_run_that_reads_late_stops_after_several_in_a_row_as_well(
 def test_after_several_in_a_row_the_run_stops_with_the_good_state_saved(
     configure, tmp_path, monkeypatch
 ):
-    real = Translate.loss
     spoil(monkeypatch, range(7, 99))
     config = configure(training={"validate_every": 1000})
     with pytest.raises(
         TrainingFailed, match=r"NaN or infinity in 5 consecutive steps.*learning_rate"
     ):
         train(config, tmp_path / "run", quiet=True)
-    monkeypatch.setattr(Translate, "loss", real)
+    monkeypatch.setattr(Translate, "loss", staticmethod(token_loss))
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-11" / "model.safetensors")
     good = load_file(tmp_path / "run" / "checkpoints" / "step-8" / "model.safetensors")
     assert same(saved, good)  # the weights of step 6, since 7 to 11 changed nothing
@@ -238,14 +288,12 @@ def test_after_several_in_a_row_the_run_stops_with_the_good_state_saved(
 def test_when_memory_runs_out_rows_are_cut_and_the_run_goes_on(
     configure, tmp_path, monkeypatch, capsys
 ):
-    real = Translate.loss
-
-    def greedy_for_memory(self, model, batch, smoothing, r_drop=0.0):
+    def greedy_for_memory(model, batch, smoothing=0.0, r_drop=0.0):
         if model.training and len(batch.target) > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(self, model, batch, smoothing, r_drop)
+        return token_loss(model, batch, smoothing, r_drop)
 
-    monkeypatch.setattr(Translate, "loss", greedy_for_memory)
+    monkeypatch.setattr(Translate, "loss", staticmethod(greedy_for_memory))
     train(configure(training={"steps": 30}), tmp_path / "run")  # several epochs, so short rows too
     said = capsys.readouterr().err
     assert said.count("out of memory: rows are cut into 2 pieces from now on") == 1

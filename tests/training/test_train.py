@@ -15,11 +15,11 @@ import regard
 from regard import InputError
 from regard.config.sections import Config
 from regard.errors import TrainingFailed
+from regard.tasks.train import train
 from regard.training import finish
 from regard.training.checkpoint import read_tensors, to_bytes
 from regard.training.finish import Validation
 from regard.training.optimiser import learning_rate
-from regard.training.run import train
 
 
 def test_a_run_leaves_a_complete_model_folder(configure, tmp_path):

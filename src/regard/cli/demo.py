@@ -21,9 +21,9 @@ from regard.console import make_console
 from regard.errors import InputError
 from regard.files import place_of, write_file
 from regard.predictor import load
+from regard.tasks.train import train
 from regard.tasks.translate import bleu
 from regard.text.builtin import PRONOUN_SENTENCE, builtin_corpus, pronoun_accuracy
-from regard.training.run import train
 from regard.view.curves import draw_curves
 from regard.view.pronoun import Look, draw_pronoun, find_heads, read_sentences, told
 

@@ -172,7 +172,7 @@ def train(options: argparse.Namespace) -> int:
         config = Config.build(task, options.preset, values, start)
     elif not options.resume or any(values.values()) or options.preset or options.start_from:
         raise InputError("--task and --train are needed (see: regard train --help)")
-    from regard.training.run import train as run_training
+    from regard.tasks.train import train as run_training
 
     run_training(
         config, options.out, resume=options.resume, force=options.force,

@@ -21,7 +21,7 @@ from regard.config.model import (
     check_types,
     choice,
 )
-from regard.config.settings import SECTIONS, read_yaml
+from regard.config.settings import SECTIONS, current_names, read_yaml
 from regard.errors import InputError, unknown
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
@@ -115,7 +115,7 @@ class TrainingConfig:
     average: int = 5  # latest checkpoints whose mean is a candidate for the final weights; 1: none
     patience: int = 0  # validations without improvement before stopping; 0: never stop early
     dtype: str = "auto"  # of matrix products; auto: bfloat16 where it is faster; sums are float32
-    compile: bool = True  # on a GPU: capture a row's computation as a CUDA graph and replay it
+    cuda_graphs: bool = True  # on a GPU: capture a row's computation as a CUDA graph and replay it
     tensorboard: bool = False  # write events for TensorBoard beside metrics.jsonl
     seed: int = 1  # random seed for initialisation, shuffling and dropout (--seed)
 
@@ -205,6 +205,8 @@ class Config:
             if name not in SECTIONS:
                 raise unknown("section", name, SECTIONS)
 
+        values = current_names(values)
+
         def chosen(name: str) -> dict[str, Any]:
             return {**DEFAULTS[task].get(name, {}), **values.get(name, {})}
 
@@ -242,7 +244,7 @@ class Config:
     @classmethod
     def load(cls, path: Path) -> Config:
         """The config.yaml of a run."""
-        values = read_yaml(path)
+        values = current_names(read_yaml(path), warns=False)
         task = values.pop("task", None)
         if task not in TASKS or set(values) != set(SECTIONS):
             raise InputError(f"{path} is not the configuration of a run: {sorted(values)}")

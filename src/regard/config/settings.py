@@ -11,12 +11,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from regard.console import warn
 from regard.errors import InputError, unknown
 from regard.files import MOST_DIGITS, read_bounded
 
 SECTIONS = ("model", "data", "training", "decoding")
 LARGEST_FILE = 1_000_000  # bytes
 MOST_EVENTS, DEEPEST = 50_000, 10  # YAML events (values, brackets) of a file; levels of nesting
+RENAMED = {("training", "compile"): "cuda_graphs"}  # old names, accepted for one release
+
+
+def current_names(values: dict[str, Any], warns: bool = True) -> dict[str, Any]:
+    """A copy of options by section, with current names instead of old ones."""
+    values = dict(values)
+    for (section, old), new in RENAMED.items():
+        if old in values.get(section, {}):
+            if warns:
+                warn(f"{section}.{old} is now called {section}.{new}")
+            options = dict(values[section])
+            values[section] = {new: options.pop(old), **options}
+    return values
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -135,7 +149,7 @@ def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
         if section not in SECTIONS:
             raise unknown("section", section, SECTIONS)
         values.setdefault(section, {})[name] = literal(text.strip())
-    return values
+    return current_names(values)
 
 
 def section_settings(assignments: list[str], only: str) -> dict[str, Any]:

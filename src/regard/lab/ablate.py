@@ -17,7 +17,7 @@ import torch
 
 from regard.config.sections import Config
 from regard.console import make_console
-from regard.device import keep_freed_memory
+from regard.device import choose_device, keep_freed_memory
 from regard.errors import InputError, TrainingFailed, unknown
 from regard.files import cache_folder
 from regard.lab.ablate_measured import QUALITY, Result, compare, judge, measure_time
@@ -41,7 +41,6 @@ from regard.tasks.make import KINDS, learn_task
 from regard.tasks.task import Task
 from regard.text.rows import Rows
 from regard.text.store import Store
-from regard.training.distributed import choose_device
 from regard.view.info import final_scores
 
 NAME = "ablate"

@@ -20,6 +20,7 @@ import torch
 
 from regard.cli.evaluating import SURE, evaluated, judged
 from regard.console import progress
+from regard.device import choose_device
 from regard.lab.ablate_rows import Row
 from regard.lab.significance import holm, pooled, student
 from regard.lab.stepping import time_steps
@@ -28,7 +29,6 @@ from regard.predictor import load
 from regard.tasks.bootstrap import SAMPLES
 from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store
-from regard.training.distributed import choose_device
 from regard.view.curves import read_curves
 from regard.view.info import final_scores
 
@@ -183,8 +183,6 @@ def measure_time(
     medians: list[tuple[Result, float, float | None]] = []
     with progress("timing training steps", len(chunks), quiet) as done:
         for i, chunk in enumerate(chunks):
-            if compiled and i and shape(chunk[0]) != shape(chunks[i - 1][0]):
-                torch.compiler.reset()  # or it would compile for any shape, or not at all
             models = [(result.row.config, task) for result in chunk]
             times = time_steps(models, store, device, WARM, STEPS)
             own = [1000 * statistics.median(seconds for seconds, *_ in each) for each in times]

@@ -57,7 +57,7 @@ class Training:
         command = ["train", "--config", file, "--resume", "--out", self.run, "--device", device]
         environment = dict(os.environ)
         if threads is not None:  # each library's own default is all cores, for each process
-            for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+            for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
                 environment.setdefault(name, str(threads))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

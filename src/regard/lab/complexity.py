@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from regard.console import make_console, make_progress
-from regard.device import keep_freed_memory, peak
+from regard.device import choose_device, keep_freed_memory, peak
 from regard.errors import InputError
 from regard.lab import layers as table
 from regard.lab.counting import CPU, counted, path_length
@@ -25,7 +25,6 @@ from regard.lab.layers import LAYERS, Layer
 from regard.lab.memory import available_memory, refuse, size
 from regard.lab.timing import PASSES, Pass, needed_memory
 from regard.lab.trainings import begin, check_out
-from regard.training.distributed import choose_device
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 WIDTHS = (64, 256, 1024)

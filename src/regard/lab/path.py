@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.device import keep_freed_memory
+from regard.device import choose_device, keep_freed_memory
 from regard.lab.gradients import Norms, decay, gradient_norms, reach, root_mean_square
 from regard.lab.lessons import exercise, lesson_distances
 from regard.lab.path_report import PathReport, draw_path
@@ -25,7 +25,6 @@ from regard.lab.report import write_tables
 from regard.lab.school import Bar, School
 from regard.lab.trainings import begin, check_out
 from regard.model.transformer import Transformer
-from regard.training.distributed import choose_device
 
 SEQUENCES = 8  # for each distance
 STATES = ("at initialisation", "after training")

@@ -13,7 +13,7 @@ import torch
 from rich.progress import Progress
 
 from regard.console import make_console, make_progress
-from regard.device import keep_freed_memory
+from regard.device import choose_device, keep_freed_memory
 from regard.errors import InputError
 from regard.lab.memory import refuse
 from regard.lab.positions_formula import (
@@ -38,7 +38,6 @@ from regard.lab.positions_trained import (
 )
 from regard.lab.report import write_tables
 from regard.lab.trainings import begin, check_budget, check_out, check_seeds
-from regard.training.distributed import choose_device
 from regard.view.positions import check_sizes
 
 BASES = 4  # at most: more would not be told apart in a picture

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.device import keep_freed_memory
+from regard.device import choose_device, keep_freed_memory
 from regard.errors import InputError
 from regard.lab.drill import Drill
 from regard.lab.gradients import measure_reach
@@ -22,7 +22,6 @@ from regard.lab.recall_report import RecallReport, draw_recall
 from regard.lab.report import write_tables
 from regard.lab.school import Bar, School
 from regard.lab.trainings import begin, check_out
-from regard.training.distributed import choose_device
 
 UNSEEN = 10_000_000  # seed of the questions: not one that exercises are made from
 

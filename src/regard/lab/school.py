@@ -13,6 +13,7 @@ import torch
 
 from regard.config.model import ModelConfig
 from regard.console import make_console, make_progress
+from regard.device import choose_device
 from regard.errors import InputError
 from regard.lab.drill import exercise_model, practise
 from regard.lab.gradients import AT_ONCE
@@ -32,7 +33,6 @@ from regard.lab.memory import refuse
 from regard.lab.trainings import check_budget, check_seeds
 from regard.model.parameters import closed_form
 from regard.model.transformer import Transformer
-from regard.training.distributed import choose_device
 
 HEADS = 4
 ASKED = 65_536  # tokens that drill.py asks at once, where they are of many sequences

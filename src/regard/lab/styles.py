@@ -27,7 +27,7 @@ import torch
 from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import DEFAULTS, Config
 from regard.console import make_console
-from regard.device import keep_freed_memory
+from regard.device import choose_device, keep_freed_memory
 from regard.errors import unknown
 from regard.files import cache_folder
 from regard.lab.styles_measured import QUALITY, Style, judge, time_answers, time_training
@@ -46,10 +46,9 @@ from regard.lab.trainings import (
 from regard.model.parameters import closed_form
 from regard.predictor import load
 from regard.tasks.make import KINDS, learn_task, make_task
+from regard.tasks.train import train
 from regard.text.rows import Rows
 from regard.text.store import Store
-from regard.training.distributed import choose_device
-from regard.training.run import train
 from regard.view.info import final_scores
 
 NAME = "styles"

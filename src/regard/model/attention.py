@@ -123,7 +123,6 @@ class Plan:
                     f"sequence {b} has {queries} queries but {keys} keys: only full visibility "
                     "allows that, since a query stands at the position of a key"
                 )
-        # From here on a compiler sees two fixed numbers and tensors of fixed size, never lengths.
         self.queries, self.keys = sum(self.query_lengths), sum(self.key_lengths)  # N, M
         self.layout: PaddedLayout | NativeLayout | TiledLayout | None = None
         if layout := LAYOUTS.get(self.engine):

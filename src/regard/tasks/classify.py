@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.config.sections import MOST_LABELS, Config, DecodingConfig
 from regard.console import visible_line
 from regard.decoding.requests import Request
 from regard.decoding.score import score
 from regard.errors import InputError
-from regard.files import write_file
+from regard.files import read_json, write_file
 from regard.model.transformer import Transformer
-from regard.ops.cross_entropy import disagreement
 from regard.tasks.metrics import (
     calibration_error,
     classification,
@@ -37,7 +36,6 @@ from regard.tasks.metrics import (
 )
 from regard.tasks.sequences import arrange, asked
 from regard.tasks.task import (
-    Batch,
     Evaluation,
     Ids,
     Say,
@@ -45,7 +43,6 @@ from regard.tasks.task import (
     forward,
     packed,
     read_rows,
-    words_loss,
 )
 from regard.text.batching import Packed
 from regard.text.corpus import Classified, Report, read_classified
@@ -53,6 +50,7 @@ from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
+from regard.training.losses import Batch, Loss, classification_loss
 
 LARGEST_LABELS = 8 * 2**20  # bytes of labels.json
 LONGEST_LABEL = 500  # characters
@@ -155,29 +153,18 @@ class Classify(Task):
         rows = [np.concatenate([[Tokenizer.cls], text[:-1]]) for text in texts]
         return Batch(packed(rows, device), None, torch.from_numpy(numbers).to(device))
 
-    def loss(
-        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
+    @property
+    def loss(self) -> Loss:
         if self.style != "encoder":
-            return words_loss(model, batch, smoothing, r_drop)
-        weights = None if self.weights is None else self.weights.to(batch.labels.device)
-
-        def wrong(logits: Tensor) -> Tensor:
-            return F.cross_entropy(
-                logits, batch.labels, weights, reduction="sum", label_smoothing=smoothing
-            )
-
-        logits = model(batch.source).float()  # [B, classes]
-        loss = wrong(logits)
-        if r_drop:
-            again = model(batch.source).float()
-            loss = 0.5 * (loss + wrong(again)) + r_drop * disagreement(logits, again)
-        likelihood = F.cross_entropy(logits.detach(), batch.labels, reduction="sum")
-        return loss, likelihood
+            return super().loss
+        return partial(classification_loss, weights=self.weights)
 
     def model_options(self) -> dict[str, Any]:
         classes = len(self.labels) if self.style == "encoder" else None
         return {**super().model_options(), "classes": classes}
+
+    def same_head(self, other: Task) -> bool:
+        return isinstance(other, Classify) and other.labels == self.labels
 
     def finish(self, model: Transformer, examples: Sequence[Example]) -> bool:
         """Fit the temperature on held-out examples."""
@@ -308,3 +295,17 @@ def unseen(path: Path, line: int, label: str, labels: Sequence[str]) -> InputErr
     return InputError(
         f"{path}:{line}: the label {label!r} was never seen in training (known: {known})"
     )
+
+
+def load_labels(folder: Path) -> tuple[list[str], float]:
+    path = folder / "labels.json"
+    whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
+    try:
+        labels, temperature = whole["labels"], whole["temperature"]
+        valid = isinstance(labels, list) and not wrong_labels(labels)
+        valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: not the labels of a model ({error})") from None
+    if not valid:
+        raise InputError(f"{path}: damaged (labels or temperature are not valid)")
+    return labels, float(temperature)

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from regard.config.model import ModelConfig
 from regard.config.sections import Config, two_vocabularies
 from regard.errors import InputError
-from regard.files import read_json
 from regard.tasks.answer import Questions
-from regard.tasks.classify import LARGEST_LABELS, Classify, find_labels, wrong_labels
+from regard.tasks.classify import Classify, find_labels, load_labels
 from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill
 from regard.tasks.generate import Generate
@@ -19,6 +17,7 @@ from regard.tasks.task import Say, Task
 from regard.tasks.translate import Translate
 from regard.text.reading import check_file
 from regard.text.tokenizer import Tokenizer
+from regard.training.model_folder import load_tokenizers
 
 KINDS: dict[str, type[Task]] = {
     kind.name: kind for kind in (Translate, Questions, Generate, Classify, Fill, Embed)
@@ -95,18 +94,6 @@ def make_task(
     return Classify(target, style, labels, data.max_length, temperature)
 
 
-def load_tokenizers(folder: Path, model: ModelConfig | None = None) -> tuple[Tokenizer, Tokenizer]:
-    """The vocabularies of source and target. model: refuse vocabularies of a different size."""
-    sizes = (model.source_vocabulary_size, model.vocabulary_size) if model else (None, None)
-    own = folder / "source-tokenizer.json"
-    target = Tokenizer.load(folder / "tokenizer.json", sizes[1])
-    if own.exists():
-        return Tokenizer.load(own, sizes[0]), target
-    if sizes[0] != sizes[1]:
-        raise InputError(f"{own} is missing: the model has a separate source vocabulary")
-    return target, target
-
-
 def load_task(folder: Path, config: Config) -> Task:
     labels, temperature = load_labels(folder) if config.task == "classify" else ([], 1.0)
     if config.model.classes not in (None, len(labels)):
@@ -115,17 +102,3 @@ def load_task(folder: Path, config: Config) -> Task:
             f"{config.model.classes} classes"
         )
     return make_task(config, load_tokenizers(folder, config.model), labels, temperature)
-
-
-def load_labels(folder: Path) -> tuple[list[str], float]:
-    path = folder / "labels.json"
-    whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
-    try:
-        labels, temperature = whole["labels"], whole["temperature"]
-        valid = isinstance(labels, list) and not wrong_labels(labels)
-        valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: not the labels of a model ({error})") from None
-    if not valid:
-        raise InputError(f"{path}: damaged (labels or temperature are not valid)")
-    return labels, float(temperature)

@@ -1,1 +1,1 @@
-"""Loss, optimiser and schedule, the loop, checkpoints, processes."""
+"""Training: losses, optimiser, trainer, checkpoints, CUDA graphs, processes and the run folder."""

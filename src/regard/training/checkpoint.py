@@ -33,24 +33,25 @@ from regard.files import (
     remove_leftovers,
 )
 from regard.model.quantise import unpacked
+from regard.training.names import CHECKPOINTS, OPTIMISER, STATE, WEIGHTS
 
-FILES = ("model.safetensors", "optimiser.safetensors")
-LARGEST_STATE, LARGEST_HEADER = 2**20, 16 * 2**20  # bytes of state.json, of a safetensors header
+FILES = (WEIGHTS, OPTIMISER)
+LARGEST_STATE, LARGEST_HEADER = 8 * 2**20, 16 * 2**20  # bytes of state.json, of a tensor header
 MOST_VALUES = 1_000_000  # in a safetensors header; a tensor takes about seven
 
 
 @dataclass
 class State:
-    """What a checkpoint holds beside tensors."""
+    """The values of a checkpoint, beside its tensors; `state.json` has the options as well."""
 
     step: int = 0
-    rows: int = 1  # of one step, over all processes
-    best: float = -math.inf  # validation score
-    best_step: int = 0
-    waited: int = 0  # validations since
+    rows: int = 1  # rows per step, over all processes
+    best: float = -math.inf  # the best validation score
+    best_step: int = 0  # the step that has it
+    waited: int = 0  # validations since that step
     dropped: int = 0  # steps without a finite loss
-    pieces: int = 1  # that a row is cut into, since memory ran out
-    seconds: float = 0.0  # of training so far
+    pieces: int = 1  # pieces that each row is cut into, after memory ran out
+    seconds: float = 0.0  # training time so far
     corpus: str = ""  # fingerprint of the training data
 
     @classmethod
@@ -65,7 +66,7 @@ class State:
             elif possible and kind is float:
                 possible = not math.isnan(value) and (name == "best" or 0 <= value < 1e12)
             if not possible:
-                raise InputError(f"{path / 'state.json'} is damaged: {name} is {value!r:.40}")
+                raise InputError(f"{path / STATE} is damaged: {name} is {value!r:.40}")
         return cls(**given)
 
 
@@ -73,7 +74,7 @@ class Checkpoints:
     """The checkpoints of a run. `keep` and `every` matter only for saving and averaging."""
 
     def __init__(self, run: Path, keep: int = 1, every: int = 1) -> None:
-        self.folder, self.keep, self.every = run / "checkpoints", keep, every
+        self.folder, self.keep, self.every = run / CHECKPOINTS, keep, every
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, damaged or not, oldest first."""
@@ -97,7 +98,7 @@ class Checkpoints:
             sums = {name: checksum(folder / name) for name in FILES}
             values = {**state, "step": step, "checksums": sums}
             content = json.dumps({**values, "checksum": digest(values)}, indent=1)
-            (folder / "state.json").write_text(content + "\n", encoding="utf-8")
+            (folder / STATE).write_text(content + "\n", encoding="utf-8")
         self._prune(step)
 
     def _prune(self, saved: int) -> None:
@@ -131,11 +132,11 @@ class Checkpoints:
         """The state of a checkpoint; an InputError if a file does not match its checksum."""
         path = self.path(step)
         try:
-            content = read_bounded(path / "state.json", LARGEST_STATE, "a state")
+            content = read_bounded(path / STATE, LARGEST_STATE, "a state")
             state: dict[str, Any] = json.loads(content)  # -Infinity: there is no score yet
             own = state.pop("checksum")
             if own != digest(state):
-                raise InputError(f"{path / 'state.json'} is damaged: its checksum does not match")
+                raise InputError(f"{path / STATE} is damaged: its checksum does not match")
             for name in files:
                 if checksum(path / name) != state["checksums"][name]:
                     raise InputError(f"{path / name} is damaged: its checksum does not match")
@@ -200,7 +201,7 @@ def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None)
     """A safetensors file with the checksum of its tensors in its metadata.
 
     Args:
-        files: the checksums of the files that belong to these weights (model_files.py).
+        files: the checksums of the files that belong to these weights (model_folder.py).
     """
     tensors = contiguous(tensors)
     metadata = {"sha256": tensor_digest(tensors)}
@@ -256,8 +257,7 @@ def _size(value: object) -> int:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, once they are those that were written; matrices that are
-    in bytes there are numbers again."""
+    """The tensors of a safetensors file; verifies their checksum and dequantises int8 matrices."""
     return unpacked(read_raw(path), path)
 
 

@@ -1,18 +1,18 @@
-"""The work of a row on a GPU, recorded once (a CUDA graph) and replayed for the rows that follow.
+"""CUDA graphs for training: the forward and backward pass of a row, captured once and replayed.
 
-To start a thousand small pieces of work from Python takes longer than to do them. A recording wants
-the same shapes each time: rows are filled up to a fixed size with tokens that nobody sees and
-nobody is asked about. All that differs between rows (tokens, positions, labels, the tables of
-attention, the seed of dropout) lies in one buffer, which one copy from the host overwrites.
+Launching a thousand small kernels from Python takes longer than running them. A CUDA graph launches
+them all at once, but needs the same shapes each time. Rows are therefore padded to a fixed size
+with tokens that no other token sees and that have the label -1. Everything that differs between
+rows (tokens, positions, labels, the tables of attention, the seed of dropout) is in one buffer,
+which a single copy from the host overwrites.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,29 +24,16 @@ from regard.model.transformer import Transformer
 from regard.ops.cuda import training as fused
 from regard.ops.cuda.attention import TiledLayout, tables
 from regard.text.batching import Packed, positions_array
+from regard.training.losses import Batch
 
-SHARES = 8  # sizes of recordings: so many parts of the largest row that is planned
-MOST = 2 * SHARES  # what BPE-dropout cuts anew has more tokens than were counted
-COPIES = 2  # of a recording, so that one can be started while the other is still under way
-ALIGNED = 64  # tokens: what is multiplied fastest, and 16 bytes of anything
-Loss = Callable[[Any], tuple[Tensor, Tensor]]  # batch -> loss, negative log-likelihood
-
-
-class Batch(Protocol):
-    """What a batch must have to be recorded: a label for every token that the decoder reads."""
-
-    @property
-    def source(self) -> Packed | None: ...
-    @property
-    def target(self) -> Packed | None: ...
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def where(self) -> Tensor | None: ...
+SIZES = 8  # graphs have sizes 1, 2, ... of which this one is the budget of a row
+MAX_SIZE = 2 * SIZES  # BPE dropout gives some rows more tokens than the budget
+COPIES = 2  # graphs per size, so that one can be launched while the other still runs
+ALIGNED = 64  # tokens, for fast matrix products; bytes, for the arrays in the buffer
 
 
-class Held(Packed):
-    """A packed row that stays where it is while its contents change."""
+class StaticPacked(Packed):
+    """A packed row at a fixed address, whose contents change."""
 
     def __init__(self, tokens: Tensor, positions: Tensor, longest: int) -> None:
         self.tokens, self.places, self.lengths, self.plans = tokens, positions, (longest,), {}
@@ -55,76 +42,91 @@ class Held(Packed):
         return self.places
 
     def check(self, vocabulary_size: int, max_length: int | None, what: str) -> None:
-        """The rows that it holds are checked before."""
+        """Does nothing: `StepGraphs.gradients` checks each row before it is copied here."""
 
 
-@dataclass
-class HeldBatch:
-    source: Held | None
-    target: Held
-    labels: Tensor
-    where: None = None
+class StepGraphs:
+    """The CUDA graphs of a model's training steps, one for each size of rows.
 
-
-class Recorder:
-    """All recordings of a model's work.
-
-    loss: must ask nothing of tokens whose label is -1.
-    budgets: the most tokens that a row has on each side, the target's last.
+    Args:
+        model: the model to train.
+        loss: computes the loss and the negative log-likelihood of a batch; must ignore tokens
+            whose label is -1.
+        budgets: the largest number of tokens of a row on each side, the target's last.
+        dtype: the autocast dtype.
     """
 
     def __init__(
-        self, model: Transformer, loss: Loss, budgets: Sequence[int], dtype: torch.dtype
+        self,
+        model: Transformer,
+        loss: Callable[[Batch], tuple[Tensor, Tensor]],
+        budgets: Sequence[int],
+        dtype: torch.dtype,
     ) -> None:
         self.model, self.loss, self.budgets, self.dtype = model, loss, budgets, dtype
         self.device = model.output_matrix().device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.recordings: dict[tuple[int, int], deque[Recording]] = {}
+        self.graphs: dict[tuple[int, int], deque[StepGraph]] = {}
         c = model.config
-        drops = c.attention_dropout + c.feed_forward_dropout  # whose masks PyTorch makes
-        engine = choose_engine(model.engine, self.device, c.attention_dropout)
-        unrecordable = c.embedding_norm or c.mixer != "attention" or drops > 0 or engine != "tiled"
-        self.able = self.device.type == "cuda" and not unrecordable
-        self.pool = torch.cuda.graph_pool_handle() if self.able else None
+        drops = c.attention_dropout + c.feed_forward_dropout  # PyTorch draws the masks of these
+        backend = choose_engine(model.engine, self.device, c.attention_dropout)
+        unsupported = c.embedding_norm or c.mixer != "attention" or drops > 0 or backend != "tiled"
+        self.usable = self.device.type == "cuda" and not unsupported
+        self.pool = torch.cuda.graph_pool_handle() if self.usable else None
 
-    def share(self, batch: Any) -> int | None:
-        """How many parts of the largest row a batch takes; None: it cannot be recorded."""
-        known = all(hasattr(batch, name) for name in ("source", "target", "labels", "where"))
-        if not known or batch.where is not None or batch.target is None:
-            self.able = False  # nor can any other of this task
+    def size(self, batch: object) -> int | None:
+        """The size of the graph that a batch needs; None if no graph can process it."""
+        if not isinstance(batch, Batch) or batch.where is not None or batch.target is None:
+            self.usable = False  # nor can a graph process the other batches of this task
             return None
         rows = [row for row in (batch.source, batch.target) if row is not None]
         needed = zip(rows, self.budgets[-len(rows) :], strict=True)
-        share = max(-(-len(row.tokens) * SHARES // budget) for row, budget in needed)
-        return share if share <= MOST else None
+        size = max(-(-len(row.tokens) * SIZES // budget) for row, budget in needed)
+        return size if size <= MAX_SIZE else None
 
-    def gradients(self, batch: Batch, seed: int, share: int) -> Tensor:
-        """Add the batch's gradients to those of the parameters; its loss and likelihood, [2]."""
+    def gradients(self, batch: Batch, seed: int, size: int) -> Tensor:
+        """Add the gradients of a batch on the CPU to those of the parameters.
+
+        Args:
+            batch: a batch that `size` accepted.
+            seed: the seed of dropout.
+            size: the result of `size`.
+
+        Returns:
+            The loss and the negative log-likelihood, [2]; the next replay overwrites them.
+        """
         rows = [row for row in (batch.source, batch.target) if row is not None]
         limit = self.model.config.max_length if self.model.config.positions == "learned" else None
         for row, side in zip(rows, ("source", "target")[-len(rows) :], strict=True):
             row.check(len(self.model.table(side).weight), limit, side)
         longest = max(ALIGNED, *(max(row.lengths) for row in rows))
-        key = share, 1 << (longest - 1).bit_length()
+        key = size, 1 << (longest - 1).bit_length()
         before = [(p, p.grad.clone()) for p in self.parameters if p.grad is not None]
-        made = self.recordings.setdefault(key, deque())
-        if len(made) < COPIES:
-            room = [-(-b * share // SHARES // ALIGNED) * ALIGNED for b in self.budgets]
-            made.append(Recording(self, batch, room[-len(rows) :], key[1]))
-        made.rotate()
-        sums = made[0].replay(batch, seed)
+        graphs = self.graphs.setdefault(key, deque())
+        if len(graphs) < COPIES:
+            room = [-(-b * size // SIZES // ALIGNED) * ALIGNED for b in self.budgets]
+            graphs.append(StepGraph(self, batch, room[-len(rows) :], key[1]))
+        graphs.rotate()
+        sums = graphs[0].replay(batch, seed)
         for parameter, gradient in before:
             assert parameter.grad is not None
             parameter.grad += gradient
         return sums
 
 
-class Recording:
-    """The work of rows of one size."""
+class StepGraph:
+    """The forward and backward pass of rows of one size.
 
-    def __init__(self, recorder: Recorder, batch: Batch, room: Sequence[int], longest: int) -> None:
-        self.recorder, self.device = recorder, recorder.device
-        self.window = recorder.model.config.window
+    Args:
+        owner: the model, its loss and the memory pool.
+        batch: an example of the batches to come.
+        room: the number of tokens of a padded row on each side.
+        longest: the largest number of tokens of a sequence.
+    """
+
+    def __init__(self, owner: StepGraphs, batch: Batch, room: Sequence[int], longest: int) -> None:
+        self.owner, self.device = owner, owner.device
+        self.window = owner.model.config.window
         self.room = dict(zip(("source", "target")[-len(room) :], room, strict=True))
         arrays = self.contents(batch, 0)
         self.bounds = np.cumsum([0] + [-(-a.nbytes // ALIGNED) * ALIGNED for a in arrays])
@@ -134,36 +136,37 @@ class Recording:
             self.buffer[start : start + a.nbytes].view(torch.from_numpy(a).dtype).view(a.shape)
             for a, start in zip(arrays, self.bounds, strict=False)
         ]
-        # Two, so that one can be filled while the other is still on its way.
+        # Two, so that one can be filled while the other is still being copied.
         self.staging = cycle(
             [(torch.empty(size, dtype=torch.uint8).pin_memory(), torch.cuda.Event()) for _ in "ab"]
         )
-        held = {side: Held(views.pop(0), views.pop(0), longest) for side in self.room}
-        self.batch = HeldBatch(held.get("source"), held["target"], views.pop(0))
+        rows = {side: StaticPacked(views.pop(0), views.pop(0), longest) for side in self.room}
+        self.batch = Batch(rows.get("source"), rows["target"], views.pop(0))
         self.seed = views.pop(0)
-        for asking, asked, visibility in self.kinds():
-            queries, keys = getattr(batch, asking), getattr(batch, asked)
+        for query_side, key_side, visibility in self.attentions():
+            queries, keys = getattr(batch, query_side), getattr(batch, key_side)
             plan = Plan(queries.lengths, keys.lengths, visibility, device=self.device)
-            plan.queries, plan.keys = self.room[asking], self.room[asked]
+            plan.queries, plan.keys = self.room[query_side], self.room[key_side]
             assert isinstance(plan.layout, TiledLayout)
             plan.layout.hold(longest, views.pop(0), views.pop(0), views.pop(0))
-            held[asking].plans[id(held[asked]), visibility] = plan
+            rows[query_side].plans[id(rows[key_side]), visibility] = plan
         self.upload(arrays)
-        # The first time kernels are compiled and handles made, none of which can be recorded.
+        # The first pass compiles kernels and creates library handles, which a capture cannot do.
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
-            self.work()
+            self.compute()
         torch.cuda.current_stream(self.device).wait_stream(stream)
-        self.forget()
+        for parameter in owner.parameters:
+            parameter.grad = None
         torch.cuda.empty_cache()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=recorder.pool):
-            self.sums = self.work()
-        self.gradients = [p.grad for p in recorder.parameters]
+        with torch.cuda.graph(self.graph, pool=owner.pool):
+            self.sums = self.compute()
+        self.gradients = [p.grad for p in owner.parameters]
 
-    def kinds(self) -> list[tuple[str, str, Visibility]]:
-        """Whose queries look at whose keys, and what they see."""
+    def attentions(self) -> list[tuple[str, str, Visibility]]:
+        """The attentions of the model: the sides of queries and keys, and the visibility."""
         decoder = ("target", "target", Visibility(causal=True, window=self.window))
         if "source" not in self.room:
             return [decoder]
@@ -171,24 +174,26 @@ class Recording:
         return [encoder, decoder, ("target", "source", Visibility())]
 
     def contents(self, batch: Batch, seed: int) -> list[NDArray[Any]]:
-        """All that differs between rows, filled up to the size of the recording."""
+        """Everything that differs between rows, padded to the size of the graph."""
 
-        def filled(array: NDArray[Any], side: str, value: int = 0) -> NDArray[Any]:
+        def padded(array: NDArray[Any], side: str, value: int = 0) -> NDArray[Any]:
             return np.pad(array, (0, self.room[side] - len(array)), constant_values=value)
 
         arrays: list[NDArray[Any]] = []
         for side in self.room:
             row = getattr(batch, side)
-            arrays.append(filled(row.tokens.numpy(), side))
-            arrays.append(filled(positions_array(row.lengths), side))
-        arrays.append(filled(batch.labels.numpy(), "target", -1))
+            arrays.append(padded(row.tokens.numpy(), side))
+            arrays.append(padded(positions_array(row.lengths), side))
+        arrays.append(padded(batch.labels.numpy(), "target", -1))
         arrays.append(np.array([seed]))
-        for asking, asked, visibility in self.kinds():
-            lengths = getattr(batch, asking).lengths, getattr(batch, asked).lengths
-            arrays.extend(tables(*lengths, visibility, (self.room[asking], self.room[asked])))
+        for query_side, key_side, visibility in self.attentions():
+            lengths = getattr(batch, query_side).lengths, getattr(batch, key_side).lengths
+            room = self.room[query_side], self.room[key_side]
+            arrays.extend(tables(*lengths, visibility, room))
         return arrays
 
     def upload(self, arrays: list[NDArray[Any]]) -> None:
+        """Copy the arrays into the buffer, without waiting for the copy."""
         staging, sent = next(self.staging)
         sent.synchronize()
         whole = staging.numpy()
@@ -197,29 +202,26 @@ class Recording:
         self.buffer.copy_(staging, non_blocking=True)
         sent.record()
 
-    def work(self) -> Tensor:
-        """Loss and gradients of what the buffer holds."""
+    def compute(self) -> Tensor:
+        """Loss, likelihood and gradients of the row in the buffer."""
         base = fused.base(self.device)
         base.copy_(self.seed)
         torch.default_generator.manual_seed(0)  # the seeds of masks, to which the base is added
-        dtype = self.recorder.dtype
-        shorter = [] if dtype == torch.float32 else self.recorder.parameters
+        dtype = self.owner.dtype
+        rounded = [] if dtype == torch.float32 else self.owner.parameters
         with (
-            fused.rounded_once(shorter, dtype),
+            fused.rounded_once(rounded, dtype),
             torch.autocast("cuda", dtype, dtype != torch.float32),
         ):
-            loss, likelihood = self.recorder.loss(self.batch)
+            loss, likelihood = self.owner.loss(self.batch)
         loss.backward()
         base.zero_()
         return torch.stack([loss.detach(), likelihood.detach()])
 
-    def forget(self) -> None:
-        for parameter in self.recorder.parameters:
-            parameter.grad = None
-
     def replay(self, batch: Batch, seed: int) -> Tensor:
+        """Set the gradients of the parameters to those of a batch; its loss and likelihood, [2]."""
         self.upload(self.contents(batch, seed))
         self.graph.replay()
-        for parameter, gradient in zip(self.recorder.parameters, self.gradients, strict=True):
+        for parameter, gradient in zip(self.owner.parameters, self.gradients, strict=True):
             parameter.grad = gradient
         return self.sums

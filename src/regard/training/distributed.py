@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from regard.device import choose_device
 from regard.errors import InputError
 
 
 class Processes:
-    """This process among all: `rank` of `world`, and the device it computes on."""
+    """This process (number `rank` of `world`), and the device that it computes on."""
 
     def __init__(self, device: str) -> None:
         self.rank, self.world = environment_number("RANK", 0), environment_number("WORLD_SIZE", 1)
@@ -37,6 +38,7 @@ class Processes:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
+        """The sum of `tensor` over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
@@ -58,6 +60,7 @@ class Processes:
         return int(self.sum(torch.tensor([own], device=self.device)))
 
     def wait(self) -> None:
+        """Wait until all processes have arrived here."""
         if self.world > 1:
             dist.barrier()
 
@@ -75,12 +78,3 @@ def environment_number(name: str, default: int) -> int:
             "with one process, or start the training with torchrun"
         )
     return int(text)
-
-
-def choose_device(name: str, index: int = 0) -> torch.device:
-    """`auto` is the GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: there is no CUDA device here; use --device cpu or auto")
-    return torch.device(name, index) if name == "cuda" else torch.device(name)

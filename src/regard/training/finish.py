@@ -21,12 +21,13 @@ from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError, TrainingFailed
 from regard.files import LARGEST_CARD, PREFIX, cache_folder, read_bounded, sync_folder, write_file
 from regard.model.transformer import Transformer
-from regard.tasks.task import Say, Task
 from regard.text.rows import Rows
 from regard.training.checkpoint import not_finite, read_tensors, snapshot, to_bytes
 from regard.training.model_folder import file_checksums
-from regard.training.progress import duration, said
-from regard.training.trainer import Trainer
+from regard.training.names import BEST, CARD, WEIGHTS
+from regard.training.objective import Say, Task
+from regard.training.progress import describe, duration
+from regard.training.trainer import OWN, Trainer
 
 SAMPLES = 3  # predictions shown at each validation
 UNFINISHED = "- training has not ended"
@@ -57,8 +58,8 @@ class Validation:
         device = model.output_matrix().device
         total, tokens, row = 0.0, 0, 0
         while self.rows.epoch_of(row) == 0:
-            batch = self.task.batch(self.store, self.rows[row], device)
-            total += float(self.task.loss(model, batch, 0.0)[1])
+            batch = self.task.batch(self.store, self.rows[row], device, 0)
+            total += float(self.task.loss(model, batch)[1])
             tokens += batch.tokens
             row += 1
         loss = total / tokens
@@ -85,18 +86,18 @@ def finish(
         for candidate, weights in choices.items():
             model.load_state_dict(weights)
             scores[candidate] = validation(model)
-            say(f"{candidate}: validation {said(scores[candidate])}")
+            say(f"{candidate}: validation {describe(scores[candidate])}")
         name = max(scores, key=lambda one: (scores[one]["score"], -scores[one]["loss"]))
         score = scores[name]
         model.load_state_dict(choices[name])
         if validation.task.finish(model.eval(), validation.examples):  # it calibrated the model
             validation.task.save(run)
-    written = run / f"{PREFIX}{os.getpid()}-model.safetensors"  # a temporary name
+    written = run / f"{PREFIX}{os.getpid()}-{WEIGHTS}"  # a temporary name
     write_file(written, to_bytes(choices[name], files=file_checksums(run)))
     try:
         if validation is not None:
             score = evaluate_stored(written, score, model, validation, run)
-        result = {k: v for k, v in score.items() if k not in ("score", "samples")}
+        result = {k: v for k, v in score.items() if k not in OWN}
         state = trainer.state
         summary = {"final": name, "seconds": round(state.seconds, 1), "dropped": state.dropped}
         trainer.record(state.step, **summary, **result)
@@ -104,8 +105,8 @@ def finish(
             f"- trained {state.step:,} steps in {duration(state.seconds)}; final weights: {name}",
             *(f"- validation {key}: {value}" for key, value in result.items()),
         ]
-        write_card(run / "README.md", "\n".join(end), card(trainer.config, command))
-        os.replace(written, run / "model.safetensors")
+        write_card(run / CARD, "\n".join(end), card(trainer.config, command))
+        os.replace(written, run / WEIGHTS)
     finally:
         written.unlink(missing_ok=True)
     sync_folder(run)
@@ -122,8 +123,8 @@ def candidates(trainer: Trainer, force: bool) -> dict[str, dict[str, Tensor]]:
     if len(steps) > 1:
         choices[f"mean of {len(steps)} checkpoints"] = trainer.checkpoints.average(steps)
     try:
-        if (run / "best.safetensors").exists():
-            choices["best"] = read_tensors(run / "best.safetensors")
+        if (run / BEST).exists():
+            choices["best"] = read_tensors(run / BEST)
     except InputError as error:
         without_damaged([str(error)], force, run, say)
     for name in [name for name, weights in choices.items() if not_finite(weights)]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from regard.config.model import ModelConfig
 from regard.config.sections import Config
 from regard.config.settings import read_yaml
 from regard.errors import InputError
@@ -24,9 +25,11 @@ from regard.files import parse_json, read_bounded
 from regard.model.parameters import closed_form
 from regard.model.quantise import SUFFIX
 from regard.model.transformer import Transformer
+from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Checkpoints, Header, read_header, read_weights
+from regard.training.names import CONFIG, LABELS, SOURCE_TOKENIZER, TOKENIZER, WEIGHTS
 
-NAMES = ("config.yaml", "tokenizer.json", "source-tokenizer.json", "labels.json")
+NAMES = (CONFIG, TOKENIZER, SOURCE_TOKENIZER, LABELS)  # files that belong to the weights
 LARGEST = 32 * 2**20  # bytes of one of these files
 DTYPES = ("F32", "F16", "BF16", "F64", "I8")  # of weights, as safetensors names them
 KEY = "files"  # in the metadata of model.safetensors
@@ -63,7 +66,7 @@ def check_files(folder: Path, metadata: Mapping[str, str]) -> None:
     except ValueError as error:
         saved = error
     if not isinstance(saved, dict):
-        raise InputError(f"{folder / 'model.safetensors'} is damaged: its checksums are not JSON")
+        raise InputError(f"{folder / WEIGHTS} is damaged: its checksums are not JSON")
     present = file_checksums(folder)
     for name in NAMES:
         if saved.get(name) != present.get(name):
@@ -80,10 +83,10 @@ def check_folder(folder: Path, changed: bool = False) -> Config:
     """Check that the files of a finished model are those that the weights were saved with (unless
     `changed` is set) and that the sizes match the weights. Returns the configuration. No memory for
     weights is allocated before the checks have passed."""
-    header = read_header(folder / "model.safetensors")
+    header = read_header(folder / WEIGHTS)
     if not changed:
         check_files(folder, header.metadata)
-    config = Config.load(folder / "config.yaml")
+    config = Config.load(folder / CONFIG)
     shapes = {name: shape for name, shape in header.shapes.items() if not is_scale(name, header)}
     for name in shapes:
         if header.dtypes[name] not in DTYPES:
@@ -110,23 +113,35 @@ def is_scale(name: str, header: Header) -> bool:
 
 def newest_weights(folder: Path) -> dict[str, Tensor]:
     """The weights of a model, or of the newest complete checkpoint of an unfinished run."""
-    if (folder / "model.safetensors").is_file():
+    if (folder / WEIGHTS).is_file():
         check_folder(folder)
-        return read_weights(folder / "model.safetensors")
+        return read_weights(folder / WEIGHTS)
     checkpoints = Checkpoints(folder)
     state, _ = checkpoints.newest()
     if state is None:
         raise InputError(f"{folder} has neither model.safetensors nor a complete checkpoint")
-    return read_weights(checkpoints.path(state["step"]) / "model.safetensors")
+    return read_weights(checkpoints.path(state["step"]) / WEIGHTS)
 
 
 def read_config(folder: Path) -> Config:
     """The configuration of a model, checked against its weights if it has any."""
-    if not (folder / "config.yaml").is_file():
+    if not (folder / CONFIG).is_file():
         raise InputError(f"{folder} is not a model: it has no config.yaml")
-    if (folder / "model.safetensors").is_file():
+    if (folder / WEIGHTS).is_file():
         return check_folder(folder)
-    return Config.load(folder / "config.yaml")
+    return Config.load(folder / CONFIG)
+
+
+def load_tokenizers(folder: Path, model: ModelConfig | None = None) -> tuple[Tokenizer, Tokenizer]:
+    """The vocabularies of source and target. model: refuse vocabularies of a different size."""
+    sizes = (model.source_vocabulary_size, model.vocabulary_size) if model else (None, None)
+    own = folder / SOURCE_TOKENIZER
+    target = Tokenizer.load(folder / TOKENIZER, sizes[1])
+    if own.exists():
+        return Tokenizer.load(own, sizes[0]), target
+    if sizes[0] != sizes[1]:
+        raise InputError(f"{own} is missing: the model has a separate source vocabulary")
+    return target, target
 
 
 def load_weights(model: Transformer, tensors: dict[str, Tensor], where: Path) -> None:

@@ -1,4 +1,4 @@
-"""Adam with the paper's betas, and its learning rate (section 5.3)."""
+"""Adam with the betas and the learning rate of the paper (section 5.3)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ STATES = ("exp_avg", "exp_avg_sq", "step")
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
-    """The rate of step 1, 2, ...: linear warm-up to `learning_rate`, then the schedule.
+    """The learning rate of step 1, 2, ...: linear warm-up to `learning_rate`, then the schedule.
 
-    inverse-sqrt is the paper's formula with its highest value given instead of a factor.
+    inverse-sqrt is the paper's formula, with its highest value as a parameter instead of a factor.
     """
     warmup = config.warmup
     if step < warmup:
@@ -30,8 +30,9 @@ def learning_rate(step: int, config: TrainingConfig) -> float:
 
 
 def make_optimiser(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Adam or AdamW; weight decay is for matrices only."""
     kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
-    decayed = [p for p in model.parameters() if p.dim() > 1]  # matrices, not biases and norms
+    decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
@@ -48,21 +49,29 @@ def update(
     tokens: Tensor,
     clip: float,
 ) -> Tensor:
-    """One step from gradients that are sums over tokens; gives back the norm of their mean.
+    """Take one step with gradients that are sums over tokens.
 
-    If it or the loss is not finite nothing changes, which the optimiser's kernel sees by itself:
-    the host decides nothing and waits for nothing. clip: the longest gradient; 0: any length.
+    If the loss or the gradient contains NaN or infinity, the fused kernel of the optimiser changes
+    nothing. The host does not have to wait for that decision.
+
+    Args:
+        rate: the learning rate.
+        loss: the sum of the loss; a scalar.
+        tokens: the number of tokens that the sums are divided by; a scalar.
+        clip: the largest norm of the mean gradient; 0: no clipping.
+
+    Returns:
+        The norm of the mean gradient before clipping.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients) / tokens.to(gradients[0].dtype)
-    shorter = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
+    scale = (clip / (norm + 1e-6)).clamp(max=1.0) if clip else torch.ones_like(norm)
     for group in optimiser.param_groups:
         group["lr"] = rate
-    # What gradients are divided by, and whether to do nothing: these two are how the fused kernel
-    # is asked for both.
-    asked: Any = optimiser
-    asked.grad_scale = (tokens / shorter).float()
-    asked.found_inf = (~(loss.isfinite() & norm.isfinite())).float()
+    # The fused kernel divides gradients by grad_scale and does nothing where found_inf is 1.
+    fused: Any = optimiser
+    fused.grad_scale = (tokens / scale).float()
+    fused.found_inf = (~(loss.isfinite() & norm.isfinite())).float()
     optimiser.step()
     return norm
 
@@ -80,6 +89,7 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 def load_optimiser(
     model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]
 ) -> None:
+    """Restore what `optimiser_tensors` returned."""
     for name, p in model.named_parameters():
         if f"step.{name}" in tensors:
             optimiser.state[p] = {

@@ -19,10 +19,12 @@ BETWEEN = 30.0  # seconds between two lines where there is no terminal
 
 
 class Progress:
+    """The progress line of a run; a context manager while steps are shown."""
+
     def __init__(self, steps: int, quiet: bool) -> None:
         self.console = make_console(stderr=True, quiet=quiet)
         self.steps, self.line, self.shown = steps, "", 0.0
-        self.words = True  # whether the loss is that of words
+        self.words = True  # whether the loss is that of tokens, so that it has a perplexity
         self.live: Live | None = None
         if self.console.is_terminal and not quiet:
             self.live = Live(Text(""), console=self.console, refresh_per_second=4, transient=True)
@@ -43,14 +45,14 @@ class Progress:
     def step(
         self, step: int, loss: float, rate: float, tokens: int, operations: float, peak: float
     ) -> dict[str, float]:
-        """Show a step; gives back its figures for the metrics file."""
+        """Show a step. Returns its values for the metrics file."""
         self.rates = [*self.rates[-20:], (time.perf_counter(), tokens, operations)]
         elapsed = self.rates[-1][0] - self.rates[0][0]
         speed = sum(n for _, n, _ in self.rates[1:]) / elapsed
         fraction = sum(o for *_, o in self.rates[1:]) / elapsed / peak
         left = (self.steps - step) * elapsed / (len(self.rates) - 1)
         words = f"  perplexity {perplexity(loss):.2f}" if self.words else ""
-        figures = {
+        metrics = {
             "loss": loss, **({"perplexity": perplexity(loss)} if words else {}),
             "learning_rate": rate,
             "tokens_per_second": round(speed), "fraction_of_peak": round(fraction, 4),
@@ -65,28 +67,31 @@ class Progress:
         elif time.perf_counter() - self.shown > BETWEEN:
             self.shown = time.perf_counter()
             self.console.print(self.line, soft_wrap=True)
-        return figures
+        return metrics
 
     def say(self, text: str) -> None:
         """Print a line that stays above the progress line."""
         self.console.print(text, soft_wrap=True)
 
     def pause(self) -> None:
-        """What came since the last step (validation, say) does not count as training time."""
+        """Restart the clock: the time since the last step (a validation, for example) does not
+        count as training time."""
         self.rates = [(time.perf_counter(), 0, 0.0)]
 
 
-def said(found: dict[str, Any]) -> str:
-    """The figures of a validation in one line."""
-    figures = {k: v for k, v in found.items() if isinstance(v, float) and k != "score"}
-    return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+def describe(result: dict[str, Any]) -> str:
+    """The scores of a validation in one line."""
+    scores = {k: v for k, v in result.items() if isinstance(v, float) and k != "score"}
+    return "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items())
 
 
 def perplexity(loss: float) -> float:
+    """The perplexity of a mean loss; at most e^50."""
     return math.exp(min(loss, 50.0))
 
 
 def duration(seconds: float) -> str:
+    """`1:02:03` (hours, minutes, seconds), or `2:03` below an hour."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,4 +1,4 @@
-"""`regard train`: from text files to a model folder.
+"""A training run: from text files to a model folder. `regard.train` passes the tasks in.
 
 All input is checked before anything is written. Then the run folder is created with its
 configuration and vocabularies and locked against other processes, and training starts.
@@ -7,7 +7,7 @@ configuration and vocabularies and locked against other processes, and training 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +22,12 @@ from regard.device import keep_freed_memory
 from regard.errors import InputError, TrainingFailed
 from regard.files import FolderLock, cache_folder, new_folder, place_of, write_file
 from regard.model.transformer import Transformer
-from regard.tasks.make import KINDS, learn_task, load_task, load_tokenizers
-from regard.tasks.task import Task
 from regard.training.checkpoint import Checkpoints
 from regard.training.distributed import Processes
 from regard.training.finish import NoModel, Validation, averaged_steps, card, finish
-from regard.training.model_folder import load_weights, newest_weights
+from regard.training.model_folder import load_tokenizers, load_weights, newest_weights
+from regard.training.names import CARD, CONFIG
+from regard.training.objective import Task, TaskClass
 from regard.training.progress import Progress
 from regard.training.shipped import folder_of
 from regard.training.trainer import Interrupted, Trainer, is_out_of_memory
@@ -37,6 +37,7 @@ def train(
     config: Config | None,
     out: Path,
     *,
+    find_task: Callable[[str], TaskClass],
     resume: bool = False,
     force: bool = False,
     start_from: Path | None = None,
@@ -44,25 +45,24 @@ def train(
     quiet: bool = False,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train a model and write its folder. Returns the final scores.
+    """Train a model and write its folder. `regard.train` documents the other arguments.
 
-    resume: continue the run at `out`, or start it if there is none. `config` may be None then;
-        otherwise it must equal that of the run, except for training.steps.
-    force: continue without damaged checkpoints or best weights.
-    command: the arguments of `regard`, for the model card; empty if called from Python.
+    Args:
+        find_task: the class of a task by name.
     """
     keep_freed_memory()
     start_from = None if start_from is None else folder_of(start_from)
     processes, lock = Processes(device), FolderLock()
     try:
-        exists = bool(processes.agree((out / "config.yaml").is_file()))
+        exists = bool(processes.agree((out / CONFIG).is_file()))
         config = checked(config, out, exists, resume)
         if exists and processes.first:
             lock.acquire(out)
         progress = Progress(config.training.steps, quiet or not processes.first)
         trainer, validation = prepare(
-            config, out, start_from, processes, progress, exists, command, lock
-        )
+            config, out, find_task(config.task), start_from, processes, progress, exists, command,
+            lock,
+        )  # fmt: skip
         if exists:
             trainer.resume()
             if processes.first:
@@ -85,16 +85,16 @@ def train(
 
 
 def checked(config: Config | None, out: Path, exists: bool, resume: bool) -> Config:
-    """The configuration to train with, once it fits what lies at `out`."""
+    """The configuration to train with; an InputError if it does not fit what is at `out`."""
     if exists and not resume:
         raise InputError(
             f"{out} is already a run: continue it with --resume, or choose a different --out"
         )
     if exists:
-        return same_run(Config.load(out / "config.yaml"), config, out)
+        return same_run(Config.load(out / CONFIG), config, out)
     if config is None:
         raise InputError(f"{out} is not a run: there is nothing to resume")
-    place_of(out)  # or it would be refused when all is read
+    place_of(out)  # refuse a place that cannot be written to before the data is read
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"{out} exists and is not a run: choose a different --out")
     if config.training.tensorboard and find_spec("tensorboard") is None:
@@ -106,23 +106,23 @@ def explain(error: OSError | RuntimeError, out: Path) -> str:
     """One line for an error that is not the user's mistake (--debug shows the traceback)."""
     if isinstance(error, TrainingFailed):
         return str(error)
-    said = " ".join(str(error).split())[:200]
+    message = " ".join(str(error).split())[:200]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         steps = Checkpoints(out).steps()
         last = f"the newest checkpoint is step {steps[-1]}" if steps else "nothing was saved yet"
         return f"the disk of {out} is full; {last}; free some space"
     if isinstance(error, OSError):
-        return said
+        return message
     if is_out_of_memory(error):
         less = "lower training.batch_tokens or choose a smaller --preset"
-        return f"out of memory, and rows cannot be split any further: {less} ({said})"
-    if isinstance(error, dist.DistError) or "onnection" in said:  # reset, closed, refused
-        return f"another process of this run was lost ({said})"
+        return f"out of memory, and rows cannot be split any further: {less} ({message})"
+    if isinstance(error, dist.DistError) or "onnection" in message:  # reset, closed, refused
+        return f"another process of this run was lost ({message})"
     raise error
 
 
 def same_run(old: Config, new: Config | None, out: Path) -> Config:
-    """The configuration of the run at `out`; the one given may only move its end."""
+    """The configuration of the run at `out`; `new` may change only the number of steps."""
     if new is None:
         return old
     if new.task != old.task:
@@ -149,6 +149,7 @@ def same_run(old: Config, new: Config | None, out: Path) -> Config:
 def prepare(
     config: Config,
     out: Path,
+    task_class: TaskClass,
     start_from: Path | None,
     processes: Processes,
     progress: Progress,
@@ -162,19 +163,19 @@ def prepare(
     train_files, valid_files = (
         [Path(file) for file in files] for files in (data.train, data.valid)
     )
-    if not first:  # the first process learns, and the others read what it wrote
+    if not first:  # the first process learns the vocabulary; the others read what it wrote
         processes.wait()
-        config = Config.load(out / "config.yaml")
+        config = Config.load(out / CONFIG)
     if exists or not first:
-        KINDS[config.task].check_files(train_files)
-        task = load_task(out, config)
+        task_class.check_files(train_files)
+        task = task_class.load(out, config)
     else:
-        given = None
+        tokenizers = None
         if start_from is not None:
-            before = Config.load(start_from / "config.yaml")
+            before = Config.load(start_from / CONFIG)
             brought(config.task, before.data, vars(data))
-            given = load_tokenizers(start_from)
-        task = learn_task(config, given, progress.say, quiet)
+            tokenizers = load_tokenizers(start_from)
+        task = task_class.learn(config, tokenizers, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)
     report.show(progress.console)
     config = replace(config, model=replace(config.model, **task.model_options()))
@@ -182,30 +183,31 @@ def prepare(
     torch.manual_seed(config.training.seed)
     model = Transformer(config.model)
     if start_from is not None and not exists:
-        load_body(model, task, start_from)
+        load_body(model, config, task, task_class, start_from)
     validation = Validation(config, task, valid_files) if valid_files else None
     trainer = Trainer(config, out, model, task, store, processes, progress, validation)
     if first:
-        if exists:  # training.steps may be another
-            write_file(out / "config.yaml", config.to_yaml())
+        if exists:  # training.steps may have changed
+            write_file(out / CONFIG, config.to_yaml())
         else:
             with new_folder(out) as folder:
                 lock.acquire(folder)
-                (folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-                (folder / "README.md").write_text(card(config, command), encoding="utf-8")
+                (folder / CONFIG).write_text(config.to_yaml(), encoding="utf-8")
+                (folder / CARD).write_text(card(config, command), encoding="utf-8")
                 task.save(folder)
         processes.wait()
     return trainer, validation
 
 
-def load_body(model: Transformer, task: Task, start_from: Path) -> None:
-    """Begin with the weights of another model: all of them, or all but the head where that one's
-    head says something else."""
-    tensors, before = newest_weights(start_from), Config.load(start_from / "config.yaml")
+def load_body(
+    model: Transformer, config: Config, task: Task, task_class: TaskClass, start_from: Path
+) -> None:
+    """Load the weights of another model: all of them, or all but the head if the outputs of that
+    model mean something else."""
+    tensors, before = newest_weights(start_from), Config.load(start_from / CONFIG)
     same = before.model.head == model.config.head and before.model.classes == model.config.classes
-    if task.name == "classify" and before.task == "classify":
-        then = load_task(start_from, before)
-        same = same and getattr(then, "labels", None) == getattr(task, "labels", None)
+    if same and before.task == config.task:
+        same = task.same_head(task_class.load(start_from, before))
     if not same:
         own = {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
         tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")} | own

@@ -1,44 +1,48 @@
-"""The models that come with the package, one folder for each verb: `box:translate`.
+"""The models that come with the package, in the folders of `box/`: `box:translate`.
 
-That name stands for the folder wherever a model is asked for: `-m box:fill`, `--from box:fill`,
-`regard.load("box:fill")`. Each verb uses its own when no `-m` is given. Nothing is downloaded. How
-each was made is in its README.md, and `regard pack` makes such a folder of any trained model.
+The name `box:NAME` can be used wherever a model is needed: `-m box:fill`, `--from box:fill`,
+`regard.load("box:fill")`. Each verb uses its own model in the box if there is no `-m`. Nothing is
+downloaded. The README.md of each model says how it was trained, and `regard pack` makes such a
+folder from any trained model.
 """
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
-from regard.config.sections import TASKS
 from regard.errors import InputError, unknown
+from regard.training.names import CONFIG, WEIGHTS
 
 FOLDER = Path(__file__).parent.parent / "box"
 PREFIX = "box:"
 
 
 def boxed(task: str) -> str:
-    """What the model in the box for this task is called."""
+    """The name of the model in the box for a task."""
     return f"{PREFIX}{task}"
 
 
 def is_boxed(model: str | Path) -> bool:
+    """Whether this is the name of a model in the box, not a path."""
     return str(model).startswith(PREFIX)
 
 
 def contents() -> list[str]:
-    """The tasks that there is a model for, in the order of the tasks."""
-    needed = ("config.yaml", "model.safetensors")
-    return [task for task in TASKS if all((FOLDER / task / name).is_file() for name in needed)]
+    """The tasks that have a model in the box, in alphabetical order."""
+    folders = [path.parent for path in FOLDER.glob(f"*/{WEIGHTS}")]
+    return sorted(folder.name for folder in folders if (folder / CONFIG).is_file())
 
 
 def folder_of(model: str | Path) -> Path:
-    """The folder of a model: as it is, or the one in the box that is named."""
+    """The folder of a model, which is given as a path or as the name of a model in the box."""
     if not is_boxed(model):
         return Path(model)
     task = str(model).removeprefix(PREFIX)
-    if task not in TASKS:
-        raise unknown("model in the box", task, contents())
-    if task not in contents():
+    known = contents()
+    if task not in known:
+        if not task.isidentifier() or get_close_matches(task, known, cutoff=0.75):
+            raise unknown("model in the box", task, known)
         raise InputError(
             f"there is no model in the box to {task}: train one with `regard train --task {task}` "
             "and name its folder with -m (docs/tasks.md)"

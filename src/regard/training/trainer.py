@@ -1,11 +1,11 @@
-"""The training loop: rows in, a better model out, and a way back from anything.
+"""The training loop: steps, validation, checkpoints and resuming.
 
-A step is a pure function of the weights, the optimiser's state and the step's number: its rows
-come from `Rows`, its dropout is seeded by (seed, row). So resuming is reading the newest whole
-checkpoint and going on, bit for bit, and the number of processes changes nothing but rounding.
+A step is a pure function of the weights, the optimiser's state and the number of the step: `Rows`
+determines its examples, and (seed, row) seeds its dropout. Therefore a run that resumes from its
+newest valid checkpoint continues bit for bit, and the number of processes changes only rounding.
 
-A GPU is never waited for inside a step: whether a step is dropped is decided where its gradients
-are, and its figures are read when the next step is under way.
+The host never waits for the GPU inside a step. The GPU itself decides whether a step is dropped,
+and the metrics of a step are read while the next step runs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.config.sections import Config
-from regard.device import peak
+from regard.device import choose_dtype, peak
 from regard.errors import InputError, TrainingFailed
 from regard.files import LARGEST_METRICS, read_bounded, remove_leftovers, write_file
 from regard.model.parameters import operations
@@ -34,8 +35,11 @@ from regard.model.transformer import Transformer
 from regard.ops.cpu import build as native
 from regard.text.rows import Rows
 from regard.training.checkpoint import Checkpoints, State, to_bytes
-from regard.training.cuda_graph import Recorder
+from regard.training.cuda_graph import StepGraphs
 from regard.training.distributed import Processes
+from regard.training.losses import Batch
+from regard.training.names import BEST, CONFIG, EVENTS, METRICS, STATE
+from regard.training.objective import Corpus, Objective
 from regard.training.optimiser import (
     learning_rate,
     load_optimiser,
@@ -43,34 +47,18 @@ from regard.training.optimiser import (
     optimiser_tensors,
     update,
 )
-from regard.training.progress import Progress, said
+from regard.training.progress import Progress, describe
 
 MAX_NONFINITE_STEPS = 5  # consecutive steps without a finite loss before the run stops
-LATE = {"cuda": 1}  # steps that are under way when the figures of one are read; elsewhere none
-
-
-class Corpus(Protocol):
-    """What the loop needs to know of the examples; the rest is between them and their task."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
-class Task(Protocol):
-    """What the loop needs to know of a task."""
-
-    name: ClassVar[str]
-    counted: ClassVar[int]
-
-    def sizes(self, store: Any) -> list[NDArray[Any]]: ...
-
-    def batch(
-        self, store: Any, examples: NDArray[np.int64], device: torch.device, seed: int
-    ) -> Any: ...
-
-    def loss(
-        self, model: Transformer, batch: Any, smoothing: float, r_drop: float
-    ) -> tuple[Tensor, Tensor]: ...
+PENDING = {"cuda": 1}  # steps by device whose metrics may still be on their way; otherwise none
+OWN = ("score", "samples")  # results of a validation that are not metrics
+# Options that a resumed run may change, because the weights of a step do not depend on them.
+FREE = {
+    # The files may have moved: the fingerprint identifies the contents. The run has its vocabulary.
+    "data": ("train", "valid", "vocabulary", "vocabulary_size", "shared_vocabulary"),
+    "training": ("steps", "validate_every", "checkpoint_every", "keep", "average", "patience",
+                 "cuda_graphs", "tensorboard"),
+}  # fmt: skip
 
 
 class Interrupted(Exception):
@@ -81,19 +69,19 @@ class PendingStep:
     """A step whose metrics are still being copied from the device."""
 
     def __init__(
-        self, number: int, rate: float, rows: list[NDArray[np.int64]], figures: Tensor
+        self, number: int, rate: float, rows: list[NDArray[np.int64]], sums: Tensor
     ) -> None:
         self.number, self.rate, self.rows = number, rate, rows
         self.arrived: torch.cuda.Event | None = None
-        self.values = figures
-        if figures.is_cuda:
-            self.values = torch.empty_like(figures, device="cpu", pin_memory=True)
-            self.values.copy_(figures, non_blocking=True)
+        self.values = sums
+        if sums.is_cuda:
+            self.values = torch.empty_like(sums, device="cpu", pin_memory=True)
+            self.values.copy_(sums, non_blocking=True)
             self.arrived = torch.cuda.Event()
             self.arrived.record()
 
-    def figures(self) -> list[float]:
-        """Sums of loss, likelihood and tokens, the number of processes that received a stop
+    def sums(self) -> list[float]:
+        """The sums of loss, likelihood and tokens, the number of processes that received a stop
         signal, and the norm of the gradient."""
         if self.arrived is not None:
             self.arrived.synchronize()
@@ -101,12 +89,25 @@ class PendingStep:
 
 
 class Trainer:
+    """Trains a model in a run folder.
+
+    Args:
+        config: the configuration of the run.
+        run: the run folder, for metrics, checkpoints and the best weights.
+        model: the model to train; it is moved to the device of this process.
+        task: gives the batches and their loss.
+        store: the training examples.
+        processes: this process among those that train the model.
+        progress: the progress line.
+        validate: computes the scores of the model on held-out data; None: no validation.
+    """
+
     def __init__(
         self,
         config: Config,
         run: Path,
         model: Transformer,
-        task: Task,
+        task: Objective,
         store: Corpus,
         processes: Processes,
         progress: Progress,
@@ -126,14 +127,13 @@ class Trainer:
         self.sizes = task.sizes(store)
         share, counted = config.data.share, task.counted
         self.rows = Rows(self.sizes, budget, store.fingerprint, seed, share, counted)
-        self.dtype = choose_dtype(self.training.dtype, processes.device)
+        self.dtype = choose_dtype(self.training.dtype, processes.device, fast_bfloat16)
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.stop_requested = False
         self.nonfinite_steps = 0  # consecutive steps without a finite loss
-        self.waiting: deque[PendingStep] = deque()  # steps whose metrics have not been read
-        self.late = LATE.get(processes.device.type, 0)  # how many these may be
+        self.pending: deque[PendingStep] = deque()
         self.events: Any = None  # for TensorBoard, once training begins
-        self.recorder = Recorder(model, self._loss, self.rows.budgets, self.dtype)
+        self.graphs = StepGraphs(model, self._loss, self.rows.budgets, self.dtype)
 
     # ---- resuming -----------------------------------------------------------------------
 
@@ -142,23 +142,17 @@ class Trainer:
         if self.processes.first:
             remove_leftovers(self.run)
         state, broken = self.checkpoints.newest()
-        for what in broken:
-            self.progress.say(f"{what}; falling back to the previous checkpoint")
-        if state is None:  # it ended before its first checkpoint: from the beginning
+        for message in broken:
+            self.progress.say(f"{message}; falling back to the previous checkpoint")
+        if state is None:  # the run ended before its first checkpoint: start from the beginning
             self._forget_metrics_after(0)
             return
+        self._check_config(state)
         if state.get("corpus") != self.store.fingerprint:
             raise InputError(
                 f"the training files are not the ones {self.run} was started with, so it cannot be "
                 "resumed: start a new run with --from"
             )
-        now = self.config.model.to_dict()
-        for name, before in state.get("model", {}).items():  # earlier versions did not record it
-            if now.get(name, before) != before:
-                raise InputError(
-                    f"{self.run / 'config.yaml'}: model.{name} is {now[name]}, but the run was "
-                    f"trained with {before}: restore it, or start a new run with --from"
-                )
         self.model.load_state_dict(self.checkpoints.weights(state["step"]))
         load_optimiser(self.model, self.optimiser, self.checkpoints.optimiser(state["step"]))
         self.state = State.of(state, self.checkpoints.path(state["step"]))
@@ -169,9 +163,31 @@ class Trainer:
             )
         self._forget_metrics_after(self.state.step)
 
+    def _check_config(self, state: dict[str, Any]) -> None:
+        """Refuse a configuration that differs from the one that the checkpoint was trained with."""
+        # Earlier versions recorded the section `model` only, or nothing.
+        trained = state.get("config", {"model": state.get("model", {})})
+        for section, now in self._options().items():
+            options = trained.get(section, {}) if isinstance(trained, dict) else trained
+            if not isinstance(options, dict):
+                path = self.checkpoints.path(state["step"]) / STATE
+                raise InputError(f"{path} is damaged: its options are {options!r:.40}")
+            for name, before in options.items():
+                if now.get(name, before) != before and name not in FREE.get(section, ()):
+                    raise InputError(
+                        f"{self.run / CONFIG}: {section}.{name} is {now[name]!s:.60}, but the run "
+                        f"was trained with {before!s:.60}: restore it, or start a new run with "
+                        "--from"
+                    )
+
+    def _options(self) -> dict[str, dict[str, Any]]:
+        """The options that the weights depend on, as a checkpoint records them."""
+        c = self.config
+        return {"model": c.model.to_dict(), "data": asdict(c.data), "training": asdict(c.training)}
+
     def _forget_metrics_after(self, step: int) -> None:
         """Remove damaged lines and lines of later steps, which will be written again."""
-        path = self.run / "metrics.jsonl"
+        path = self.run / METRICS
         if self.processes.first and path.exists():
             content = read_bounded(path, LARGEST_METRICS, "the metrics of a run")
             lines = content.splitlines(keepends=True)
@@ -181,9 +197,9 @@ class Trainer:
 
     def record(self, step: int, **values: Any) -> None:
         if self.processes.first:
-            # JSON knows no NaN; a step without a finite loss has none to report.
+            # JSON has no NaN: a loss that is not finite is left out.
             values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
-            with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            with (self.run / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
             for name, value in values.items():
                 if self.events is not None and isinstance(value, int | float):
@@ -192,7 +208,7 @@ class Trainer:
     # ---- training -----------------------------------------------------------------------
 
     def train(self) -> None:
-        """Until the last step, until patience ends, or until somebody says stop."""
+        """Train until the last step, until patience ends, or until a signal stops the run."""
         if self.training.tensorboard and self.processes.first:
             self.events = open_events(self.run)
         previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -206,7 +222,7 @@ class Trainer:
                 validates = step % self.training.validate_every == 0 or last
                 saves = step % self.training.checkpoint_every == 0 or last
                 if validates or saves or stop:
-                    stop |= self._read(0)
+                    stop |= self._read_metrics()
                 if self.validate is not None and validates:
                     self._validate()
                 if saves or stop:
@@ -233,8 +249,8 @@ class Trainer:
         rows = [self.rows[row] for row in range(first, first + self.state.rows)]
         while (sums := self._gradients(rows, first)) is None:
             self.state.pieces *= 2
-            said = f"rows are cut into {self.state.pieces} pieces from now on"
-            self.progress.say(f"out of memory: {said}")
+            pieces = f"rows are cut into {self.state.pieces} pieces from now on"
+            self.progress.say(f"out of memory: {pieces}")
         if self.stop_requested:
             sums[3] = 1
         self.processes.sum_gradients(self.model)
@@ -242,26 +258,26 @@ class Trainer:
         rate = learning_rate(number, self.training)
         norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
         self.state.step = number
-        self.waiting.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
-        return self._read(self.late)
+        self.pending.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
+        return self._read_metrics(PENDING.get(self.processes.device.type, 0))
 
-    def _read(self, late: int) -> bool:
-        """Read the metrics of all but the last `late` steps; True if a process has to stop."""
+    def _read_metrics(self, pending: int = 0) -> bool:
+        """Read the metrics of all but the last `pending` steps; True if a process has to stop."""
         stop = False
-        while len(self.waiting) > late:
-            stop |= self._finish_step(self.waiting.popleft())
-        if self.nonfinite_steps >= MAX_NONFINITE_STEPS and not self.waiting:
+        while len(self.pending) > pending:
+            stop |= self._finish_step(self.pending.popleft())
+        if self.nonfinite_steps >= MAX_NONFINITE_STEPS and not self.pending:
             self.save()
             raise TrainingFailed(
                 f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
                 f"weights before them are saved: start a new run with --from {self.run} and a "
                 "lower training.learning_rate, a longer training.warmup or training.clip=1"
             )
-        return stop or (self.nonfinite_steps >= MAX_NONFINITE_STEPS and self._read(0))
+        return stop or (self.nonfinite_steps >= MAX_NONFINITE_STEPS and self._read_metrics())
 
     def _finish_step(self, step: PendingStep) -> bool:
         """Count, show and record a step; True if any process received a stop signal."""
-        loss, likelihood, tokens, stop, norm = step.figures()
+        loss, likelihood, tokens, stop, norm = step.sums()
         if isfinite(loss) and isfinite(norm):
             self.nonfinite_steps = 0
         else:
@@ -270,7 +286,7 @@ class Trainer:
             self.progress.say(f"step {step.number}: the loss is NaN or infinity; step dropped")
         lengths = [[int(n) for row in step.rows for n in side[row]] for side in self.sizes]
         work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
-        figures = self.progress.step(
+        metrics = self.progress.step(
             step.number, likelihood / tokens, step.rate, sum(lengths[self.task.counted]), work,
             self.peak,
         )  # fmt: skip
@@ -278,7 +294,7 @@ class Trainer:
             epoch = self.rows.epoch_of((step.number - 1) * self.state.rows)
             gradient = round(norm, 4)
             self.record(
-                step.number, **figures, gradient=gradient, epoch=epoch, dropped=self.state.dropped
+                step.number, **metrics, gradient=gradient, epoch=epoch, dropped=self.state.dropped
             )
         return stop > 0
 
@@ -309,34 +325,35 @@ class Trainer:
         return sums
 
     def _add_gradients(self, examples: NDArray[np.int64], seed: int, sums: Tensor) -> int:
-        """Add the gradients of one batch, and its loss and likelihood; how many tokens it has."""
+        """Add the gradients of one batch to those of the model, and its loss and likelihood to
+        `sums`. Returns its number of tokens."""
         device = self.processes.device
-        if self.training.compile and self.recorder.able:
+        if self.training.cuda_graphs and self.graphs.usable:
             batch = self.task.batch(self.store, examples, torch.device("cpu"), seed)
-            if share := self.recorder.share(batch):
-                sums[:2] += self.recorder.gradients(batch, seed, share)
-                return int(batch.tokens)
+            if (size := self.graphs.size(batch)) and isinstance(batch, Batch):
+                sums[:2] += self.graphs.gradients(batch, seed, size)
+                return batch.tokens
         batch = self.task.batch(self.store, examples, device, seed)
         with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
             loss, likelihood = self._loss(batch)
         loss.backward()
         sums[:2] += torch.stack([loss.detach(), likelihood.detach()])
-        return int(batch.tokens)
+        return batch.tokens
 
     # ---- validation and saving ----------------------------------------------------------
 
     def _validate(self) -> None:
         if self.processes.first and self.validate is not None:
-            found = self.validate(self.model)
-            score = found["score"]
+            result = self.validate(self.model)
+            score = result["score"]
             self.state.waited += 1
             if score > self.state.best:
                 self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
-                write_file(self.run / "best.safetensors", to_bytes(dict(self.model.state_dict())))
-            told = {k: v for k, v in found.items() if k not in ("score", "samples")}
-            self.record(self.state.step, **{f"valid_{name}": v for name, v in told.items()})
-            self.progress.say(f"step {self.state.step:,}  validation: {said(found)}")
-            for sample in found["samples"]:
+                write_file(self.run / BEST, to_bytes(dict(self.model.state_dict())))
+            metrics = {f"valid_{name}": v for name, v in result.items() if name not in OWN}
+            self.record(self.state.step, **metrics)
+            self.progress.say(f"step {self.state.step:,}  validation: {describe(result)}")
+            for sample in result["samples"]:
                 self.progress.say(f"  {sample}")
         if self.processes.world > 1:  # all must agree on when patience ends
             waited = torch.tensor([self.state.waited if self.processes.first else 0])
@@ -346,27 +363,23 @@ class Trainer:
     def save(self) -> None:
         if self.processes.first:
             tensors = optimiser_tensors(self.model, self.optimiser)
-            state = {**vars(self.state), "model": self.config.model.to_dict()}
+            state = {**vars(self.state), "config": self._options()}
             self.checkpoints.save(self.state.step, dict(self.model.state_dict()), tensors, state)
         self.processes.wait()
         self.progress.pause()
 
 
 def open_events(run: Path) -> Any:
-    """A writer of events for TensorBoard."""
+    """Open a writer of TensorBoard events."""
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(run / "events"))
+    return SummaryWriter(str(run / EVENTS))
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where products in it are faster, and the rest of a step is no slower."""
-    if name == "auto":
-        fast = native.features() & {"avx512_bf16", "amx_bf16"} and native.library("training")
-        name = "bfloat16" if device.type == "cuda" or fast else "float32"
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+def fast_bfloat16() -> bool:
+    """Whether a training step on this CPU is faster in bfloat16."""
+    fast = native.features() & {"avx512_bf16", "amx_bf16"}
+    return bool(fast) and native.library("training") is not None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,0 +1,57 @@
+"""`regard.train`: a training run of any task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.config.sections import Config
+from regard.tasks.make import KINDS, learn_task, load_task
+from regard.tasks.task import Task
+from regard.training import run
+
+
+class _Kind(NamedTuple):
+    check_files: Callable[[Sequence[Path]], None]
+    learn: Callable[..., Task] = learn_task
+    load: Callable[[Path, Config], Task] = load_task
+
+
+def train(
+    config: Config | None,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    force: bool = False,
+    start_from: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+    command: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Train a model and write its folder.
+
+    Args:
+        config: the configuration; may be None if `resume` continues a run, and otherwise must equal
+            that of the run, except for training.steps.
+        out: the run folder.
+        resume: continue the run at `out`, or start it if there is none.
+        force: continue without damaged checkpoints or best weights.
+        start_from: the model folder (or `box:NAME`) whose weights and vocabulary to start from.
+        device: auto, cpu or cuda.
+        quiet: print nothing.
+        command: the arguments of `regard`, for the model card; empty if called from Python.
+
+    Returns:
+        The final scores; empty in all processes but the first.
+
+    Raises:
+        InputError: the configuration, a data file or the run folder cannot be used.
+        TrainingFailed: training failed for another reason; the last valid state is saved.
+    """
+    return run.train(
+        config, Path(out), find_task=lambda name: _Kind(KINDS[name].check_files), resume=resume,
+        force=force, start_from=None if start_from is None else Path(start_from), device=device,
+        quiet=quiet, command=command,
+    )  # fmt: skip

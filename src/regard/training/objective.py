@@ -1,0 +1,112 @@
+"""What training needs from a task: the interfaces that the tasks (regard/tasks) implement.
+
+The trainer needs an `Objective`: batches and their loss. A whole run needs a `Task`: it also reads
+files, evaluates, and stores its vocabulary in the run folder. `TaskClass` creates one. Training
+does not import the tasks; `regard.tasks.train` passes them in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regard.config.sections import Config, DecodingConfig
+from regard.model.transformer import Transformer
+from regard.text.corpus import Report
+from regard.text.store import Store
+from regard.text.tokenizer import Tokenizer
+from regard.training.losses import Loss
+
+Say = Callable[[str], None]  # prints a line
+
+
+class Corpus(Protocol):
+    """The training examples; only the task knows what they contain."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+class Countable(Protocol):
+    """A batch of any kind; the sums of its loss are divided by the number of its tokens."""
+
+    @property
+    def tokens(self) -> int: ...
+
+
+class Objective(Protocol):
+    """Batches of examples, and their loss."""
+
+    counted: ClassVar[int]  # index into `sizes`: the side that training.batch_tokens limits
+
+    def sizes(self, store: Any) -> list[NDArray[Any]]:
+        """For each stack, the number of tokens that it reads of every example."""
+        ...
+
+    def batch(
+        self, store: Any, examples: NDArray[np.int64], device: torch.device, seed: int
+    ) -> Countable:
+        """The packed batch of these examples. seed: for random choices; 0: no random choices."""
+        ...
+
+    @property
+    def loss(self) -> Loss: ...
+
+
+class Evaluated(Protocol):
+    """The result of an evaluation."""
+
+    scores: dict[str, Any]
+    samples: list[str]
+
+
+class Task(Objective, Protocol):
+    """A task with its vocabulary; `regard.tasks.task.Task` documents each method."""
+
+    better: ClassVar[str]  # the score that compares the weights of a run
+
+    def read(self, files: Sequence[Path], config: Config) -> Iterable[Any]: ...
+
+    def build(
+        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
+    ) -> tuple[Store, Report]: ...
+
+    def model_options(self) -> Mapping[str, Any]: ...
+
+    def prepare(self, store: Store, config: Config) -> None: ...
+
+    def same_head(self, other: Any) -> bool: ...
+
+    def from_loss(self, loss: float, store: Store) -> dict[str, Any] | None: ...
+
+    # Frees what decoding keeps for repeated calls (CUDA graphs), because training needs the memory.
+    def evaluate(
+        self,
+        model: Transformer,
+        examples: Sequence[Any],
+        config: Config,
+        decoding: DecodingConfig,
+    ) -> Evaluated: ...
+
+    def finish(self, model: Transformer, examples: Sequence[Any]) -> bool: ...
+
+    def save(self, folder: Path) -> None: ...
+
+
+class TaskClass(Protocol):
+    """Creates a task from training files (`learn`) or from a run folder (`load`)."""
+
+    def check_files(self, files: Sequence[Path]) -> None: ...
+
+    def learn(
+        self, config: Config, tokenizers: tuple[Tokenizer, Tokenizer] | None, say: Say, quiet: bool
+    ) -> Task:
+        """tokenizers: the vocabularies of source and target; None: learn them from the files."""
+        ...
+
+    def load(self, folder: Path, config: Config) -> Task: ...
