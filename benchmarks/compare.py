@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import ratios
 from benchmarks.processes import Make, Missing, Program, started
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 
 # A thread pool spins for some milliseconds after its last work: no program shall be timed while
 # the threads of the one before still hold the cores, nor shall they count as others' work.
@@ -108,11 +108,11 @@ def busy_others(before: tuple[int, int], own: float) -> float:
     return max(0.0, worked - own * os.sysconf("SC_CLK_TCK")) / max(1, worked + idle)
 
 
-def compare(cell: Cell, programs: dict[Entrant, Program], repeats: int, book: Book) -> None:
+def compare(cell: Cell, programs: dict[Entrant, Program], repeats: int, log: RatioLog) -> None:
     able = {entrant: program for entrant, program in programs.items()
             if entrant.workers <= cell.workers}  # fmt: skip
     times, others = turns(cell, able, repeats)
-    show(cell.work, times, cell.tokens, cell.limits, book, others)
+    show(cell.work, times, cell.tokens, cell.limits, log, others)
 
 
 def show(
@@ -120,7 +120,7 @@ def show(
     times: dict[Entrant, list[float]],
     tokens: float,
     limits: dict[str, float],
-    book: Book,
+    log: RatioLog,
     others: float = 0.0,
 ) -> None:
     """The speed of each program, and a row for each of ours beside each peer.
@@ -145,7 +145,7 @@ def show(
     peers = [entrant for entrant in speeds if entrant.name != OURS]
     for entrant, peer in product(ours, peers):
         if not {entrant, peer} & uneven:
-            book.add(
+            log.add(
                 work, entrant.dtype, speeds[entrant], "tokens/s", peer.label, speeds[peer],
                 parts[entrant],
             )  # fmt: skip

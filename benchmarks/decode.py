@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.compare import Cell, add_options, all_started, available, compare, precisions
+from benchmarks.decoder_programs import TRANSLATORS, convert, wrong
 from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
 from benchmarks.processes import Make
 from benchmarks.programs import END, entrants
-from benchmarks.ratios import Book
-from benchmarks.writers import TRANSLATORS, convert, wrong
+from benchmarks.ratios import RatioLog
 from regard import ModelConfig
 
 LENGTH = 28  # tokens of a source and of a target
@@ -38,14 +38,14 @@ def write(
     makers: dict[str, Make],
     shape: tuple[int, int],
     options: argparse.Namespace,
-    book: Book,
+    log: RatioLog,
 ) -> None:
     """One model in all batches and beams. shape: tokens that are read, and that are written."""
     read, written = shape
     device = torch.device(options.device)
     weights = weights_of_a_step(config)
     limits = {dtype: Limit.measure(weights, device, dtype) for dtype in precisions(options)}
-    print(f"{name}, vocabulary {config.vocabulary_size:,}, {book.hardware}; a step at most:")
+    print(f"{name}, vocabulary {config.vocabulary_size:,}, {log.hardware}; a step at most:")
     for dtype, limit in limits.items():
         print(f"  {dtype:10}{limit}")
     peers = available(options.peers, options.device)
@@ -63,7 +63,7 @@ def write(
                         {d: decoding_limit(lim, batch, beam, written) for d, lim in limits.items()},
                         workers=min(2, batch),
                     )  # fmt: skip
-                    compare(cell, programs, options.repeats, book)
+                    compare(cell, programs, options.repeats, log)
 
 
 def random_sources(batch: int, length: int, config: ModelConfig, end: bool) -> list[list[int]]:
@@ -82,9 +82,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--vocabulary", type=int, help="(default: 10000; 37000 for base)")
     add_options(parser, ("huggingface", "ctranslate2", "pytorch"), repeats=5)
     options = parser.parse_args(arguments)
-    book = Book("decode", arguments, options, options.device)
+    log = RatioLog("decode", arguments, options, options.device)
     for preset in options.presets:
         vocabulary = options.vocabulary or VOCABULARIES.get(preset, USUAL_VOCABULARY)
         config = ModelConfig.preset(preset, vocabulary_size=vocabulary, dropout=0.0)
-        write(preset, config, TRANSLATORS, (LENGTH, LENGTH), options, book)
-    return book.close()
+        write(preset, config, TRANSLATORS, (LENGTH, LENGTH), options, log)
+    return log.close()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import onnx_encoder, readers
+from benchmarks import encoder_programs, onnx_encoder
 from benchmarks.compare import Cell, add_options, all_started, available, compare, precisions
 from benchmarks.limits import Limit
 from benchmarks.programs import END, entrants
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from regard import ModelConfig
 from regard.model.parameters import closed_form, operations
 
@@ -47,7 +47,7 @@ def sentences(vocabulary: int, batch: int = BATCH, longest: int = LONGEST) -> li
     return [torch.randint(END + 1, vocabulary, (n,), generator=random).tolist() for n in lengths]
 
 
-def run(shape: str, options: argparse.Namespace, book: Book) -> None:
+def run(shape: str, options: argparse.Namespace, log: RatioLog) -> None:
     config = encoder_config(shape)
     device = torch.device(options.device)
     asked = sentences(config.vocabulary_size)
@@ -57,7 +57,7 @@ def run(shape: str, options: argparse.Namespace, book: Book) -> None:
     parts = closed_form(config)
     weights = parts["self-attention"].parameters + parts["feed-forward"].parameters
     limits = {}
-    print(f"{shape}, {sum(lengths)} real tokens of {BATCH} x {LONGEST}, {book.hardware}")
+    print(f"{shape}, {sum(lengths)} real tokens of {BATCH} x {LONGEST}, {log.hardware}")
     for dtype in precisions(options):
         limit = Limit.measure(weights, device, dtype)
         print(f"  {dtype:10}{limit}")
@@ -65,13 +65,15 @@ def run(shape: str, options: argparse.Namespace, book: Book) -> None:
     peers = available(options.peers, options.device)
     with tempfile.TemporaryDirectory() as folder:
         if "ctranslate2" in peers:
-            readers.convert(config, Path(folder))
+            encoder_programs.convert(config, Path(folder))
         if "onnxruntime" in peers:
             onnx_encoder.export(config, Path(folder))
-        with all_started(entrants(config, readers.ENCODERS, peers, folder, options)) as programs:
-            check = partial(readers.wrong, lengths=lengths, width=config.d_model)
+        with all_started(
+            entrants(config, encoder_programs.ENCODERS, peers, folder, options)
+        ) as programs:
+            check = partial(encoder_programs.wrong, lengths=lengths, width=config.d_model)
             cell = Cell(shape, (asked,), sum(lengths), check, limits, workers=1)
-            compare(cell, programs, options.repeats, book)
+            compare(cell, programs, options.repeats, log)
 
 
 def main(arguments: list[str]) -> int:
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     add_options(parser, ("huggingface", "ctranslate2", "onnxruntime", "pytorch"), repeats=5)
     options = parser.parse_args(arguments)
-    book = Book("encoders", arguments, options, options.device)
+    log = RatioLog("encoders", arguments, options, options.device)
     for shape in options.shapes:
-        run(shape, options, book)
-    return book.close()
+        run(shape, options, log)
+    return log.close()

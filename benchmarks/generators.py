@@ -11,8 +11,8 @@ import argparse
 
 from benchmarks.compare import add_options
 from benchmarks.decode import write
-from benchmarks.ratios import Book
-from benchmarks.writers import GENERATORS
+from benchmarks.decoder_programs import GENERATORS
+from benchmarks.ratios import RatioLog
 from regard import ModelConfig
 
 PROMPT, NEW = 32, 128  # tokens
@@ -32,6 +32,6 @@ def main(arguments: list[str]) -> int:
     add_options(parser, ("huggingface", "ctranslate2", "pytorch"), repeats=3)
     options = parser.parse_args(arguments)
     options.beams = [1]
-    book = Book("generators", arguments, options, options.device)
-    write("GPT-2 small", gpt2_small(), GENERATORS, (PROMPT, NEW), options, book)
-    return book.close()
+    log = RatioLog("generators", arguments, options, options.device)
+    write("GPT-2 small", gpt2_small(), GENERATORS, (PROMPT, NEW), options, log)
+    return log.close()

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks import ratios
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from benchmarks.startup import importing
 from regard.training.shipped import contents
 
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--drop", action="store_true", help="read the files from the disk, too")
     ratios.add_options(parser)
     options = parser.parse_args(arguments)
-    book = Book("answers", arguments, options, "cpu")
+    log = RatioLog("answers", arguments, options, "cpu")
     importing()  # from the disk, once
     least = statistics.median(importing() for _ in range(options.repeats))
     print(f"importing torch takes {least:.2f} s")
@@ -88,8 +88,8 @@ def main(arguments: list[str]) -> int:
                     f"  regard {words[0]}, cache {kind}: {middle:.2f} s "
                     f"({min(seconds):.2f} to {max(seconds):.2f})", flush=True,
                 )  # fmt: skip
-                book.add(
+                log.add(
                     f"{words[0]}, cache {kind}", "its own", middle, "s", "importing torch", least,
                     least / middle,
                 )  # fmt: skip
-    return book.close()
+    return log.close()

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.readers import ONNX_FILES, bert
+from benchmarks.encoder_programs import ONNX_FILES, bert
 from regard import ModelConfig
 
 EPSILON = 1e-12

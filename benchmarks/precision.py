@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import ratios
 from benchmarks.compare import DTYPES
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 
 METRICS = ("bleu", "chrf")
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--data", required=True, nargs="+", metavar="FILE")
     ratios.add_options(parser)
     options = parser.parse_args(arguments)
-    book = Book("precision", arguments, options, "cpu")
+    log = RatioLog("precision", arguments, options, "cpu")
     found = {dtype: scores(options.model, options.data, dtype) for dtype in DTYPES}
     for dtype, one in found.items():
         print(f"{dtype:10} " + "  ".join(f"{name} {one[name]:.2f}" for name in METRICS), flush=True)
@@ -47,5 +47,5 @@ def main(arguments: list[str]) -> int:
             for name in METRICS:
                 full = found[DTYPES[0]][name]
                 work = f"{options.model.name}, {one['examples']:,} sentences, {name}"
-                book.add(work, dtype, one[name], name, DTYPES[0], full, None)
-    return book.close()
+                log.add(work, dtype, one[name], name, DTYPES[0], full, None)
+    return log.close()

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks import ratios
 from benchmarks.limits import bandwidth
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from regard import ModelConfig, Transformer
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
@@ -144,7 +144,7 @@ def by_size(
 
 
 def show(
-    work: str, points: Sequence[Point], expected: tuple[float, float], left_out: str, book: Book
+    work: str, points: Sequence[Point], expected: tuple[float, float], left_out: str, log: RatioLog
 ) -> None:
     """The last point, and the exponents of the longer half beside those that were expected."""
     tail = points[len(points) // 2 :] if len(points) > 3 else points
@@ -164,9 +164,9 @@ def show(
             if fit.error is not None and fit.error > UNSURE:
                 line += " NOT QUIET: it does not count;"
                 continue
-            book.add(
+            log.add(
                 f"{work}: {name}",
-                book.options.dtype,
+                log.options.dtype,
                 fit.exponent,
                 "exponent",
                 "theory",
@@ -176,7 +176,7 @@ def show(
     print(f"{line} {left_out}".rstrip(), flush=True)
 
 
-def decoding(device: torch.device, dtype: torch.dtype, book: Book) -> None:
+def decoding(device: torch.device, dtype: torch.dtype, log: RatioLog) -> None:
     """What a step costs early and late, by the engine that a search takes here."""
     batch, repeats = 32, 3
     config = ModelConfig.preset("base", vocabulary_size=1000, dropout=0.0)
@@ -200,8 +200,8 @@ def decoding(device: torch.device, dtype: torch.dtype, book: Book) -> None:
         f"{grown / 2**20:.1f} MiB, which take {1e3 * reading:.3f} ms to read"
     )
     # in milliseconds: what a late step may take, if it only has to read more
-    book.add(
-        f"a step at token {LATE}, batch {batch}", book.options.dtype, 1e3 * late, "ms",
+    log.add(
+        f"a step at token {LATE}, batch {batch}", log.options.dtype, 1e3 * late, "ms",
         f"token {EARLY} and reading the cache", 1e3 * (early + reading), None,
     )  # fmt: skip
 
@@ -239,8 +239,8 @@ def main(arguments: list[str]) -> int:
     ratios.add_options(parser)
     options = parser.parse_args(arguments)
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    book = Book("scaling", arguments, options, options.device)
-    print(f"{book.hardware}, {options.dtype}; y ~ size^exponent")
+    log = RatioLog("scaling", arguments, options, options.device)
+    print(f"{log.hardware}, {options.dtype}; y ~ size^exponent")
     fast = engines(device)
     where = device, dtype
     jobs: list[Job] = []
@@ -259,10 +259,10 @@ def main(arguments: list[str]) -> int:
         task = bar.add_task("measuring", total=total + 1)
         for work, measure, expected, part in jobs:
             points, left_out = measure(options.budget * part / total)
-            show(work, points, expected, left_out, book)
+            show(work, points, expected, left_out, log)
             bar.advance(task, part)
         if device.type == "cpu":
             keep_freed_memory()  # not before: what is kept would hide what a pass takes
-        decoding(device, dtype, book)
+        decoding(device, dtype, log)
         bar.advance(task)
-    return book.close()
+    return log.close()

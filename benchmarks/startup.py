@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks import ratios
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from regard.cli.demo import write_corpus
 
 CACHES = ("REGARD_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     ratios.add_options(parser)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, passed_on = parser.parse_args(arguments[:end]), arguments[end + 1 :]
-    book = Book("startup", arguments, options, options.device)
+    log = RatioLog("startup", arguments, options, options.device)
     importing()  # from the disk, once
     least = statistics.median(importing() for _ in range(options.repeats))
     print(f"importing torch takes {least:.2f} s")
@@ -77,8 +77,8 @@ def main(arguments: list[str]) -> int:
             ]
         for kind, seconds in (("cold", times[0]), ("warm", statistics.median(times[1:]))):
             print(f"  {preset}, caches {kind}: {seconds:.2f} s to the first step", flush=True)
-            book.add(
+            log.add(
                 f"{preset}, caches {kind}", "its own", seconds, "s", "importing torch", least,
                 least / seconds,
             )  # fmt: skip
-    return book.close()
+    return log.close()

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from benchmarks import ratios
 from benchmarks.compare import Entrant, busy_others, show, ticks
 from benchmarks.limits import best_peak
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from benchmarks.sentences import batches
 from regard import ModelConfig, Packed, Transformer
 from regard.device import keep_freed_memory, synchronise
@@ -137,7 +137,7 @@ def packed_step(model: Transformer, device: torch.device) -> Step:
     return step
 
 
-def run(preset: str, options: argparse.Namespace, book: Book) -> None:
+def run(preset: str, options: argparse.Namespace, log: RatioLog) -> None:
     device = torch.device(options.device)
     vocabulary = options.vocabulary or VOCABULARIES.get(preset, USUAL_VOCABULARY)
     tokens = options.tokens or TOKENS.get(preset, USUAL_TOKENS)
@@ -180,11 +180,11 @@ def run(preset: str, options: argparse.Namespace, book: Book) -> None:
     padding = sum(len(target) * max(target.lengths) for _, target in rows) / real - 1
     kind = "shuffled" if options.shuffled else "similar lengths"
     print(
-        f"{preset}, vocabulary {vocabulary:,}, {book.hardware}, {real // len(made):,} real target "
+        f"{preset}, vocabulary {vocabulary:,}, {log.hardware}, {real // len(made):,} real target "
         f"tokens a batch ({kind}; padding adds {padding:.0%} for the peers)"
     )
     limits = {dtype: real / (work / best_peak(device, dtype)) for dtype in options.dtype}
-    show(f"{preset}, {tokens:,} tokens", times, real / len(made), limits, book, others)
+    show(f"{preset}, {tokens:,} tokens", times, real / len(made), limits, log, others)
 
 
 def main(arguments: list[str]) -> int:
@@ -201,8 +201,8 @@ def main(arguments: list[str]) -> int:
     )
     ratios.add_options(parser)
     options = parser.parse_args(arguments)
-    book = Book("step", arguments, options, options.device)
+    log = RatioLog("step", arguments, options, options.device)
     keep_freed_memory()
     for preset in options.presets:
-        run(preset, options, book)
-    return book.close()
+        run(preset, options, log)
+    return log.close()

@@ -29,12 +29,12 @@ from torch.nn import functional as F
 
 from benchmarks import ratios
 from benchmarks.compare import Entrant, show
+from benchmarks.decoder_programs import gpt2_config
 from benchmarks.generators import gpt2_small
 from benchmarks.limits import best_peak
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from benchmarks.sentences import batches
 from benchmarks.step import SMOOTHING, Marian, PyTorch, padded_step
-from benchmarks.writers import gpt2_config
 from regard import ModelConfig, Transformer
 from regard.config.sections import Config
 from regard.model.parameters import operations
@@ -196,7 +196,7 @@ def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Made]
     return config, batches(config, options.tokens, options.batches, sort=True)
 
 
-def run(name: str, options: argparse.Namespace, book: Book) -> None:
+def run(name: str, options: argparse.Namespace, log: RatioLog) -> None:
     config, made = shape_of(name, options)
     real = sum(len(x) for _, targets in made for x in targets)
     work = sum(
@@ -231,15 +231,13 @@ def run(name: str, options: argparse.Namespace, book: Book) -> None:
             gc.collect()
             torch.cuda.empty_cache()
             torch._dynamo.reset()
-    print(f"{name}, {book.hardware}, {real // len(made):,} real target tokens a step")
+    print(f"{name}, {log.hardware}, {real // len(made):,} real target tokens a step")
     limits = {options.dtype: real / (work / best_peak(DEVICE, options.dtype))}
     tokens = f"{SEQUENCES} x {CONTEXT:,}" if name == "gpt2" else f"{options.tokens:,}"
-    show(f"{name}, {tokens} tokens", times, real / len(made), limits, book)
+    show(f"{name}, {tokens} tokens", times, real / len(made), limits, log)
     ours = most.pop("regard")
     for label, theirs in most.items():
-        book.add(
-            f"{name}, {tokens} tokens: memory", options.dtype, ours, "GiB", label, theirs, None
-        )
+        log.add(f"{name}, {tokens} tokens: memory", options.dtype, ours, "GiB", label, theirs, None)
 
 
 def main(arguments: list[str]) -> int:
@@ -256,7 +254,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("there is no GPU here; for a CPU: python -m benchmarks step")
-    book = Book("train", arguments, options, "cuda")
+    log = RatioLog("train", arguments, options, "cuda")
     for name in options.shapes:
-        run(name, options, book)
-    return book.close()
+        run(name, options, log)
+    return log.close()

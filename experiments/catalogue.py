@@ -1,48 +1,53 @@
-"""What docs/results.md reports: every training with its command, data, and test set.
+"""The trainings of docs/results.md: each recipe with its command, data and test sets.
 
-DATA stands for the folder of data sets (see docs/results.md for where each is published), RUNS for
-where trained models go. What no data set comes with, benchmarks/data.py makes in RUNS/data.
+DATA stands for the folder of published data sets (docs/results.md lists them), RUNS for the folder
+of trained models. experiments/data.py makes the derived data sets in RUNS/data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 DATA, RUNS = "$REGARD_DATA", "runs"
+RECIPE_FOLDER = Path("experiments/recipes")  # from the root of the repository
 Files = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Recipe:
+    """One training: its data, configuration and tests."""
+
     name: str
     train: Files
     valid: Files = ()
-    tests: Mapping[str, Files] = field(default_factory=dict)  # name -> files
-    config: str = ""  # in recipes/; by itself: the name
-    options: tuple[str, ...] = ()  # of --set
-    start: str = ""  # the recipe whose model it starts from
-    device: str = "cpu"  # that it was meant for
-    seeds: tuple[int, ...] = ()  # a training for each; none: one, with the recipe's own
-    curve: str = ""  # the test that every kept checkpoint is scored on, too
-    box: str = ""  # the verb whose model in the box it is
+    tests: Mapping[str, Files] = field(default_factory=dict)  # files of each test
+    config: str = ""  # file in experiments/recipes (default: the name)
+    options: tuple[str, ...] = ()  # values of --set
+    start: str = ""  # the recipe of the model that training starts from
+    device: str = "cpu"  # that the recipe was made for
+    seeds: tuple[int, ...] = ()  # one training for each (default: the seed of the configuration)
+    curve: str = ""  # the test on which every stored checkpoint is scored as well
+    box: str = ""  # the verb of the shipped model that it makes
 
     @property
     def files(self) -> list[str]:
-        """All that it reads."""
+        """All files that the recipe reads."""
         return [*self.train, *self.valid, *(file for test in self.tests.values() for file in test)]
 
     def run(self, seed: int | None = None) -> str:
+        """The folder of the training."""
         return f"{RUNS}/{self.name}" + ("" if seed is None else f"-{seed}")
 
     def train_command(self, seed: int | None = None) -> list[str]:
         sets = [word for option in self.options for word in ("--set", option)]
-        what = ["--config", f"recipes/{self.config or self.name}.yaml"]
-        begin = ["--from", f"{RUNS}/{self.start}"] if self.start else []
+        config = ["--config", str(RECIPE_FOLDER / f"{self.config or self.name}.yaml")]
+        start = ["--from", f"{RUNS}/{self.start}"] if self.start else []
         valid = ["--valid", *self.valid] if self.valid else []
         seeded = [] if seed is None else ["--seed", str(seed)]
         return [
-            "train", *what, *begin, "--train", *self.train, *valid, "--out",
+            "train", *config, *start, "--train", *self.train, *valid, "--out",
             self.run(seed), *seeded, *sets,
         ]  # fmt: skip
 
@@ -51,6 +56,7 @@ class Recipe:
 
 
 def prepared(name: str, train: str, valid: str) -> tuple[Files, Files]:
+    """Training and validation file of a derived data set."""
     return (f"{RUNS}/data/{name}/{train}",), (f"{RUNS}/data/{name}/{valid}",)
 
 
@@ -65,7 +71,7 @@ def classified(name: str) -> Recipe:
 
 
 def sst2(percent: int, start: str, gpu: bool) -> Recipe:
-    """Sentiment with a part of the labels, from nothing or from a pre-trained encoder."""
+    """Sentiment with a part of the labels, from random weights or from a pre-trained encoder."""
     kind, where = "pretrained" if start else "scratch", "-gpu" if gpu else ""
     few = {1: ("training.steps=300", "training.validate_every=50"),
            10: ("training.steps=600", "training.validate_every=50")}  # fmt: skip
@@ -109,7 +115,7 @@ DEBATES = {"europarl": sides(f"{DATA}/europarl/test")}
 
 
 def captions(name: str, files: Mapping[str, Files]) -> Recipe:
-    """Multi30k as it is published: three seeds, and nothing is chosen by validation."""
+    """Multi30k in the published protocol: three seeds, no selection by validation score."""
     tests = {name: files[name] for name in ("val", "test2016")}
     return Recipe(name, files["train"], (), tests, device="cuda", seeds=(1, 2, 3))
 
@@ -156,15 +162,4 @@ RECIPES = [
     Recipe("babi", *BABI, BABI_TEST),
     Recipe("babi-gpu", *BABI, BABI_TEST, device="cuda"),
     Recipe("squad", *SQUAD, {"test": (f"{DATA}/squad/test.jsonl.xz",)}),
-]  # fmt: skip
-
-
-# The paper's Table 3: 28 rows with two seeds, on the development set as there. One set of final
-# weights is enough (average, keep), and four validations show when quality came.
-ABLATION = [
-    "lab", "ablate", "--train", *CAPTIONS["train"], "--valid", *CAPTIONS["val"], "--preset",
-    "tiny", "--seed", "1", "2", "--steps", "1000", "--jobs", "8", "--device", "cuda",
-    *(word for option in ("validate_every=250", "checkpoint_every=500", "average=1", "keep=1")
-      for word in ("--set", f"training.{option}")),
-    "--out", f"{RUNS}/ablate",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""The data sets that recipes need and nobody publishes as they are: cut, tokenised, mixed.
+"""Derived data sets: split, tokenised or mixed from the published ones.
 
-Each is a folder runs/data/NAME, made from the folder of published sets when a recipe names it, and
-found again if it lies there: a machine that lacks what it is made from can be given it ready made.
-Everything is deterministic. What was left out is counted in its about.json.
+Each is a folder runs/data/NAME, made from the folder of published sets when a recipe needs it. A
+folder that already exists is used as it is, so that it can be copied to a machine without the
+published sets. Everything is deterministic. about.json counts what was left out.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ SIDES = ("en", "de")
 Pairs = list[tuple[str, str]]  # English, German
 About = dict[str, object]
 
-# How often a pair stands in the translator's training data. Europarl has ten times as many words
-# as the other two together, and few people ask for parliament's sentences.
+# How often a pair is repeated in the training data of the translator. Europarl has ten times as
+# many words as the other two sets together, and few users translate parliamentary debates.
 TIMES = {"europarl": 1, "tatoeba": 3, "multi30k": 2}
-HELD_OUT = 2_000  # pairs of Tatoeba that become a test set
-CROWD = 20  # pairs; a larger family of sentences that share translations stays together in train
-SHORT, DEBATES = 40, 250_000  # words, and pairs of Europarl, for the embedder
-VALID = 700  # pairs of each development set that the translator is validated on
+HELD_OUT = 2_000  # pairs of Tatoeba in the test set
+CROWD = 20  # pairs; larger families of sentences that share translations stay in the training data
+SHORT, DEBATES = 40, 250_000  # most words, and number of Europarl pairs, for the embedder
+VALID = 700  # pairs of each development set in the validation set of the translator
 
 
 def prepare(data: Path, runs: Path, names: Iterable[str]) -> None:
-    """Make the sets with these names that are not there yet."""
+    """Make the data sets with these names that do not exist yet."""
     for name in names:
         folder = runs / "data" / name
         if folder.is_dir():
@@ -46,7 +46,7 @@ def prepare(data: Path, runs: Path, names: Iterable[str]) -> None:
 
 
 def needed(files: Iterable[str], runs: str) -> list[str]:
-    """The names of the sets that these files belong to: runs/data/NAME/FILE."""
+    """The names of the derived data sets that these files belong to: runs/data/NAME/FILE."""
     start = f"{runs}/data/"
     names = [file.removeprefix(start).split("/")[0] for file in files if file.startswith(start)]
     return list(dict.fromkeys(names))
@@ -60,17 +60,18 @@ def text(path: Path) -> str:
         with lzma.open(path, "rt", encoding="utf-8", newline="") as file:
             return file.read()
     except FileNotFoundError:
-        raise InputError(f"{path} is missing: docs/results.md says where it is published") from None
+        raise InputError(f"{path} is missing: docs/results.md lists the sources") from None
     except (lzma.LZMAError, EOFError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is damaged ({error}): get it anew") from None
+        raise InputError(f"{path} is damaged ({error}): download it again") from None
 
 
 def lines(path: Path) -> list[str]:
+    """The lines of an xz-compressed file."""
     return text(path).removesuffix("\n").split("\n")
 
 
 def pairs(data: Path, name: str) -> Pairs:
-    """`multi30k/train`: its sentences, English beside German."""
+    """The sentence pairs of a set such as `multi30k/train`."""
     english, german = (lines(data / f"{name}.{side}.xz") for side in SIDES)
     if len(english) != len(german):
         raise InputError(
@@ -88,11 +89,16 @@ def write_pairs(out: Path, name: str, chosen: Pairs) -> None:
         write(out / f"{name}.{side}", "".join(f"{pair[i]}\n" for pair in chosen))
 
 
-# ---- cut ------------------------------------------------------------------------------------
+# ---- split -----------------------------------------------------------------------------------
 
 
-def cut(path: str, suffix: str, end: str, every: int) -> Callable[[Path, Path], About]:
-    """Hold out every tenth row, or every fiftieth document, for validation."""
+def split(path: str, suffix: str, end: str, every: int) -> Callable[[Path, Path], About]:
+    """A function that holds out every n-th part of a file for validation.
+
+    Args:
+        end: what separates the parts: lines or documents.
+        every: n.
+    """
 
     def make(data: Path, out: Path) -> About:
         parts = text(data / path).rstrip("\n").split(end)
@@ -104,8 +110,8 @@ def cut(path: str, suffix: str, end: str, every: int) -> Callable[[Path, Path], 
     return make
 
 
-def cut_plays(data: Path, out: Path) -> About:
-    """Tiny shakespeare after nine tenths of its characters, where nanoGPT cuts it."""
+def split_plays(data: Path, out: Path) -> About:
+    """Split tiny shakespeare after nine tenths of its characters, as nanoGPT does."""
     plays = text(data / "shakespeare/input.txt.xz")
     at = int(0.9 * len(plays))
     write(out / "train.txt", plays[:at])
@@ -117,73 +123,73 @@ def cut_plays(data: Path, out: Path) -> About:
 
 
 def tokenised(data: Path, out: Path) -> About:
-    """Multi30k as the published text-only scores have it: lower-case, punctuation normalised, cut
-    into words by Moses's rules; no signs are written as &apos; and the like."""
+    """Multi30k in the protocol of the published text-only scores: lower-case, normalised
+    punctuation, Moses tokenisation without escapes such as &apos;."""
     if find_spec("sacremoses") is None:
         raise InputError(
-            f"{out.parent / 'multi30k-tok'} needs sacremoses to be made: pip install sacremoses, "
-            "or bring the folder from a machine that has it"
+            f"making {out.parent / 'multi30k-tok'} needs sacremoses: pip install sacremoses, "
+            "or copy the folder from a machine that has it"
         )
     from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
     for side in SIDES:
         normaliser, tokenizer = MosesPunctNormalizer(lang=side), MosesTokenizer(lang=side)
         for name in ("train", "val", "test_2016_flickr"):
-            cut_up = (
+            tokens = (
                 tokenizer.tokenize(normaliser.normalize(line.lower()), escape=False)
                 for line in lines(data / f"multi30k/{name}.{side}.xz")
             )
-            write(out / f"{name}.{side}", "".join(" ".join(words) + "\n" for words in cut_up))
+            write(out / f"{name}.{side}", "".join(" ".join(words) + "\n" for words in tokens))
     return {}
 
 
 def key(sentence: str) -> str:
-    """What makes two sentences the same one."""
+    """Sentences with the same key count as the same sentence."""
     return sentence.strip().casefold()
 
 
 def number(sentence: str) -> str:
-    """An order that has nothing to do with what the sentence says, the same everywhere."""
+    """A sort key that is independent of the content of the sentence, the same on every machine."""
     return hashlib.sha256(sentence.encode()).hexdigest()
 
 
 def families(chosen: Pairs) -> list[list[int]]:
-    """Pairs by the sentences that they share, directly or through others: a sentence has several
-    translations, and each of those again."""
+    """Group pairs that share a sentence, directly or through other pairs. Returns the indices of
+    the pairs of each group."""
     parent: dict[str, str] = {}
 
     def root(sentence: str) -> str:
         while (above := parent.setdefault(sentence, sentence)) != sentence:
-            parent[sentence] = parent[above]  # shorter for the next one who asks
+            parent[sentence] = parent[above]  # shorten the path for later calls
             sentence = above
         return sentence
 
     for english, german in chosen:
         parent[root(key(english))] = root(key(german))
-    found = defaultdict[str, list[int]](list)
+    groups = defaultdict[str, list[int]](list)
     for i, (english, _) in enumerate(chosen):
-        found[root(key(english))].append(i)
-    return list(found.values())
+        groups[root(key(english))].append(i)
+    return list(groups.values())
 
 
 def hold_out(chosen: Pairs, apart: Pairs, most: int) -> tuple[Pairs, Pairs]:
-    """Cut off a test set that shares no sentence, on either side, with the rest nor with `apart`:
-    whole families, in an order of their own."""
-    taken = {key(side) for pair in apart for side in pair}
+    """Split off a test set of at most `most` pairs that shares no sentence, on either side, with
+    the rest or with `apart`. It consists of whole families in the order of `number`."""
+    excluded = {key(side) for pair in apart for side in pair}
 
     def place(family: list[int]) -> str:
         return min(number(key(chosen[i][0])) for i in family)
 
     held: set[int] = set()
     for family in sorted(families(chosen), key=place):
-        shared = any(key(side) in taken for i in family for side in chosen[i])
+        shared = any(key(side) in excluded for i in family for side in chosen[i])
         if not shared and len(family) <= min(CROWD, most - len(held)):
             held.update(family)
     rest = [pair for i, pair in enumerate(chosen) if i not in held]
     return rest, [chosen[i] for i in sorted(held)]
 
 
-def cut_tatoeba(data: Path, out: Path) -> About:
+def split_tatoeba(data: Path, out: Path) -> About:
     whole, dev = (pairs(data, f"tatoeba/{name}") for name in ("train", "dev"))
     rest, test = hold_out(whole, dev, HELD_OUT)
     write_pairs(out, "train", rest)
@@ -192,11 +198,12 @@ def cut_tatoeba(data: Path, out: Path) -> About:
 
 
 def without(chosen: Pairs, seen: set[str]) -> Pairs:
+    """The pairs that share no sentence with `seen`."""
     return [pair for pair in chosen if not any(key(side) in seen for side in pair)]
 
 
 def spread(chosen: Pairs, count: int) -> Pairs:
-    """So many of them, from everywhere; all, if there are no more."""
+    """`count` pairs at equal distances, or all if there are fewer."""
     count = min(count, len(chosen))
     return [chosen[i * len(chosen) // count] for i in range(count)]
 
@@ -204,8 +211,8 @@ def spread(chosen: Pairs, count: int) -> Pairs:
 def translations(
     data: Path,
 ) -> tuple[dict[str, Pairs], dict[str, Pairs], dict[str, dict[str, int]]]:
-    """Training pairs without any sentence of the sets that translators are validated or tested on,
-    development pairs, each by source, and what was left out."""
+    """Training pairs of each source without the sentences of the development and test sets, the
+    development pairs of each source, and the numbers of pairs that were left out."""
     rest, tatoeba_test = hold_out(
         pairs(data, "tatoeba/train"), dev := pairs(data, "tatoeba/dev"), HELD_OUT
     )
@@ -230,21 +237,21 @@ def translations(
 
 
 def mixed(data: Path, out: Path) -> About:
-    """The translator's: what is everyday, what is seen, what parliament says."""
+    """The data of the translator: everyday sentences, captions and parliamentary debates."""
     train, developed, about = translations(data)
     whole = [pair for name, times in TIMES.items() for pair in train[name] * times]
     write_pairs(out, "train", whole)
     write_pairs(out, "valid", [p for some in developed.values() for p in spread(some, VALID)])
-    told = {name: {**about[name], "times": times} for name, times in TIMES.items()}
-    return {**told, "lines": len(whole)}
+    counts = {name: {**about[name], "times": times} for name, times in TIMES.items()}
+    return {**counts, "lines": len(whole)}
 
 
 # ---- sentences that mean the same -----------------------------------------------------------
 
 
 def alike(data: Path, out: Path) -> About:
-    """The embedder's: sentences with their translations, and English sentences that share one;
-    without any sentence of the pairs that people scored, on which it is tested."""
+    """The data of the embedder: sentences with their translations, and English sentences that share
+    a translation, without the sentences of the scored pairs that it is tested on."""
     train, developed, _ = translations(data)
     scored = [json.loads(line) for name in ("dev", "test")
               for line in lines(data / f"stsb/{name}.jsonl.xz")]  # fmt: skip
@@ -279,35 +286,36 @@ JOINED = re.compile(r" (?=n't\b|'(?:s|re|ve|ll|d|m)\b|[.,;:!?])|(?<=[(]) | (?=[)
 
 
 def as_written(sentence: str) -> str:
-    """A tokenised, lower-case phrase about as people write it: words joined, first letter large."""
+    """A tokenised, lower-case phrase in ordinary spelling: joined, first letter capitalised."""
     joined = JOINED.sub("", sentence).strip()
     return joined[:1].upper() + joined[1:]
 
 
 def named(data: Path, out: Path) -> About:
-    """SST-2 with words as labels. Its text is lower-case with blanks around every sign; so that a
-    model also knows sentences as people write them, each phrase stands in train in both forms."""
+    """SST-2 with words as labels. Its text is lower-case and tokenised; the training set contains
+    each phrase in this form and in ordinary spelling, so that a model learns both."""
     for name in ("train", "dev", "test"):
         rows = [line.split("\t", 1) for line in lines(data / f"sst2/{name}.tsv.xz")]
-        told = [(LABELS[label], said) for label, said in rows]
+        examples = [(LABELS[label], phrase) for label, phrase in rows]
         if name == "train":
-            told = [row for label, said in told for row in both(label, said)]
-        write(out / f"{name}.tsv", "".join(f"{label}\t{said}\n" for label, said in told))
+            examples = [form for label, phrase in examples for form in both(label, phrase)]
+        write(out / f"{name}.tsv", "".join(f"{label}\t{phrase}\n" for label, phrase in examples))
     return {}
 
 
-def both(label: str, said: str) -> Sequence[tuple[str, str]]:
-    return (label, said), (label, as_written(said))
+def both(label: str, phrase: str) -> Sequence[tuple[str, str]]:
+    """An example in both forms."""
+    return (label, phrase), (label, as_written(phrase))
 
 
 MAKERS: dict[str, Callable[[Path, Path], About]] = {
-    "trec": cut("trec/train.tsv.xz", "tsv", "\n", 10),
-    "agnews": cut("agnews/train.tsv.xz", "tsv", "\n", 10),
-    "babi": cut("babi/train.jsonl.xz", "jsonl", "\n", 10),
-    "imdb": cut("imdb_reviews/unlabelled.txt.xz", "txt", "\n\n", 50),
-    "shakespeare": cut_plays,
+    "trec": split("trec/train.tsv.xz", "tsv", "\n", 10),
+    "agnews": split("agnews/train.tsv.xz", "tsv", "\n", 10),
+    "babi": split("babi/train.jsonl.xz", "jsonl", "\n", 10),
+    "imdb": split("imdb_reviews/unlabelled.txt.xz", "txt", "\n\n", 50),
+    "shakespeare": split_plays,
     "multi30k-tok": tokenised,
-    "tatoeba": cut_tatoeba,
+    "tatoeba": split_tatoeba,
     "en-de": mixed,
     "alike": alike,
     "sst2": named,

@@ -1,4 +1,4 @@
-"""Scores of what a training left beside its final weights: its checkpoints, and its speed."""
+"""Scores of the checkpoints of a training, and its speed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from regard.files import new_folder
 from regard.predictor import load
 from regard.training.checkpoint import FILES, Checkpoints
 
-PAPER = 2.5e9  # target tokens that the paper's base model saw: 100,000 steps of 25,000
+PAPER = 2.5e9  # target tokens of the paper's base model: 100,000 steps of 25,000
 
 
 def score(folder: Path, files: list[Path], device: str) -> dict[str, Any]:
-    """What `regard evaluate` would say, but for intervals, which take their time."""
+    """The scores of `regard evaluate`, without intervals, which take long."""
     model = load(folder, device, "float32")
-    found = evaluated(model, read(model, files), {})
-    return {**found.scores, "examples": found.count}
+    evaluation = evaluated(model, read(model, files), {})
+    return {**evaluation.scores, "examples": evaluation.count}
 
 
 def at_step(run: Path, step: int) -> Path:
@@ -40,7 +40,7 @@ def last_step(run: Path) -> int:
 
 
 def point(run: Path, step: int, files: list[Path], device: str) -> dict[str, Any]:
-    """How good the model was at a checkpoint, and after how much training."""
+    """The scores of a checkpoint and the training time up to it."""
     seconds = Checkpoints(run).check(step)["seconds"]
     folder = at_step(run, step)
     scores = score(folder, files, device)
@@ -49,6 +49,6 @@ def point(run: Path, step: int, files: list[Path], device: str) -> dict[str, Any
 
 
 def speed(run: Path) -> float:
-    """Tokens a second: the median of what the metrics say."""
+    """Tokens per second: the median over the metrics file."""
     rows = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     return statistics.median(row["tokens_per_second"] for row in rows if "tokens_per_second" in row)

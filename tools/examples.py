@@ -1,9 +1,8 @@
-"""`python -m benchmarks shown`: run the commands that README.md and docs/tasks.md show, with the
-models in the box, and write what they print below them; pictures go to docs/.
+"""Run the commands in README.md and docs/tasks.md and write their output below them.
 
-Each block of commands (a `console` block) is run line by line by bash in an empty folder, as a
-person would. tests/test_readme.py does the same and compares: run this when a model in the box or
-the way an answer is printed has changed.
+Each `console` block runs line by line with bash in an empty folder, with the shipped models.
+Pictures go to docs/. tests/test_readme.py runs the same commands and compares the outputs: run this
+when a shipped model or the format of an output has changed.
 """
 
 from __future__ import annotations
@@ -23,23 +22,24 @@ from regard.files import write_file
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/tasks.md")
 BLOCK = re.compile(r"(?<=^```console\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)
-SECONDS = 120  # that a command may take
+SECONDS = 120  # time limit of a command
 
 
 def blocks(document: str) -> list[str]:
+    """The `console` blocks of a document."""
     return BLOCK.findall((ROOT / document).read_text(encoding="utf-8"))
 
 
 def examples(block: str) -> list[tuple[str, str]]:
-    """Each command of a block, and what is shown below it."""
+    """Each command of a block, and the output below it."""
     parts = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
-    return [(line, shown) for line, _, shown in (part.partition("\n") for part in parts)]
+    return [(line, output) for line, _, output in (part.partition("\n") for part in parts)]
 
 
-def printed(block: str, folder: Path) -> list[str]:
-    """What the commands of a block print, one after the other in a folder."""
+def run_block(block: str, folder: Path) -> list[str]:
+    """Run the commands of a block in a folder and return their outputs."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    said = []
+    outputs = []
     for line, _ in examples(block):
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line], cwd=folder, capture_output=True, text=True,
@@ -47,27 +47,28 @@ def printed(block: str, folder: Path) -> list[str]:
         )  # fmt: skip
         if done.returncode:
             raise InputError(f"$ {line}\n{done.stderr}")
-        said.append(done.stdout)
-    return said
+        outputs.append(done.stdout)
+    return outputs
 
 
 def main(arguments: list[str]) -> int:
-    argparse.ArgumentParser(prog="python -m benchmarks shown").parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m tools examples", description=__doc__)
+    parser.parse_args(arguments)
     failed = 0
     for document in DOCUMENTS:
         text = (ROOT / document).read_text(encoding="utf-8")
         for block in blocks(document):
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    said = printed(block, Path(folder))
+                    outputs = run_block(block, Path(folder))
                 except InputError as error:
-                    print(f"{document}: left as it is: {error}", file=sys.stderr)
+                    print(f"{document}: block not changed: {error}", file=sys.stderr)
                     failed = 1
                     continue
                 for picture in Path(folder).glob("*.png"):
                     shutil.copy(picture, ROOT / "docs" / picture.name)
             commands = [line for line, _ in examples(block)]
-            pairs = zip(commands, said, strict=True)
+            pairs = zip(commands, outputs, strict=True)
             text = text.replace(block, "".join(f"$ {line}\n{out}" for line, out in pairs))
         write_file(ROOT / document, text)
     return failed

@@ -1,5 +1,4 @@
-"""What regard shall reach, row by row, as numbers: docs/performance.md sets it beside what was
-measured."""
+"""The performance goals, row by row, which docs/performance.md compares with the measurements."""
 
 from __future__ import annotations
 
@@ -9,21 +8,21 @@ from dataclasses import dataclass
 from benchmarks.compare import PEERS
 from benchmarks.ratios import SMALLER_IS_BETTER, Row
 
-NOT_A_PEER = PEERS["pytorch"][0]  # ourselves, without native code
+NOT_A_PEER = PEERS["pytorch"][0]  # regard without C++ code
 
 
 @dataclass(frozen=True)
 class Goal:
-    """Of one piece of work: so many times as good as the best peer, or a figure of its own."""
+    """For one piece of work: a ratio to the best peer, or an absolute figure."""
 
     benchmark: str
     work: str
     device: str = "cpu"
     times: float | None = None
-    figure: float | None = None  # at least; of seconds and bytes at most
-    peers: str = ""  # only those whose name begins so
+    figure: float | None = None  # a minimum; for seconds and bytes a maximum
+    peers: str = ""  # only peers whose name starts with this
 
-    def said(self, unit: str) -> str:
+    def describe(self, unit: str) -> str:
         if self.figure is None:
             return f"{self.times:g}x {self.peers or 'the best peer'}"
         return f"at {'most' if unit in SMALLER_IS_BETTER else 'least'} {self.figure:,g} {unit}"
@@ -31,9 +30,9 @@ class Goal:
 
 @dataclass(frozen=True)
 class Reached:
-    """regard's best precision beside the best peer of the same run."""
+    """The best precision of regard next to the best peer of the same run."""
 
-    row: Row  # of that precision and peer
+    row: Row  # with that precision and peer
 
     def meets(self, goal: Goal) -> bool:
         if goal.figure is None:
@@ -43,7 +42,7 @@ class Reached:
 
 
 def reached(rows: Iterable[Row], goal: Goal) -> Reached | None:
-    """The precision with which regard is best, and its lowest ratio: the one to the best peer."""
+    """The row of the best precision of regard and the best peer, which is the lowest ratio."""
     chosen = [
         row for row in rows
         if (row.benchmark, row.work, row.device) == (goal.benchmark, goal.work, goal.device)
@@ -61,23 +60,23 @@ def decoding(works: Sequence[tuple[str, float]], benchmark: str = "decode") -> l
 
 
 SECTIONS: dict[str, list[Goal]] = {
-    "training-gpu": [
+    "training_gpu": [
         Goal("train", "base, 25,000 tokens", "cuda", figure=850_000),
         Goal("train", "gpt2, 16 x 1,024 tokens", "cuda", figure=510_000),
         Goal("train", "base, 25,000 tokens: memory", "cuda", figure=9.0),
         Goal("startup", "base, caches warm", "cuda", figure=20.0),
     ],
-    "answers": [
-        Goal("answers", f"{verb}, cache {cache}", figure=3.0)
+    "latency": [
+        Goal("latency", f"{verb}, cache {cache}", figure=3.0)
         for verb in ("translate", "classify", "fill", "generate", "embed", "search")
         for cache in ("cold", "warm")
     ],
-    "training-cpu": [
+    "training_cpu": [
         Goal("step", "tiny, 4,096 tokens", times=2.0),
         Goal("step", "small, 4,096 tokens", times=1.6),
         Goal("step", "base, 2,048 tokens", times=1.6),
     ],
-    "decoding-cpu": decoding([
+    "decoding_cpu": decoding([
         ("base, batch 1, greedy", 2.5), ("base, batch 1, beam 4", 2.0),
         ("base, batch 32, greedy", 1.3), ("base, batch 32, beam 4", 1.3),
         ("small, batch 1, greedy", 1.5), ("small, batch 32, greedy", 1.5),
@@ -87,7 +86,7 @@ SECTIONS: dict[str, list[Goal]] = {
     "generators": decoding(
         [(f"GPT-2 small, batch {batch}, greedy", 2.0) for batch in (1, 8)], "generators"
     ),
-    "decoding-gpu": [
+    "decoding_gpu": [
         Goal("decode", f"base, batch {batch}, {search}", "cuda", times=times)
         for batch, times in ((1, 20.0), (32, 15.0), (256, 10.0))
         for search in ("greedy", "beam 4")

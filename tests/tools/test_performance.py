@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from benchmarks.goals import SECTIONS, Goal, reached
 from benchmarks.performance import main, page
+
 from benchmarks.ratios import Row, read, write
 
 ROW = Row(
