@@ -22,7 +22,7 @@ def options(tmp_path):
 
 def test_a_ratio_that_loses_more_than_a_tenth_is_said_with_both_ratios():
     (line,) = lost([replace(ROW, value=516.0)], {ROW.key: ROW})
-    assert line.startswith("LOST 14%: decode: base, batch 1, greedy, int8 beside CTranslate2 int8")
+    assert line.startswith("LOST 14%: decode: base, batch 1, greedy, int8 vs CTranslate2 int8")
     assert "2.58x, it was 3.00x on 2026-11-15 at abc" in line
 
 
@@ -68,7 +68,7 @@ def test_keeping_replaces_the_rows_of_the_run_and_no_others(options, capsys):
     assert kept[ROW.key].ratio == 5.0
     assert kept[ROW.key].command == "python -m benchmarks decode --batches 1"
     assert len(kept) == 2
-    assert "1 rows kept" in capsys.readouterr().out
+    assert "1 rows stored" in capsys.readouterr().out
 
 
 def test_a_run_that_is_not_kept_fails_for_what_it_lost_and_changes_nothing(options, capsys):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import data
+from experiments import data
 from regard.errors import InputError
 
 # Few words, so that sentences often share translations.
@@ -170,7 +170,7 @@ def test_without_sacremoses_the_message_says_what_to_do_and_nothing_is_left(
     published, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(InputError, match="multi30k-tok needs sacremoses .* or bring the folder"):
+    with pytest.raises(InputError, match="multi30k-tok needs sacremoses.* or copy the folder"):
         data.prepare(published, tmp_path, ["multi30k-tok"])
     assert list((tmp_path / "data").iterdir()) == []
 
@@ -198,7 +198,7 @@ def test_a_damaged_file_and_one_of_another_length_are_named(published, tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"trec/train.tsv.xz is missing: docs/results.md says"):
+    with pytest.raises(InputError, match=r"trec/train.tsv.xz is missing: docs/results.md lists"):
         data.prepare(tmp_path, tmp_path, ["trec"])
 
 

@@ -1,12 +1,12 @@
-"""docs/performance.md: what was reached beside the goals, from the rows that were kept."""
+"""docs/performance.md: the stored measurements next to the goals."""
 
 from dataclasses import replace
 
 import pytest
-from benchmarks.goals import SECTIONS, Goal, reached
-from benchmarks.performance import main, page
 
 from benchmarks.ratios import Row, read, write
+from tools.goals import SECTIONS, Goal, reached
+from tools.performance import main, page
 
 ROW = Row(
     "decode", "base, batch 1, greedy", "int8", "CTranslate2 int8", "cpu", "2 cores", 600.0, 200.0,
