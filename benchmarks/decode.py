@@ -1,13 +1,12 @@
-"""Decoding beside its peers: the same sizes, sources and lengths, random weights.
+"""Translation compared with peers: the same sizes, sources and lengths, random weights.
 
-A call takes 28 source tokens a sentence (the end token among them) and gives exactly 28 target
-tokens: no program may write the end token, and one that returns anything else ends the benchmark.
-Speed is target tokens of the best hypotheses a second, the encoder's time included. Each program
-has a process of its own; calls alternate between them.
+A call reads 28 source tokens per sentence (including the end token) and generates exactly 28 target
+tokens. The end token is disabled, and a program that returns anything else ends the benchmark.
+Speed is the number of target tokens of the best hypotheses per second, including the encoder. Each
+program runs in its own process; calls alternate between them.
 
-The limit is what the decoder's steps would take if they did nothing but read each weight once, or
-multiply with it (whichever is longer), as fast as this machine was seen to read and multiply in
-the precision of the program.
+The limit is the time of the decoding steps if they only read each weight once or multiplied with it
+(whichever is longer), at the measured speed of this machine in the precision of the program.
 """
 
 from __future__ import annotations
@@ -40,12 +39,16 @@ def write(
     options: argparse.Namespace,
     log: RatioLog,
 ) -> None:
-    """One model in all batches and beams. shape: tokens that are read, and that are written."""
+    """Measure one model with all batches and beams.
+
+    Args:
+        shape: the number of source tokens and of target tokens.
+    """
     read, written = shape
     device = torch.device(options.device)
     weights = weights_of_a_step(config)
     limits = {dtype: Limit.measure(weights, device, dtype) for dtype in precisions(options)}
-    print(f"{name}, vocabulary {config.vocabulary_size:,}, {log.hardware}; a step at most:")
+    print(f"{name}, vocabulary {config.vocabulary_size:,}, {log.hardware}; limits of a step:")
     for dtype, limit in limits.items():
         print(f"  {dtype:10}{limit}")
     peers = available(options.peers, options.device)
@@ -67,7 +70,7 @@ def write(
 
 
 def random_sources(batch: int, length: int, config: ModelConfig, end: bool) -> list[list[int]]:
-    """The same for every program; with the end token where an encoder reads them."""
+    """Random sources, the same for every program; with the end token for an encoder."""
     random = torch.Generator().manual_seed(batch)
     shape = (batch, length - end)
     words = torch.randint(END + 1, config.vocabulary_size, shape, generator=random)

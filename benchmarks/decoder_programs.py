@@ -1,7 +1,7 @@
-"""Programs that write tokens: translators and language models, one interface for both.
+"""Programs that generate tokens: translators and language models, with one interface.
 
-A request is (sources, beam, length): token ids of the sources or prompts, and how many tokens each
-answer must have. No program may write the end token: the least length keeps it out of all steps.
+A request is (sources, beam, length): the token ids of the sources or prompts, and the number of
+tokens of each output. The minimum length disables the end token in all steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LENGTH_PENALTY = 0.6
 
 Sources = list[list[int]]
-Answers = Sequence[Sequence[int | str]]  # the best of each sentence
+Outputs = Sequence[Sequence[int | str]]  # the best hypothesis of each sentence
 
 
 def ours(config: ModelConfig, dtype: str, device: str, threads: int, native: bool) -> Prepare:
@@ -37,13 +37,13 @@ def ours(config: ModelConfig, dtype: str, device: str, threads: int, native: boo
     def prepare(sources: Sources, beam: int, length: int) -> Call:
         requests = [Request(source=source, limit=length) for source in sources]
         options = DecodingConfig(beam=beam, length_penalty=LENGTH_PENALTY, min_length=length)
-        return lambda: [answer.tokens for answer in decode(model, requests, options)]
+        return lambda: [result.tokens for result in decode(model, requests, options)]
 
     return prepare
 
 
 def hugging_face_model(config: ModelConfig) -> Any:
-    """Any: the types of transformers refuse `generate` of its own models."""
+    """Any, because the types of transformers reject `generate` of its own models."""
     from transformers import GPT2LMHeadModel, MarianMTModel
 
     if config.has_encoder:
@@ -52,7 +52,7 @@ def hugging_face_model(config: ModelConfig) -> Any:
 
 
 def gpt2_config(config: ModelConfig) -> GPT2Config:
-    """Hugging Face's words for the sizes of a decoder of ours."""
+    """The Hugging Face configuration for the sizes of a decoder."""
     from transformers import GPT2Config
 
     c = config
@@ -72,7 +72,7 @@ def hugging_face(config: ModelConfig, dtype: str, device: str, threads: int) -> 
     starts = {"decoder_start_token_id": PAD} if config.has_encoder else {}
 
     def prepare(sources: Sources, beam: int, length: int) -> Call:
-        # it warns of a penalty where there is no beam
+        # it warns of a penalty without a beam
         search = {"length_penalty": LENGTH_PENALTY, "early_stopping": False} if beam > 1 else {}
         options = GenerationConfig(
             num_beams=beam, do_sample=False, use_cache=True, min_new_tokens=length,
@@ -80,14 +80,14 @@ def hugging_face(config: ModelConfig, dtype: str, device: str, threads: int) -> 
         )  # fmt: skip
 
         @torch.inference_mode()
-        def call() -> Answers:
+        def call() -> Outputs:
             tokens = torch.tensor(sources, device=device)
             mask = torch.ones_like(tokens)
-            answers: torch.Tensor = model.generate(
+            tokens_out: torch.Tensor = model.generate(
                 tokens, attention_mask=mask, generation_config=options
             )
-            before = 1 if config.has_encoder else tokens.shape[1]  # what was read comes back, too
-            return answers[:, before:].tolist()
+            before = 1 if config.has_encoder else tokens.shape[1]  # the output includes the prompt
+            return tokens_out[:, before:].tolist()
 
         return call
 
@@ -100,7 +100,7 @@ def translator(folder: str, dtype: str, threads: int, workers: int) -> Prepare:
     def prepare(sources: Sources, beam: int, length: int) -> Call:
         words = [[str(token) for token in source] for source in sources]
 
-        def call() -> Answers:
+        def call() -> Outputs:
             results = model.translate_batch(
                 words, beam_size=beam, length_penalty=LENGTH_PENALTY,
                 max_batch_size=share(len(words), workers),
@@ -119,7 +119,7 @@ def generator(folder: str, dtype: str, threads: int, workers: int) -> Prepare:
     def prepare(sources: Sources, beam: int, length: int) -> Call:
         words = [[str(token) for token in source] for source in sources]
 
-        def call() -> Answers:
+        def call() -> Outputs:
             results = model.generate_batch(
                 words, beam_size=beam, max_batch_size=share(len(words), workers),
                 min_length=length, max_length=length, include_prompt_in_result=False,
@@ -138,15 +138,15 @@ GENERATORS: dict[str, Make] = TRANSLATORS | {"ctranslate2": generator}
 
 
 def convert(config: ModelConfig, folder: Path) -> None:
-    """Write Hugging Face's model for CTranslate2, with the ids themselves as words. (CTranslate2's
-    own command needs a tokenizer: random weights have none.)"""
+    """Write the Hugging Face model for CTranslate2, with the ids as words. (The command of
+    CTranslate2 needs a tokenizer, which a model with random weights does not have.)"""
     from ctranslate2.converters.transformers import GPT2Loader, MarianMTLoader
 
     words = [str(i) for i in range(config.vocabulary_size)]
     pad, start, end = str(PAD), str(START), str(END)
     loader = MarianMTLoader() if config.has_encoder else GPT2Loader()
-    # A real Marian ends its vocabulary with the padding, which the loader cuts off; ours does
-    # not, and a vocabulary that is smaller by one would be less work.
+    # A real Marian vocabulary ends with the padding token, which the loader removes. Ours does not,
+    # and a smaller vocabulary would be less work.
     loader._remove_pad_weights = lambda spec: None
     torch.manual_seed(0)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def convert(config: ModelConfig, folder: Path) -> None:
     if config.has_encoder:
         spec.register_source_vocabulary(words)
         spec.register_target_vocabulary(words)
-        # The decoder starts from a zero vector whatever its start token, as Marian does.
+        # As in Marian, the decoder starts from a zero vector, independent of the start token.
         spec.config.decoder_start_token = end
     else:
         spec.register_vocabulary(words)
@@ -164,13 +164,13 @@ def convert(config: ModelConfig, folder: Path) -> None:
     spec.save(str(folder))
 
 
-def wrong(answers: Answers, batch: int, length: int) -> str | None:
-    """Refuse to compare different work."""
-    lengths = [len(answer) for answer in answers]
-    ends = sum(int(token) == END for answer in answers for token in answer)
+def wrong(outputs: Outputs, batch: int, length: int) -> str | None:
+    """Say what is wrong with the outputs, if anything."""
+    lengths = [len(tokens) for tokens in outputs]
+    ends = sum(int(token) == END for tokens in outputs for token in tokens)
     if lengths != [length] * batch or ends:
         return (
-            f"{batch} answers of {length} tokens were asked for, there are lengths {lengths} and "
+            f"expected {batch} outputs of {length} tokens, got lengths {lengths} and "
             f"{ends} end tokens"
         )
     return None

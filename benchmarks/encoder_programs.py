@@ -1,7 +1,7 @@
-"""Programs that read: encoders of BERT's shape, from token ids to a vector for each token.
+"""Encoder programs of BERT shape: token ids in, one vector per token out.
 
-A request is the sentences, of uneven length. An answer says how many vectors each sentence got and
-how wide they are: the padding that a program computes for itself is no work that was asked for.
+A request is a list of sentences of different lengths. An output is the number of vectors of each
+sentence and their width. Vectors of padding do not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from regard import ModelConfig, Packed
 from regard.decoding.engines.cpu import hidden
 
 Sentences = list[list[int]]
-Answer = tuple[list[int], int]  # vectors of each sentence, and their width
+Output = tuple[list[int], int]  # vectors of each sentence, and their width
 ONNX_FILES = {"float32": "float32.onnx", "int8": "int8.onnx"}
 
 
@@ -31,7 +31,7 @@ def ours(config: ModelConfig, dtype: str, device: str, threads: int, native: boo
 
     def prepare(sentences: Sentences) -> Call:
         @torch.no_grad()
-        def call() -> Answer:
+        def call() -> Output:
             row = Packed.of(sentences).to(device)
             memory = hidden(model, row)  # [N, D]
             synchronise(device)
@@ -48,15 +48,15 @@ def synchronise(device: str) -> None:
 
 
 def padded(sentences: Sentences) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tokens[B, T] with padding, and where there is a token."""
+    """Padded tokens[B, T] and the mask of real tokens."""
     longest = max(map(len, sentences))
     tokens = np.array([[*one, *[PAD] * (longest - len(one))] for one in sentences])
     lengths = np.array([[len(one)] for one in sentences])
     return tokens, (np.arange(longest) < lengths).astype(np.int64)
 
 
-def covered(mask: NDArray[np.int64], shape: Sequence[int]) -> Answer:
-    """What a padded answer [B, T, D] has for the real tokens."""
+def covered(mask: NDArray[np.int64], shape: Sequence[int]) -> Output:
+    """The output of a padded result [B, T, D]: only real tokens count."""
     return mask[: shape[0], : shape[1]].sum(1).tolist(), shape[2]
 
 
@@ -69,26 +69,26 @@ def bert(config: ModelConfig) -> Any:
         num_attention_heads=c.heads, intermediate_size=c.d_ff, hidden_act=c.activation,
         max_position_embeddings=c.max_length, pad_token_id=PAD,
     )  # fmt: skip
-    sizes.position_embedding_type = "absolute"  # CTranslate2's converter asks; there is no other
+    sizes.position_embedding_type = "absolute"  # the converter of CTranslate2 reads this
     return BertModel(sizes).eval()
 
 
 def hugging_face(config: ModelConfig, dtype: str, device: str, threads: int) -> Prepare:
     begin(threads)
     model = bert(config)
-    model.pooler = None  # nobody asked for the sentence's vector
+    model.pooler = None  # the vector of the sentence is not part of the work
     model.to(device, getattr(torch, dtype))
 
     def prepare(sentences: Sentences) -> Call:
         @torch.inference_mode()
-        def call() -> Answer:
+        def call() -> Output:
             tokens, mask = padded(sentences)
-            found = model(
+            result = model(
                 torch.from_numpy(tokens).to(device),
                 attention_mask=torch.from_numpy(mask).to(device),
             )
             synchronise(device)
-            return covered(mask, found.last_hidden_state.shape)
+            return covered(mask, result.last_hidden_state.shape)
 
         return call
 
@@ -101,9 +101,9 @@ def ctranslate2(folder: str, dtype: str, threads: int, workers: int) -> Prepare:
     def prepare(sentences: Sentences) -> Call:
         _, mask = padded(sentences)
 
-        def call() -> Answer:
-            found = model.forward_batch(sentences)  # it knows the lengths, and may skip padding
-            return covered(mask, found.last_hidden_state.shape)
+        def call() -> Output:
+            result = model.forward_batch(sentences)  # it knows the lengths and may skip padding
+            return covered(mask, result.last_hidden_state.shape)
 
         return call
 
@@ -120,11 +120,11 @@ def onnxruntime(folder: str, dtype: str, threads: int, workers: int) -> Prepare:
     )
 
     def prepare(sentences: Sentences) -> Call:
-        def call() -> Answer:
+        def call() -> Output:
             tokens, mask = padded(sentences)
             feed = {"tokens": tokens.astype(np.int32), "mask": mask.astype(np.int32)}
-            (found,) = session.run(None, feed)
-            return covered(mask, found.shape)
+            (result,) = session.run(None, feed)
+            return covered(mask, result.shape)
 
         return call
 
@@ -138,7 +138,7 @@ ENCODERS: dict[str, Make] = {
 
 
 def convert(config: ModelConfig, folder: Path) -> None:
-    """Write Hugging Face's model for CTranslate2, with the ids themselves as words."""
+    """Write the Hugging Face model for CTranslate2, with the ids as words."""
     from ctranslate2.converters.transformers import BertLoader
 
     torch.manual_seed(0)
@@ -152,12 +152,12 @@ def convert(config: ModelConfig, folder: Path) -> None:
     spec.save(str(folder))
 
 
-def wrong(answer: Answer, lengths: list[int], width: int) -> str | None:
-    """Refuse to compare different work."""
-    found, size = answer
-    if list(found) != lengths or size != width:
+def wrong(output: Output, lengths: list[int], width: int) -> str | None:
+    """Say what is wrong with an output, if anything."""
+    counts, size = output
+    if list(counts) != lengths or size != width:
         return (
-            f"{sum(lengths)} vectors of {width} numbers were asked for, it gave {sum(found)} of "
-            f"{size}: by sentence {found}"
+            f"expected {sum(lengths)} vectors of {width} numbers, got {sum(counts)} of {size}: "
+            f"by sentence {counts}"
         )
     return None

@@ -1,8 +1,8 @@
-"""Encoders beside their peers: the shapes of BERT-base and BERT-mini, random weights.
+"""Encoders compared with peers: the shapes of BERT-base and BERT-mini, random weights.
 
-A call reads 32 sentences of at most 64 tokens, 39% of that rectangle, and gives a vector for each
-real token: a program that gives others ends the benchmark. Speed is real tokens a second. The limit
-is the time to read each weight once, or to do the operations of the real tokens.
+A call reads 32 sentences of at most 64 tokens, 39% of that rectangle, and returns a vector for each
+real token; a program that returns anything else ends the benchmark. Speed is real tokens per
+second. The limit is the time to read each weight once or to do the operations of the real tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regard import ModelConfig
 from regard.model.parameters import closed_form, operations
 
 SHAPES = {"BERT-base": (12, 768, 12, 3072), "BERT-mini": (4, 256, 4, 1024)}  # layers, D, H, F
-BATCH, LONGEST, REAL = 32, 64, 0.39  # sentences, tokens, and how much of the rectangle they fill
+BATCH, LONGEST, REAL = 32, 64, 0.39  # sentences, tokens, and the filled fraction of the rectangle
 
 
 def encoder_config(shape: str, vocabulary: int = 30_522) -> ModelConfig:
@@ -36,8 +36,8 @@ def encoder_config(shape: str, vocabulary: int = 30_522) -> ModelConfig:
 
 
 def sentences(vocabulary: int, batch: int = BATCH, longest: int = LONGEST) -> list[list[int]]:
-    """Of log-normal length, the longest as long as may be, that fill as much as they shall: the
-    first such draw."""
+    """Random sentences of log-normal length: the first draw whose longest sentence has the maximum
+    length and that fills the given fraction of the rectangle."""
     random = torch.Generator().manual_seed(0)
     while True:
         drawn = torch.empty(batch).log_normal_(3.0, 0.65, generator=random).round().long()
@@ -48,11 +48,12 @@ def sentences(vocabulary: int, batch: int = BATCH, longest: int = LONGEST) -> li
 
 
 def run(shape: str, options: argparse.Namespace, log: RatioLog) -> None:
+    """Measure one shape."""
     config = encoder_config(shape)
     device = torch.device(options.device)
-    asked = sentences(config.vocabulary_size)
-    lengths = [len(one) for one in asked]
-    # A training step does the forward pass's operations three times; each weight meets each token.
+    texts = sentences(config.vocabulary_size)
+    lengths = [len(one) for one in texts]
+    # A training step does the operations of the forward pass three times.
     work = operations(config, lengths, []) / 3
     parts = closed_form(config)
     weights = parts["self-attention"].parameters + parts["feed-forward"].parameters
@@ -72,7 +73,7 @@ def run(shape: str, options: argparse.Namespace, log: RatioLog) -> None:
             entrants(config, encoder_programs.ENCODERS, peers, folder, options)
         ) as programs:
             check = partial(encoder_programs.wrong, lengths=lengths, width=config.d_model)
-            cell = Cell(shape, (asked,), sum(lengths), check, limits, workers=1)
+            cell = Cell(shape, (texts,), sum(lengths), check, limits, workers=1)
             compare(cell, programs, options.repeats, log)
 
 

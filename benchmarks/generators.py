@@ -1,8 +1,8 @@
-"""Language models beside their peers: the shape of GPT-2 small, random weights, greedy.
+"""Language models compared with peers: the shape of GPT-2 small, random weights, greedy search.
 
-A call reads prompts of 32 tokens and writes exactly 128 new ones; the end token is forbidden, and a
-program that returns anything else ends the benchmark. Speed is new tokens a second, reading the
-prompt included. The limit is that of `python -m benchmarks decode`: the steps alone.
+A call reads prompts of 32 tokens and generates exactly 128 new ones. The end token is disabled, and
+a program that returns anything else ends the benchmark. Speed is new tokens per second, including
+the prompt. The limit is that of `python -m benchmarks decode`: the steps only.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""From the command to the answer: every verb with the model in the box, as a newcomer starts it.
+"""The time from the command to the output: every verb with its shipped model.
 
-Each run is a process of its own that is given one text; the seconds are those until it has printed
-its answer and ended. Cold: the cache is empty, so that nothing native was built yet (what is built
-for the next time is waited for before the next run). Warm: the cache is that of the run before. No
-command that uses PyTorch can be faster than importing it, which is measured in the same run.
-`--drop` empties the system's own cache of files before each cold run, which only root can: that is
-a machine that has just been switched on.
+Each run is a new process with one text; the time ends when the process has printed its output and
+ended. Cold: the cache is empty, so no C++ code has been built (the build for the next call is
+awaited before the next run). Warm: the cache of the previous run. The peer is the time to import
+PyTorch, measured in the same run. `--drop` also empties the file cache of the system before each
+cold run, as on a machine that has just been started; this needs root.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ WORDS = {
     "embed": ["A man rides a bicycle."],
 }
 DOCUMENTS = ["A man is playing a guitar.", "The stock market fell today.", "A cat is sleeping."]
-NATIVE = ("attention", "inference")  # the libraries that every verb asks for
-LONGEST = 300.0  # seconds that a compiler may take
+NATIVE = ("attention", "inference")  # the libraries that every verb loads
+LONGEST = 300.0  # time limit of the compiler, in seconds
 
 
-def answered(words: list[str], environment: dict[str, str]) -> float:
-    """Seconds until the command has ended."""
+def wall_time(words: list[str], environment: dict[str, str]) -> float:
+    """Run a command of regard and return the seconds until it has ended."""
     start = time.perf_counter()
     subprocess.run(
         [sys.executable, "-m", "regard", *words], env=environment, check=True,
@@ -47,24 +46,26 @@ def answered(words: list[str], environment: dict[str, str]) -> float:
 
 
 def wait_for_native(cache: Path) -> None:
-    """Until what a hurried process asked for is built."""
+    """Wait until the background build of the C++ code has ended."""
     end = time.perf_counter() + LONGEST
     while not all(list(cache.rglob(f"{name}-*.so")) for name in NATIVE):
         if time.perf_counter() > end:
-            raise SystemExit(f"nothing native was built in {cache}")
+            raise SystemExit(f"no C++ code was built in {cache}")
         time.sleep(0.1)
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks answers", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="cold runs, and as many warm ones")
-    parser.add_argument("--drop", action="store_true", help="read the files from the disk, too")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks latency", description=__doc__)
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="number of cold runs and of warm runs"
+    )
+    parser.add_argument("--drop", action="store_true", help="also empty the file cache")
     ratios.add_options(parser)
     options = parser.parse_args(arguments)
-    log = RatioLog("answers", arguments, options, "cpu")
-    importing()  # from the disk, once
-    least = statistics.median(importing() for _ in range(options.repeats))
-    print(f"importing torch takes {least:.2f} s")
+    log = RatioLog("latency", arguments, options, "cpu")
+    importing()  # fills the file cache
+    peer = statistics.median(importing() for _ in range(options.repeats))
+    print(f"importing torch takes {peer:.2f} s")
     with tempfile.TemporaryDirectory() as folder:
         documents = Path(folder) / "documents.txt"
         documents.write_text("\n".join(DOCUMENTS) + "\n", encoding="utf-8")
@@ -79,17 +80,17 @@ def main(arguments: list[str]) -> int:
                 if options.drop:
                     subprocess.run(["sync"], check=True)
                     Path("/proc/sys/vm/drop_caches").write_text("3\n")
-                times["cold"].append(answered(words, environment))
+                times["cold"].append(wall_time(words, environment))
                 wait_for_native(cache)
-                times["warm"].append(answered(words, environment))
+                times["warm"].append(wall_time(words, environment))
             for kind, seconds in times.items():
-                middle = statistics.median(seconds)
+                median = statistics.median(seconds)
                 print(
-                    f"  regard {words[0]}, cache {kind}: {middle:.2f} s "
+                    f"  regard {words[0]}, cache {kind}: {median:.2f} s "
                     f"({min(seconds):.2f} to {max(seconds):.2f})", flush=True,
                 )  # fmt: skip
                 log.add(
-                    f"{words[0]}, cache {kind}", "its own", middle, "s", "importing torch", least,
-                    least / middle,
+                    f"{words[0]}, cache {kind}", "its own", median, "s", "importing torch", peer,
+                    peer / median,
                 )  # fmt: skip
     return log.close()

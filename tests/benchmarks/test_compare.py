@@ -63,7 +63,7 @@ def log(tmp_path):
 )  # fmt: skip
 def test_answers_of_other_lengths_or_with_an_end_token_are_refused_by_name(answers):
     programs = {OURS: answering(ANSWERS, [1.0]), PEER: answering(answers, [1.0])}
-    with pytest.raises(SystemExit, match="CTranslate2 int8 did other work than tiny, batch 2"):
+    with pytest.raises(SystemExit, match="CTranslate2 int8 did different work than tiny, batch 2"):
         turns(cell(), programs, repeats=1)
 
 
@@ -76,7 +76,7 @@ def test_the_same_work_is_accepted_as_ids_and_as_words():
 @pytest.mark.parametrize("answer", [([3, 2], 8), ([3, 3], 4), ([3], 8), ([], 8)])
 def test_vectors_for_other_tokens_or_of_another_width_are_refused(answer):
     assert encoder_programs.wrong(([3, 3], 8), [3, 3], 8) is None
-    assert "6 vectors of 8 numbers were asked for" in encoder_programs.wrong(answer, [3, 3], 8)
+    assert "expected 6 vectors of 8 numbers" in encoder_programs.wrong(answer, [3, 3], 8)
 
 
 def test_a_padded_answer_counts_for_its_real_tokens_only():
@@ -115,7 +115,7 @@ def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(log,
 def test_what_was_measured_on_a_busy_machine_is_no_row(log, capsys, ours, peer):
     compare(cell(), {OURS: answering(ANSWERS, ours), PEER: answering(ANSWERS, peer)}, 3, log)
     assert log.rows == []
-    assert "NOT QUIET" in capsys.readouterr().out
+    assert "NOISY" in capsys.readouterr().out
 
 
 def test_nothing_is_a_row_while_others_keep_the_cores_busy(log, capsys, monkeypatch):
@@ -124,7 +124,7 @@ def test_nothing_is_a_row_while_others_keep_the_cores_busy(log, capsys, monkeypa
     programs = {OURS: answering(ANSWERS, [0.1]), PEER: answering(ANSWERS, [0.2])}
     compare(cell(), programs, 3, log)
     assert log.rows == []
-    assert "NOT QUIET: others kept the cores" in capsys.readouterr().out
+    assert "NOISY: other processes used" in capsys.readouterr().out
 
 
 def test_our_own_work_does_not_count_as_that_of_others(monkeypatch):

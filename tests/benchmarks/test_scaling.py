@@ -37,7 +37,7 @@ def test_an_exponent_that_the_points_do_not_agree_on_is_not_kept(log, capsys):
     points = [Point(n, s, None) for n, s in ((1, 1), (2, 9), (4, 1), (8, 20), (16, 2), (32, 30))]
     show("attention", points, (1.0, 1.0), "", log)
     assert log.rows == []
-    assert "NOT QUIET" in capsys.readouterr().out
+    assert "NOISY" in capsys.readouterr().out
 
 
 def test_what_the_budget_does_not_reach_is_left_out_and_said(monkeypatch):
