@@ -21,24 +21,24 @@ from regard import ModelConfig, Transformer
 OURS = Entrant("regard", "float32", str, ())
 PEER = Entrant("CTranslate2", "int8", str, ())
 TWO = Entrant("CTranslate2", "int8", str, (), workers=2)
-ANSWERS = [[5, 6], [7, 8]]
+OUTPUTS = [[5, 6], [7, 8]]
 
 
-def answering(answers, seconds):
-    """A program that answers so and says that it took so long, again and again."""
+def fake_program(outputs, seconds):
+    """A program that returns fixed outputs and times."""
     times = iter(seconds * 100)
-    return lambda *request: (answers, next(times))
+    return lambda *request: (outputs, next(times))
 
 
 def cell(**changes):
-    asked = {
+    values = {
         "work": "tiny, batch 2, greedy",
         "request": (),
         "tokens": 4,
         "check": partial(decoder_programs.wrong, batch=2, length=2),
         "limits": {"float32": 100.0, "int8": 400.0},
     }
-    return Cell(**asked | changes)
+    return Cell(**values | changes)
 
 
 @pytest.fixture(autouse=True)
@@ -59,24 +59,24 @@ def log(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "answers", [[[5, 6]], [[5, 6], [7]], [[5, 6], [7, 8, 9]], [[5, END], [7, 8]], [["5", "2"], ["7", "8"]]]
+    "outputs", [[[5, 6]], [[5, 6], [7]], [[5, 6], [7, 8, 9]], [[5, END], [7, 8]], [["5", "2"], ["7", "8"]]]
 )  # fmt: skip
-def test_answers_of_other_lengths_or_with_an_end_token_are_refused_by_name(answers):
-    programs = {OURS: answering(ANSWERS, [1.0]), PEER: answering(answers, [1.0])}
+def test_outputs_of_other_lengths_or_with_an_end_token_are_refused_by_name(outputs):
+    programs = {OURS: fake_program(OUTPUTS, [1.0]), PEER: fake_program(outputs, [1.0])}
     with pytest.raises(SystemExit, match="CTranslate2 int8 did different work than tiny, batch 2"):
         turns(cell(), programs, repeats=1)
 
 
 def test_the_same_work_is_accepted_as_ids_and_as_words():
-    for answers in (ANSWERS, [["5", "6"], ["7", "8"]]):
-        times, _ = turns(cell(), {OURS: answering(answers, [1.0])}, repeats=3)
+    for outputs in (OUTPUTS, [["5", "6"], ["7", "8"]]):
+        times, _ = turns(cell(), {OURS: fake_program(outputs, [1.0])}, repeats=3)
         assert times == {OURS: [1.0] * 3}
 
 
-@pytest.mark.parametrize("answer", [([3, 2], 8), ([3, 3], 4), ([3], 8), ([], 8)])
-def test_vectors_for_other_tokens_or_of_another_width_are_refused(answer):
+@pytest.mark.parametrize("output", [([3, 2], 8), ([3, 3], 4), ([3], 8), ([], 8)])
+def test_vectors_for_other_tokens_or_of_another_width_are_refused(output):
     assert encoder_programs.wrong(([3, 3], 8), [3, 3], 8) is None
-    assert "expected 6 vectors of 8 numbers" in encoder_programs.wrong(answer, [3, 3], 8)
+    assert "expected 6 vectors of 8 numbers" in encoder_programs.wrong(output, [3, 3], 8)
 
 
 def test_a_padded_answer_counts_for_its_real_tokens_only():
@@ -96,7 +96,9 @@ def test_the_sentences_of_the_encoders_fill_as_much_as_the_benchmark_says():
 
 
 def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(log, capsys):
-    compare(cell(), {OURS: answering(ANSWERS, [0.1]), PEER: answering(ANSWERS, [0.2])}, 2, log)
+    compare(
+        cell(), {OURS: fake_program(OUTPUTS, [0.1]), PEER: fake_program(OUTPUTS, [0.2])}, 2, log
+    )
     (row,) = log.rows
     assert (row.value, row.peer_value, row.ratio, row.of_limit) == (40.0, 20.0, 2.0, 0.4)
     assert (row.work, row.dtype, row.peer) == (
@@ -113,7 +115,7 @@ def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(log,
     ids=["an uneven peer", "uneven ourselves", "faster than the machine can be"],
 )
 def test_what_was_measured_on_a_busy_machine_is_no_row(log, capsys, ours, peer):
-    compare(cell(), {OURS: answering(ANSWERS, ours), PEER: answering(ANSWERS, peer)}, 3, log)
+    compare(cell(), {OURS: fake_program(OUTPUTS, ours), PEER: fake_program(OUTPUTS, peer)}, 3, log)
     assert log.rows == []
     assert "NOISY" in capsys.readouterr().out
 
@@ -121,7 +123,7 @@ def test_what_was_measured_on_a_busy_machine_is_no_row(log, capsys, ours, peer):
 def test_nothing_is_a_row_while_others_keep_the_cores_busy(log, capsys, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr("benchmarks.compare.ticks", lambda: (next(clock) * 2, next(clock)))
-    programs = {OURS: answering(ANSWERS, [0.1]), PEER: answering(ANSWERS, [0.2])}
+    programs = {OURS: fake_program(OUTPUTS, [0.1]), PEER: fake_program(OUTPUTS, [0.2])}
     compare(cell(), programs, 3, log)
     assert log.rows == []
     assert "NOISY: other processes used" in capsys.readouterr().out
@@ -135,7 +137,7 @@ def test_our_own_work_does_not_count_as_that_of_others(monkeypatch):
 
 
 def test_one_sentence_is_not_split_between_two_workers(log):
-    programs = {OURS: answering(ANSWERS, [0.1]), TWO: answering(ANSWERS, [0.1])}
+    programs = {OURS: fake_program(OUTPUTS, [0.1]), TWO: fake_program(OUTPUTS, [0.1])}
     compare(cell(workers=1), programs, 1, log)
     assert log.rows == []
     compare(cell(workers=2), programs, 1, log)
@@ -166,11 +168,11 @@ def test_a_peer_that_is_not_installed_is_skipped_with_one_line(monkeypatch, caps
     ]
 
 
-def test_a_program_answers_from_a_process_of_its_own():
+def test_a_program_runs_in_its_own_process():
     with started(partial, partial, str.upper) as program:
         program.wait()
-        answer, seconds = program("word")
-        assert answer == "WORD"
+        output, seconds = program("word")
+        assert output == "WORD"
         assert seconds > 0
 
 
