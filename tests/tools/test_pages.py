@@ -1,5 +1,6 @@
 """The generated pages under docs/ equal the output of their generators."""
 
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -59,3 +60,13 @@ def test_the_help_lists_the_commands_and_an_unknown_one_is_one_line(package):
     assert unknown.returncode == 2
     assert unknown.stderr.startswith(f"{package}: unknown command 'nosuch'; known: ")
     assert unknown.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("package", "above"), [("benchmarks", "experiments|tools"), ("experiments", "tools")]
+)
+def test_a_package_does_not_import_from_those_that_build_on_it(package, above):
+    for path in (ROOT / package).glob("*.py"):
+        assert not re.search(
+            rf"^\s*(from|import) ({above})\b", path.read_text("utf-8"), re.MULTILINE
+        )
