@@ -1,5 +1,5 @@
-"""Speed and memory, always beside a peer in the same run; never part of the tests.
+"""Speed and memory, measured next to a peer in the same run. Not part of the tests.
 
-`python -m benchmarks` lists what there is. Every benchmark prints a ratio and the fraction of
-what the machine could do.
+`python -m benchmarks --help` lists the benchmarks. Each benchmark prints a ratio to a peer and the
+fraction of the hardware limit.
 """

@@ -1,6 +1,6 @@
-"""One piece of work by several programs: in turns, checked to be the same, and shown.
+"""Run the same work with several programs in turns, check that it is the same, and show the speeds.
 
-Calls alternate between the programs, so that whatever else the machine does hits them all.
+Calls alternate between the programs, so that other load on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any
 
 from benchmarks import ratios
 from benchmarks.processes import Make, Missing, Program, started
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 
-# A thread pool spins for some milliseconds after its last work: no program shall be timed while
-# the threads of the one before still hold the cores, nor shall they count as others' work.
+# A thread pool spins for some milliseconds after its last work. A program is timed only after the
+# threads of the previous one have stopped, and they must not count as load of other processes.
 SPIN, PAUSE = 0.02, 0.02
-BUSY = 0.25  # of the cores, by others: more is not quiet
+BUSY = 0.25  # load of other processes, as a fraction of the cores, above which nothing is counted
 STAT = Path("/proc/stat")  # Linux
-ABOVE = 1.1  # of the limit: it is measured, too, so a little more may be
-UNEVEN = 2.0  # slowest call to fastest: more is not the program but the machine
-ENOUGH, MOST = 4.0, 25  # seconds of rounds, and how many there are at most
+ABOVE = 1.1  # of the limit: the limit is a measurement, so a speed may exceed it slightly
+UNEVEN = 2.0  # slowest call to fastest; a larger ratio is caused by other load on the machine
+ENOUGH, MOST = 4.0, 25  # seconds of rounds, and their maximum number
 OURS = "regard"
-PEERS = {  # name: what it is called in a table, and the packages it needs
+PEERS = {  # name: its name in tables, and the packages that it needs
     "huggingface": ("Hugging Face", ["transformers"]),
     "ctranslate2": ("CTranslate2", ["transformers", "ctranslate2"]),
     "onnxruntime": ("ONNX Runtime", ["transformers", "onnx", "onnxruntime"]),
-    "pytorch": ("regard by PyTorch", []),  # without its native code: does that pay?
+    "pytorch": ("regard by PyTorch", []),  # without the C++ code, to show its gain
 }
 CPU_ONLY = ("ctranslate2", "onnxruntime", "pytorch")
 DTYPES = ("float32", "bfloat16", "int8")
@@ -42,7 +42,7 @@ DTYPES = ("float32", "bfloat16", "int8")
 
 @dataclass(frozen=True)
 class Entrant:
-    """A program with its precision, and how its process makes it, where it has one."""
+    """A program with a precision, and the function that makes it in its own process, if any."""
 
     name: str
     dtype: str
@@ -57,22 +57,27 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Cell:
-    """What every program is asked, and when it has done the same as the others."""
+    """One request to every program, and the check that its output has the right form."""
 
     work: str
     request: tuple[Any, ...]
-    tokens: int  # of one call, real ones: the same for all
-    check: Callable[[Any], str | None]  # what is wrong with an answer
-    limits: dict[str, float]  # tokens a second that each precision could reach
-    workers: int = 2  # of a program, at most: one sentence cannot be split
+    tokens: int  # real tokens of one call, the same for all programs
+    check: Callable[[Any], str | None]  # returns what is wrong with an output
+    limits: dict[str, float]  # tokens per second, for each precision
+    workers: int = 2  # maximum number of workers of a program: one sentence cannot be split
 
 
 def turns(
     cell: Cell, programs: dict[Entrant, Program], repeats: int
 ) -> tuple[dict[Entrant, list[float]], float]:
-    """Seconds of each program's calls; the first round warms up. Short calls are repeated until
-    some time has passed, since what disturbs them does not last. And how busy others kept the
-    cores meanwhile: between two calls nothing of ours works."""
+    """Time the calls of each program; the first round is the warm-up.
+
+    Short calls are repeated for some seconds, because disturbances are short.
+
+    Returns:
+        The seconds of the calls of each program, and the load of other processes as a fraction of
+        the cores, measured between the calls, when no program works.
+    """
     times: dict[Entrant, list[float]] = {entrant: [] for entrant in programs}
     began, worked, idle = time.perf_counter(), 0, 1
     for repeat in range(MOST + 1):
@@ -84,17 +89,17 @@ def turns(
             time.sleep(PAUSE)
             after = ticks()
             worked, idle = worked + after[0] - before[0], idle + after[1] - before[1]
-            answer, seconds = program(*cell.request)
-            wrong = cell.check(answer)
+            output, seconds = program(*cell.request)
+            wrong = cell.check(output)
             if wrong is not None:
-                raise SystemExit(f"{entrant.label} did other work than {cell.work}: {wrong}")
+                raise SystemExit(f"{entrant.label} did different work than {cell.work}: {wrong}")
             if repeat:
                 times[entrant].append(seconds)
     return times, worked / (worked + idle)
 
 
 def ticks() -> tuple[int, int]:
-    """What all cores together have worked and been idle; nothing where the system does not tell."""
+    """Busy and idle time of all cores together; zero where the system does not provide it."""
     if not STAT.exists():
         return 0, 0
     with STAT.open() as file:
@@ -103,16 +108,17 @@ def ticks() -> tuple[int, int]:
 
 
 def busy_others(before: tuple[int, int], own: float) -> float:
-    """How busy others kept the cores since `before`, while this process worked `own` seconds."""
+    """The load of other processes since `before`, while this process worked for `own` seconds."""
     worked, idle = (now - then for now, then in zip(ticks(), before, strict=True))
     return max(0.0, worked - own * os.sysconf("SC_CLK_TCK")) / max(1, worked + idle)
 
 
-def compare(cell: Cell, programs: dict[Entrant, Program], repeats: int, book: Book) -> None:
+def compare(cell: Cell, programs: dict[Entrant, Program], repeats: int, log: RatioLog) -> None:
+    """Time one request with all programs that can split it, and show the speeds."""
     able = {entrant: program for entrant, program in programs.items()
             if entrant.workers <= cell.workers}  # fmt: skip
     times, others = turns(cell, able, repeats)
-    show(cell.work, times, cell.tokens, cell.limits, book, others)
+    show(cell.work, times, cell.tokens, cell.limits, log, others)
 
 
 def show(
@@ -120,47 +126,50 @@ def show(
     times: dict[Entrant, list[float]],
     tokens: float,
     limits: dict[str, float],
-    book: Book,
+    log: RatioLog,
     others: float = 0.0,
 ) -> None:
-    """The speed of each program, and a row for each of ours beside each peer.
+    """Print the speed of each program, and log a row for each precision of regard and each peer.
 
-    times: seconds of calls of so many tokens each; limits: tokens a second of each precision;
-    others: how busy they kept the machine.
+    Args:
+        times: seconds of the calls.
+        tokens: tokens of one call.
+        limits: tokens per second, for each precision.
+        others: load of other processes as a fraction of the cores.
     """
     speeds = {entrant: tokens / statistics.median(t) for entrant, t in times.items()}
     parts = {entrant: speed / limits[entrant.dtype] for entrant, speed in speeds.items()}
-    # Nobody is faster than the limit: where one is, others were busy when that was measured.
+    # A speed above the limit means that the machine was busy when the limit was measured.
     uneven = {e for e, t in times.items() if max(t) > UNEVEN * min(t) or parts[e] > ABOVE}
     print(f" {work}")
     if others > BUSY:
-        print(f"  NOT QUIET: others kept the cores {others:.0%} busy")
+        print(f"  NOISY: other processes used {others:.0%} of the cores")
         uneven = set(times)
     for entrant, speed in speeds.items():
-        said = "  NOT QUIET: it does not count" if entrant in uneven else ""
+        note = "  NOISY: not counted" if entrant in uneven else ""
         print(
-            f"  {entrant.label:32}{speed:10,.0f} tokens/s {parts[entrant]:6.1%} of the limit{said}"
+            f"  {entrant.label:32}{speed:10,.0f} tokens/s {parts[entrant]:6.1%} of the limit{note}"
         )
-    ours = [entrant for entrant in speeds if entrant.name == OURS]
+    own = [entrant for entrant in speeds if entrant.name == OURS]
     peers = [entrant for entrant in speeds if entrant.name != OURS]
-    for entrant, peer in product(ours, peers):
+    for entrant, peer in product(own, peers):
         if not {entrant, peer} & uneven:
-            book.add(
+            log.add(
                 work, entrant.dtype, speeds[entrant], "tokens/s", peer.label, speeds[peer],
                 parts[entrant],
             )  # fmt: skip
-    if ours and peers:
-        best = max(ours, key=speeds.__getitem__)
-        beside = [f"{speeds[best] / speeds[p]:.2f}x {p.label}" for p in peers]
-        print(f"  {best.label} is " + ", ".join(beside), flush=True)
+    if own and peers:
+        best = max(own, key=speeds.__getitem__)
+        factors = [f"{speeds[best] / speeds[p]:.2f}x {p.label}" for p in peers]
+        print(f"  {best.label} is " + ", ".join(factors), flush=True)
 
 
 @contextmanager
 def all_started(entrants: Sequence[Entrant]) -> Iterator[dict[Entrant, Program]]:
-    """Those that can be had; a line for each that cannot."""
+    """Start the programs. Prints one line for each that is not available."""
     with ExitStack() as stack:
         programs = {}
-        for entrant in entrants:  # all at once, since each takes seconds to import what it needs
+        for entrant in entrants:  # all at once, because imports take seconds
             assert entrant.make is not None
             programs[entrant] = stack.enter_context(started(entrant.make, *entrant.arguments))
         for entrant, program in list(programs.items()):
@@ -172,10 +181,10 @@ def all_started(entrants: Sequence[Entrant]) -> Iterator[dict[Entrant, Program]]
         yield programs
 
 
-def available(wanted: Sequence[str], device: str) -> list[str]:
-    """The peers that can be measured here; a line for each that cannot."""
+def available(names: Sequence[str], device: str) -> list[str]:
+    """The peers that can be measured here. Prints one line for each that cannot."""
     peers = []
-    for peer in wanted:
+    for peer in names:
         name, needed = PEERS[peer]
         missing = [package for package in needed if find_spec(package) is None]
         if missing:
@@ -188,7 +197,7 @@ def available(wanted: Sequence[str], device: str) -> list[str]:
 
 
 def precisions(options: argparse.Namespace) -> Sequence[str]:
-    """Of all programs: those of the peers, too."""
+    """The precisions of all programs, including the peers."""
     more = ["float32", "int8"] if options.device == "cpu" else []
     return list(dict.fromkeys([*options.dtype, *more]))
 
@@ -197,8 +206,8 @@ def add_options(parser: argparse.ArgumentParser, peers: Sequence[str], repeats: 
     parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--peers", nargs="*", default=list(peers), choices=peers)
-    parser.add_argument("--threads", type=int, help="of each program (default: PyTorch's)")
     parser.add_argument(
-        "--repeats", type=int, default=repeats, help="calls, after one that warms up"
+        "--threads", type=int, help="threads of each program (default: that of PyTorch)"
     )
+    parser.add_argument("--repeats", type=int, default=repeats, help="calls after the warm-up")
     ratios.add_options(parser)

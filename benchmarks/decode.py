@@ -1,13 +1,12 @@
-"""Decoding beside its peers: the same sizes, sources and lengths, random weights.
+"""Translation compared with peers: the same sizes, sources and lengths, random weights.
 
-A call takes 28 source tokens a sentence (the end token among them) and gives exactly 28 target
-tokens: no program may write the end token, and one that returns anything else ends the benchmark.
-Speed is target tokens of the best hypotheses a second, the encoder's time included. Each program
-has a process of its own; calls alternate between them.
+A call reads 28 source tokens per sentence (including the end token) and generates exactly 28 target
+tokens. The end token is disabled, and a program that returns anything else ends the benchmark.
+Speed is the number of target tokens of the best hypotheses per second, including the encoder. Each
+program runs in its own process; calls alternate between them.
 
-The limit is what the decoder's steps would take if they did nothing but read each weight once, or
-multiply with it (whichever is longer), as fast as this machine was seen to read and multiply in
-the precision of the program.
+The limit is the time of the decoding steps if they only read each weight once or multiplied with it
+(whichever is longer), at the measured speed of this machine in the precision of the program.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.compare import Cell, add_options, all_started, available, compare, precisions
+from benchmarks.decoder_programs import TRANSLATORS, convert, wrong
 from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
 from benchmarks.processes import Make
 from benchmarks.programs import END, entrants
-from benchmarks.ratios import Book
-from benchmarks.writers import TRANSLATORS, convert, wrong
+from benchmarks.ratios import RatioLog
 from regard import ModelConfig
 
 LENGTH = 28  # tokens of a source and of a target
@@ -38,14 +37,18 @@ def write(
     makers: dict[str, Make],
     shape: tuple[int, int],
     options: argparse.Namespace,
-    book: Book,
+    log: RatioLog,
 ) -> None:
-    """One model in all batches and beams. shape: tokens that are read, and that are written."""
+    """Measure one model with all batches and beams.
+
+    Args:
+        shape: the number of source tokens and of target tokens.
+    """
     read, written = shape
     device = torch.device(options.device)
     weights = weights_of_a_step(config)
     limits = {dtype: Limit.measure(weights, device, dtype) for dtype in precisions(options)}
-    print(f"{name}, vocabulary {config.vocabulary_size:,}, {book.hardware}; a step at most:")
+    print(f"{name}, vocabulary {config.vocabulary_size:,}, {log.hardware}; limits of a step:")
     for dtype, limit in limits.items():
         print(f"  {dtype:10}{limit}")
     peers = available(options.peers, options.device)
@@ -63,11 +66,11 @@ def write(
                         {d: decoding_limit(lim, batch, beam, written) for d, lim in limits.items()},
                         workers=min(2, batch),
                     )  # fmt: skip
-                    compare(cell, programs, options.repeats, book)
+                    compare(cell, programs, options.repeats, log)
 
 
 def random_sources(batch: int, length: int, config: ModelConfig, end: bool) -> list[list[int]]:
-    """The same for every program; with the end token where an encoder reads them."""
+    """Random sources, the same for every program; with the end token for an encoder."""
     random = torch.Generator().manual_seed(batch)
     shape = (batch, length - end)
     words = torch.randint(END + 1, config.vocabulary_size, shape, generator=random)
@@ -82,9 +85,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--vocabulary", type=int, help="(default: 10000; 37000 for base)")
     add_options(parser, ("huggingface", "ctranslate2", "pytorch"), repeats=5)
     options = parser.parse_args(arguments)
-    book = Book("decode", arguments, options, options.device)
+    log = RatioLog("decode", arguments, options, options.device)
     for preset in options.presets:
         vocabulary = options.vocabulary or VOCABULARIES.get(preset, USUAL_VOCABULARY)
         config = ModelConfig.preset(preset, vocabulary_size=vocabulary, dropout=0.0)
-        write(preset, config, TRANSLATORS, (LENGTH, LENGTH), options, book)
-    return book.close()
+        write(preset, config, TRANSLATORS, (LENGTH, LENGTH), options, log)
+    return log.close()

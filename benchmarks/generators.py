@@ -1,8 +1,8 @@
-"""Language models beside their peers: the shape of GPT-2 small, random weights, greedy.
+"""Language models compared with peers: the shape of GPT-2 small, random weights, greedy search.
 
-A call reads prompts of 32 tokens and writes exactly 128 new ones; the end token is forbidden, and a
-program that returns anything else ends the benchmark. Speed is new tokens a second, reading the
-prompt included. The limit is that of `python -m benchmarks decode`: the steps alone.
+A call reads prompts of 32 tokens and generates exactly 128 new ones. The end token is disabled, and
+a program that returns anything else ends the benchmark. Speed is new tokens per second, including
+the prompt. The limit is that of `python -m benchmarks decode`: the steps only.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import argparse
 
 from benchmarks.compare import add_options
 from benchmarks.decode import write
-from benchmarks.ratios import Book
-from benchmarks.writers import GENERATORS
+from benchmarks.decoder_programs import GENERATORS
+from benchmarks.ratios import RatioLog
 from regard import ModelConfig
 
 PROMPT, NEW = 32, 128  # tokens
@@ -32,6 +32,6 @@ def main(arguments: list[str]) -> int:
     add_options(parser, ("huggingface", "ctranslate2", "pytorch"), repeats=3)
     options = parser.parse_args(arguments)
     options.beams = [1]
-    book = Book("generators", arguments, options, options.device)
-    write("GPT-2 small", gpt2_small(), GENERATORS, (PROMPT, NEW), options, book)
-    return book.close()
+    log = RatioLog("generators", arguments, options, options.device)
+    write("GPT-2 small", gpt2_small(), GENERATORS, (PROMPT, NEW), options, log)
+    return log.close()

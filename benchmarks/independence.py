@@ -1,4 +1,4 @@
-"""Does an answer depend on its batch? A real model on real lines, packed in two different ways.
+"""Whether outputs depend on the batch: a trained model on the same lines in different batches.
 
 python -m benchmarks independence -m MODEL --input FILE
 """
@@ -14,7 +14,7 @@ from regard.decoding import requests
 from regard.text.reading import open_text
 
 MODES = ({"beam": 1}, {"beam": 4}, {"temperature": 1.0, "seed": 3})
-SMALL = 1_500  # tokens of a batch: about a tenth of the usual
+SMALL = 1_500  # tokens of a batch: about a tenth of the default
 
 
 def main(arguments: list[str]) -> None:
@@ -34,10 +34,10 @@ def main(arguments: list[str]) -> None:
         requests.BATCH_TOKENS[options.device] = SMALL
         other = model.answers([texts[i] for i in order], **mode)
         requests.BATCH_TOKENS[options.device] = kept
-        pairs = [(usual[i], answer) for i, answer in zip(order, other, strict=True)]
-        differ = sum(a.text != b.text for a, b in pairs)
-        apart = max(abs(a.score - b.score) for a, b in pairs if a.text == b.text)
+        pairs = [(usual[i], output) for i, output in zip(order, other, strict=True)]
+        different = sum(a.text != b.text for a, b in pairs)
+        difference = max(abs(a.score - b.score) for a, b in pairs if a.text == b.text)
         print(
-            f"{mode}: {differ} of {len(pairs):,} texts differ; scores of the others by at most "
-            f"{apart:.1e}"
+            f"{mode}: {different} of {len(pairs):,} texts differ; the scores of "
+            f"the others differ by at most {difference:.1e}"
         )

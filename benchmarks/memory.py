@@ -1,11 +1,11 @@
-"""The most memory that `regard translate` holds, for short and for long inputs.
+"""The peak memory of `regard translate` for short and long inputs.
 
-Translating from standard input must not need more memory for more lines: each length is a
-process of its own, fed from a file, and its peak is what the system says of that process when it
-ends. Options after `--` go to `regard translate`.
+Translating from standard input must not need more memory for more lines. Each length runs in its
+own process, which reads from a file; the system reports its peak when it ends. Options after `--`
+are passed to `regard translate`.
 
-This module does not import torch: Linux counts as a process's peak what its parent held when it
-was started, so the parent has to be the smaller one.
+This module does not import torch: Linux initialises the peak of a process with the memory of its
+parent at the start, so the parent has to be the smaller one.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from typing import IO
 
 @dataclass
 class Measured:
-    lines: int  # that came out
+    lines: int  # of output
     seconds: float
     peak: int  # bytes
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """The file's lines, again and again."""
+    """The lines of the file, repeated without end."""
     while True:
         empty = True
         with path.open("rb") as file:
             for line in file:
                 empty = False
-                yield line.rstrip(b"\n") + b"\n"  # the last one may lack it
+                yield line.rstrip(b"\n") + b"\n"  # the last line may have no line end
         if empty:
             raise SystemExit(f"{path} is empty: there is nothing to translate")
 
 
 def measure(command: list[str], lines: Iterator[bytes]) -> Measured:
+    """Run a command with these lines as standard input."""
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target:
         source.writelines(lines)
         source.seek(0)
         start = time.perf_counter()
         process = subprocess.Popen(command, stdin=source, stdout=target)
-        # of this child alone: getrusage would give the largest of all children
+        # of this child only; getrusage would give the maximum over all children
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)  # it is no longer there to wait for
+        process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for
         if process.returncode:
-            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+            raise SystemExit(f"{' '.join(command)} failed with exit code {process.returncode}")
         unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
         return Measured(count_lines(target), seconds, usage.ru_maxrss * unit)
 
@@ -73,15 +74,15 @@ def main(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "regard", "translate", "-m", options.model, *passed_on]
     first, failed = None, False
     for lines in options.lines:
-        found = measure(command, islice(lines_of(options.input), lines))
-        first = first or found
-        agrees = found.lines == lines
+        measured = measure(command, islice(lines_of(options.input), lines))
+        first = first or measured
+        agrees = measured.lines == lines
         failed = failed or not agrees
         print(
-            f"{lines:10,} lines in, {found.lines:,} out{'' if agrees else ' (NOT AS MANY)'}: "
-            f"peak {found.peak / 2**20:,.0f} MiB ({found.peak / first.peak:.2f}x the first), "
-            f"{lines / found.seconds:,.0f} lines/s",
+            f"{lines:10,} lines in, {measured.lines:,} out{'' if agrees else ' (WRONG NUMBER)'}: "
+            f"peak {measured.peak / 2**20:,.0f} MiB ({measured.peak / first.peak:.2f}x the first), "
+            f"{lines / measured.seconds:,.0f} lines/s",
             flush=True,
         )
     if failed:
-        raise SystemExit("not every line came out as one line")
+        raise SystemExit("the number of output lines differs from the number of input lines")

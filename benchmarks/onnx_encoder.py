@@ -1,8 +1,8 @@
-"""An encoder of BERT's shape for ONNX Runtime, with the operators that it fuses a BERT to itself.
+"""An encoder of BERT shape for ONNX Runtime, with the operators into which it fuses a BERT.
 
-The graph is written down here, since exporting one would need more packages and would have to be
-fused afterwards. It computes what Hugging Face's BertModel does, without the pooler, from the same
-random weights; int8 is the runtime's own dynamic quantisation, which takes products and attention.
+The graph is written here, because an exported one would need more packages and a separate fusion.
+It computes the same as BertModel of Hugging Face without the pooler, from the same random weights.
+int8 is the dynamic quantisation of the runtime, applied to matrix products and attention.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.readers import ONNX_FILES, bert
+from benchmarks.encoder_programs import ONNX_FILES, bert
 from regard import ModelConfig
 
 EPSILON = 1e-12
-FUSED = "com.microsoft"  # the domain of the runtime's own operators
+FUSED = "com.microsoft"  # domain of the operators of the runtime
 
 
 class Graph:
-    """Operators in the order they are computed, and the weights they take."""
+    """Operators in the order of computation, and their weights."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []

@@ -1,8 +1,8 @@
-"""What a lower precision costs in quality: one trained model and one test set in each precision.
+"""The quality of a trained model at lower precision: the same test set in each precision.
 
 python -m benchmarks precision -m RUN --data SOURCE TARGET
 
-`regard evaluate` is run as a user would; the peer of each precision is float32.
+The peer of each precision is float32. Scores come from `regard evaluate`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from typing import Any
 
 from benchmarks import ratios
 from benchmarks.compare import DTYPES
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 
 METRICS = ("bleu", "chrf")
 
 
 def scores(model: Path, data: list[str], dtype: str) -> dict[str, Any]:
+    """The scores of `regard evaluate` in one precision."""
     command = [
         sys.executable, "-m", "regard", "evaluate", "-m", str(model), "--data", *data,
         "--dtype", dtype, "--device", "cpu", "--json", "--quiet",
     ]  # fmt: skip
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+        raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def main(arguments: list[str]) -> int:
@@ -39,13 +40,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--data", required=True, nargs="+", metavar="FILE")
     ratios.add_options(parser)
     options = parser.parse_args(arguments)
-    book = Book("precision", arguments, options, "cpu")
-    found = {dtype: scores(options.model, options.data, dtype) for dtype in DTYPES}
-    for dtype, one in found.items():
+    log = RatioLog("precision", arguments, options, "cpu")
+    results = {dtype: scores(options.model, options.data, dtype) for dtype in DTYPES}
+    for dtype, one in results.items():
         print(f"{dtype:10} " + "  ".join(f"{name} {one[name]:.2f}" for name in METRICS), flush=True)
         if dtype != DTYPES[0]:
             for name in METRICS:
-                full = found[DTYPES[0]][name]
+                full = results[DTYPES[0]][name]
                 work = f"{options.model.name}, {one['examples']:,} sentences, {name}"
-                book.add(work, dtype, one[name], name, DTYPES[0], full, None)
-    return book.close()
+                log.add(work, dtype, one[name], name, DTYPES[0], full, None)
+    return log.close()

@@ -1,9 +1,9 @@
-"""Programs to compare, each in a process of its own, answering one request at a time.
+"""Programs to compare, each in its own process, which handles one request at a time.
 
-It is for the threads' sake. Where a process has more OpenMP threads than there are cores, idle
-ones included, GNU OpenMP hardly spins before it puts a waiting thread to sleep. A second pool in
-the process (another program's) is enough for that: CTranslate2 in int8 with a beam of 4 wrote 190
-tokens/s on 2 cores beside PyTorch's pool, and 2,800 with one pool.
+Separate processes avoid interference between thread pools. If a process has more OpenMP threads
+than there are cores, including idle ones, GNU OpenMP hardly spins before it puts a waiting thread
+to sleep. A second pool in the process is enough for that: CTranslate2 in int8 with a beam of 4
+generated 190 tokens/s on 2 cores in a process with PyTorch's pool, and 2,800 with one pool.
 """
 
 from __future__ import annotations
@@ -15,49 +15,53 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-LEAST = 0.05  # seconds of a turn: what comes after a pause is slow at first, whoever's it is
-Call = Callable[[], Any]  # what is timed
-Prepare = Callable[..., Call]  # from a request; what it does itself is not timed
-Make = Callable[..., Prepare]  # in the new process; everything that takes time but once
+LEAST = 0.05  # seconds per turn, because every program is slow at first after a pause
+Call = Callable[[], Any]  # the timed work
+Prepare = Callable[..., Call]  # makes the work from a request; not timed
+Make = Callable[..., Prepare]  # in the new process: one-time work
 
 
 class Missing(Exception):
-    """A program cannot be had here; says why."""
+    """A program is not available here; the message gives the reason."""
 
 
 class Program:
-    """What a process answers."""
+    """A connection to the process of a program."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection
 
     def wait(self) -> None:
-        """Until it is ready; Missing where it never will be."""
+        """Wait until the program is ready.
+
+        Raises:
+            Missing: it is not available.
+        """
         missing = self.received()
         if missing is not None:
             raise Missing(missing)
 
     def __call__(self, *request: Any) -> tuple[Any, float]:
-        """Its answer, and how many seconds that took over there."""
+        """The output for a request, and the seconds that it took in the process."""
         self.connection.send(request)
-        answer, seconds = self.received()
-        return answer, seconds
+        output, seconds = self.received()
+        return output, seconds
 
     def received(self) -> Any:
         try:
             return self.connection.recv()
         except EOFError:
-            raise SystemExit("a program's process came to an end: it says why above") from None
+            raise SystemExit("the process of a program ended; its messages are above") from None
 
 
 @contextmanager
 def started(make: Make, *arguments: Any) -> Iterator[Program]:
-    """A program that is being made: wait for it before the first request."""
-    context = get_context("spawn")  # nothing of this process's threads
+    """Start the process of a program. Call `wait` before the first request."""
+    context = get_context("spawn")  # does not copy the threads of this process
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, make, arguments), daemon=True)
     process.start()
-    there.close()  # so that its end over there is an end here
+    there.close()  # so that recv fails when the process ends
     try:
         yield Program(here)
     finally:
@@ -66,6 +70,7 @@ def started(make: Make, *arguments: Any) -> Iterator[Program]:
 
 
 def serve(connection: Connection[Any, Any], make: Make, arguments: tuple[Any, ...]) -> None:
+    """Handle requests until the connection is closed; runs in the new process."""
     from regard.errors import InputError
 
     try:
@@ -82,6 +87,6 @@ def serve(connection: Connection[Any, Any], make: Make, arguments: tuple[Any, ..
         call = prepare(*request)
         start, calls, seconds = time.perf_counter(), 0, 0.0
         while seconds < LEAST:
-            answer, calls = call(), calls + 1
+            output, calls = call(), calls + 1
             seconds = time.perf_counter() - start
-        connection.send((answer, seconds / calls))
+        connection.send((output, seconds / calls))

@@ -1,6 +1,7 @@
-"""Few rows times a matrix, as a decoding step has it: F.linear beside regard's own way.
+"""Matrix products with few rows, as in a decoding step: F.linear and the product of regard.
 
-Matrices rotate, so that each comes from memory as in a real step, where all layers take turns.
+The matrices rotate, so that each is read from memory, as in a real step, where all layers take
+turns.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from torch.nn import functional as F
 
 from regard.model.linear import product
 
-BYTES = 1e8  # of all matrices of one shape together: more than any cache
+BYTES = 1e8  # of all matrices of one shape together: larger than any cache
 
 
 def seconds(call: Callable[[Tensor], Tensor], matrices: list[Tensor], repeats: int) -> float:
+    """The median time of a call."""
     times = []
-    for i in range(repeats + 3):  # three to warm up
+    for i in range(repeats + 3):  # three calls of warm-up
         start = time.perf_counter()
         call(matrices[i % len(matrices)])
         times.append(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""What all programs have in common: which there are, and how their processes make them."""
+"""The list of programs for a model, and what their processes have in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from regard import ModelConfig, Transformer
 from regard.device import keep_freed_memory
 from regard.predictor import check_int8
 
-PAD, START, END = 0, 1, 2  # the ids of all programs; words begin after them
+PAD, START, END = 0, 1, 2  # token ids in all programs; words follow
 
 
 def entrants(
@@ -26,37 +26,39 @@ def entrants(
     folder: str,
     options: argparse.Namespace,
 ) -> list[Entrant]:
-    """The programs of one model; `folder` has the peers' files."""
+    """The programs for one model; `folder` contains the files of the peers."""
     device, threads = options.device, options.threads or torch.get_num_threads()
     in_torch = [dtype for dtype in options.dtype if dtype != "int8"]
-    found = [
+    programs = [
         Entrant(OURS, dtype, makers[OURS], (config, dtype, device, threads, True))
         for dtype in options.dtype
     ]
     for peer in peers:
         name, make = PEERS[peer][0], makers[OURS if peer == "pytorch" else peer]
         if peer == "pytorch":
-            found += [Entrant(name, d, make, (config, d, device, threads, False)) for d in in_torch]
+            programs += [
+                Entrant(name, d, make, (config, d, device, threads, False)) for d in in_torch
+            ]
         elif peer == "huggingface":
-            found += [Entrant(name, d, make, (config, d, device, threads)) for d in in_torch]
+            programs += [Entrant(name, d, make, (config, d, device, threads)) for d in in_torch]
         else:
-            found += [
+            programs += [
                 Entrant(name, dtype, make, (folder, dtype, threads, workers), workers)
                 for dtype, workers in (("float32", 1), ("int8", 1), ("int8", 2))
                 if workers == 1 or (peer == "ctranslate2" and threads == 2)
             ]
-    return found
+    return programs
 
 
 def begin(threads: int) -> None:
-    """In the process of a program that computes with PyTorch."""
+    """Set up a process that computes with PyTorch."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
-    keep_freed_memory()  # as `regard translate` does; it helps the peers, too
+    keep_freed_memory()  # as in `regard translate`; the peers gain from it as well
 
 
 def our_model(config: ModelConfig, dtype: str, device: str, native: bool) -> Transformer:
-    """With random weights; native=False: all of it by PyTorch."""
+    """A model with random weights; native=False disables the C++ code."""
     if not native:
         os.environ["REGARD_NATIVE"] = "off"
     weights = torch.float32 if dtype == "int8" else getattr(torch, dtype)
@@ -68,7 +70,7 @@ def our_model(config: ModelConfig, dtype: str, device: str, native: bool) -> Tra
 
 
 def ctranslate2_model(kind: str, folder: str, dtype: str, threads: int, workers: int) -> Any:
-    """A Translator, Encoder or Generator. It is Any: CTranslate2 has no types."""
+    """A Translator, Encoder or Generator (Any, because CTranslate2 has no types)."""
     import ctranslate2
 
     def load() -> Any:
@@ -77,12 +79,12 @@ def ctranslate2_model(kind: str, folder: str, dtype: str, threads: int, workers:
             inter_threads=workers, intra_threads=threads // workers,
         )  # fmt: skip
 
-    # What loads int8 is left with a thread pool, and the work itself has another: too many threads
-    # (see processes.py). The pool of a thread that ends is no more.
+    # Loading int8 creates a thread pool in addition to that of the work, which would be too many
+    # threads (see processes.py). The pool is removed when the loading thread ends.
     with ThreadPoolExecutor(1) as loader:
         return loader.submit(load).result()
 
 
 def share(batch: int, workers: int) -> int:
-    """The sentences of each worker."""
+    """The number of sentences of each worker."""
     return -(-batch // workers)

@@ -1,11 +1,11 @@
-"""How the cost grows: time and memory against length, batch, width and layers.
+"""Growth of time and memory with length, batch, width and layers.
 
-Length: one layer of self-attention by every fast engine, one sequence of 256 to 65,536 tokens, all
-of it visible or a window. Batch, width and layers: blocks of an encoder on sequences of 128 tokens.
-Exponents are fitted to the longer half of the points. A step of decoding is timed at tokens 10 and
-200: the difference stands beside the time to read what the cache has grown by.
+Length: one self-attention layer with every fast attention backend, one sequence of 256 to 65,536
+tokens, with full visibility or a window. Batch, width and layers: encoder blocks on sequences of
+128 tokens. Exponents are fitted to the larger half of the points. A decoding step is timed at
+tokens 10 and 200: the difference is compared with the time to read the new part of the cache.
 
-Every part gets a share of --budget; what would take longer is left out, and said.
+Every part gets a share of --budget; points that would take longer are left out and reported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks import ratios
 from benchmarks.limits import bandwidth
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from regard import ModelConfig, Transformer
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
@@ -42,15 +42,15 @@ from regard.model.attention import ENGINES, Plan, Visibility
 from regard.model.transformer import Stack
 
 LENGTHS = [2**k for k in range(8, 17)]
-WIDTH, WINDOW = 64, 64  # of the layer whose length grows
-SEQUENCE = 128  # tokens of each sequence where something else grows
+WIDTH, WINDOW = 64, 64  # of the layer with growing length
+SEQUENCE = 128  # tokens of each sequence in the other measurements
 GROWING = {
     "batch": [1, 2, 4, 8, 16, 32, 64],
     "width": [64, 128, 256, 512, 1024],
     "layers": [1, 2, 4, 8, 16],
 }
-# The exponents of time and memory that may be expected at most. Training with width has the
-# gradients of d x d weights; forward keeps nothing of a layer.
+# Upper bounds of the exponents of time and memory. Training has gradients of d x d weights, hence
+# the exponent of width; the forward pass keeps nothing of a layer.
 THEORY = {
     ("batch", "forward"): (1.0, 1.0),
     ("batch", "training"): (1.0, 1.0),
@@ -60,14 +60,14 @@ THEORY = {
     ("layers", "training"): (1.0, 1.0),
 }
 USUAL = {"batch": 8, "width": 128, "layers": 2}
-EARLY, LATE, AROUND = 10, 200, 3  # steps that are timed, and how many on both sides of them
-ENOUGH = 0.3  # seconds that a pass is repeated for, where it is short
-UNSURE = 0.1  # the standard error of an exponent: more is not growth but the machine
-PASSES_OF_A_POINT = 4  # two to weigh it, two at least to time it
+EARLY, LATE, AROUND = 10, 200, 3  # timed steps, and the number of steps on both sides of them
+ENOUGH = 0.3  # seconds for which short passes are repeated
+UNSURE = 0.1  # standard error of an exponent above which it is not counted
+PASSES_OF_A_POINT = 4  # two for its memory, at least two for its time
 
 
-Measure = Callable[[float], tuple[list["Point"], str]]  # from its share of the budget
-Job = tuple[str, Measure, tuple[float, float], int]  # exponents at most; parts of the budget
+Measure = Callable[[float], tuple[list["Point"], str]]  # from its share of the budget, in seconds
+Job = tuple[str, Measure, tuple[float, float], int]  # bounds of the exponents; parts of the budget
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Point:
 
 
 class Attention(Layer):
-    """One layer of self-attention by one engine."""
+    """One self-attention layer with one attention backend."""
 
     def __init__(self, engine: str, window: bool, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__("restricted" if window else "attention", WIDTH, WINDOW, 3, device, dtype)
@@ -89,7 +89,7 @@ class Attention(Layer):
 
 
 class Blocks(Layer):
-    """Layers of an encoder on sequences of equal length."""
+    """Encoder blocks on sequences of equal length."""
 
     def __init__(self, layers: int, width: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__("attention", width, WINDOW, 3, device, dtype)
@@ -107,14 +107,14 @@ class Blocks(Layer):
 
 def measured(layer: Layer, n: int, size: int, which: str) -> Point:
     one = Pass(layer, n, which == "training")
-    memory = one.memory()  # first, since memory that is kept afterwards would hide what is taken
+    memory = one.memory()  # first, because memory that is kept afterwards would hide the peak
     return Point(size, one.seconds(ENOUGH), memory)
 
 
 def by_length(
     engine: str, window: bool, which: str, where: tuple[torch.device, torch.dtype], share: float
 ) -> tuple[list[Point], str]:
-    """The points of one engine, as far as share (seconds) and memory allow; what is left out."""
+    """The points of one backend, as far as time (share) and memory allow, and what is left out."""
     layer, points, spent = Attention(engine, window, *where), list[Point](), 0.0
     for n in LENGTHS:
         grown = 1.0 if not points else (n / points[-1].size) ** (1 if window else 2)
@@ -144,9 +144,9 @@ def by_size(
 
 
 def show(
-    work: str, points: Sequence[Point], expected: tuple[float, float], left_out: str, book: Book
+    work: str, points: Sequence[Point], expected: tuple[float, float], left_out: str, log: RatioLog
 ) -> None:
-    """The last point, and the exponents of the longer half beside those that were expected."""
+    """Print the last point and the exponents of the larger half, and log them with their bounds."""
     tail = points[len(points) // 2 :] if len(points) > 3 else points
     sizes = [p.size for p in tail]
     line = f"  {work:40}"
@@ -162,11 +162,11 @@ def show(
         if fit is not None:
             line += f" {name} ~ {fit} (at most {most:g})"
             if fit.error is not None and fit.error > UNSURE:
-                line += " NOT QUIET: it does not count;"
+                line += " NOISY: not counted;"
                 continue
-            book.add(
+            log.add(
                 f"{work}: {name}",
-                book.options.dtype,
+                log.options.dtype,
                 fit.exponent,
                 "exponent",
                 "theory",
@@ -176,21 +176,21 @@ def show(
     print(f"{line} {left_out}".rstrip(), flush=True)
 
 
-def decoding(device: torch.device, dtype: torch.dtype, book: Book) -> None:
-    """What a step costs early and late, by the engine that a search takes here."""
+def decoding(device: torch.device, dtype: torch.dtype, log: RatioLog) -> None:
+    """The time of an early and a late step, with the default decoding engine."""
     batch, repeats = 32, 3
     config = ModelConfig.preset("base", vocabulary_size=1000, dropout=0.0)
     model = Transformer(config).eval().to(device, dtype)
     requests = [Request(source=[5] * 20, limit=LATE + AROUND + 1)] * batch
     options = DecodingConfig(beam=1, min_length=LATE + AROUND + 1)
-    found: dict[int, list[float]] = {EARLY: [], LATE: []}
+    timed: dict[int, list[float]] = {EARLY: [], LATE: []}
     for repeat in range(repeats + 1):
         for step, seconds in steps(Search(model, requests, options), device):
-            for place, times in found.items():
+            for place, times in timed.items():
                 if repeat and abs(step - place) <= AROUND:
                     times.append(seconds)
-    early, late = (statistics.median(found[place]) for place in (EARLY, LATE))
-    # One key and one value for each head of each layer, of each sentence, for each step.
+    early, late = (statistics.median(timed[place]) for place in (EARLY, LATE))
+    # One key and one value per head, layer, sentence and step.
     token = 2 * config.decoder_layers * config.heads * config.head_size * dtype.itemsize * batch
     grown = token * (LATE - EARLY)
     reading = grown / bandwidth(2**28, device)
@@ -199,15 +199,15 @@ def decoding(device: torch.device, dtype: torch.dtype, book: Book) -> None:
         f"ms at token {LATE}: {1e3 * (late - early):+.3f} ms; the cache grew by "
         f"{grown / 2**20:.1f} MiB, which take {1e3 * reading:.3f} ms to read"
     )
-    # in milliseconds: what a late step may take, if it only has to read more
-    book.add(
-        f"a step at token {LATE}, batch {batch}", book.options.dtype, 1e3 * late, "ms",
+    # in milliseconds: the bound of a late step is an early step plus reading the new entries
+    log.add(
+        f"a step at token {LATE}, batch {batch}", log.options.dtype, 1e3 * late, "ms",
         f"token {EARLY} and reading the cache", 1e3 * (early + reading), None,
     )  # fmt: skip
 
 
 def steps(search: Search, device: torch.device) -> Iterator[tuple[int, float]]:
-    """The number of each step, from 1, and its seconds."""
+    """The number of each step, from 1, and its time in seconds."""
     start = time.perf_counter()
     for number, _ in enumerate(search, start=1):
         synchronise(device)
@@ -217,8 +217,8 @@ def steps(search: Search, device: torch.device) -> Iterator[tuple[int, float]]:
 
 
 def engines(device: torch.device) -> list[str]:
-    """The fast ones that run here."""
-    found = []
+    """The fast attention backends that run here."""
+    available = []
     for name in ENGINES:
         if name not in ("auto", REFERENCE):
             try:
@@ -227,20 +227,20 @@ def engines(device: torch.device) -> list[str]:
             except (InputError, ImportError, RuntimeError, AssertionError) as error:
                 print(f"  {name} is skipped: {str(error).splitlines()[0]}")
             else:
-                found.append(name)
-    return found
+                available.append(name)
+    return available
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks scaling", description=__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--budget", type=float, default=180.0, help="seconds, about")
+    parser.add_argument("--budget", type=float, default=180.0, help="approximate time in seconds")
     ratios.add_options(parser)
     options = parser.parse_args(arguments)
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    book = Book("scaling", arguments, options, options.device)
-    print(f"{book.hardware}, {options.dtype}; y ~ size^exponent")
+    log = RatioLog("scaling", arguments, options, options.device)
+    print(f"{log.hardware}, {options.dtype}; y ~ size^exponent")
     fast = engines(device)
     where = device, dtype
     jobs: list[Job] = []
@@ -249,7 +249,7 @@ def main(arguments: list[str]) -> int:
             seen = f", window {WINDOW}" if window else ""
             measure: Measure = partial(by_length, engine, window, which, where)
             exponents = (1.0 if window else 2.0, 1.0)
-            part = 1 if window or which == "training" else 2  # all lengths of the forward pass
+            part = 1 if window or which == "training" else 2  # the forward pass reaches all lengths
             jobs.append((f"attention by {engine}{seen}, {which}", measure, exponents, part))
     for (what, which), most in THEORY.items():
         measure = partial(by_size, what, which, where)
@@ -259,10 +259,10 @@ def main(arguments: list[str]) -> int:
         task = bar.add_task("measuring", total=total + 1)
         for work, measure, expected, part in jobs:
             points, left_out = measure(options.budget * part / total)
-            show(work, points, expected, left_out, book)
+            show(work, points, expected, left_out, log)
             bar.advance(task, part)
         if device.type == "cpu":
-            keep_freed_memory()  # not before: what is kept would hide what a pass takes
-        decoding(device, dtype, book)
+            keep_freed_memory()  # not before: memory that is kept would hide the peak of a pass
+        decoding(device, dtype, log)
         bar.advance(task)
-    return book.close()
+    return log.close()

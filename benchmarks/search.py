@@ -1,14 +1,14 @@
-"""The search index: making it, searching it, and how much of the memory's speed a query reaches.
+"""The search index: building it, querying it, and the fraction of the memory bandwidth of a query.
 
-The vectors are random, seeded and of length 1, so no model is needed. An exact query has to read
-every vector once: the time that takes at the memory's speed, measured in the same run, is the
-floor below which it cannot go. The peer is what one would write without an index: numpy's product
-of all vectors with the query, and argpartition.
+The vectors are random unit vectors with a fixed seed, so no model is needed. An exact query has to
+read every vector once: the time for that at the memory bandwidth, measured in the same run, is the
+lower bound. The peer is a query without an index: the numpy product of all vectors with the query,
+and argpartition.
 
-Cold is the first query when the system holds nothing of the files; mapped is the first of a new
-process when it does; warm are those that follow. Each figure comes from a process of its own, so
-that its peak of memory is its own; what of it is the mapped file, the system takes back when others
-need it.
+Cold is the first query when no part of the files is in memory; mapped is the first query of a new
+process when the files are in memory; warm are the following queries. Each figure comes from its own
+process, with its own peak of memory. The part of the peak that is the mapped file can be reclaimed
+by the system.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from regard.tasks.index import FILES, VECTORS, build_index, open_index
 
 BATCH = 32  # queries at once
-BANDWIDTH = 2**30  # bytes that are read to measure it: more than any cache
+BANDWIDTH = 2**30  # bytes that are read to measure it: larger than any cache
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,18 +41,18 @@ T = TypeVar("T")
 
 @dataclass
 class Built:
-    seconds: float  # without making up the vectors
+    seconds: float  # without generating the vectors
     peak: int  # bytes
 
 
 @dataclass
 class Searched:
     warm: list[float]  # seconds
-    speeds: list[float]  # of reading a large array, by one thread or by all, in bytes a second
+    speeds: list[float]  # of reading a large array, with one thread or all, in bytes per second
     batch: list[float]
     peer: list[float]
     peak: int  # bytes
-    of_file: int  # bytes of the peak, that belong to the mapped file
+    of_file: int  # bytes of the peak that belong to the mapped file
 
 
 def unit_vectors(count: int, size: int, random: np.random.Generator) -> NDArray[np.float32]:
@@ -77,7 +77,7 @@ def build(folder: Path, documents: Path, size: int, seed: int) -> Built:
 
 
 def first(folder: Path, top: int, seed: int, cold: bool) -> float:
-    """The seconds of the first query of a process; not a number where it cannot be made cold."""
+    """The seconds of the first query of a process; NaN if the file cache cannot be emptied."""
     if cold and not forget(folder):
         return float("nan")
     query = queries(folder, seed)[:1]
@@ -87,7 +87,7 @@ def first(folder: Path, top: int, seed: int, cold: bool) -> float:
 def search(folder: Path, top: int, seed: int, repeats: int, threads: int) -> Searched:
     index, some = open_index(folder), queries(folder, seed)
     one = some[:1]
-    best = [hit.line - 1 for hit in index.search(one, top)[0]]  # no line is blank
+    best = [hit.line - 1 for hit in index.search(one, top)[0]]  # no line is empty
     index.search(some, top)
     most, of_file = peak(), mapped_bytes()
     batch = [seconds(lambda: index.search(some, top)) for _ in range(max(3, repeats // 3))]
@@ -96,7 +96,7 @@ def search(folder: Path, top: int, seed: int, repeats: int, threads: int) -> Sea
         array = np.ones(BANDWIDTH // 4, np.float32)
         parts = np.split(array, 64)
         reads = [lambda: array.max(), lambda: list(pool.map(np.max, parts))]
-        for _ in range(repeats):  # in turn, so that both see the machine equally busy
+        for _ in range(repeats):  # in turn, so that other load affects both equally
             warm.append(seconds(lambda: index.search(one, top)))
             speeds.append(BANDWIDTH / min(map(seconds, reads)))
     mapped: NDArray[np.float32] = np.memmap(folder / VECTORS, np.dtype("<f4"), "r")
@@ -124,7 +124,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def forget(folder: Path) -> bool:
-    """Have the system drop what it holds of the files; whether it can be asked to."""
+    """Remove the files from the file cache. Returns whether the system supports it."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for name in FILES:
@@ -140,7 +140,7 @@ def peak() -> int:
 
 
 def mapped_bytes() -> int:
-    """How much of the memory of this process is files, where the system says so."""
+    """The part of the memory of this process that is mapped files, if the system provides it."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else []:
         if line.startswith("RssFile:"):
@@ -164,7 +164,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--folder", type=Path, help="where to write (default: temporary files)")
     options = parser.parse_args(arguments)
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(options.threads)  # of the processes that are started
+        os.environ[name] = str(options.threads)  # for the processes that are started
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         documents = Path(temporary) / "documents.txt"
         with documents.open("w") as file:
@@ -172,30 +172,30 @@ def main(arguments: list[str]) -> None:
         for size in options.size:
             folder = Path(temporary) / str(size)
             built = alone(build, folder, documents, size, 0)
-            found = alone(search, folder, options.top, 0, options.repeats, options.threads)
+            searched = alone(search, folder, options.top, 0, options.repeats, options.threads)
             mapped, cold = (alone(first, folder, options.top, 0, cold) for cold in (False, True))
             print(f"{options.lines:,} lines, vectors of {size}, the best {options.top}")
-            show(folder, built, found, options.lines * size)
+            show(folder, built, searched, options.lines * size)
             print(f"  mapped     {mapped * 1e3:7.1f} ms")
             print(f"  cold       {cold * 1e3:7.1f} ms", flush=True)
 
 
-def show(folder: Path, built: Built, found: Searched, numbers: int) -> None:
+def show(folder: Path, built: Built, searched: Searched, numbers: int) -> None:
     total = sum(path.stat().st_size for path in folder.iterdir())
-    floor, least = (numbers * 4 / speed(found.speeds) for speed in (statistics.median, max))
-    warm, batch, peer = map(statistics.median, (found.warm, found.batch, found.peer))
+    floor, least = (numbers * 4 / speed(searched.speeds) for speed in (statistics.median, max))
+    warm, batch, peer = map(statistics.median, (searched.warm, searched.batch, searched.peer))
     print(
-        f"  index      {total / 1e6:,.0f} MB, made in {built.seconds:.1f} s besides the embedding, "
-        f"peak {built.peak / 2**20:,.0f} MiB"
+        f"  index      {total / 1e6:,.0f} MB, built in {built.seconds:.1f} s without "
+        f"the embedding, peak {built.peak / 2**20:,.0f} MiB"
     )
     print(f"  floor      {floor * 1e3:7.1f} ms (best {least * 1e3:.1f}): ", end="")
     print(f"the vectors, read at {numbers * 4 / floor / 1e9:.1f} GB/s")
-    print(f"  warm query {warm * 1e3:7.1f} ms (best {min(found.warm) * 1e3:.1f}): ", end="")
-    print(f"{floor / warm:.0%} of the memory's speed (best {least / min(found.warm):.0%})")
+    print(f"  warm query {warm * 1e3:7.1f} ms (best {min(searched.warm) * 1e3:.1f}): ", end="")
+    print(f"{floor / warm:.0%} of the memory's speed (best {least / min(searched.warm):.0%})")
     print(f"  numpy      {peer * 1e3:7.1f} ms: {peer / warm:.1f} times as long")
     print(f"  {BATCH} queries {batch * 1e3:7.1f} ms: {batch / BATCH * 1e3:.1f} ms each", end="")
     print(f", {2 * BATCH * numbers / batch / 1e9:.0f} GFLOP/s")
     print(
-        f"  memory     {found.peak / 2**20:,.0f} MiB at most, "
-        f"{found.of_file / 2**20:,.0f} of them the mapped files"
+        f"  memory     {searched.peak / 2**20:,.0f} MiB at most, "
+        f"{searched.of_file / 2**20:,.0f} of them the mapped files"
     )

@@ -1,4 +1,4 @@
-"""Sentence pairs of uneven length."""
+"""Random sentence pairs of different lengths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from regard import ModelConfig
 
 MEAN, LONGEST = 26, 100  # tokens of a sentence, log-normal
-POOL = 40  # batches to choose from: the more, the more alike the sentences of a sorted batch
+POOL = 40  # batches to choose from; with more, the lengths in a sorted batch are more similar
 
 
 def batches(
@@ -18,8 +18,9 @@ def batches(
 ) -> list[tuple[list[Tensor], list[Tensor]]]:
     """`number` batches of about `tokens` real target tokens, as (sources, targets).
 
-    sort: a batch holds sentences of similar length, as every toolkit that pads does it;
-    otherwise they come as they come.
+    Args:
+        sort: batches contain sentences of similar length, as in every toolkit that pads; otherwise
+            the order is random.
     """
     random = torch.Generator().manual_seed(seed)
     count = max(number, POOL) * tokens // MEAN

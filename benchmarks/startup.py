@@ -1,10 +1,10 @@
-"""From the command to the first optimiser step: `regard train` as a user starts it.
+"""The time from the command `regard train` to the first optimiser step.
 
-Each run is a process of its own on the built-in corpus, watched from outside: the first line of
-its metrics file is written right after the first step, and then it is ended. Cold: nothing is
-cached, so that the vocabulary is learned, the corpus tokenised and what is native compiled. Warm:
-the caches are those of the run before. No command that trains with PyTorch can be faster than
-importing it, which is measured in the same run. Options after `--` go to `regard train`.
+Each run is a new process on the built-in corpus: its metrics file gets its first line right after
+the first step, and then the process is ended. Cold: nothing is cached, so the vocabulary is
+learned, the corpus tokenised and the C++ code compiled. Warm: the caches of the previous run. The
+peer is the time to import PyTorch, measured in the same run. Options after `--` are passed to
+`regard train`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import time
 from pathlib import Path
 
 from benchmarks import ratios
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from regard.cli.demo import write_corpus
 
 CACHES = ("REGARD_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-LONGEST = 600.0  # seconds that a first step may take
-POLL = 0.005  # seconds
+LONGEST = 600.0  # time limit for the first step, in seconds
+POLL = 0.005  # seconds between two checks
 
 
 def first_step(command: list[str], run: Path, environment: dict[str, str]) -> float:
-    """Seconds until the run at this folder has made a step."""
+    """Start a training in the folder `run` and return the seconds until its first step."""
     metrics = run / "metrics.jsonl"
     start = time.perf_counter()
     process = subprocess.Popen([*command, "--out", str(run)], env=environment)
     try:
         while not (metrics.exists() and metrics.stat().st_size):
             if process.poll() is not None or time.perf_counter() - start > LONGEST:
-                raise SystemExit(f"{' '.join(command)} made no step in {LONGEST:.0f} s")
+                raise SystemExit(f"{' '.join(command)} made no step within {LONGEST:.0f} s")
             time.sleep(POLL)
         return time.perf_counter() - start
     finally:
@@ -44,6 +44,7 @@ def first_step(command: list[str], run: Path, environment: dict[str, str]) -> fl
 
 
 def importing() -> float:
+    """Seconds that a new process needs to import PyTorch."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.perf_counter() - start
@@ -57,10 +58,10 @@ def main(arguments: list[str]) -> int:
     ratios.add_options(parser)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, passed_on = parser.parse_args(arguments[:end]), arguments[end + 1 :]
-    book = Book("startup", arguments, options, options.device)
-    importing()  # from the disk, once
-    least = statistics.median(importing() for _ in range(options.repeats))
-    print(f"importing torch takes {least:.2f} s")
+    log = RatioLog("startup", arguments, options, options.device)
+    importing()  # fills the file cache
+    peer = statistics.median(importing() for _ in range(options.repeats))
+    print(f"importing torch takes {peer:.2f} s")
     for preset in options.presets:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
@@ -77,8 +78,8 @@ def main(arguments: list[str]) -> int:
             ]
         for kind, seconds in (("cold", times[0]), ("warm", statistics.median(times[1:]))):
             print(f"  {preset}, caches {kind}: {seconds:.2f} s to the first step", flush=True)
-            book.add(
-                f"{preset}, caches {kind}", "its own", seconds, "s", "importing torch", least,
-                least / seconds,
+            log.add(
+                f"{preset}, caches {kind}", "its own", seconds, "s", "importing torch", peer,
+                peer / seconds,
             )  # fmt: skip
-    return book.close()
+    return log.close()

@@ -1,10 +1,9 @@
-"""One training step (forward, loss, backward, Adam) beside its peers, on the same sentences.
+"""One training step (forward, loss, backward, Adam) compared with peers on the same sentences.
 
-All have the same sizes, tied embeddings, dropout, label smoothing and sentences, and compute the
-loss of the same real target tokens. Peers are padded, as their users run them, in batches of
-similar lengths. Steps alternate between the programs and their precisions, so that whatever else
-the machine does hits them all; the memory setting that `regard train` makes for itself helps the
-peers here too.
+All programs have the same sizes, tied embeddings, dropout, label smoothing and sentences, and
+compute the loss of the same real target tokens. The peers pad batches of similar lengths, as their
+users do. Steps alternate between the programs and precisions, so that other load on the machine
+affects all of them. The memory setting of `regard train` also applies to the peers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.nn import functional as F
 from benchmarks import ratios
 from benchmarks.compare import Entrant, busy_others, show, ticks
 from benchmarks.limits import best_peak
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from benchmarks.sentences import batches
 from regard import ModelConfig, Packed, Transformer
 from regard.device import keep_freed_memory, synchronise
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import MarianConfig
 
 SMOOTHING = 0.1
-TOKENS, USUAL_TOKENS = {"base": 2048}, 4096  # real target tokens of a batch
+TOKENS, USUAL_TOKENS = {"base": 2048}, 4096  # real target tokens per batch
 VOCABULARIES, USUAL_VOCABULARY = {"base": 37_000}, 10_000
 Step = Callable[[list[Tensor], list[Tensor]], Tensor]  # sources, targets -> loss
 
@@ -52,8 +51,8 @@ class PyTorch(nn.Module):
             c.d_model, c.heads, c.encoder_layers, c.decoder_layers, c.d_ff, c.dropout,
             batch_first=True, norm_first=c.norm_first,
         )  # fmt: skip
-        # It has dropout on attention weights and inside the feed-forward network as well; the
-        # paper and regard's default have not, so it is spared that work.
+        # nn.Transformer also has dropout on attention weights and inside the feed-forward network;
+        # the paper and the defaults of regard do not, so it is disabled.
         for module in self.transformer.modules():
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
@@ -68,7 +67,7 @@ class PyTorch(nn.Module):
         return F.dropout(x, self.dropout, self.training)
 
     def forward(self, source: Tensor, target: Tensor, holes: tuple[Tensor, Tensor]) -> Tensor:
-        """source[B, S], target[B, T], where the padding is -> logits[B, T, V]."""
+        """source[B, S], target[B, T], masks of the padding -> logits[B, T, V]."""
         causal = nn.Transformer.generate_square_subsequent_mask(target.shape[1], target.device)
         x = self.transformer(
             self.embed(source), self.embed(target),
@@ -80,7 +79,7 @@ class PyTorch(nn.Module):
 
 
 def marian_config(config: ModelConfig, end: int = 1, use_cache: bool = False) -> MarianConfig:
-    """Hugging Face's words for the sizes of a model of ours; `end`: the id of the end token."""
+    """The Hugging Face configuration for the sizes of a model; `end` is the id of the end token."""
     from transformers import MarianConfig
 
     c = config
@@ -102,7 +101,7 @@ class Marian(nn.Module):
         super().__init__()
         from transformers import MarianMTModel
 
-        # its attention is PyTorch's fused kernel by default
+        # by default, its attention is the fused kernel of PyTorch
         self.model = MarianMTModel(marian_config(config))
 
     def forward(self, source: Tensor, target: Tensor, holes: tuple[Tensor, Tensor]) -> Tensor:
@@ -114,15 +113,15 @@ class Marian(nn.Module):
 
 def padded_step(model: nn.Module, device: torch.device) -> Step:
     def pad(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """[B, T] tokens and where the padding is."""
+        """Padded tokens[B, T] and the mask of the padding."""
         tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-100).to(device)
         return tokens.clamp(min=0), tokens < 0
 
     def step(sources: list[Tensor], targets: list[Tensor]) -> Tensor:
         (source, no_source), (target, no_target) = pad(sources), pad(targets)
         logits = model(source, target, (no_source, no_target)).flatten(0, 1)
-        wanted = target.masked_fill(no_target, -100).flatten()
-        return F.cross_entropy(logits, wanted, label_smoothing=SMOOTHING)
+        labels = target.masked_fill(no_target, -100).flatten()
+        return F.cross_entropy(logits, labels, label_smoothing=SMOOTHING)
 
     return step
 
@@ -137,7 +136,7 @@ def packed_step(model: Transformer, device: torch.device) -> Step:
     return step
 
 
-def run(preset: str, options: argparse.Namespace, book: Book) -> None:
+def run(preset: str, options: argparse.Namespace, log: RatioLog) -> None:
     device = torch.device(options.device)
     vocabulary = options.vocabulary or VOCABULARIES.get(preset, USUAL_VOCABULARY)
     tokens = options.tokens or TOKENS.get(preset, USUAL_TOKENS)
@@ -158,7 +157,7 @@ def run(preset: str, options: argparse.Namespace, book: Book) -> None:
     before, own = ticks(), time.process_time()
     for repeat in range(options.repeats + 1):
         for sources, targets in made:
-            for entrant, taken in times.items():
+            for entrant, seconds in times.items():
                 step, optimiser = programs[entrant.name]
                 dtype = getattr(torch, entrant.dtype)
                 synchronise(device)
@@ -170,21 +169,21 @@ def run(preset: str, options: argparse.Namespace, book: Book) -> None:
                 optimiser.zero_grad(set_to_none=True)
                 synchronise(device)
                 assert loss.isfinite(), entrant.label
-                if repeat:  # the first round warms up
-                    taken.append(time.perf_counter() - start)
+                if repeat:  # the first round is the warm-up
+                    seconds.append(time.perf_counter() - start)
     others = busy_others(before, time.process_time() - own)
     rows = [(Packed.of(sources), Packed.of(targets)) for sources, targets in made]
-    # the work is the same for all: so many operations for so many real target tokens
+    # the operations and the real target tokens are the same for all programs
     work = sum(operations(config, source.lengths, target.lengths) for source, target in rows)
     real = sum(len(target.tokens) for _, target in rows)
     padding = sum(len(target) * max(target.lengths) for _, target in rows) / real - 1
     kind = "shuffled" if options.shuffled else "similar lengths"
     print(
-        f"{preset}, vocabulary {vocabulary:,}, {book.hardware}, {real // len(made):,} real target "
+        f"{preset}, vocabulary {vocabulary:,}, {log.hardware}, {real // len(made):,} real target "
         f"tokens a batch ({kind}; padding adds {padding:.0%} for the peers)"
     )
     limits = {dtype: real / (work / best_peak(device, dtype)) for dtype in options.dtype}
-    show(f"{preset}, {tokens:,} tokens", times, real / len(made), limits, book, others)
+    show(f"{preset}, {tokens:,} tokens", times, real / len(made), limits, log, others)
 
 
 def main(arguments: list[str]) -> int:
@@ -201,8 +200,8 @@ def main(arguments: list[str]) -> int:
     )
     ratios.add_options(parser)
     options = parser.parse_args(arguments)
-    book = Book("step", arguments, options, options.device)
+    log = RatioLog("step", arguments, options, options.device)
     keep_freed_memory()
     for preset in options.presets:
-        run(preset, options, book)
-    return book.close()
+        run(preset, options, log)
+    return log.close()

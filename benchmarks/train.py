@@ -1,11 +1,11 @@
-"""Training on a GPU: the trainer's own step beside its peers, on the same batches.
+"""Training on a GPU: one step of the trainer compared with peers on the same batches.
 
-regard is `Trainer.step` as `regard train` runs it (batch, forward, loss, backward, clipping, Adam,
-figures), its peers forward, loss, backward, clipping and fused Adam as their users write them,
-padded. All have the same sizes, dropout, label smoothing and sentences of similar lengths in a
-batch, and are asked the same real tokens. Nobody waits for the GPU between two steps; a round is
-all batches several times, since at its end everybody waits. Memory is the most that the allocator
-took of the GPU after the first round: what a recording uses it does not count as allocated.
+regard runs `Trainer.step`, as `regard train` does (batch, forward, loss, backward, clipping, Adam,
+metrics). The peers run forward, loss, backward, clipping and fused Adam on padded batches, as their
+users do. All have the same sizes, dropout, label smoothing, real tokens, and sentences of similar
+lengths in a batch. No program waits for the GPU between two steps; a round is several passes over
+all batches, and all programs wait at its end. Memory is the peak that the allocator reserved after
+the first round, because memory in the pool of a CUDA graph does not count as allocated.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from torch.nn import functional as F
 
 from benchmarks import ratios
 from benchmarks.compare import Entrant, show
+from benchmarks.decoder_programs import gpt2_config
 from benchmarks.generators import gpt2_small
 from benchmarks.limits import best_peak
-from benchmarks.ratios import Book
+from benchmarks.ratios import RatioLog
 from benchmarks.sentences import batches
 from benchmarks.step import SMOOTHING, Marian, PyTorch, padded_step
-from benchmarks.writers import gpt2_config
 from regard import ModelConfig, Transformer
 from regard.config.sections import Config
 from regard.model.parameters import operations
@@ -45,7 +45,7 @@ from regard.training.losses import Batch, Loss, token_loss
 from regard.training.progress import Progress
 from regard.training.trainer import Trainer
 
-CONTEXT, SEQUENCES = 1024, 16  # of GPT-2's shape
+CONTEXT, SEQUENCES = 1024, 16  # for the shape of GPT-2
 PASSES = 5  # over all batches in a round
 Made = list[tuple[list[Tensor], list[Tensor]]]  # batches of sources (or nothing) and targets
 Round = Callable[[], None]
@@ -53,7 +53,7 @@ DEVICE = torch.device("cuda")
 
 
 class Sentences:
-    """The task of these batches, for the trainer."""
+    """A task for the trainer that provides the given batches."""
 
     name: ClassVar[str] = "translate"
     counted: ClassVar[int] = -1
@@ -81,7 +81,7 @@ class Sentences:
 
 
 class Given:
-    """Rows that are the batches, again and again."""
+    """A batch sampler that repeats the given batches."""
 
     def __init__(self, made: Made, budgets: list[int]) -> None:
         bounds = np.cumsum([0] + [len(targets) for _, targets in made])
@@ -132,7 +132,7 @@ class GPT2(nn.Module):
 
 
 def square_step(model: nn.Module) -> Callable[[list[Tensor], list[Tensor]], Tensor]:
-    """Sequences that all have the same length."""
+    """A step on sequences of equal length."""
 
     def step(_: list[Tensor], targets: list[Tensor]) -> Tensor:
         tokens = torch.stack(targets).to(DEVICE, non_blocking=True)
@@ -163,23 +163,23 @@ def peer(model: nn.Module, made: Made, dtype: str, compiled: bool) -> Round:
 
 
 def measure(steps: Round, repeats: int) -> tuple[list[float], float, float]:
-    """Seconds that all batches took in each round, seconds of the first time, and the most memory,
-    in GiB."""
+    """Seconds of a pass over all batches in each round, seconds of the first pass, and the peak
+    memory in GiB."""
     start = time.perf_counter()
     steps()
     torch.cuda.synchronize()
     first = time.perf_counter() - start
-    steps()  # for those that compile again when a size changes
+    steps()  # some programs compile again when a size changes
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    taken = []
+    rounds = []
     for _ in range(repeats):
         start = time.perf_counter()
         for _ in range(PASSES):
             steps()
         torch.cuda.synchronize()
-        taken.append((time.perf_counter() - start) / PASSES)
-    return taken, first, torch.cuda.max_memory_reserved() / 2**30
+        rounds.append((time.perf_counter() - start) / PASSES)
+    return rounds, first, torch.cuda.max_memory_reserved() / 2**30
 
 
 def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Made]:
@@ -196,7 +196,7 @@ def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Made]
     return config, batches(config, options.tokens, options.batches, sort=True)
 
 
-def run(name: str, options: argparse.Namespace, book: Book) -> None:
+def run(name: str, options: argparse.Namespace, log: RatioLog) -> None:
     config, made = shape_of(name, options)
     real = sum(len(x) for _, targets in made for x in targets)
     work = sum(
@@ -205,7 +205,7 @@ def run(name: str, options: argparse.Namespace, book: Book) -> None:
     )
     kinds: Sequence[type[nn.Module]] = [GPT2] if name == "gpt2" else [PyTorch, Marian]
     times: dict[Entrant, list[float]] = {}
-    most: dict[str, float] = {}
+    peak: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         makers: list[tuple[str, Callable[[], Round]]] = [
             ("regard", lambda: regard(config, made, options.dtype, Path(folder)))
@@ -221,31 +221,29 @@ def run(name: str, options: argparse.Namespace, book: Book) -> None:
 
                 makers.append((label, make))
         for label, maker in makers:
-            taken, first, most[label] = measure(maker(), options.repeats)
-            times[Entrant(label, options.dtype)] = [t / len(made) for t in taken]
+            rounds, first, peak[label] = measure(maker(), options.repeats)
+            times[Entrant(label, options.dtype)] = [t / len(made) for t in rounds]
             print(
-                f"  {label:25} {min(taken) / len(made) * 1e3:7.2f} ms a step, most memory "
-                f"{most[label]:.1f} GiB, first round {first:.1f} s",
+                f"  {label:25} {min(rounds) / len(made) * 1e3:7.2f} ms per step, peak memory "
+                f"{peak[label]:.1f} GiB, first round {first:.1f} s",
                 flush=True,
             )
             gc.collect()
             torch.cuda.empty_cache()
             torch._dynamo.reset()
-    print(f"{name}, {book.hardware}, {real // len(made):,} real target tokens a step")
+    print(f"{name}, {log.hardware}, {real // len(made):,} real target tokens per step")
     limits = {options.dtype: real / (work / best_peak(DEVICE, options.dtype))}
     tokens = f"{SEQUENCES} x {CONTEXT:,}" if name == "gpt2" else f"{options.tokens:,}"
-    show(f"{name}, {tokens} tokens", times, real / len(made), limits, book)
-    ours = most.pop("regard")
-    for label, theirs in most.items():
-        book.add(
-            f"{name}, {tokens} tokens: memory", options.dtype, ours, "GiB", label, theirs, None
-        )
+    show(f"{name}, {tokens} tokens", times, real / len(made), limits, log)
+    ours = peak.pop("regard")
+    for label, theirs in peak.items():
+        log.add(f"{name}, {tokens} tokens: memory", options.dtype, ours, "GiB", label, theirs, None)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks train", description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["base", "gpt2"])
-    parser.add_argument("--tokens", type=int, default=25_000, help="real target tokens a step")
+    parser.add_argument("--tokens", type=int, default=25_000, help="real target tokens per step")
     parser.add_argument("--vocabulary", type=int, default=37_000)
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
@@ -256,7 +254,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("there is no GPU here; for a CPU: python -m benchmarks step")
-    book = Book("train", arguments, options, "cuda")
+    log = RatioLog("train", arguments, options, "cuda")
     for name in options.shapes:
-        run(name, options, book)
-    return book.close()
+        run(name, options, log)
+    return log.close()

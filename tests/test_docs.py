@@ -1,9 +1,6 @@
 """What the documents point at is there, and what they show runs."""
 
 import re
-import subprocess
-import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,24 +13,12 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 def test_every_link_and_every_file_that_is_named_exists(document):
     text = document.read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
-    named = re.findall(r"`((?:src|tests|docs|benchmarks)/[\w./]+)`", text)
+    named = re.findall(r"`((?:src|tests|docs|benchmarks|experiments|tools)/[\w./]+)`", text)
     missing = [link for link in links if not (document.parent / link).exists()]
-    missing += [name for name in named if "VERB" not in name and not (ROOT / name).exists()]
+    missing += [
+        name for name in named if not re.search("VERB|NAME", name) and not (ROOT / name).exists()
+    ]
     assert not missing
-
-
-def test_the_results_are_what_their_script_writes(tmp_path):
-    made = tmp_path / "results.md"
-    command = [sys.executable, "-m", "benchmarks", "results", "write", "--out", made]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert made.read_text(encoding="utf-8") == (ROOT / "docs/results.md").read_text("utf-8")
-
-
-def test_the_performance_page_is_what_its_script_writes(tmp_path):
-    made = tmp_path / "performance.md"
-    command = [sys.executable, "-m", "benchmarks", "performance", "--out", made]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert made.read_text(encoding="utf-8") == (ROOT / "docs/performance.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/python.md", "docs/box.md"])
@@ -43,18 +28,6 @@ def test_the_python_of_a_document_runs(name, capsys):
     for block in blocks:
         exec(compile(block, name, "exec"), {})
     assert capsys.readouterr().out
-
-
-def test_the_configuration_reference_is_what_the_dataclasses_say():
-    from benchmarks.configuration import SECTIONS, document
-
-    assert (ROOT / "docs/configuration.md").read_text("utf-8") == document()
-    for section, cls in SECTIONS.items():
-        for field in fields(cls):
-            [row] = [
-                line for line in document().splitlines() if f"| `{section}.{field.name}` " in line
-            ]
-            assert not row.endswith("|  |"), f"no comment beside {section}.{field.name}"
 
 
 def test_every_name_of_the_walk_through_the_paper_is_where_it_says():

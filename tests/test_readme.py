@@ -8,7 +8,8 @@ test` are not run here: test_demo.py has the first, and the second is what runs 
 import re
 
 import pytest
-from benchmarks.shown import DOCUMENTS, ROOT, blocks, examples, printed
+
+from tools.examples import DOCUMENTS, ROOT, blocks, examples, run_block
 
 CLOSE = 0.005
 BLOCKS = [(document, block) for document in DOCUMENTS for block in blocks(document)]
@@ -26,7 +27,7 @@ def alike(said, shown):
     ("document", "block"), BLOCKS, ids=[f"{name} {block.split()[2]}" for name, block in BLOCKS]
 )
 def test_commands_print_what_is_shown_below_them(document, block, tmp_path):
-    for (line, shown), said in zip(examples(block), printed(block, tmp_path), strict=True):
+    for (line, shown), said in zip(examples(block), run_block(block, tmp_path), strict=True):
         ours, theirs = said.split(), shown.split()
         assert len(ours) == len(theirs), f"$ {line}\n{said}"
         assert all(map(alike, ours, theirs)), f"$ {line}\n{said}"

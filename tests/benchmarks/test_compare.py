@@ -7,38 +7,38 @@ from functools import partial
 
 import pytest
 import torch
+
+from benchmarks import decoder_programs, encoder_programs
 from benchmarks.compare import Cell, Entrant, all_started, available, busy_others, compare, turns
 from benchmarks.encoders import BATCH, LONGEST, encoder_config, sentences
 from benchmarks.generators import gpt2_small
 from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
 from benchmarks.processes import started
 from benchmarks.programs import END, entrants
-from benchmarks.ratios import Book
-
-from benchmarks import readers, writers
+from benchmarks.ratios import RatioLog
 from regard import ModelConfig, Transformer
 
 OURS = Entrant("regard", "float32", str, ())
 PEER = Entrant("CTranslate2", "int8", str, ())
 TWO = Entrant("CTranslate2", "int8", str, (), workers=2)
-ANSWERS = [[5, 6], [7, 8]]
+OUTPUTS = [[5, 6], [7, 8]]
 
 
-def answering(answers, seconds):
-    """A program that answers so and says that it took so long, again and again."""
+def fake_program(outputs, seconds):
+    """A program that returns fixed outputs and times."""
     times = iter(seconds * 100)
-    return lambda *request: (answers, next(times))
+    return lambda *request: (outputs, next(times))
 
 
 def cell(**changes):
-    asked = {
+    values = {
         "work": "tiny, batch 2, greedy",
         "request": (),
         "tokens": 4,
-        "check": partial(writers.wrong, batch=2, length=2),
+        "check": partial(decoder_programs.wrong, batch=2, length=2),
         "limits": {"float32": 100.0, "int8": 400.0},
     }
-    return Cell(**asked | changes)
+    return Cell(**values | changes)
 
 
 @pytest.fixture(autouse=True)
@@ -50,39 +50,39 @@ def _no_waiting(monkeypatch):
 
 
 @pytest.fixture
-def book(tmp_path):
+def log(tmp_path):
     options = argparse.Namespace(keep=False, ratios=tmp_path / "ratios.json")
-    return Book("decode", [], options, "cpu")
+    return RatioLog("decode", [], options, "cpu")
 
 
 # ---- the same work --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "answers", [[[5, 6]], [[5, 6], [7]], [[5, 6], [7, 8, 9]], [[5, END], [7, 8]], [["5", "2"], ["7", "8"]]]
+    "outputs", [[[5, 6]], [[5, 6], [7]], [[5, 6], [7, 8, 9]], [[5, END], [7, 8]], [["5", "2"], ["7", "8"]]]
 )  # fmt: skip
-def test_answers_of_other_lengths_or_with_an_end_token_are_refused_by_name(answers):
-    programs = {OURS: answering(ANSWERS, [1.0]), PEER: answering(answers, [1.0])}
-    with pytest.raises(SystemExit, match="CTranslate2 int8 did other work than tiny, batch 2"):
+def test_outputs_of_other_lengths_or_with_an_end_token_are_refused_by_name(outputs):
+    programs = {OURS: fake_program(OUTPUTS, [1.0]), PEER: fake_program(outputs, [1.0])}
+    with pytest.raises(SystemExit, match="CTranslate2 int8 did different work than tiny, batch 2"):
         turns(cell(), programs, repeats=1)
 
 
 def test_the_same_work_is_accepted_as_ids_and_as_words():
-    for answers in (ANSWERS, [["5", "6"], ["7", "8"]]):
-        times, _ = turns(cell(), {OURS: answering(answers, [1.0])}, repeats=3)
+    for outputs in (OUTPUTS, [["5", "6"], ["7", "8"]]):
+        times, _ = turns(cell(), {OURS: fake_program(outputs, [1.0])}, repeats=3)
         assert times == {OURS: [1.0] * 3}
 
 
-@pytest.mark.parametrize("answer", [([3, 2], 8), ([3, 3], 4), ([3], 8), ([], 8)])
-def test_vectors_for_other_tokens_or_of_another_width_are_refused(answer):
-    assert readers.wrong(([3, 3], 8), [3, 3], 8) is None
-    assert "6 vectors of 8 numbers were asked for" in readers.wrong(answer, [3, 3], 8)
+@pytest.mark.parametrize("output", [([3, 2], 8), ([3, 3], 4), ([3], 8), ([], 8)])
+def test_vectors_for_other_tokens_or_of_another_width_are_refused(output):
+    assert encoder_programs.wrong(([3, 3], 8), [3, 3], 8) is None
+    assert "expected 6 vectors of 8 numbers" in encoder_programs.wrong(output, [3, 3], 8)
 
 
 def test_a_padded_answer_counts_for_its_real_tokens_only():
-    tokens, mask = readers.padded([[5, 6, 7], [8]])
+    tokens, mask = encoder_programs.padded([[5, 6, 7], [8]])
     assert tokens.tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert readers.covered(mask, (2, 3, 16)) == ([3, 1], 16)
+    assert encoder_programs.covered(mask, (2, 3, 16)) == ([3, 1], 16)
 
 
 def test_the_sentences_of_the_encoders_fill_as_much_as_the_benchmark_says():
@@ -95,9 +95,11 @@ def test_the_sentences_of_the_encoders_fill_as_much_as_the_benchmark_says():
 # ---- what becomes of the times --------------------------------------------------------------
 
 
-def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(book, capsys):
-    compare(cell(), {OURS: answering(ANSWERS, [0.1]), PEER: answering(ANSWERS, [0.2])}, 2, book)
-    (row,) = book.rows
+def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(log, capsys):
+    compare(
+        cell(), {OURS: fake_program(OUTPUTS, [0.1]), PEER: fake_program(OUTPUTS, [0.2])}, 2, log
+    )
+    (row,) = log.rows
     assert (row.value, row.peer_value, row.ratio, row.of_limit) == (40.0, 20.0, 2.0, 0.4)
     assert (row.work, row.dtype, row.peer) == (
         "tiny, batch 2, greedy",
@@ -112,19 +114,19 @@ def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(book
     [([0.1], [0.1, 0.2, 0.25]), ([0.1, 0.1, 0.3], [0.2]), ([0.03], [0.2])],
     ids=["an uneven peer", "uneven ourselves", "faster than the machine can be"],
 )
-def test_what_was_measured_on_a_busy_machine_is_no_row(book, capsys, ours, peer):
-    compare(cell(), {OURS: answering(ANSWERS, ours), PEER: answering(ANSWERS, peer)}, 3, book)
-    assert book.rows == []
-    assert "NOT QUIET" in capsys.readouterr().out
+def test_what_was_measured_on_a_busy_machine_is_no_row(log, capsys, ours, peer):
+    compare(cell(), {OURS: fake_program(OUTPUTS, ours), PEER: fake_program(OUTPUTS, peer)}, 3, log)
+    assert log.rows == []
+    assert "NOISY" in capsys.readouterr().out
 
 
-def test_nothing_is_a_row_while_others_keep_the_cores_busy(book, capsys, monkeypatch):
+def test_nothing_is_a_row_while_others_keep_the_cores_busy(log, capsys, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr("benchmarks.compare.ticks", lambda: (next(clock) * 2, next(clock)))
-    programs = {OURS: answering(ANSWERS, [0.1]), PEER: answering(ANSWERS, [0.2])}
-    compare(cell(), programs, 3, book)
-    assert book.rows == []
-    assert "NOT QUIET: others kept the cores" in capsys.readouterr().out
+    programs = {OURS: fake_program(OUTPUTS, [0.1]), PEER: fake_program(OUTPUTS, [0.2])}
+    compare(cell(), programs, 3, log)
+    assert log.rows == []
+    assert "NOISY: other processes used" in capsys.readouterr().out
 
 
 def test_our_own_work_does_not_count_as_that_of_others(monkeypatch):
@@ -134,12 +136,12 @@ def test_our_own_work_does_not_count_as_that_of_others(monkeypatch):
     assert busy_others((0, 0), own=3.0) == 0.0
 
 
-def test_one_sentence_is_not_split_between_two_workers(book):
-    programs = {OURS: answering(ANSWERS, [0.1]), TWO: answering(ANSWERS, [0.1])}
-    compare(cell(workers=1), programs, 1, book)
-    assert book.rows == []
-    compare(cell(workers=2), programs, 1, book)
-    assert [row.peer for row in book.rows] == ["CTranslate2 int8, two workers"]
+def test_one_sentence_is_not_split_between_two_workers(log):
+    programs = {OURS: fake_program(OUTPUTS, [0.1]), TWO: fake_program(OUTPUTS, [0.1])}
+    compare(cell(workers=1), programs, 1, log)
+    assert log.rows == []
+    compare(cell(workers=2), programs, 1, log)
+    assert [row.peer for row in log.rows] == ["CTranslate2 int8, two workers"]
 
 
 # ---- the programs ---------------------------------------------------------------------------
@@ -149,7 +151,7 @@ def test_every_precision_of_ours_and_of_the_peers_takes_part():
     options = argparse.Namespace(dtype=["float32", "bfloat16", "int8"], device="cpu", threads=2)
     config = ModelConfig.preset("tiny", vocabulary_size=100)
     peers = ["huggingface", "ctranslate2", "pytorch"]
-    found = entrants(config, writers.TRANSLATORS, peers, "folder", options)
+    found = entrants(config, decoder_programs.TRANSLATORS, peers, "folder", options)
     assert [entrant.label for entrant in found] == [
         "regard float32", "regard bfloat16", "regard int8",
         "Hugging Face float32", "Hugging Face bfloat16",
@@ -166,11 +168,11 @@ def test_a_peer_that_is_not_installed_is_skipped_with_one_line(monkeypatch, caps
     ]
 
 
-def test_a_program_answers_from_a_process_of_its_own():
+def test_a_program_runs_in_its_own_process():
     with started(partial, partial, str.upper) as program:
         program.wait()
-        answer, seconds = program("word")
-        assert answer == "WORD"
+        output, seconds = program("word")
+        assert output == "WORD"
         assert seconds > 0
 
 
@@ -184,8 +186,10 @@ def test_a_program_that_cannot_be_had_says_why_and_is_skipped(capsys):
 
 def test_our_decoder_writes_what_was_asked_for():
     config = ModelConfig.preset("tiny", vocabulary_size=50, dropout=0.0)
-    prepare = writers.ours(config, "float32", "cpu", 1, True)
-    assert writers.wrong(prepare([[5, 6, 2], [7, 8, 2]], 2, 4)(), batch=2, length=4) is None
+    prepare = decoder_programs.ours(config, "float32", "cpu", 1, True)
+    assert (
+        decoder_programs.wrong(prepare([[5, 6, 2], [7, 8, 2]], 2, 4)(), batch=2, length=4) is None
+    )
 
 
 # ---- the limits -----------------------------------------------------------------------------

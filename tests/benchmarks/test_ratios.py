@@ -5,9 +5,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from benchmarks.ratios import Book, Row, command, lost, read, write
 
 from benchmarks import ratios
+from benchmarks.ratios import RatioLog, Row, command, lost, read, write
 
 ROW = Row(
     "decode", "base, batch 1, greedy", "int8", "CTranslate2 int8", "cpu", "2 cores", 600.0, 200.0,
@@ -22,7 +22,7 @@ def options(tmp_path):
 
 def test_a_ratio_that_loses_more_than_a_tenth_is_said_with_both_ratios():
     (line,) = lost([replace(ROW, value=516.0)], {ROW.key: ROW})
-    assert line.startswith("LOST 14%: decode: base, batch 1, greedy, int8 beside CTranslate2 int8")
+    assert line.startswith("LOST 14%: decode: base, batch 1, greedy, int8 vs CTranslate2 int8")
     assert "2.58x, it was 3.00x on 2026-11-15 at abc" in line
 
 
@@ -60,24 +60,24 @@ def test_what_is_written_is_read_again_one_line_a_row(tmp_path):
 
 def test_keeping_replaces_the_rows_of_the_run_and_no_others(options, capsys):
     write([ROW, replace(ROW, work="other")], options.ratios)
-    book = Book("decode", ["--keep", "--batches", "1"], options, "cpu")
-    book.hardware = ROW.hardware
-    book.add(ROW.work, ROW.dtype, 500.0, "tokens/s", ROW.peer, 100.0, 0.25)
-    assert book.close() == 0
+    log = RatioLog("decode", ["--keep", "--batches", "1"], options, "cpu")
+    log.hardware = ROW.hardware
+    log.add(ROW.work, ROW.dtype, 500.0, "tokens/s", ROW.peer, 100.0, 0.25)
+    assert log.close() == 0
     kept = read(options.ratios)
     assert kept[ROW.key].ratio == 5.0
     assert kept[ROW.key].command == "python -m benchmarks decode --batches 1"
     assert len(kept) == 2
-    assert "1 rows kept" in capsys.readouterr().out
+    assert "1 rows stored" in capsys.readouterr().out
 
 
 def test_a_run_that_is_not_kept_fails_for_what_it_lost_and_changes_nothing(options, capsys):
     write([ROW], options.ratios)
     options.keep = False
-    book = Book("decode", [], options, "cpu")
-    book.hardware = ROW.hardware
-    book.add(ROW.work, ROW.dtype, 100.0, "tokens/s", ROW.peer, 100.0, 0.25)
-    assert book.close() == 1
+    log = RatioLog("decode", [], options, "cpu")
+    log.hardware = ROW.hardware
+    log.add(ROW.work, ROW.dtype, 100.0, "tokens/s", ROW.peer, 100.0, 0.25)
+    assert log.close() == 1
     assert "LOST 67%" in capsys.readouterr().out
     assert read(options.ratios) == {ROW.key: ROW}
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 import torch
-from benchmarks.ratios import Book
+
+from benchmarks.ratios import RatioLog
 from benchmarks.scaling import Blocks, Point, by_length, engines, measured, show
 from benchmarks.startup import first_step
 
@@ -17,26 +18,26 @@ WRITES = "import pathlib, sys, time; run = pathlib.Path(sys.argv[-1]); run.mkdir
 
 
 @pytest.fixture
-def book(tmp_path):
+def log(tmp_path):
     options = argparse.Namespace(keep=False, ratios=tmp_path / "ratios.json", dtype="float32")
-    return Book("scaling", [], options, "cpu")
+    return RatioLog("scaling", [], options, "cpu")
 
 
-def test_the_exponents_of_the_longer_half_are_kept_beside_theory(book, capsys):
+def test_the_exponents_of_the_longer_half_are_kept_beside_theory(log, capsys):
     # the first points are all overhead, as those of short sequences are
     points = [Point(n, max(1e-4, 1e-9 * n * n), 100 * n) for n in (128, 256, 1024, 2048, 4096)]
-    show("attention", points, (2.0, 1.0), "", book)
-    assert [(row.work, row.value, row.peer_value) for row in book.rows] == [
+    show("attention", points, (2.0, 1.0), "", log)
+    assert [(row.work, row.value, row.peer_value) for row in log.rows] == [
         ("attention: time", 2.0, 2.0), ("attention: memory", 1.0, 1.0),
     ]  # fmt: skip
     assert "at 4,096: 16.78 ms" in capsys.readouterr().out
 
 
-def test_an_exponent_that_the_points_do_not_agree_on_is_not_kept(book, capsys):
+def test_an_exponent_that_the_points_do_not_agree_on_is_not_kept(log, capsys):
     points = [Point(n, s, None) for n, s in ((1, 1), (2, 9), (4, 1), (8, 20), (16, 2), (32, 30))]
-    show("attention", points, (1.0, 1.0), "", book)
-    assert book.rows == []
-    assert "NOT QUIET" in capsys.readouterr().out
+    show("attention", points, (1.0, 1.0), "", log)
+    assert log.rows == []
+    assert "NOISY" in capsys.readouterr().out
 
 
 def test_what_the_budget_does_not_reach_is_left_out_and_said(monkeypatch):

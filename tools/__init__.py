@@ -1,0 +1,4 @@
+"""Generators of pages under docs/. The text is in tools/templates, the figures in data files.
+
+`python -m tools --help` lists the commands.
+"""

@@ -1,0 +1,16 @@
+"""`python -m tools NAME [options]`: write one generated page."""
+
+import sys
+
+from benchmarks.commands import run_command
+
+PURPOSE = "Write the generated pages of the documentation."
+COMMANDS = {
+    "results": "write docs/results.md from docs/results/*.json",
+    "performance": "write docs/performance.md from benchmarks/ratios.json",
+    "configuration": "write docs/configuration.md from the dataclasses",
+    "examples": "run the commands in README.md and docs/tasks.md and write their output below them",
+}
+
+if __name__ == "__main__":
+    sys.exit(run_command("tools", PURPOSE, COMMANDS))
