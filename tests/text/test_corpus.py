@@ -22,10 +22,10 @@ from regard.errors import InputError
 from regard.text import corpus, reading
 from regard.text.corpus import (
     Classified,
+    CorpusReport,
     Document,
     Pair,
     Question,
-    Report,
     Similar,
     read_classified,
     read_documents,
@@ -376,7 +376,7 @@ def test_similar_pairs_have_an_optional_score(file):
 
 
 def test_a_report_counts_and_shows_what_was_left_out():
-    report = Report(kept=1970)
+    report = CorpusReport(kept=1970)
     for reason, times in (("empty", 10), ("too long", 20)):
         for _ in range(times):
             report.skip(reason)
@@ -392,7 +392,7 @@ def test_a_report_counts_and_shows_what_was_left_out():
 
 
 def test_a_report_goes_to_standard_error(capsys):
-    Report().show()
+    CorpusReport().show()
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "kept" in captured.err

@@ -251,7 +251,7 @@ def _kind(value: object) -> str:
 
 
 @dataclass
-class Report:
+class CorpusReport:
     """How many examples were kept, and how many were left out for which reason."""
 
     kept: int = 0
