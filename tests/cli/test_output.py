@@ -19,7 +19,7 @@ from regard.cli.main import build_parser
 from regard.cli.options import bounded
 from regard.console import as_json, make_console, make_progress, visible, visible_line
 from regard.tasks.task import Evaluation
-from regard.text.corpus import Report as Counts
+from regard.text.corpus import CorpusReport
 from regard.training.progress import Progress
 from regard.view.info import parameter_table
 
@@ -122,7 +122,7 @@ def test_info_names_a_model_literally(capsys):
 def test_training_shows_samples_and_counts_literally(capsys):
     progress = Progress(10, quiet=False)
     progress.say(f"  {HOSTILE}")
-    counts = Counts(kept=1)
+    counts = CorpusReport(kept=1)
     counts.skip(HOSTILE)
     counts.show()
     assert capsys.readouterr().err.count(SHOWN) == 2

@@ -18,7 +18,7 @@ from regard.config.sections import Config
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.task import Batch, Ids, Say, Task, words_loss
-from regard.text.corpus import Document, Report, read_documents
+from regard.text.corpus import CorpusReport, Document, read_documents
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
@@ -75,10 +75,10 @@ class Documents(Task):
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
+    ) -> tuple[Store, CorpusReport]:
         whole, tokenizer = config.data.documents == "file", self.tokenizer
 
-        def encode(report: Report, position: Position) -> Iterator[Chunk]:
+        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             documents = (
                 text for path in files for _, text in read_documents(path, position, whole)
             )

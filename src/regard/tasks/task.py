@@ -26,7 +26,7 @@ from regard.model.transformer import Transformer
 from regard.ops.cross_entropy import cross_entropy, divergence
 from regard.tasks.bootstrap import Metric
 from regard.text.batching import Packed
-from regard.text.corpus import Report
+from regard.text.corpus import CorpusReport
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
 
@@ -106,7 +106,7 @@ class Task(ABC):
     @abstractmethod
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
+    ) -> tuple[Store, CorpusReport]:
         """The files as token ids."""
 
     def sizes(self, store: Store) -> list[NDArray[Any]]:
