@@ -17,7 +17,7 @@ from command import error_of
 from regard.cli.evaluating import Report
 from regard.cli.main import build_parser
 from regard.cli.options import bounded
-from regard.console import as_json, make_console, make_progress, visible, visible_line
+from regard.console import as_json, make_console, make_progress, print_counts, visible, visible_line
 from regard.tasks.task import Evaluation
 from regard.text.corpus import CorpusReport
 from regard.training.progress import Progress
@@ -124,7 +124,7 @@ def test_training_shows_samples_and_counts_literally(capsys):
     progress.say(f"  {HOSTILE}")
     counts = CorpusReport(kept=1)
     counts.skip(HOSTILE)
-    counts.show()
+    print_counts(counts.counts, counts.total, make_console(stderr=True))
     assert capsys.readouterr().err.count(SHOWN) == 2
 
 

@@ -46,7 +46,7 @@ from regard.lab.trainings import (
 from regard.model.parameters import closed_form
 from regard.predictor import load
 from regard.tasks.make import KINDS, learn_task, make_task
-from regard.text.rows import Rows
+from regard.text.sampler import BatchSampler
 from regard.text.store import Store
 from regard.training.distributed import choose_device
 from regard.training.run import train
@@ -168,7 +168,9 @@ def plan(
         tokens = round(training.batch_tokens * counted[style.name] / counted[usual])
         style.config = replace(style.config, training=replace(training, batch_tokens=tokens))
         # Refuses what is too small for the longest example.
-        Rows(style.task.sizes(store), tokens, store.fingerprint, 0, counted=style.task.counted)
+        BatchSampler(
+            style.task.sizes(store), tokens, store.fingerprint, 0, counted=style.task.counted
+        )
     return styles, store, examples
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from regard.config.sections import Config, brought
 from regard.config.settings import SECTIONS
+from regard.console import print_counts
 from regard.device import keep_freed_memory
 from regard.errors import InputError, TrainingFailed
 from regard.files import FolderLock, cache_folder, new_folder, place_of, write_file
@@ -176,7 +177,7 @@ def prepare(
             given = load_tokenizers(start_from)
         task = learn_task(config, given, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)
-    report.show(progress.console)
+    print_counts(report.counts, report.total, progress.console)
     config = replace(config, model=replace(config.model, **task.model_options()))
     task.prepare(store, config)
     torch.manual_seed(config.training.seed)

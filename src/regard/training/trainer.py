@@ -1,7 +1,7 @@
 """The training loop: rows in, a better model out, and a way back from anything.
 
 A step is a pure function of the weights, the optimiser's state and the step's number: its rows
-come from `Rows`, its dropout is seeded by (seed, row). So resuming is reading the newest whole
+come from `BatchSampler`, its dropout is seeded by (seed, row). So resuming is reading the newest whole
 checkpoint and going on, bit for bit, and the number of processes changes nothing but rounding.
 
 A GPU is never waited for inside a step: whether a step is dropped is decided where its gradients
@@ -32,7 +32,7 @@ from regard.files import LARGEST_METRICS, read_bounded, remove_leftovers, write_
 from regard.model.parameters import operations
 from regard.model.transformer import Transformer
 from regard.ops.cpu import build as native
-from regard.text.rows import Rows
+from regard.text.sampler import BatchSampler
 from regard.training.checkpoint import Checkpoints, State, to_bytes
 from regard.training.cuda_graph import Recorder
 from regard.training.distributed import Processes
@@ -125,7 +125,7 @@ class Trainer:
         progress.words = config.model.head in ("language-model", "masked-language-model")
         self.sizes = task.sizes(store)
         share, counted = config.data.share, task.counted
-        self.rows = Rows(self.sizes, budget, store.fingerprint, seed, share, counted)
+        self.rows = BatchSampler(self.sizes, budget, store.fingerprint, seed, share, counted)
         self.dtype = choose_dtype(self.training.dtype, processes.device)
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.stop_requested = False
