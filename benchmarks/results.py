@@ -34,7 +34,7 @@ from benchmarks.translation import draw_curve
 from regard.errors import InputError
 from regard.files import checksum, write_file
 from regard.training.checkpoint import Checkpoints
-from regard.view.info import final_scores
+from regard.training.model_folder import final_scores
 
 FOLDER = Path("docs/results")
 BOX = Path("src/regard/box")

@@ -42,7 +42,7 @@ from regard.tasks.task import Task
 from regard.text.sampler import BatchSampler
 from regard.text.store import Store
 from regard.training.distributed import choose_device
-from regard.view.info import final_scores
+from regard.training.model_folder import final_scores
 
 NAME = "ablate"
 

@@ -29,8 +29,8 @@ from regard.tasks.bootstrap import SAMPLES
 from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store
 from regard.training.distributed import choose_device
+from regard.training.model_folder import final_scores
 from regard.view.curves import read_curves
-from regard.view.info import final_scores
 
 QUALITY = {"translate": "bleu", "classify": "accuracy", "answer": "f1"}  # more is better
 GREEDY: dict[str, Any] = {"beam": 1, "n_best": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0}

@@ -49,8 +49,8 @@ from regard.tasks.make import KINDS, learn_task, make_task
 from regard.text.sampler import BatchSampler
 from regard.text.store import Store
 from regard.training.distributed import choose_device
+from regard.training.model_folder import final_scores
 from regard.training.run import train
-from regard.view.info import final_scores
 
 NAME = "styles"
 

@@ -21,13 +21,14 @@ from regard.config.settings import SECTIONS
 from regard.console import print_counts
 from regard.device import keep_freed_memory
 from regard.errors import InputError, TrainingFailed
-from regard.files import FolderLock, cache_folder, new_folder, place_of, write_file
+from regard.files import cache_folder, new_folder, place_of, write_file
 from regard.model.transformer import Transformer
 from regard.tasks.make import KINDS, learn_task, load_task, load_tokenizers
 from regard.tasks.task import Task
 from regard.training.checkpoint import Checkpoints
 from regard.training.distributed import Processes
 from regard.training.finish import NoModel, Validation, averaged_steps, card, finish
+from regard.training.lock import FolderLock
 from regard.training.model_folder import load_weights, newest_weights
 from regard.training.progress import Progress
 from regard.training.shipped import folder_of

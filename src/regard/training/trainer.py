@@ -1,7 +1,7 @@
 """The training loop: rows in, a better model out, and a way back from anything.
 
-A step is a pure function of the weights, the optimiser's state and the step's number: its rows
-come from `BatchSampler`, its dropout is seeded by (seed, row). So resuming is reading the newest whole
+A step is a pure function of the weights, the optimiser's state and the step's number: its rows come
+from `BatchSampler`, its dropout is seeded by (seed, row). So resuming is reading the newest whole
 checkpoint and going on, bit for bit, and the number of processes changes nothing but rounding.
 
 A GPU is never waited for inside a step: whether a step is dropped is decided where its gradients
