@@ -50,7 +50,7 @@ def blank(width: float, height: float) -> Figure:
 def headed(picture: Figure, attention: Attention, view: View) -> None:
     """Which model, what of it, and which text."""
     most = int(picture.get_size_inches()[0] * 8.5)
-    words = [view.said[0].upper() + view.said[1:]]
+    words = [view.title[0].upper() + view.title[1:]]
     for text in filter(None, (attention.text, attention.target and f"→ {attention.target}")):
         text = " ".join(text.split())
         words.append(text if len(text) <= most else text[: most - 1] + "…")

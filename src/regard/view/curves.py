@@ -51,7 +51,7 @@ class Curves:
         choose = min if key in LOWER_IS_BETTER else max
         return choose(points, key=lambda point: point.value, default=None)
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """The run in a few words: name, steps, score."""
         words = f"{shorten(self.name, 50)}: {self.steps:,} step{'' if self.steps == 1 else 's'}"
         key = self.metric() or "valid_loss"
@@ -138,14 +138,16 @@ def draw(curves: list[Curves]) -> Figure:
         draw_panel(panel, curves, key)
     panels[0, 0].set_title("Loss: training thin, validation bold, ★ best", loc="left", pad=14)
     panels[0, 1].set_title(f"Validation {title(metric)}, ★ best", loc="left", pad=14)
-    heading = curves[0].said() if len(curves) == 1 else f"Training of {len(curves)} runs"
+    heading = curves[0].summary() if len(curves) == 1 else f"Training of {len(curves)} runs"
     picture.suptitle(heading, fontsize=17, weight="bold", parse_math=False)
     if len(curves) > 1:
         lines = panels[1, 0].lines[-len(curves) :]
         names = ["run"] * len(lines)
         legend = picture.legend(lines, names, loc="outside lower center", handlelength=5)
         for text, run in zip(legend.get_texts(), curves, strict=True):
-            text.set(text=run.said(), parse_math=False)  # here, where _names and $names are names
+            text.set(
+                text=run.summary(), parse_math=False
+            )  # here, where _names and $names are names
     return picture
 
 

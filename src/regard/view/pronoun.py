@@ -50,7 +50,7 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Look:
+class PronounHead:
     """What a head does in both sentences: weights[sentence][phrase]; layer and head from 1."""
 
     stack: str
@@ -102,7 +102,7 @@ def places(tokenizer: Tokenizer, text: str, phrase: str, skip: str = "") -> list
     return inside
 
 
-def find_heads(sentences: tuple[Sentence, Sentence]) -> list[Look]:
+def find_heads(sentences: tuple[Sentence, Sentence]) -> list[PronounHead]:
     """Every head of every stack, the one that tells the two nouns apart best first."""
     found = []
     for name, stack in sentences[0].attention.stacks.items():
@@ -110,11 +110,11 @@ def find_heads(sentences: tuple[Sentence, Sentence]) -> list[Look]:
         for layer in range(1, layers + 1):
             for head in range(1, heads + 1):
                 tired, wide = (sentence.weights(name, layer, head) for sentence in sentences)
-                found.append(Look(name, layer, head, (tired, wide)))
+                found.append(PronounHead(name, layer, head, (tired, wide)))
     return sorted(found, key=lambda look: -look.margin)
 
 
-def told(looks: list[Look]) -> list[str]:
+def describe_heads(looks: list[PronounHead]) -> list[str]:
     """What was found, with its numbers, also where it is little."""
     best = looks[0]
     lines = [f'What "it" is: {verdict(best)}, of {len(looks)} heads.', *numbers(best)]
@@ -124,13 +124,13 @@ def told(looks: list[Look]) -> list[str]:
     return lines
 
 
-def verdict(best: Look) -> str:
+def verdict(best: PronounHead) -> str:
     if best.margin >= CLEAR:
         return f"{best.name} tells it best"
     return f"no head tells it; {best.name} comes nearest"
 
 
-def numbers(look: Look) -> list[str]:
+def numbers(look: PronounHead) -> list[str]:
     """The four weights in words."""
     phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
     lines = []
@@ -141,7 +141,7 @@ def numbers(look: Look) -> list[str]:
     return lines
 
 
-def draw_pronoun(sentences: tuple[Sentence, Sentence], look: Look, out: Path) -> list[Path]:
+def draw_pronoun(sentences: tuple[Sentence, Sentence], look: PronounHead, out: Path) -> list[Path]:
     """The two sentences side by side, with a head's lines from the pronoun."""
     phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
 

@@ -20,7 +20,7 @@ from regard.text.batching import Packed
 from regard.view.terminal import Values
 from regard.view.trace import Trace, agree
 
-Answers = list[str | None]  # what should be said at each place, if anything; or empty
+Targets = list[str | None]  # what should be said at each place, if anything; or empty
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Step:
     columns: list[str]
     shown: str = ""  # which part of the tensor the table is, where it is not all of it
     picture: str = "vectors"  # how it is drawn: vectors, matrix, ids or guesses
-    answers: Answers = field(default_factory=list)
+    answers: Targets = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +53,7 @@ class Row:
     packed: Packed
     focus: int  # the token that is followed where one has to do
     sentence: str
-    answers: Answers
+    answers: Targets
 
 
 class Walk:
@@ -132,7 +132,7 @@ class Walk:
         )  # fmt: skip
         self.layers()
 
-    def ids(self, name: str, answers: Answers) -> None:
+    def ids(self, name: str, answers: Targets) -> None:
         ids, tokens = self.row.packed.tokens, self.row.tokens
         self.add(
             name, "3.4", ids, "N", self.row.sentence, ids[None], ["id"], tokens,
@@ -142,10 +142,10 @@ class Walk:
     # ---- from ids to vectors (sections 3.4 and 3.5) ---------------------------------------
 
     def embedding(self) -> None:
-        config, took, gave = self.config, self.trace.took, self.trace.gave
+        config, inputs, outputs = self.config, self.trace.inputs, self.trace.outputs
         side, call = ("source", 0) if self.stack == "encoder" else ("target", -1)
-        table = "embeddings.shared" if "embeddings.shared" in gave else f"embeddings.{side}"
-        x = gave[table][call]  # [N, D]
+        table = "embeddings.shared" if "embeddings.shared" in outputs else f"embeddings.{side}"
+        x = outputs[table][call]  # [N, D]
         scaled = ""
         if config.scale_embeddings:
             root = math.sqrt(config.d_model)
@@ -167,9 +167,9 @@ class Walk:
             sentence += "is now another vector"
         if config.embedding_norm:
             norm = f"{self.stack}.embedding_norm"
-            agree(f"{norm}: input", x, took[norm][0])
-            x, sentence = gave[norm][0], f"{sentence}; the result is normalised"
-        agree(f"{self.stack}: input", x, took[self.stack][0])
+            agree(f"{norm}: input", x, inputs[norm][0])
+            x, sentence = outputs[norm][0], f"{sentence}; the result is normalised"
+        agree(f"{self.stack}: input", x, inputs[self.stack][0])
         self.add(name, "3.5", x, "N D", f"{sentence}.")
 
     def position(self) -> Tensor:
@@ -180,7 +180,7 @@ class Walk:
         else:
             positions, base = self.row.packed.positions(), self.config.position_base
             vectors = sinusoids(positions, self.config.d_model, base)
-            vectors = vectors.to(self.trace.took[self.stack][0].dtype)
+            vectors = vectors.to(self.trace.inputs[self.stack][0].dtype)
             what = "sines and cosines, fast waves on the left and slow ones on the right"
         self.add(
             "positional encoding", "3.5", vectors, "N D",
@@ -194,7 +194,7 @@ class Walk:
         name, heads, at = f"{self.stack}.layers.0.self_attention", self.config.heads, self.row.focus
         if self.config.norm_first:
             self.norm("self_attention")
-        product = self.trace.gave[f"{name}.query_key_value"][0]  # [N, 3*H*K]
+        product = self.trace.outputs[f"{name}.query_key_value"][0]  # [N, 3*H*K]
         parts = product.view(len(product), 3, heads, -1)  # [N, 3, H, K]
         self.add(
             "query, key, value", "3.2.2", product, "N 3HK",
@@ -321,13 +321,13 @@ class Walk:
         name, config = f"{self.stack}.layers.0.feed_forward", self.config
         if config.norm_first:
             self.norm("feed_forward")
-        inner = self.trace.took[f"{name}.outer"][0][self.row.focus]  # [F], after the activation
+        inner = self.trace.inputs[f"{name}.outer"][0][self.row.focus]  # [F], after the activation
         does = f"leaves {self.focus} numbers from {inner.min():.2f} to {inner.max():.2f}"
         if config.activation == "relu":
             does = f"sets {int((inner == 0).sum())} of {len(inner)} numbers of {self.focus} to 0"
         names = {"relu": "ReLU", "gelu": "GELU", "swiglu": "the gate of SwiGLU"}
         self.add(
-            "feed-forward", "3.3", self.trace.gave[name][0], "N D",
+            "feed-forward", "3.3", self.trace.outputs[name][0], "N D",
             f"The same network at every position goes from D = {config.d_model} to F = "
             f"{config.d_ff} and back; in between {names[config.activation]} {does}.",
         )  # fmt: skip
@@ -378,7 +378,7 @@ class Walk:
             )  # fmt: skip
 
     def guesses(
-        self, letters: str, rows: list[str], names: list[str], answers: Answers, sentence: str
+        self, letters: str, rows: list[str], names: list[str], answers: Targets, sentence: str
     ) -> None:
         logits = self.trace.output
         self.add("logits", "3.4", logits, letters, sentence, rows=rows, columns=names)

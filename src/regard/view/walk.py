@@ -19,7 +19,7 @@ from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.view import terminal
-from regard.view.steps import Answers, Row, Step, Walk
+from regard.view.steps import Row, Step, Targets, Walk
 
 SPECIALS = ("<bos>", "<eos>", "<cls>", "<mask>")
 LONGEST = 24  # characters: a matrix of them still fits on a screen
@@ -69,7 +69,7 @@ def read(text: str, target: str | None, config: ModelConfig) -> dict[str, Row]:
     """The row of each stack that the model has."""
     names = vocabulary(text, target)
 
-    def row(tokens: list[str], sentence: str, answers: Answers) -> Row:
+    def row(tokens: list[str], sentence: str, answers: Targets) -> Row:
         ids = Packed.of([[names.index(token) for token in tokens]])
         shown = [None if answer is None else label(answer) for answer in answers]
         focus = int(tokens[0] in SPECIALS)  # the first character of the text
@@ -77,7 +77,7 @@ def read(text: str, target: str | None, config: ModelConfig) -> dict[str, Row]:
 
     each = "Each character becomes a token, known by a number, its id"
     written = text if target is None else target
-    answers: Answers = [] if config.head == "pooling" else [*written, "<eos>"]
+    answers: Targets = [] if config.head == "pooling" else [*written, "<eos>"]
     if config.style == "encoder-decoder":
         late = "The decoder reads the target one place late, behind <bos>: at each place it has to "
         late += "say the answer before it sees it."
