@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 
 from regard.errors import InputError
 
-PREFIX = ".tmp-"  # nothing with this name is ever read
+PREFIX = ".tmp-"  # of temporary names, which are never read
 MOST_DIGITS = 100  # digits of an integer in a file
 LARGEST_METRICS = 32 * 2**20  # bytes of metrics.jsonl, which has a line for 50 steps
 LARGEST_CARD = 2**20  # bytes of README.md
-OLD = "old-"  # in such a name: what is being replaced
+OLD = "old-"  # in a temporary name: a folder that is being replaced
 
 
 class FolderExists(InputError):
@@ -187,14 +187,17 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """What a process that was killed left under a temporary name, or only what was to have (or
-    had) this name. A process of another machine looks dead from here."""
+    """Remove what killed processes left under temporary names in a folder.
+
+    name: only remove what was to be renamed to this name, or had it. Processes of another machine
+        look dead here.
+    """
     for path in folder.glob(f"{PREFIX}*"):
         process, _, meant = path.name.removeprefix(PREFIX).partition("-")
         if name is not None and not (process.isdigit() and meant in (name, OLD + name)):
-            continue  # in a folder of the user's: it may not be ours
+            continue  # a folder of the user may contain other files with such names
         if process.isdigit() and alive(int(process)):
-            continue  # somebody is still writing it
+            continue  # another process is still writing it
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -203,7 +206,7 @@ def alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is somebody else's
+    except PermissionError:  # a process of another user
         return True
     return process > 0
 

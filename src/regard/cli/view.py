@@ -1,5 +1,4 @@
-"""`regard view ...`: the pictures and tables to look at, and their options. torch is imported only
-when one is made."""
+"""`regard view ...`: the options of each view. torch is imported only when a view is made."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The token store: a corpus as token ids on disk, memory-mapped, so that it need not fit memory.
+"""The token store: a corpus as token ids on disk, memory-mapped, so it may be larger than memory.
 
-A store is a folder named after everything that its content depends on (the files, the
-tokenizers, the limits), so a second run finds it and a changed corpus can never be mistaken for
-the old one. Each side is three raw little-endian files (token ids, lengths, offsets) beside one
-JSON manifest with their checksums, which are verified when the store is opened (manifest.py). A
-store that is damaged, or that a different version of regard built, is rebuilt. Nothing is pickled.
+The name of a store is a hash of everything that its content depends on (files, tokenizers, limits),
+so a second run finds it, and a changed corpus has another store. Each side is three raw
+little-endian files (token ids, lengths, offsets). A manifest has their checksums, which are
+verified when the store is opened (manifest.py). A store that is damaged, or that a different
+version of regard built, is rebuilt.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from regard.text.tokenizer import Tokenizer
 # Version of the content, a part of the fingerprint, which checkpoints record and on which the order
 # of the examples depends. Change it only if the same corpus gives different tokens.
 CONTENT = 1
-SIDES = 3  # at most: two texts and what is to be said of them
+SIDES = 3  # at most: two texts and their score or label
 TOKENS: dict[str, np.dtype[Any]] = {
     "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4"),
     "float32": np.dtype("<f4"),  # not tokens, but one score for each example
 }  # fmt: skip
 FILES = ("tokens", "lengths", "offsets")  # of each side
 LENGTHS, OFFSETS = np.dtype("<i4"), np.dtype("<i8")
-SHORT = 10  # tokens; below, one word more or less already makes an extreme ratio
+SHORT = 10  # tokens; the ratio of shorter sequences is not checked
 
 
 Chunk = Sequence[Sequence[Sequence[float]]]  # sides, examples, tokens
@@ -74,11 +74,11 @@ class Store:
             self._offsets.append(map_file(folder / f"{side}.offsets", OFFSETS))
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(self.lengths[0])
 
     def tokens(self, side: int, i: int) -> NDArray[Any]:
-        """The token ids of one side of example i, `<eos>` included."""
+        """The token ids of one side of example i, including `<eos>`."""
         if not 0 <= i < len(self):
             raise IndexError(f"example {i} of {len(self)}")
         start, end = self._offsets[side][i : i + 2].tolist()
@@ -118,14 +118,14 @@ def build_pairs(
     max_ratio: float | None = None,
     quiet: bool = False,
 ) -> tuple[Store, CorpusReport]:
-    """The store of two aligned files: made now, or found in `folder` as it was made before.
+    """The store of two aligned files, found in `folder` or built there.
 
-    `<eos>` ends both sides and counts as one of their tokens. Left out are pairs with a blank
-    side ("empty"), with more than `max_length` tokens on a side ("too long"), or with one side
-    `max_ratio` times as long as the other and no longer just short ("bad ratio").
+    `<eos>` ends both sides and counts as a token. Pairs are skipped if a side is blank ("empty") or
+    has more than `max_length` tokens ("too long"), or if one side is more than `max_ratio` times as
+    long as the other and has more than SHORT tokens ("bad ratio").
     """
-    # More characters than this make more than max_length tokens however they are cut, so a line of
-    # a hundred megabytes is left out without ever being encoded.
+    # A text with more characters than this has more than max_length tokens, so it is skipped
+    # without being encoded.
     limits = [max_length * one.longest for one in tokenizers]
 
     def worthwhile(report: CorpusReport, position: Position) -> Iterator[tuple[str, str]]:
@@ -168,10 +168,10 @@ def build(
     folder: Path | str,
     quiet: bool = False,
 ) -> tuple[Store, CorpusReport]:
-    """The store of any files: made by `encode` now, or found as it was made before.
+    """The store of any files, found in `folder` or built by `encode`.
 
-    identity: all that the content depends on beside the files
-    encode: yields the examples chunk by chunk, and counts in the report what it leaves out
+    identity: everything that the content depends on besides the files
+    encode: yields the examples in chunks, and counts in the report what it skips
     """
     key = json.dumps([CONTENT, fingerprint_files(paths), *identity]).encode()
     fingerprint = hashlib.sha256(key).hexdigest()
@@ -193,12 +193,12 @@ def build(
 
 
 def token_type(size: int) -> str:
-    """The smallest type that holds the ids of a vocabulary."""
+    """The smallest type for the ids of a vocabulary."""
     return "uint16" if size <= 2**16 else "uint32"
 
 
 class _Writer:
-    """Appends examples to the files of a store that is being made."""
+    """Appends examples to the files of a store."""
 
     def __init__(self, folder: Path, types: list[str], stack: ExitStack) -> None:
         self.written = 0  # bytes

@@ -1,4 +1,4 @@
-"""`regard info`: the parameters of a model by part, formula beside tensors."""
+"""`regard info`: the number of parameters of each part of a model, by formula and in tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ParameterTable:
         return all(self.formula[part].parameters == self.tensors[part] for part in PARTS)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`; the total is the largest number in it."""
+        """For `--json`."""
         return {
             "parameters": self.total,
             "parts": {part: size for part, size in self.tensors.items() if size},

@@ -1,7 +1,6 @@
-"""The steps of the walk: what is shown at each, and the sentence beside it, in the paper's words.
+"""The steps of `regard view walk`: a table and a sentence for each, in the terms of the paper.
 
-A sentence carries the numbers of the pass that it describes ("divided by sqrt(8) = 2.83"), so it
-is about this sentence in this model and not about models in general.
+Each sentence contains numbers of the pass that it describes ("divided by sqrt(8) = 2.83").
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ from regard.text.batching import Packed
 from regard.view.terminal import Values
 from regard.view.trace import Trace, agree
 
-Targets = list[str | None]  # what should be said at each place, if anything; or empty
+Targets = list[str | None]  # the correct token at each position, if any; or empty
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: `shape` is that of the whole tensor, `values` the table of it that is shown."""
+    """One step: `shape` is that of the complete tensor, `values` is the table that is shown."""
 
     step: int
     part: str  # Encoder, Decoder or Output
     name: str
-    section: str  # of the paper; empty where it is not in the paper
+    section: str  # of the paper; empty if the paper does not have it
     shape: list[int]
     dimensions: str  # the letters of the shape, as in the code
     sentence: str
     values: Values  # 4 digits; None is minus infinity, which JSON does not have
     rows: list[str]
     columns: list[str]
-    shown: str = ""  # which part of the tensor the table is, where it is not all of it
+    shown: str = ""  # which part of the tensor the table shows, if not all
     picture: str = "vectors"  # how it is drawn: vectors, matrix, ids or guesses
     answers: Targets = field(default_factory=list)
 
@@ -47,17 +46,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Row:
-    """What one stack reads."""
+    """The input of one stack."""
 
     tokens: list[str]  # as labels
     packed: Packed
-    focus: int  # the token that is followed where one has to do
+    focus: int  # the token that sentences describe
     sentence: str
     answers: Targets
 
 
 class Walk:
-    """Writes the steps down, stack by stack."""
+    """Collects the steps, stack by stack."""
 
     def __init__(self, model: Transformer, rows: dict[str, Row], names: list[str]) -> None:
         self.model, self.config, self.rows, self.names = model, model.config, rows, names
@@ -83,7 +82,7 @@ class Walk:
         columns: list[str] | None = None,
         **how: Any,
     ) -> None:
-        """Without a table the whole tensor is shown, without rows one row a token."""
+        """Add a step. Default: the table is the tensor, with one row per token."""
         table = tensor if table is None else table  # [rows, columns]
         rows = self.row.tokens if rows is None else rows
         columns = [str(i) for i in range(table.shape[1])] if columns is None else columns
@@ -112,7 +111,7 @@ class Walk:
         self.layers()
 
     def second_stack(self) -> None:
-        """An encoder-decoder's decoder: what is new in it."""
+        """The decoder of an encoder-decoder: the steps that the encoder does not have."""
         self.enter("decoder")
         self.ids("target shifted right", self.row.answers)
         attention = self.trace.attention("decoder", 0)
@@ -283,10 +282,10 @@ class Walk:
         weight, at = weights[0, self.row.focus].max(dim=0)
         return f"{self.focus} looks most at {keys[int(at)]} ({float(weight):.2f})"
 
-    # ---- around and after it (sections 3.1 and 3.3) ---------------------------------------
+    # ---- residual, norm and feed-forward (sections 3.1 and 3.3) -----------------------
 
     def norm(self, sublayer: str) -> None:
-        """Pre-norm: what the sub-layer takes."""
+        """Pre-norm: the input of the sub-layer."""
         before, after, _ = self.trace.residual(f"{self.stack}.layers.0.{sublayer}")
         self.add(
             "norm", "3.1", after, "N D",
@@ -307,7 +306,7 @@ class Walk:
         self.add(name, "3.1", result, "N D", sentence)
 
     def spread(self, before: Tensor, after: Tensor) -> str:
-        """What a norm did to the token that is followed."""
+        """How a norm changed the focus token."""
 
         def numbers(x: Tensor) -> str:
             x = x[self.row.focus]  # [D]
@@ -351,7 +350,7 @@ class Walk:
             followed, rows, shown=f"{self.focus} after each layer",
         )  # fmt: skip
 
-    # ---- what comes out (section 3.4) -----------------------------------------------------
+    # ---- output (section 3.4) -----------------------------------------------------
 
     def output(self) -> None:
         """The head: logits and probabilities, or one vector for the sentence."""
