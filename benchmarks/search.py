@@ -30,7 +30,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.tasks.index import FILES, VECTORS, build_index, open_index
+from regard.tasks.index import FILES, VECTORS, Index, build_index
 
 BATCH = 32  # queries at once
 BANDWIDTH = 2**30  # bytes that are read to measure it: larger than any cache
@@ -81,11 +81,11 @@ def first(folder: Path, top: int, seed: int, cold: bool) -> float:
     if cold and not forget(folder):
         return float("nan")
     query = queries(folder, seed)[:1]
-    return seconds(lambda: open_index(folder).search(query, top))
+    return seconds(lambda: Index(folder).search(query, top))
 
 
 def search(folder: Path, top: int, seed: int, repeats: int, threads: int) -> Searched:
-    index, some = open_index(folder), queries(folder, seed)
+    index, some = Index(folder), queries(folder, seed)
     one = some[:1]
     best = [hit.line - 1 for hit in index.search(one, top)[0]]  # no line is empty
     index.search(some, top)
@@ -114,7 +114,7 @@ def search(folder: Path, top: int, seed: int, repeats: int, threads: int) -> Sea
 
 
 def queries(folder: Path, seed: int) -> NDArray[np.float32]:
-    return unit_vectors(BATCH, open_index(folder).size, np.random.default_rng(seed + 1))
+    return unit_vectors(BATCH, Index(folder).size, np.random.default_rng(seed + 1))
 
 
 def seconds(call: Callable[[], object]) -> float:

@@ -30,7 +30,7 @@ from experiments.scores import at_step, last_step, score
 from regard.config.sections import Config
 from regard.config.settings import read_yaml, settings
 from regard.lab.ablate_runs import Training, train_all
-from regard.view.info import final_scores
+from regard.training.model_folder import final_scores
 
 NAME, RECIPE, SEEDS = "ingredients", RECIPE_FOLDER / "multi30k.yaml", (1, 2, 3)
 BASE, LAST = "the recipe", "no averaging: the last checkpoint"

@@ -35,7 +35,7 @@ from experiments.scores import point, speed
 from regard.errors import InputError
 from regard.files import checksum, write_file
 from regard.training.checkpoint import Checkpoints
-from regard.view.info import final_scores
+from regard.training.model_folder import final_scores
 
 BOX = Path("src/regard/box")
 TRAINED = "trained.json"  # in the folder of a run: its origin

@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,17 @@ def make_progress(console: Console, *columns: Any, **options: Any) -> Progress:
     columns = columns or (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     name = TextColumn("{task.description}", markup=False)
     return Progress(name, *columns, console=console, transient=True, **options)
+
+
+def print_counts(counts: Sequence[tuple[str, int]], total: int, console: Console) -> None:
+    """Print a table of counts with their share of `total`."""
+    from rich.table import Table
+
+    table = Table("", "", "", box=None, show_header=False, pad_edge=False)
+    for name, count in counts:
+        table.add_row(name, f"{count:,}", f"{count / total if total else 0:.1%}")
+    table.columns[1].justify = table.columns[2].justify = "right"
+    console.print(table)
 
 
 @contextmanager

@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 
 from regard.errors import InputError
 
-PREFIX = ".tmp-"  # nothing with this name is ever read
+PREFIX = ".tmp-"  # of temporary names, which are never read
 MOST_DIGITS = 100  # digits of an integer in a file
 LARGEST_METRICS = 32 * 2**20  # bytes of metrics.jsonl, which has a line for 50 steps
 LARGEST_CARD = 2**20  # bytes of README.md
-OLD = "old-"  # in such a name: what is being replaced
+OLD = "old-"  # in a temporary name: a folder that is being replaced
 
 
 class FolderExists(InputError):
@@ -187,14 +187,17 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """What a process that was killed left under a temporary name, or only what was to have (or
-    had) this name. A process of another machine looks dead from here."""
+    """Remove what killed processes left under temporary names in a folder.
+
+    name: only remove what was to be renamed to this name, or had it. Processes of another machine
+        look dead here.
+    """
     for path in folder.glob(f"{PREFIX}*"):
         process, _, meant = path.name.removeprefix(PREFIX).partition("-")
         if name is not None and not (process.isdigit() and meant in (name, OLD + name)):
-            continue  # in a folder of the user's: it may not be ours
+            continue  # a folder of the user may contain other files with such names
         if process.isdigit() and alive(int(process)):
-            continue  # somebody is still writing it
+            continue  # another process is still writing it
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -203,80 +206,9 @@ def alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is somebody else's
+    except PermissionError:  # a process of another user
         return True
     return process > 0
-
-
-class FolderLock:
-    """An exclusive lock on a folder between processes.
-
-    The lock is an `flock` on the file `.lock` in the folder. It stays valid if the folder is
-    renamed, and the system releases it when the process ends, for whatever reason. On Windows and
-    on file systems without locks, nothing is locked.
-    """
-
-    NAME, TRIES = ".lock", 100
-
-    def __init__(self) -> None:
-        self.descriptor: int | None = None
-
-    def acquire(self, folder: Path) -> None:
-        """Lock the folder; raise an InputError that names the holder if it is locked already."""
-        try:
-            import fcntl
-        except ImportError:
-            return
-        try:
-            for _ in range(self.TRIES):
-                self._try(folder, fcntl)
-                if self.descriptor is not None:
-                    return
-            raise InputError(f"{folder} cannot be locked: choose a folder on a local disk")
-        except OSError as error:
-            raise unwritable(folder, error) from None
-
-    def _try(self, folder: Path, fcntl: Any) -> None:
-        """Lock the file once; it counts only if the last holder has not just removed the file."""
-        path = folder / self.NAME
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-            os.close(descriptor)
-            raise InputError(
-                f"{folder} is in use by another process{f' ({holder})' if holder else ''}: "
-                "wait until it ends, or choose a different folder"
-            ) from None
-        except OSError:
-            pass  # this file system has no locks
-        try:
-            if is_open_as(descriptor, path):
-                os.truncate(descriptor, 0)
-                os.pwrite(descriptor, f"PID {os.getpid()}\n".encode(), 0)
-                self.descriptor = descriptor
-        finally:
-            if self.descriptor is None:
-                os.close(descriptor)
-
-    def release(self, folder: Path) -> None:
-        """Unlock the folder, which may have been renamed since. Does nothing without a lock, and
-        keeps the lock of another process that has created a folder with this name."""
-        if self.descriptor is not None:
-            path = folder / self.NAME
-            if is_open_as(self.descriptor, path):
-                path.unlink(missing_ok=True)
-            os.close(self.descriptor)
-            self.descriptor = None
-
-
-def is_open_as(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at `path`."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except OSError:
-        return False
 
 
 def cache_folder() -> Path:

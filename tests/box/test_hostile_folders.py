@@ -13,8 +13,8 @@ import regard
 from hostile import VARIANTS
 from regard import InputError
 from regard.training.checkpoint import Checkpoints
+from regard.training.model_folder import final_scores
 from regard.view.curves import read_curves
-from regard.view.info import final_scores
 
 SLOW = 10  # seconds; a hang
 WORST = [

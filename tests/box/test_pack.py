@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import regard
 from regard import Config, InputError
-from regard.box.pack import SAID, portable
+from regard.box.pack import NOTE, portable
 from regard.ops.cpu import build as native
 from regard.training.checkpoint import to_bytes
 
@@ -117,7 +117,7 @@ def test_folders_of_this_machine_are_not_carried_along(small):
     card = (small / "README.md").read_text(encoding="utf-8")
     assert "/home" not in card
     assert "`regard train --train built-in/train.en`" in card
-    assert card.count(SAID) == 1
+    assert card.count(NOTE) == 1
 
 
 @pytest.mark.parametrize(("text", "kept"), [
@@ -165,7 +165,7 @@ def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, ke
     data = Config.load(tmp_path / "small/config.yaml").data
     assert (data.train, data.valid) == ([kept, f"{kept}.de"], [kept])
     said = (tmp_path / "small/README.md").read_text(encoding="utf-8")
-    assert said == card(kept, "b's own/c d") + f"\n{SAID}\n"
+    assert said == card(kept, "b's own/c d") + f"\n{NOTE}\n"
     regard.pack(tmp_path / "small", tmp_path / "again")
     assert content(tmp_path / "again") == content(tmp_path / "small")
 

@@ -17,9 +17,9 @@ from command import error_of
 from regard.cli.evaluating import Report
 from regard.cli.main import build_parser
 from regard.cli.options import bounded
-from regard.console import as_json, make_console, make_progress, visible, visible_line
+from regard.console import as_json, make_console, make_progress, print_counts, visible, visible_line
 from regard.tasks.task import Evaluation
-from regard.text.corpus import Report as Counts
+from regard.text.corpus import CorpusReport
 from regard.training.progress import Progress
 from regard.view.info import parameter_table
 
@@ -35,7 +35,11 @@ def test_every_console_and_progress_bar_is_made_in_one_place():
     made = re.compile(
         r"(?<!make_)\b(?:Console|Progress)\(|from_markup|get_console|rich import print"
     )
-    ours = {"run.py", "lab/stepping.py", "lab/drill.py"}  # they use the Progress of training
+    ours = {
+        "training/run.py",
+        "lab/stepping.py",
+        "lab/drill.py",
+    }  # they use the Progress of training
     found = [
         str(path.relative_to(SOURCES))
         for path in SOURCES.rglob("*.py")
@@ -122,9 +126,9 @@ def test_info_names_a_model_literally(capsys):
 def test_training_shows_samples_and_counts_literally(capsys):
     progress = Progress(10, quiet=False)
     progress.say(f"  {HOSTILE}")
-    counts = Counts(kept=1)
+    counts = CorpusReport(kept=1)
     counts.skip(HOSTILE)
-    counts.show()
+    print_counts(counts.counts, counts.total, make_console(stderr=True))
     assert capsys.readouterr().err.count(SHOWN) == 2
 
 

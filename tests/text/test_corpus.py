@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from regard import console
-from regard.console import progress
+from regard.console import print_counts, progress
 from regard.errors import InputError
 from regard.text import corpus, reading
 from regard.text.corpus import (
     Classified,
+    CorpusReport,
     Document,
     Pair,
     Question,
-    Report,
     Similar,
     read_classified,
     read_documents,
@@ -376,26 +376,19 @@ def test_similar_pairs_have_an_optional_score(file):
 
 
 def test_a_report_counts_and_shows_what_was_left_out():
-    report = Report(kept=1970)
+    report = CorpusReport(kept=1970)
     for reason, times in (("empty", 10), ("too long", 20)):
         for _ in range(times):
             report.skip(reason)
     assert report.total == 2000
     assert str(report) == "1,970 kept, 20 too long, 10 empty"
     out = io.StringIO()
-    report.show(Console(file=out, width=60))
+    print_counts(report.counts, report.total, Console(file=out, width=60))
     assert [line.split() for line in out.getvalue().splitlines()] == [
         ["kept", "1,970", "98.5%"],
         ["too", "long", "20", "1.0%"],
         ["empty", "10", "0.5%"],
     ]
-
-
-def test_a_report_goes_to_standard_error(capsys):
-    Report().show()
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "kept" in captured.err
 
 
 def test_the_fingerprint_depends_on_content_order_and_boundaries_but_not_on_names(file, tmp_path):

@@ -254,7 +254,7 @@ def test_a_crash_leaves_nothing_half_written(where, error, build, monkeypatch, t
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(module._Writer if where == "add" else module, where, crash)
+        patch.setattr(module._Writer if where == "add" else manifest, where, crash)
         with pytest.raises(type(error)):
             build()
     assert list((tmp_path / "stores").iterdir()) == []
@@ -294,20 +294,49 @@ def test_what_a_dead_process_left_is_removed_and_a_living_one_is_let_be(build, t
     assert living.exists()
 
 
-def test_the_slower_of_two_builders_uses_what_the_faster_made(build, monkeypatch, tmp_path):
-    publish = module._publish
+def test_the_slower_of_two_builders_keeps_what_the_faster_made(build, monkeypatch, tmp_path):
+    publish = manifest._publish
     winner = []
 
-    def late(temporary, final):
+    def late(temporary, final, replace):
         if not winner:
             winner.append(None)
             winner[0] = build()[0].folder.stat().st_ino  # the other one, from start to end
-        publish(temporary, final)
+        publish(temporary, final, replace)
 
-    monkeypatch.setattr(module, "_publish", late)
+    monkeypatch.setattr(manifest, "_publish", late)
     store, _ = build()
     assert store.folder.stat().st_ino == winner[0]
     assert texts(store) == PAIRS
+    assert [path.name for path in (tmp_path / "stores").iterdir()] == [store.fingerprint]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_two_builders_that_both_find_damage_do_not_break_each_other(
+    when, build, monkeypatch, tmp_path
+):
+    """The second replaces the store of the first, before or after the first has published it."""
+    publish = manifest._publish
+    others = []
+    (build()[0].folder / "0.tokens").unlink()
+
+    def late(temporary, final, replace):
+        assert replace
+        if not others:
+            others.append(None)
+            if when == "after":
+                publish(temporary, final, replace)
+                (final / "0.tokens").unlink()  # as the other still sees it
+            others[0], _ = build()
+            if when == "after":
+                return
+        publish(temporary, final, replace)
+
+    monkeypatch.setattr(manifest, "_publish", late)
+    store, _ = build()
+    assert texts(store) == texts(others[0]) == PAIRS
+    monkeypatch.undo()
+    assert texts(Store(store.folder)) == PAIRS
     assert [path.name for path in (tmp_path / "stores").iterdir()] == [store.fingerprint]
 
 

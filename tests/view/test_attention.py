@@ -20,11 +20,11 @@ from regard.view.attention import (
     Stack,
     as_dict,
     choose,
-    followed,
+    cross_rollout,
+    describe,
     panels,
     rollout,
     stacks_of,
-    told,
 )
 from regard.view.attention_rows import MOST, gather
 
@@ -184,7 +184,7 @@ def test_what_reaches_a_decoder_of_the_source_is_that_of_one_large_network(known
         step = np.eye(m + n)
         step[:m, :m] = half * np.eye(m) + half * layer.mean(0)
         chain = step @ chain
-    found = followed(decoder, cross, rollout(encoder)[-1] if known else None)
+    found = cross_rollout(decoder, cross, rollout(encoder)[-1] if known else None)
     for i in range(3):
         step, other = np.eye(m + n), np.eye(m + n)
         step[m:, m:] = half * np.eye(n) + half * decoder[i].mean(0)
@@ -271,17 +271,17 @@ def test_an_encoder_without_attention_leaves_the_decoder_to_look_at(model):
 
 def test_the_table_names_the_token_that_is_looked_at_most(shape):
     stack = replace(stack_of(), writes=["", "x", "y"])
-    lines = told(attention_of(stack), choose(shape, "head", "encoder", 1, 2))
+    lines = describe(attention_of(stack), choose(shape, "head", "encoder", 1, 2))
     best = stack.weights[0, 1].argmax(-1)
     assert lines[0] == "it: self-attention of the encoder, layer 1, head 2"
     assert lines[1] == f"  q0 looks most at k{best[0]} ({stack.weights[0, 1, 0].max():.2f})"
     assert lines[2].startswith(f"  q1 (writes x) looks most at k{best[1]}")
-    lines = told(attention_of(stack), choose(shape, "grid", "encoder"))
+    lines = describe(attention_of(stack), choose(shape, "grid", "encoder"))
     assert (
         lines[-1]
         == f"  layer 2   {'  '.join(f'{v:.2f}' for v in stack.weights[1].max(-1).mean(-1))}"
     )
-    many = told(attention_of(stack_of(n=40)), choose(shape, "head", "encoder"))
+    many = describe(attention_of(stack_of(n=40)), choose(shape, "head", "encoder"))
     assert len(many) == 26
     assert many[-1] == "  and 16 more"
 

@@ -228,12 +228,12 @@ def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
     write_page(seen, View("head", "cross", 1, 2), tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     assert browser.text("#shown") == "Cross-attention: layer 1, head 2"
-    assert browser.text("#told") == ""
+    assert browser.text("#details") == ""
     stack = seen.stacks["cross"]
     browser.hover("#stage [data-row='1']")
     row = stack.weights[0, 1, 1]
     best = int(row.argmax())
-    said = browser.text("#told")
+    said = browser.text("#details")
     assert said.startswith("▁b (writes w1) looks at")
     listed = re.findall(r"(\S+)\n(\d\.\d{4})", said)
     assert listed[0] == (stack.columns[best], f"{row[best]:.4f}")
@@ -241,18 +241,18 @@ def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
         sorted(row, reverse=True), abs=1e-4
     )
     browser.hover("#stage [data-column='2']")
-    assert browser.text("#told").startswith("<eos> is looked at by")
+    assert browser.text("#details").startswith("<eos> is looked at by")
     place = browser.script(
         "return [place.left, place.top, place.cell, stage.offsetWidth, stage.offsetHeight]"
     )
     left, top, cell, width, height = place
     x, y = left + 3.5 * cell - width / 2, top + 2.5 * cell - height / 2
     browser.hover("#stage", int(x), int(y))  # row 3, column 4, as a person points
-    assert browser.text("#told").startswith(
+    assert browser.text("#details").startswith(
         f"<eos> (writes w2) looks at c: {stack.weights[0, 1, 2, 3]:.4f}"
     )
     browser.hover("h1")
-    assert browser.text("#told") == ""
+    assert browser.text("#details") == ""
     assert browser.complaints() == []
     assert browser.requests() == [(tmp_path / "a.html").as_uri()]
 
@@ -279,7 +279,7 @@ def test_every_stack_head_and_kind_can_be_chosen(browser, tmp_path):
         for how in ("lines", "map"):
             browser.click(f"[name=how][value={how}]")
             browser.hover("#stage [data-row='0']")
-            weights = re.findall(r"\d\.\d{4}", browser.text("#told"))
+            weights = re.findall(r"\d\.\d{4}", browser.text("#details"))
             assert [float(w) for w in weights] == pytest.approx(sorted(matrix[0])[::-1], abs=1e-4)
     assert browser.script("return form.elements.head.disabled") is False
     assert browser.complaints() == []
@@ -293,11 +293,11 @@ def test_the_keyboard_is_enough(browser, tmp_path):
     browser.script("stage.focus()")
     browser.press(ARROW_DOWN, ARROW_DOWN, ARROW_RIGHT)
     weights = seen.stacks["cross"].weights[0, 0]
-    assert browser.text("#told").startswith(f"▁b (writes w1) looks at a: {weights[1, 0]:.4f}")
+    assert browser.text("#details").startswith(f"▁b (writes w1) looks at a: {weights[1, 0]:.4f}")
     browser.press(ARROW_UP, ARROW_UP, ARROW_UP)
-    assert browser.text("#told").startswith("a is looked at by")
+    assert browser.text("#details").startswith("a is looked at by")
     browser.press(ESCAPE)
-    assert browser.text("#told") == ""
+    assert browser.text("#details") == ""
     order = "return [...document.querySelectorAll('input, select, button, [tabindex]')].every((e) => e.tabIndex >= 0)"
     assert browser.script(order)
     browser.script("document.querySelector('#grid button:last-of-type').focus()")
@@ -313,7 +313,7 @@ def test_markup_in_a_text_stays_text(browser, tmp_path):
     browser.open(tmp_path / "a.html")
     assert browser.text("#text") == EVIL
     browser.hover("#stage [data-row='0']")
-    assert browser.text("#told").startswith(f"{EVIL} (writes w0) looks at")
+    assert browser.text("#details").startswith(f"{EVIL} (writes w0) looks at")
     assert browser.script("return [document.images.length, document.title]") == [0, "Where m looks"]
     assert browser.complaints() == []
     assert browser.requests() == [(tmp_path / "a.html").as_uri()]
@@ -328,8 +328,8 @@ def test_one_token_and_two_hundred_fit(browser, tmp_path, size):
     for how in ("map", "lines"):
         browser.click(f"[name=how][value={how}]")
         browser.hover(f"#stage [data-row='{size - 1}']")
-        assert "looks at" in browser.text("#told")
-        lines = browser.script("return document.querySelectorAll('#told li').length")
+        assert "looks at" in browser.text("#details")
+        lines = browser.script("return document.querySelectorAll('#details li').length")
         assert lines == min(size, 12)
     assert browser.script("return document.documentElement.scrollWidth <= innerWidth")
     assert browser.complaints() == []

@@ -213,7 +213,7 @@ def test_losses_that_are_not_finite_leave_a_gap_and_are_never_the_best(tmp_path:
 def test_a_run_that_was_resumed_after_its_end_is_not_finished(tmp_path: Path) -> None:
     more = {"step": 250, "loss": 3.0, "learning_rate": 1e-4, "tokens_per_second": 900}
     curves = read_curves(write(tmp_path / "run", [*records(), more]), "run")
-    assert curves.said() == "run: 250 steps, best BLEU 31.25, not finished"
+    assert curves.summary() == "run: 250 steps, best BLEU 31.25, not finished"
 
 
 def test_a_run_that_is_a_link_loop_is_one_line(tmp_path, call):

@@ -9,7 +9,14 @@ import pytest
 
 from regard.text.builtin import PRONOUN_PHRASES, PRONOUN_SENTENCE
 from regard.text.tokenizer import Tokenizer
-from regard.view.pronoun import Look, draw_pronoun, find_heads, places, read_sentences, told
+from regard.view.pronoun import (
+    PronounHead,
+    describe_heads,
+    draw_pronoun,
+    find_heads,
+    places,
+    read_sentences,
+)
 
 SIDES = [(side, text) for side in (0, 1) for text in (pair[side] for pair in PRONOUN_SENTENCE)]
 
@@ -61,7 +68,7 @@ def test_the_head_that_does_it_is_found_in_every_stack(sentences, name, tmp_path
     assert (best.stack, best.layer, best.head) == (name, 2, 3)
     assert best.weights[0][0] >= 0.75
     assert best.weights[1][1] >= 0.875
-    text = "\n".join(told(looks))
+    text = "\n".join(describe_heads(looks))
     assert f"{best.name} tells it best, of 24 heads." in text
     assert f"{best.weights[0][0]:.2f}, " in text
     assert ('Where "it" is read: no head tells it' in text) == (name != "encoder")
@@ -75,8 +82,8 @@ def test_the_head_that_does_it_is_found_in_every_stack(sentences, name, tmp_path
 
 
 def test_a_head_that_always_prefers_the_animal_does_not_win():
-    stubborn = Look("encoder", 1, 1, ((0.9, 0.0), (0.9, 0.0)))
-    faint = Look("encoder", 1, 2, ((0.06, 0.05), (0.05, 0.06)))
+    stubborn = PronounHead("encoder", 1, 1, ((0.9, 0.0), (0.9, 0.0)))
+    faint = PronounHead("encoder", 1, 2, ((0.06, 0.05), (0.05, 0.06)))
     assert stubborn.margin == pytest.approx(-0.9)
     assert faint.margin == pytest.approx(0.01)
 
@@ -90,7 +97,7 @@ def test_where_no_head_does_it_that_is_said_with_the_numbers(sentences):
         }
         even.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
     looks = find_heads(tuple(even))
-    text = told(looks)
+    text = describe_heads(looks)
     assert text[0].startswith('What "it" is: no head tells it; head ')
     assert any("The animal 0." in line or "Das Tier 0." in line for line in text)
 

@@ -310,7 +310,7 @@ def test_every_sub_layer_of_every_layer_is_held_to_the_model() -> None:
         model = Transformer(config)
         seen = trace.Trace(model, rows["encoder"].packed, rows["decoder"].packed)
         seen.layers("decoder")
-        seen.gave[f"decoder.layers.1.{name}"][0] += 1
+        seen.outputs[f"decoder.layers.1.{name}"][0] += 1
         with pytest.raises(RuntimeError, match=rf"decoder\.layers\.1\.{name}"):
             seen.layers("decoder")
 

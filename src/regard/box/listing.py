@@ -1,4 +1,4 @@
-"""`regard info`: what is in the box, with the sizes and the scores that each folder itself has."""
+"""`regard info`: the models that ship with the package, with their sizes and scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.training.shipped import boxed, contents, folder_of
 def listing() -> list[dict[str, Any]]:
     """Each model: its name, style, parameters, bytes on the disk, and its final scores."""
     from regard.model.parameters import closed_form
-    from regard.view.info import final_scores
+    from regard.training.model_folder import final_scores
 
     rows = []
     for task in contents():
@@ -27,9 +27,10 @@ def listing() -> list[dict[str, Any]]:
     return rows
 
 
-def show_box(for_programs: bool) -> None:
+def show_box(as_objects: bool) -> None:
+    """Print the models as a table, or as one JSON object per line."""
     rows = listing()
-    if for_programs:
+    if as_objects:
         for row in rows:
             print(as_json(row))
         return
@@ -38,10 +39,10 @@ def show_box(for_programs: bool) -> None:
     table = Table("model", "style", "parameters", "size", "validation", box=None, pad_edge=False)
     for row in rows:
         scores = {k: v for k, v in row["scores"].items() if isinstance(v, float) and k != "seconds"}
-        told = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        summary = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
         table.add_row(
             row["model"], row["style"], f"{row['parameters'] / 1e6:.1f}M",
-            f"{row['bytes'] / 1e6:.1f} MB", told,
+            f"{row['bytes'] / 1e6:.1f} MB", summary,
         )  # fmt: skip
     console = make_console()
     console.print(table if rows else "there is no model in the box")

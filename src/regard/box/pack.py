@@ -1,7 +1,7 @@
-"""`regard pack`: a finished model in a quarter of its size, as those in the box are.
+"""`regard pack`: write a finished model with int8 weights, in a quarter of its size.
 
-Matrices become bytes with a scale for each row (training/int8.py), and all else comes along as it
-is. Names of files lose the folders of the machine that they were on.
+Matrices are quantised with one scale per row (model/quantise.py); everything else stays as it is.
+Paths of data files are shortened, so that they do not name the folders of this machine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from regard.training.checkpoint import to_bytes
 from regard.training.model_folder import file_checksums
 from regard.training.shipped import folder_of
 
-SAID = (
+NOTE = (
     "Packed by `regard pack`: every matrix as whole numbers of 8 bits, with a float32 scale for "
     "each row."
 )
 MOST_COMPARED = 300_000_000  # characters compared in the search for names of data files
-# /some/where/multi30k/train.en.xz: all but the last two names. Not of an address of the web.
+# The folders of /some/where/multi30k/train.en.xz: all but the last two names. No web addresses.
 NAME = r"""[^\s/`'"]+"""
 BEGINS = r"(?<![\w.~:/$-])"
 ROOT = r"(?:file:/+|[A-Za-z]:/+|/+)"  # /, //server, file:///, C:/
@@ -45,13 +45,15 @@ ELSEWHERE = rf"{BEGINS}{ROOT}(?:(?:{NAME}/+)*(?={NAME}/+{NAME})|(?={NAME}))"
 class PackedModel:
     folder: Path
     parameters: int
-    size: int  # bytes of all its files
-    before: int  # bytes of the weights as they were
+    size: int  # bytes of all files
+    before: int  # bytes of the weights before
 
 
 def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> PackedModel:
-    """Write the packed folder of a finished model; gives back how large it is. replace_old: a
-    folder that lies at `out` is replaced."""
+    """Write a finished model with int8 weights to the folder `out`.
+
+    replace_old: replace an existing folder
+    """
     folder, out = folder_of(model), Path(out)
     check_out(folder, out, replace_old)
     opened = load(folder, "cpu", "float32")
@@ -76,8 +78,8 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
             (new / "metrics.jsonl").write_bytes(metrics)
         if card is not None:
             text = portable(card.decode(errors="replace"), files)
-            said = "" if "`regard pack`" in text else f"\n{SAID}\n"
-            (new / "README.md").write_text(text + said, encoding="utf-8")
+            note = "" if "`regard pack`" in text else f"\n{NOTE}\n"
+            (new / "README.md").write_text(text + note, encoding="utf-8")
     return PackedModel(
         out, sum(tensor.numel() for tensor in weights.values()),
         sum(path.stat().st_size for path in out.iterdir()),
@@ -86,7 +88,7 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
 
 
 def check_out(folder: Path, out: Path, replace_old: bool) -> None:
-    """Whether the packed model may lie at `out`, before the work."""
+    """Refuse a folder `out` that cannot be used. Call it before the work."""
     place = place_of(out)
     if not place.exists():
         return
@@ -107,8 +109,11 @@ def short_path(path: str) -> str:
 
 
 def portable(text: str, paths: Collection[str] = ()) -> str:
-    """A text without the folders of this machine. In paths that are known, and in what is quoted
-    for a shell, there may be signs that end any other path: John Doe, O'Brien."""
+    """A text without the folders of this machine.
+
+    paths: paths that the text may contain. These, and paths that are quoted for a shell, may
+        contain characters that end any other path, such as spaces and quotes.
+    """
 
     def shorter(found: re.Match[str]) -> str:
         word = found["word"] or ""

@@ -25,7 +25,13 @@ from regard.tasks.train import train
 from regard.tasks.translate import bleu
 from regard.text.builtin import PRONOUN_SENTENCE, builtin_corpus, pronoun_accuracy
 from regard.view.curves import draw_curves
-from regard.view.pronoun import Look, draw_pronoun, find_heads, read_sentences, told
+from regard.view.pronoun import (
+    PronounHead,
+    describe_heads,
+    draw_pronoun,
+    find_heads,
+    read_sentences,
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 128, "dropout": 0.1},
@@ -91,7 +97,7 @@ def show(
     test: list[tuple[str, str]],
     answers: list[str],
     total: int,
-    looks: list[Look],
+    looks: list[PronounHead],
 ) -> None:
     table = Table("sentences never seen in training", "what the model makes of them", expand=True)
     showcase = [english for english, _ in PRONOUN_SENTENCE]
@@ -105,7 +111,7 @@ def show(
         f"({scores['exact']:.1%} word for word), the right pronoun in {scores['pronouns']:.1%} of "
         f"{total}, trained in {scores['minutes']:.1f} minutes\n{scores['bleu_signature']}"
     )
-    console.print("\n" + "\n".join(told(looks)) + "\n", soft_wrap=True)
+    console.print("\n" + "\n".join(describe_heads(looks)) + "\n", soft_wrap=True)
     for name in ("pronoun.png", "pronoun.svg"):
         console.print(f"the picture of it: {out / name}", soft_wrap=True)
     for path in draw_curves([out / "run"], None):

@@ -262,7 +262,8 @@ def info(options: argparse.Namespace) -> int:
             names = ", ".join(accept_changes(options.model))
             warn(f"{options.model} now accepts {names} as they are")
         config = read_config(existing_model(options.model)).model
-    from regard.view.info import final_scores, parameter_table
+    from regard.training.model_folder import final_scores
+    from regard.view.info import parameter_table
 
     table = parameter_table(config)
     scores = final_scores(folder_of(options.model)) if options.model else {}

@@ -1,5 +1,4 @@
-"""`regard view ...`: the pictures and tables to look at, and their options. torch is imported only
-when one is made."""
+"""`regard view ...`: the options of each view. torch is imported only when a view is made."""
 
 from __future__ import annotations
 
@@ -111,7 +110,7 @@ def attention_options(verb: argparse.ArgumentParser) -> None:
 def attention(options: argparse.Namespace) -> int:
     """Where a trained model looks: every layer and head, as PNG and SVG or as one HTML page."""
     from regard.text.lines import read_blocks
-    from regard.view.attention import as_dict, choose, told
+    from regard.view.attention import as_dict, choose, describe
     from regard.view.attention_page import write_page
     from regard.view.attention_pictures import draw_attention
     from regard.view.attention_rows import gather
@@ -137,7 +136,7 @@ def attention(options: argparse.Namespace) -> int:
     if options.json:
         print(as_json(as_dict(seen, view, files)))
     else:
-        print("\n".join([*map(visible_line, told(seen, view)), *files]))
+        print("\n".join([*map(visible_line, describe(seen, view)), *files]))
     return 0
 
 

@@ -39,9 +39,9 @@ from regard.lab.trainings import (
 from regard.model.transformer import Transformer
 from regard.tasks.make import KINDS, learn_task
 from regard.tasks.task import Task
-from regard.text.rows import Rows
+from regard.text.sampler import BatchSampler
 from regard.text.store import Store
-from regard.view.info import final_scores
+from regard.training.model_folder import final_scores
 
 NAME = "ablate"
 
@@ -148,7 +148,7 @@ def fitted(row: Row, learned: Task, store: Store) -> Row:
     with torch.device("meta"):  # shapes without memory
         Transformer(config.model)
     tokens = config.training.batch_tokens  # refuses what is too small for the longest example
-    Rows(learned.sizes(store), tokens, store.fingerprint, 0, counted=learned.counted)
+    BatchSampler(learned.sizes(store), tokens, store.fingerprint, 0, counted=learned.counted)
     return replace(row, config=config)
 
 

@@ -30,7 +30,6 @@ from regard.tasks.bootstrap import SAMPLES
 from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store
 from regard.view.curves import read_curves
-from regard.view.info import final_scores
 
 QUALITY = {"translate": "bleu", "classify": "accuracy", "answer": "f1"}  # more is better
 GREEDY: dict[str, Any] = {"beam": 1, "n_best": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0}

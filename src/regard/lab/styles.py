@@ -47,9 +47,9 @@ from regard.model.parameters import closed_form
 from regard.predictor import load
 from regard.tasks.make import KINDS, learn_task, make_task
 from regard.tasks.train import train
-from regard.text.rows import Rows
+from regard.text.sampler import BatchSampler
 from regard.text.store import Store
-from regard.view.info import final_scores
+from regard.training.model_folder import final_scores
 
 NAME = "styles"
 
@@ -167,7 +167,9 @@ def plan(
         tokens = round(training.batch_tokens * counted[style.name] / counted[usual])
         style.config = replace(style.config, training=replace(training, batch_tokens=tokens))
         # Refuses what is too small for the longest example.
-        Rows(style.task.sizes(store), tokens, store.fingerprint, 0, counted=style.task.counted)
+        BatchSampler(
+            style.task.sizes(store), tokens, store.fingerprint, 0, counted=style.task.counted
+        )
     return styles, store, examples
 
 

@@ -13,8 +13,8 @@ from regard.files import check_destination, write_result
 from regard.tasks.translate import Translate
 from regard.text.store import Store
 from regard.training.checkpoint import Checkpoints
+from regard.training.model_folder import final_scores
 from regard.training.run import same_run
-from regard.view.info import final_scores
 
 Values = dict[str, dict[str, Any]]  # settings by section, as in a configuration
 

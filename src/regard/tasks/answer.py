@@ -25,7 +25,7 @@ from regard.model.transformer import Transformer
 from regard.tasks.metrics import exact_match, token_f1
 from regard.tasks.sequences import SEP, Sequences, asked
 from regard.tasks.task import Evaluation, Ids, Say, in_pieces, read_rows
-from regard.text.corpus import Question, Report, read_questions
+from regard.text.corpus import CorpusReport, Question, read_questions
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
@@ -100,10 +100,10 @@ class Questions(Sequences):
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
+    ) -> tuple[Store, CorpusReport]:
         tokenizer, most = self.target, config.data.max_length
 
-        def encode(report: Report, position: Position) -> Iterator[Chunk]:
+        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             rows = (row for _, row in self.read(files, config))
             for chunk in in_chunks(rows, lambda row: len(row.context) + len(row.question)):
                 contexts, questions, answers = (

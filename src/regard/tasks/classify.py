@@ -45,7 +45,7 @@ from regard.tasks.task import (
     read_rows,
 )
 from regard.text.batching import Packed
-from regard.text.corpus import Classified, Report, read_classified
+from regard.text.corpus import Classified, CorpusReport, read_classified
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
@@ -107,10 +107,10 @@ class Classify(Task):
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
+    ) -> tuple[Store, CorpusReport]:
         tokenizer, most = self.tokenizer, self.longest - 1  # 1: <cls>, or what closes the text
 
-        def encode(report: Report, position: Position) -> Iterator[Chunk]:
+        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             examples = self.read(files, config)
             for chunk in in_chunks(examples, lambda example: len(example[1].text)):
                 texts = tokenizer.encode_batch([example.text for _, example in chunk])

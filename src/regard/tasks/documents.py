@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.task import Ids, Say, Task
-from regard.text.corpus import Document, Report, read_documents
+from regard.text.corpus import CorpusReport, Document, read_documents
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
@@ -73,10 +73,10 @@ class Documents(Task):
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
+    ) -> tuple[Store, CorpusReport]:
         whole, tokenizer = config.data.documents == "file", self.tokenizer
 
-        def encode(report: Report, position: Position) -> Iterator[Chunk]:
+        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             documents = (
                 text for path in files for _, text in read_documents(path, position, whole)
             )

@@ -25,7 +25,7 @@ from regard.model.transformer import Transformer, pool
 from regard.tasks.metrics import pearson, spearman
 from regard.tasks.task import Evaluation, Ids, Say, Task, forward, packed, read_rows
 from regard.text.batching import Packed
-from regard.text.corpus import Report, Similar, read_similar
+from regard.text.corpus import CorpusReport, Similar, read_similar
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
@@ -79,10 +79,10 @@ class Embed(Task):
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
+    ) -> tuple[Store, CorpusReport]:
         scored = any(row.score is not None for _, row in self.read(files, config))
 
-        def encode(report: Report, position: Position) -> Iterator[Chunk]:
+        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             rows = self.read(files, config)
             for chunk in in_chunks(rows, lambda row: len(row[1].a) + len(row[1].b)):
                 sides: list[Any] = [

@@ -25,7 +25,7 @@ from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.bootstrap import Metric
 from regard.text.batching import Packed
-from regard.text.corpus import Report
+from regard.text.corpus import CorpusReport
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
 from regard.training.losses import Loss, token_loss
@@ -91,7 +91,7 @@ class Task(ABC):
     @abstractmethod
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
+    ) -> tuple[Store, CorpusReport]:
         """The files as token ids."""
 
     def sizes(self, store: Store) -> list[NDArray[Any]]:

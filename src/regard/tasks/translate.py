@@ -21,7 +21,7 @@ from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.tasks.sequences import Sequences, asked
 from regard.tasks.task import Evaluation, Say, in_pieces
-from regard.text.corpus import Pair, Report, read_pairs
+from regard.text.corpus import CorpusReport, Pair, read_pairs
 from regard.text.store import Store, build_pairs
 
 
@@ -45,7 +45,7 @@ class Translate(Sequences):
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
+    ) -> tuple[Store, CorpusReport]:
         limits = config.data.max_length, config.data.max_ratio
         return build_pairs((files[0], files[1]), (self.source, self.target), folder, *limits, quiet)
 

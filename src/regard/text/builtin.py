@@ -1,12 +1,12 @@
 """The built-in corpus: English and German sentences from a small grammar of our own.
 
-Its German needs what attention is for: articles and adjectives agree with a noun's gender and
-case, the verb closes a subordinate clause, and in "The animal didn't cross the street because it
-was too tired" (or "too wide") `it` becomes `es` or `sie` by a word that comes later.
+Its German requires attention to distant words: articles and adjectives agree with the gender and
+case of a noun, the verb ends a subordinate clause, and in "The animal didn't cross the street
+because it was too tired" (or "too wide") `it` becomes `es` or `sie` depending on a later word.
 
-A composition is who did what to whom: (animal, cross, street), whatever the articles, the
-adjectives and the sentence around it. Each belongs to one split by its hash, so what a test
-sentence says was never said in training, in any form, while each of its words was.
+A composition is (subject, verb, objects), for example (animal, cross, street), independent of
+articles, adjectives and the sentence around it. The hash of a composition determines its split, so
+no composition of a test sentence occurs in training, but all of its words do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 SIZES = {"train": 20_000, "valid": 500, "test": 500}
 
-# The paper's authors' own example of what self-attention resolves: the test split starts with it.
+# The example of the paper's authors for what self-attention resolves; it starts the test split.
 PRONOUN_SENTENCE = (
     ("The animal didn't cross the street because it was too tired.",
      "Das Tier überquerte die Straße nicht, weil es zu müde war."),
@@ -248,7 +248,7 @@ class Example(NamedTuple):
 
 
 class Dice:
-    """Choices that are the same everywhere: of `random`, only `random()` is promised to stay."""
+    """Random choices that are the same in every version of Python, as only `random()` is."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed).random
@@ -291,7 +291,7 @@ def simple(dice: Dice) -> Example:
 
 
 def subordinate(dice: Dice, first: bool) -> Example:
-    """The subordinate clause comes first or last; where it is first, the main verb follows it."""
+    """A subordinate clause at the start or end; after it at the start, the main verb follows."""
     inner = some_clause(dice)
     outer = some_event(dice, inner)
     because, weil = dice.pick(list(CONJUNCTIONS.items()))
@@ -307,8 +307,8 @@ def reported(dice: Dice) -> Example:
     inner = some_clause(dice)
     speaker = dice.phrase(("adult", "child"), "nom", without=inner.composition)
     said, sagte = dice.pick(list(REPORTS.items()))
-    told = (f"{speaker.english} {said}", f"{speaker.german} {sagte}")
-    english, german = dice.pick((("I know", "ich weiß"), ("we know", "wir wissen"), told))
+    speech = (f"{speaker.english} {said}", f"{speaker.german} {sagte}")
+    english, german = dice.pick((("I know", "ich weiß"), ("we know", "wir wissen"), speech))
     return Example.of(inner, f"{english} that {inner.english()}", f"{german}, dass {inner.final()}")
 
 
@@ -324,7 +324,7 @@ def relative(dice: Dice) -> Example:
 
 
 def pronoun(dice: Dice, of_subject: bool) -> Example:
-    """Subject and object differ in gender, and only the last adjective tells which one `it` is."""
+    """Subject and object differ in gender; only the last adjective determines what `it` is."""
     verb = dice.pick(DEEDS)
     genders = dice.pick(("mf", "mn", "fm", "fn", "nm", "nf"))
     animal = dice.pick(nouns("animal", gender=genders[0]))
@@ -341,7 +341,7 @@ def pronoun(dice: Dice, of_subject: bool) -> Example:
     return Example.of(outer, f"{outer.english()} {because}", f"{outer.main()}, {weil}")
 
 
-# Sentence i of a split has pattern i modulo 16, so any beginning of it is as balanced as the whole.
+# Sentence i of a split has pattern i modulo 16, so every prefix of a split is balanced.
 PRONOUN_PAIR = (partial(pronoun, of_subject=True), partial(pronoun, of_subject=False))
 LAST, FIRST = partial(subordinate, first=False), partial(subordinate, first=True)
 PATTERNS: tuple[Callable[[Dice], Example], ...] = (
@@ -354,7 +354,7 @@ PATTERNS: tuple[Callable[[Dice], Example], ...] = (
 
 @cache
 def split_of(composition: tuple[str, ...]) -> str:
-    """A tenth of all compositions is for the test, a tenth for validation."""
+    """The split of a composition: a tenth is for the test, a tenth for validation."""
     if composition == PRONOUN_COMPOSITION:
         return "test"
     digest = hashlib.sha256(" ".join(composition).encode()).digest()
@@ -388,13 +388,13 @@ def builtin_corpus(split: str, size: int | None = None) -> list[tuple[str, str]]
 
 
 def pronoun_of(german: str) -> str | None:
-    """What the ambiguous `it` became: er, sie or es; None where the sentence has none."""
+    """The translation of the ambiguous `it`: er, sie or es; None if the sentence has none."""
     match = re.search(r"\bweil (er|sie|es)\b", german)
     return match and match[1]
 
 
 def pronoun_accuracy(references: Sequence[str], hypotheses: Sequence[str]) -> tuple[int, int]:
-    """(right, total) over the sentences whose reference has an ambiguous pronoun."""
+    """(correct, total) over the sentences whose reference has an ambiguous pronoun."""
     pairs = zip(map(pronoun_of, references), map(pronoun_of, hypotheses), strict=True)
-    right = [wanted == given for wanted, given in pairs if wanted is not None]
-    return sum(right), len(right)
+    correct = [expected == actual for expected, actual in pairs if expected is not None]
+    return sum(correct), len(correct)

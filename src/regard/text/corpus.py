@@ -12,13 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from regard.errors import InputError
 from regard.text.reading import Position, open_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 LONGEST_DOCUMENT = 10_000_000  # characters; plain text without blank lines is cut at this size
 
@@ -40,8 +37,8 @@ class Question(NamedTuple):
     context: str
     question: str
     answer: str
-    answers: tuple[str, ...]  # all that count as right; only `answer` where the file has no others
-    task: str = ""  # the kind of question, where the file says it
+    answers: tuple[str, ...]  # all correct answers; only `answer` if the file lists no others
+    task: str = ""  # the kind of question, if the file names it
 
 
 class Document(NamedTuple):
@@ -104,8 +101,8 @@ def read_classified(path: Path | str, position: Position | None = None) -> Itera
 
 
 def read_questions(path: Path | str, position: Position | None = None) -> Iterator[Question]:
-    """Yield JSON lines {"context", "question", "answer"}; "answers" may list all that are right,
-    "task" names the kind of question."""
+    """Yield JSON lines {"context", "question", "answer"}; "answers" may list all correct
+    answers, and "task" may name the kind of question."""
     _, lines = _format(path, position)
     for number, line in lines:
         where = _object(path, number, line, "context", "question", "answer")
@@ -166,7 +163,7 @@ def read_similar(path: Path | str, position: Position | None = None) -> Iterator
             if not number_like or not math.isfinite(score):
                 raise where.error(f'"score" must be a finite number, not {_kind(score)}')
             score = float(score)
-        # STS-B's end in a carriage return where they are to be learned from, not in its tests.
+        # In STS-B, training texts end with a carriage return and test texts do not.
         a, b = where.text("a").strip(), where.text("b").strip()
         for name, text in (("a", a), ("b", b)):
             if not text:
@@ -193,12 +190,12 @@ def _format(
         if size < LONGEST_DOCUMENT:
             before.append(line)
             size += len(line) + 1
-    return as_json, iter(())  # nothing but blank lines
+    return as_json, iter(())  # all lines are blank
 
 
 @dataclass
 class _Object:
-    """One JSON object with the place it stands at, so that every complaint can name it."""
+    """One JSON object and where it is, so that every error can name the place."""
 
     path: Path | str
     number: int
@@ -215,7 +212,7 @@ class _Object:
 
     def check(self, value: str, key: str) -> str:
         try:
-            value.encode("utf-8")  # JSON can write half of a surrogate pair; UTF-8 cannot
+            value.encode("utf-8")  # JSON can contain half of a surrogate pair, UTF-8 cannot
         except UnicodeEncodeError as error:
             code = ord(value[error.start])
             raise self.error(f'"{key}" has a lone surrogate (U+{code:04X})') from None
@@ -241,7 +238,7 @@ def _object(path: Path | str, number: int, line: str, *keys: str) -> _Object:
 
 
 def _kind(value: object) -> str:
-    """A JSON value's type in the words of JSON."""
+    """The name of a JSON value's type."""
     names = {str: "a string", bool: "a truth value", list: "a list", dict: "an object"}
     if value is None:
         return "null"
@@ -251,12 +248,14 @@ def _kind(value: object) -> str:
 
 
 @dataclass
-class Report:
-    """How many examples were kept, and how many were left out for which reason."""
+class CorpusReport:
+    """How many examples of a corpus were kept, and how many were skipped for which reason."""
 
     kept: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    notes: dict[str, int] = field(default_factory=dict)  # what else was done, to those kept
+    notes: dict[str, int] = field(
+        default_factory=dict
+    )  # what was changed in examples that were kept
 
     def skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
@@ -270,22 +269,10 @@ class Report:
 
     def __str__(self) -> str:
         """One line: `28,990 kept, 8 too long, 2 empty`."""
-        parts = [f"{count:,} {reason}" for reason, count in self._rows()]
-        return ", ".join([f"{self.kept:,} kept", *parts])
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.counts)
 
-    def show(self, console: Console | None = None) -> None:
-        """Print a short table on `console` (default: standard error)."""
-        from rich.table import Table
-
-        from regard.console import make_console
-
-        table = Table("examples", "", "", box=None, show_header=False, pad_edge=False)
-        for reason, count in [("kept", self.kept), *self._rows()]:
-            share = count / self.total if self.total else 0.0
-            table.add_row(reason, f"{count:,}", f"{share:.1%}")
-        table.columns[1].justify = table.columns[2].justify = "right"
-        (console or make_console(stderr=True)).print(table)
-
-    def _rows(self) -> list[tuple[str, int]]:
+    @property
+    def counts(self) -> list[tuple[str, int]]:
+        """All counts with their reasons: what was kept first, then the largest."""
         rows = [*self.skipped.items(), *((f"{what} (kept)", n) for what, n in self.notes.items())]
-        return sorted(rows, key=lambda row: (-row[1], row[0]))
+        return [("kept", self.kept), *sorted(rows, key=lambda row: (-row[1], row[0]))]

@@ -1,11 +1,9 @@
-"""BPE-dropout (Provilkov et al. 2020): the same text in other tokens each time it is seen.
+"""BPE-dropout (Provilkov et al. 2020): different tokens for the same text each time it is read.
 
-A model that sees a word cut differently each time learns what its parts mean. At each step of
-cutting a word, each merge that is possible is passed over with probability p, and the first that
-is left is applied. The BPE library has that too, but not with a seed. Here a row is a function of
-a seed and the row's number. A whole batch is cut in C++ (ops/cpu/bpe.cpp), or by the code below,
-which reads easier and finds the same tokens. Neither keeps anything of the rows: what C++ needs to
-know (merges, bytes of tokens, classes of characters) is under a megabyte for 8,000 tokens.
+At each step of tokenising a word, each possible merge is skipped with probability p, and the first
+of the others is applied. The BPE library has this too, but without a seed. Here the result for a
+row is a function of a seed and the row number. A batch is tokenised in C++ (ops/cpu/bpe.cpp). The
+Python code below is the specification and gives the same tokens.
 """
 
 from __future__ import annotations
@@ -38,19 +36,18 @@ def scramble(x: int) -> int:
 
 
 class Dropout:
-    """Cuts rows of tokens anew. Special tokens stay, and text on both sides of one is apart."""
+    """Tokenises rows again. Special tokens stay, and no token crosses them."""
 
     def __init__(self, tokenizer: Tokenizer, probability: float) -> None:
         if not 0.0 <= probability <= 1.0:
             raise InputError(f"BPE-dropout is a probability from 0 to 1, not {probability}")
         self.tokenizer = tokenizer
-        self.least = round(probability * 2**53)  # fewer 53 random bits: the merge is passed over
+        self.least = round(probability * 2**53)  # a merge is skipped if 53 random bits are below
 
     def __call__(
         self, rows: Sequence[NDArray[Any]], numbers: NDArray[np.int64], seed: int
     ) -> list[NDArray[Any]]:
-        """The rows, as `encode` made them, in other tokens: each depends on the seed and on its own
-        number alone."""
+        """The rows of `encode` in other tokens; each depends only on the seed and its number."""
         if self.tokenizer.kind != "bpe":  # no merges, nothing to drop
             return list(rows)
         stream = scramble(seed)
@@ -61,24 +58,24 @@ class Dropout:
             for row, number in zip(rows, numbers.tolist(), strict=True)
         ]
 
-    # ---- one row, to be read ------------------------------------------------------------
+    # ---- one row: the specification ------------------------------------------------------------
 
     def _row(self, ids: list[int], key: int) -> list[int]:
-        passed_over = (scramble(key + i * GAMMA) >> 11 < self.least for i in count())
-        found: list[int] = []
+        skipped = (scramble(key + i * GAMMA) >> 11 < self.least for i in count())
+        tokens: list[int] = []
         for text, part in groupby(ids, lambda id: id >= len(SPECIALS)):
             if not text:
-                found += part
+                tokens += part
                 continue
             for word in self.tokenizer.words(self.tokenizer.decode(list(part))):
-                found += self._merge(word, passed_over)
-        return found
+                tokens += self._merge(word, skipped)
+        return tokens
 
-    def _merge(self, word: bytes, passed_over: Iterator[bool]) -> list[int]:
+    def _merge(self, word: bytes, skipped: Iterator[bool]) -> list[int]:
         """Apply the merges to one word, the lowest rank first, from left to right.
 
-        Drawing only until a merge is kept gives the paper's distribution, and with a heap a long
-        run of letters takes n log n rather than n² steps.
+        Drawing only until a merge is kept gives the distribution of the paper. With a heap, a word
+        of n bytes takes n log n steps.
         """
         size = len(word)
         tokens = [byte + len(SPECIALS) for byte in word]
@@ -100,8 +97,8 @@ class Dropout:
             rank, left = heapq.heappop(candidates)
             merge = known[left]
             if merge is None or merge[0] != rank:
-                continue  # an earlier merge took one of the two
-            if next(passed_over):
+                continue  # an earlier merge used one of the two
+            if next(skipped):
                 dropped.append((rank, left))
                 continue
             for candidate in dropped:  # dropped in this step only
@@ -113,11 +110,11 @@ class Dropout:
                 before[after[left]] = left
             propose(before[left])
             propose(left)
-        found, place = [], 0
+        result, place = [], 0
         while place < size:
-            found.append(tokens[place])
+            result.append(tokens[place])
             place = after[place]
-        return found
+        return result
 
     @cached_property
     def _merges(self) -> dict[tuple[int, int], tuple[int, int]]:
@@ -140,7 +137,7 @@ class Dropout:
         numbers = np.ascontiguousarray(numbers, np.int64)
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=starts[1:])
-        # A token for each byte is the most that a text can need, and a special token stays one.
+        # A text has at most one token per byte; a special token stays one.
         room = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(np.maximum(self.tokenizer.sizes, 1)[ids], out=room[1:])
         room = room[starts]
@@ -179,7 +176,7 @@ class _Vocabulary(ctypes.Structure):
     def of(cls, slots: NDArray[Any], classes: NDArray[Any], *pieces: NDArray[Any]) -> _Vocabulary:
         made = cls(slots.ctypes.data, len(slots), classes.ctypes.data, len(classes),
                    *(array.ctypes.data for array in pieces))  # fmt: skip
-        made.arrays = (slots, classes, *pieces)  # they live as long as who points at them
+        made.arrays = (slots, classes, *pieces)  # keep the arrays alive as long as the pointers
         return made
 
 
@@ -189,17 +186,17 @@ def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:
 
 @cache
 def classes() -> NDArray[np.uint8]:
-    """Letter (0), number (1), other (2) or space (3): what each character is to the BPE library.
+    """The class of each character in the BPE library: letter (0), number (1), other (2), space (3).
 
-    Python could tell too, but from another version of Unicode. The library keeps characters of a
-    class together: all in a row give some hundred words, and one character of each tells which.
+    Python has a different version of Unicode, so the library is queried. It splits a text of all
+    characters into words of one class each; one character of a word determines its class.
     """
     words = Tokenizer("byte").words
-    found = np.full(CHARACTERS, 2, np.uint8)
+    result = np.full(CHARACTERS, 2, np.uint8)
     codes = (code for code in range(CHARACTERS) if not 0xD800 <= code < 0xE000)
-    row = "".join(map(chr, codes)).replace(" ", "")  # a blank goes with any word behind it
+    row = "".join(map(chr, codes)).replace(" ", "")  # a space joins the word after it
     for word in words(row + " "):
         text = word.decode()
         alike = (len(words(sign + text[0])) == 1 for sign in "a1! ")
-        found[list(map(ord, text))] = list(alike).index(True)
-    return found
+        result[list(map(ord, text))] = list(alike).index(True)
+    return result

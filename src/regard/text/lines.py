@@ -1,7 +1,7 @@
-"""Lines of standard input, as many as are there: bounded memory, and no waiting for a full batch.
+"""Lines of standard input in blocks, with bounded memory and without waiting for a full block.
 
-A program that feeds one line and waits for its answer gets it; a long file comes in blocks that
-are large enough to be worked on together.
+A program that writes one line and waits gets its result immediately. A long file is read in blocks
+that are large enough to be processed together.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from regard.errors import InputError
 from regard.text.reading import BOM, LONGEST_LINE, decode_line
 
 MOST_LINES = 4096  # of a block
-MOST_BYTES = 2**20  # of a block before no more is read; a single line may be longer
+MOST_BYTES = 2**20  # of a block, unless it is a single line
 READ = 2**18
 TURN = 0.2  # seconds
 
 
 def read_blocks(file: int, name: str) -> Iterator[tuple[int, list[str], int]]:
     """Yield (number of the first line, lines without their ends, bytes read so far) from a file
-    descriptor. The lines before a bad one are yielded before it is complained about."""
+    descriptor. The lines before an invalid one are yielded before the error is raised."""
     number = 1
     for block, read in _blocks(file, name):
         lines: list[str] = []
@@ -46,9 +46,9 @@ def read_blocks(file: int, name: str) -> Iterator[tuple[int, list[str], int]]:
 
 
 def _blocks(file: int, name: str) -> Iterator[tuple[list[bytes], int]]:
-    """The same as bytes: whole lines, as many as there are without waiting."""
+    """The same as bytes: complete lines, as many as are available without waiting."""
     lines: list[bytes] = []
-    rest = b""  # a line whose end has not come yet
+    rest = b""  # an incomplete line
     read = size = 0
     while len(rest) <= LONGEST_LINE + len(BOM) + 1:  # 1: a carriage return
         if lines and (len(lines) >= MOST_LINES or size >= MOST_BYTES or not _ready(file)):
@@ -57,11 +57,11 @@ def _blocks(file: int, name: str) -> Iterator[tuple[list[bytes], int]]:
             yield block, read
             continue
         try:
-            # In turns: an interrupt just before a call that waits is heard only after the call.
+            # Wait in short turns: an interrupt just before a blocking call takes effect after it.
             while not _ready(file, TURN):
                 pass
             more = os.read(file, READ)
-        except BlockingIOError:  # someone made it so, and took what was there
+        except BlockingIOError:  # the descriptor is non-blocking, and another process read the data
             continue
         except OSError as error:
             raise InputError(f"{name}: cannot be read ({error.strerror or error})") from None
@@ -77,5 +77,5 @@ def _blocks(file: int, name: str) -> Iterator[tuple[list[bytes], int]]:
 
 
 def _ready(file: int, seconds: float = 0) -> bool:
-    """Is there more to read right now, or within so many seconds?"""
+    """Whether data is available now, or within this many seconds."""
     return bool(select.select([file], [], [], seconds)[0])

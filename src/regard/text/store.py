@@ -1,22 +1,18 @@
-"""The token store: a corpus as token ids on disk, memory-mapped, so that it need not fit memory.
+"""The token store: a corpus as token ids on disk, memory-mapped, so it may be larger than memory.
 
-A store is a folder named after everything that its content depends on (the files, the
-tokenizers, the limits), so a second run finds it and a changed corpus can never be mistaken for
-the old one. Each side is three raw little-endian files (token ids, lengths, offsets) beside one
-JSON manifest with their checksums, which are verified when the store is opened (manifest.py). A
-store that is damaged, or that a different version of regard built, is rebuilt. Nothing is pickled.
+The name of a store is a hash of everything that its content depends on (files, tokenizers, limits),
+so a second run finds it, and a changed corpus has another store. Each side is three raw
+little-endian files (token ids, lengths, offsets). A manifest has their checksums, which are
+verified when the store is opened (manifest.py). A store that is damaged, or that a different
+version of regard built, is rebuilt.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,26 +22,23 @@ from numpy.typing import NDArray
 
 from regard.console import progress, warn
 from regard.errors import InputError
-from regard.files import PREFIX, remove_leftovers, sync_file, sync_folder
-from regard.text.corpus import Report, read_pairs
-from regard.text.manifest import Outdated, read_manifest, write_manifest
+from regard.text.corpus import CorpusReport, read_pairs
+from regard.text.manifest import FolderFormat, explain_write_errors, map_file
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position, fingerprint_files
 from regard.text.tokenizer import Tokenizer
 
-FORMAT, VERSION = "regard store", 2  # version of the folder
 # Version of the content, a part of the fingerprint, which checkpoints record and on which the order
 # of the examples depends. Change it only if the same corpus gives different tokens.
 CONTENT = 1
-SIDES = 3  # at most: two texts and what is to be said of them
-MANIFEST = "store.json"
+SIDES = 3  # at most: two texts and their score or label
 TOKENS: dict[str, np.dtype[Any]] = {
     "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4"),
     "float32": np.dtype("<f4"),  # not tokens, but one score for each example
 }  # fmt: skip
 FILES = ("tokens", "lengths", "offsets")  # of each side
 LENGTHS, OFFSETS = np.dtype("<i4"), np.dtype("<i8")
-SHORT = 10  # tokens; below, one word more or less already makes an extreme ratio
+SHORT = 10  # tokens; the ratio of shorter sequences is not checked
 
 
 Chunk = Sequence[Sequence[Sequence[float]]]  # sides, examples, tokens
@@ -66,11 +59,11 @@ class Store:
             InputError: the folder is not a store, or it is damaged.
         """
         folder = Path(folder)
-        manifest = _manifest(folder)
+        manifest = FORMAT.read(folder)
         self.folder = folder
         self.fingerprint: str = manifest["fingerprint"]
         report = manifest["report"]
-        self.report = Report(report["kept"], report["skipped"], report.get("notes", {}))
+        self.report = CorpusReport(report["kept"], report["skipped"], report.get("notes", {}))
         self.sides: int = len(manifest["types"])
         self.lengths: list[NDArray[np.int32]] = []
         self._tokens: list[NDArray[Any]] = []
@@ -81,11 +74,11 @@ class Store:
             self._offsets.append(map_file(folder / f"{side}.offsets", OFFSETS))
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return len(self.lengths[0])
 
     def tokens(self, side: int, i: int) -> NDArray[Any]:
-        """The token ids of one side of example i, `<eos>` included."""
+        """The token ids of one side of example i, including `<eos>`."""
         if not 0 <= i < len(self):
             raise IndexError(f"example {i} of {len(self)}")
         start, end = self._offsets[side][i : i + 2].tolist()
@@ -95,54 +88,26 @@ class Store:
         return f"Store({len(self):,} examples, {self.sides} sides, {self.folder})"
 
 
-def map_file(path: Path, kind: np.dtype[Any]) -> NDArray[Any]:
-    """A file as an array that is read where it is looked at."""
-    # A plain array over the mapping: slices of np.memmap itself cost several times as much.
-    return np.memmap(path, dtype=kind, mode="r").view(np.ndarray)
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a store, after all its files have been verified."""
-    try:
-        manifest, sizes = read_manifest(folder / MANIFEST, FORMAT, VERSION)
-        report, sides = manifest["report"], len(manifest["types"])
-        examples = report["kept"]
-        valid = (
-            isinstance(manifest["fingerprint"], str)
-            and 1 <= sides <= SIDES
-            and all(kind in TOKENS for kind in manifest["types"])
-            and all(isinstance(count, int) for count in (examples, *report["skipped"].values()))
-            and examples > 0
-            and set(sizes) == {f"{side}.{name}" for side in range(sides) for name in FILES}
+def _check(manifest: dict[str, Any], sizes: dict[str, int]) -> bool:
+    """Whether the files of a store are those that its manifest describes."""
+    report, sides = manifest["report"], len(manifest["types"])
+    examples = report["kept"]
+    return (
+        isinstance(manifest["fingerprint"], str)
+        and 1 <= sides <= SIDES
+        and all(kind in TOKENS for kind in manifest["types"])
+        and all(isinstance(count, int) for count in (examples, *report["skipped"].values()))
+        and examples > 0
+        and set(sizes) == {f"{side}.{name}" for side in range(sides) for name in FILES}
+        and all(
+            sizes[f"{side}.lengths"] == examples * LENGTHS.itemsize
+            and sizes[f"{side}.offsets"] == (examples + 1) * OFFSETS.itemsize
+            for side in range(sides)
         )
-        for side in range(sides):
-            valid = valid and sizes[f"{side}.lengths"] == examples * LENGTHS.itemsize
-            valid = valid and sizes[f"{side}.offsets"] == (examples + 1) * OFFSETS.itemsize
-        if not valid:
-            raise ValueError(f"its files do not match its {MANIFEST}")
-    except Outdated as error:
-        raise InputError(f"{folder}: outdated token store ({error})") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{folder}: damaged token store ({error})") from None
-    return manifest
+    )
 
 
-def _open_finished(folder: Path, fingerprint: str, say: Callable[[str], None]) -> Store | None:
-    """The store in a folder, or None. If the folder exists but cannot be used, `say` gets the
-    reason."""
-    try:
-        store = Store(folder) if folder.exists() else None
-        if store is not None and store.fingerprint != fingerprint:
-            raise InputError(f"{folder}: the token store of another corpus")
-        return store
-    except InputError as error:
-        say(str(error))
-        return None
-
-
-def say_rebuilt(reason: str) -> None:
-    """Print one line on standard error: why something in the cache is rebuilt."""
-    warn(f"{reason}; rebuilding it")
+FORMAT = FolderFormat("regard store", 2, "store.json", "token store", _check)
 
 
 def build_pairs(
@@ -152,18 +117,18 @@ def build_pairs(
     max_length: int,
     max_ratio: float | None = None,
     quiet: bool = False,
-) -> tuple[Store, Report]:
-    """The store of two aligned files: made now, or found in `folder` as it was made before.
+) -> tuple[Store, CorpusReport]:
+    """The store of two aligned files, found in `folder` or built there.
 
-    `<eos>` ends both sides and counts as one of their tokens. Left out are pairs with a blank
-    side ("empty"), with more than `max_length` tokens on a side ("too long"), or with one side
-    `max_ratio` times as long as the other and no longer just short ("bad ratio").
+    `<eos>` ends both sides and counts as a token. Pairs are skipped if a side is blank ("empty") or
+    has more than `max_length` tokens ("too long"), or if one side is more than `max_ratio` times as
+    long as the other and has more than SHORT tokens ("bad ratio").
     """
-    # More characters than this make more than max_length tokens however they are cut, so a line of
-    # a hundred megabytes is left out without ever being encoded.
+    # A text with more characters than this has more than max_length tokens, so it is skipped
+    # without being encoded.
     limits = [max_length * one.longest for one in tokenizers]
 
-    def worthwhile(report: Report, position: Position) -> Iterator[tuple[str, str]]:
+    def worthwhile(report: CorpusReport, position: Position) -> Iterator[tuple[str, str]]:
         for _, source, target in read_pairs(*paths, position):
             if not source.strip() or not target.strip():
                 report.skip("empty")
@@ -172,7 +137,7 @@ def build_pairs(
             else:
                 yield source, target
 
-    def encode(report: Report, position: Position) -> Iterator[Chunk]:
+    def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
         pairs = worthwhile(report, position)
         for chunk in in_chunks(pairs, lambda pair: len(pair[0]) + len(pair[1])):
             sides = [
@@ -199,20 +164,20 @@ def build(
     paths: Sequence[Path | str],
     identity: Sequence[object],
     types: list[str],
-    encode: Callable[[Report, Position], Iterator[Chunk]],
+    encode: Callable[[CorpusReport, Position], Iterator[Chunk]],
     folder: Path | str,
     quiet: bool = False,
-) -> tuple[Store, Report]:
-    """The store of any files: made by `encode` now, or found as it was made before.
+) -> tuple[Store, CorpusReport]:
+    """The store of any files, found in `folder` or built by `encode`.
 
-    identity: all that the content depends on beside the files
-    encode: yields the examples chunk by chunk, and counts in the report what it leaves out
+    identity: everything that the content depends on besides the files
+    encode: yields the examples in chunks, and counts in the report what it skips
     """
     key = json.dumps([CONTENT, fingerprint_files(paths), *identity]).encode()
     fingerprint = hashlib.sha256(key).hexdigest()
 
-    def write(writer: _Writer, position: Position) -> Report:
-        report = Report()
+    def write(writer: _Writer, position: Position) -> CorpusReport:
+        report = CorpusReport()
         for chunk in encode(report, position):
             report.kept += len(chunk[0])
             for side, rows in enumerate(chunk):
@@ -228,12 +193,12 @@ def build(
 
 
 def token_type(size: int) -> str:
-    """The smallest type that holds the ids of a vocabulary."""
+    """The smallest type for the ids of a vocabulary."""
     return "uint16" if size <= 2**16 else "uint32"
 
 
 class _Writer:
-    """Appends examples to the files of a store that is being made."""
+    """Appends examples to the files of a store."""
 
     def __init__(self, folder: Path, types: list[str], stack: ExitStack) -> None:
         self.written = 0  # bytes
@@ -263,88 +228,48 @@ def _build(
     folder: Path,
     fingerprint: str,
     types: list[str],
-    encode: Callable[[_Writer, Callable[[int], None]], Report],
+    encode: Callable[[_Writer, Callable[[int], None]], CorpusReport],
     size: int,
     quiet: bool,
 ) -> Store:
-    """Find the store or make it: under a temporary name, to the disk, then renamed."""
+    """Find the store or build it. size: of the input in bytes."""
     final = folder / fingerprint
-    if store := _open_finished(final, fingerprint, say_rebuilt):
+
+    def open_store(path: Path) -> Store:
+        store = Store(path)
+        if store.fingerprint != fingerprint:
+            raise InputError(f"{path}: the token store of another corpus")
         return store
-    state = _State(size)
-    with _explained(folder, state):
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-        # Two processes may make the same store at once, so the name is not only the fingerprint.
-        temporary = folder / f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-        temporary.mkdir()
-        try:
-            with ExitStack() as stack, progress("encoding", size, quiet) as show:
-                state.writer = _Writer(temporary, types, stack)
 
-                def position(done: int) -> None:
-                    state.done = done
-                    show(done)
+    store, damage = FORMAT.find(final, open_store)
+    if store is not None:
+        return store
+    if damage:
+        warn(f"{damage}; rebuilding it")
+    done, writer = 0, None
 
-                report = encode(state.writer, position)
-            content = {"fingerprint": fingerprint, "types": types, "report": vars(report)}
-            write_manifest(temporary / MANIFEST, FORMAT, VERSION, content)
-            for path in temporary.iterdir():
-                sync_file(path)
-            sync_folder(temporary)
-            _publish(temporary, final)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return Store(final)
+    def fill(temporary: Path) -> dict[str, Any]:
+        nonlocal writer
+        with ExitStack() as stack, progress("encoding", size, quiet) as show:
+            writer = _Writer(temporary, types, stack)
 
+            def position(bytes_read: int) -> None:
+                nonlocal done
+                done = bytes_read
+                show(done)
 
-def _publish(temporary: Path, final: Path) -> None:
-    """Give the finished store its name, unless another process was first: then theirs is used."""
-    for _ in range(10):  # others may be doing the same
-        try:
-            os.rename(temporary, final)
-            sync_folder(final.parent)
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-        if _open_finished(final, final.name, lambda _: None):
-            return
-        # It is damaged. Renaming it is atomic: no process sees a partly removed folder.
-        aside = final.with_name(f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            os.rename(final, aside)
-        except FileNotFoundError:
-            continue
-        shutil.rmtree(aside, ignore_errors=True)
-    raise InputError(f"{final}: is damaged and cannot be replaced: remove it")
+            report = encode(writer, position)
+        return {"fingerprint": fingerprint, "types": types, "report": vars(report)}
 
+    def written() -> str:
+        size_now = 0 if writer is None else writer.written
+        needed = f", about {_megabytes(size_now * size / done)} needed in all" if done else ""
+        return f" ({_megabytes(size_now)} written{needed})"
 
-class _State:
-    """How far a build has come: what an error about a full disk can tell."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.done = 0
-        self.writer: _Writer | None = None
-
-
-@contextmanager
-def _explained(folder: Path, state: _State) -> Iterator[None]:
-    """What the system says about writing, in words that name the folder."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
-        written = state.writer.written if state.writer else 0
-        needed = ""
-        if written and state.done:
-            needed = f", about {_megabytes(written * state.size / state.done)} needed in all"
-        raise InputError(
-            f"{folder}: the disk is full ({_megabytes(written)} written{needed}): "
-            "free some space or choose a different folder"
-        ) from None
+    with explain_write_errors(folder, written):
+        store = FORMAT.build(final, fill, open_store, replace=bool(damage))
+        store.folder = final
+        return store
 
 
 def _megabytes(size: float) -> str:

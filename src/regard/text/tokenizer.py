@@ -1,9 +1,9 @@
 """Text to token ids and back: BPE, character and byte vocabularies, learned here.
 
-The six special tokens have ids 0 to 5 and live outside the vocabulary that text is matched
-against: the BPE library numbers its tokens from 0 and we add 6. So nothing that a user types,
-`<eos>` included, can ever become a special token, and BPE and bytes give back every text
-exactly. There is no padding token, because nothing is ever padded.
+The six special tokens have ids 0 to 5 and are not part of the vocabulary that text is matched
+against: the BPE library numbers its tokens from 0, and 6 is added. So no text, not even `<eos>`,
+becomes a special token, and BPE and bytes decode to the same text. There is no padding token,
+because nothing is padded.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ KINDS = ("bpe", "character", "byte")
 FORMAT, VERSION = "regard tokenizer", 1
 MOST_TOKENS = 1_000_000
 LARGEST_FILE = 32 * 2**20  # bytes; a vocabulary of a million tokens takes about 20 MiB
-# Bytes of one token. Merges can double a token's length each time, so that a file of a hundred
-# lines could otherwise ask for more memory than there is.
+# Bytes of one token. Each merge can double the length of a token, so without a limit a file of a
+# hundred lines could need more memory than there is.
 LONGEST_TOKEN = 128
 UNKNOWN = "\ufffd"
 
 
 def _byte_signs() -> list[str]:
-    """The visible character that stands for each byte inside the BPE library.
+    """The visible character for each byte in the BPE library.
 
-    A printable Latin-1 byte stands for itself, the others take the code points from 256 on, in
-    order: the mapping of GPT-2, which the library's byte-level splitting has built in.
+    This is the mapping of GPT-2, which the library's byte-level pre-tokenizer uses: a printable
+    Latin-1 byte maps to itself, the others map to the code points from 256 on, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0x100)} - {0xAD}
     others = iter(range(256, 512))
@@ -55,25 +55,25 @@ BYTES = {sign: byte for byte, sign in enumerate(SIGNS)}
 
 
 class Tokenizer:
-    """Turns text into token ids and back; made by `learn` or `load`.
+    """Converts text to token ids and back; created by `learn` or `load`.
 
     kind: "bpe", "character" or "byte"
-    size: how many tokens there are, the six specials included
-    longest: the most bytes that one token stands for
+    size: the number of tokens, including the six special ones
+    longest: the largest number of bytes of one token
     pieces: the bytes of each token
     """
 
     unk, bos, eos, cls, sep, mask = range(len(SPECIALS))
 
     def __init__(self, kind: str, entries: Sequence[str] = ()) -> None:
-        """`entries`: the merges of BPE in order ("a b"), or the characters; bytes have none."""
+        """entries: the merges of BPE in order ("a b"), or the characters; empty for bytes."""
         if kind not in KINDS:
             raise unknown("data.vocabulary", kind, KINDS)
         self.kind = kind
         self._entries = tuple(entries)
         signs = list(entries) if kind == "character" else list(SIGNS)
         self._ranks: dict[tuple[str, str], int] = {}
-        # Of each character, or of each BPE token with a sign a byte.
+        # The id of each character, or of each BPE token written with one character per byte.
         self._ids = {sign: id for id, sign in enumerate(signs, len(SPECIALS))}
         if kind == "character":
             if any(len(sign) != 1 for sign in signs) or len(self._ids) != len(signs):
@@ -82,7 +82,7 @@ class Tokenizer:
         else:
             self._number_merges()
             pieces = [bytes(BYTES[sign] for sign in token) for token in self._ids]
-        # Nothing is unknown to bytes and BPE. A character that is must not vanish from the text.
+        # Bytes and BPE know every text. An unknown character must not vanish from the text.
         unk = UNKNOWN.encode() if kind == "character" else b""
         self.pieces = [unk, *[b""] * (len(SPECIALS) - 1), *pieces]
         self.size = len(self.pieces)
@@ -90,7 +90,7 @@ class Tokenizer:
         self._library = _library(self._ids if kind == "bpe" else {}, self._ranks)
 
     def _number_merges(self) -> None:
-        """Check each merge, give it its rank, and its result an id; two may make the same token."""
+        """Check each merge, and number merges and new tokens; two may make the same token."""
         for rank, entry in enumerate(self._entries):
             left, _, right = entry.partition(" ")
             if left not in self._ids or right not in self._ids:
@@ -106,9 +106,10 @@ class Tokenizer:
 
     @classmethod
     def learn(cls, lines: Iterable[str], kind: str, size: int, quiet: bool = False) -> Tokenizer:
-        """Learn a vocabulary of at most `size` tokens, the specials included; bytes need none.
+        """Learn a vocabulary of at most `size` tokens, including the special ones.
 
-        The same lines give the same vocabulary. Too little text gives a smaller one.
+        The same lines give the same vocabulary. Too little text gives a smaller one. The byte
+        vocabulary is fixed.
         """
         if kind not in KINDS:
             raise unknown("data.vocabulary", kind, KINDS)
@@ -133,7 +134,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; BPE runs in the library, on all cores.
+        """The ids of each text; the library encodes BPE on all cores.
 
         A long text is encoded in pieces (pieces.py), so that memory is bounded.
         """
@@ -166,13 +167,13 @@ class Tokenizer:
         return list(range(len(SPECIALS), self.size))
 
     def words(self, text: str) -> list[bytes]:
-        """The parts of a text that BPE cuts each by itself: no token reaches over their ends."""
+        """The parts of a text that BPE splits separately: no token crosses their boundaries."""
         pieces = self._library.pre_tokenizer.pre_tokenize_str(text)
         return [bytes(BYTES[sign] for sign in piece) for piece, _ in pieces]
 
     @cached_property
     def merges(self) -> list[tuple[int, int, int]]:
-        """Of each merge, by rank: the ids of its left, of its right, and of what they make."""
+        """For each merge, by rank: the ids of the left token, the right token, and the result."""
         ids = self._ids
         return [(ids[left], ids[right], ids[left + right]) for left, right in self._ranks]
 
@@ -181,12 +182,12 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, without special tokens.
 
-        Bytes that are no UTF-8 (a model may produce any) and unknown characters show as U+FFFD.
+        Bytes that are not UTF-8 and unknown characters become U+FFFD.
         """
         return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Each token as a person can read it: ▁ for a space, \\n or \\xc3 for what has no sign."""
+        """Each token in readable form: ▁ for a space, \\n or \\xc3 for what cannot be printed."""
         return [
             SPECIALS[id] if 0 <= id < len(SPECIALS) else _readable(self._piece(id)) for id in ids
         ]
@@ -200,12 +201,12 @@ class Tokenizer:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """The bytes of text that each token stands for."""
+        """The number of bytes of each token."""
         return np.array([len(piece) for piece in self.pieces])
 
     def word_starts(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each token of a row, where the word that it belongs to begins: a word is letters and
-        digits, with the blank before it; every other sign stands by itself."""
+        """For each token of a row, the position where its word begins. A word is letters and digits
+        with the space before it; every other character is a word."""
         begins, ends = self._inside
         joined = np.zeros(len(ids), dtype=bool)
         joined[1:] = begins[ids[1:]] & ends[ids[:-1]]
@@ -225,7 +226,7 @@ class Tokenizer:
             np.array([letter(piece[-1:]) for piece in self.pieces]),
         )
 
-    # The file
+    # Saving
 
     @cached_property
     def _content(self) -> bytes:
@@ -244,7 +245,7 @@ class Tokenizer:
         return hashlib.sha256(self._content).hexdigest()
 
     def save(self, path: Path | str) -> None:
-        """Write tokenizer.json: whole or not at all."""
+        """Write tokenizer.json atomically."""
         try:
             write_file(Path(path), self._content)
         except OSError as error:
@@ -291,10 +292,10 @@ class Tokenizer:
 
 
 def _library(ids: dict[str, int], ranks: dict[tuple[str, str], int]) -> tokenizers.Tokenizer:
-    """The library's byte-level BPE over our merges; it holds no special tokens at all."""
+    """The byte-level BPE of the library with our merges, without special tokens."""
     vocabulary = {token: id - len(SPECIALS) for token, id in ids.items()}
     library = tokenizers.Tokenizer(BPE(vocabulary, list(ranks)))
-    # Properties that the library's type stubs do not know to be settable.
+    # The type stubs of the library declare these properties as read-only.
     setters: Any = library
     setters.pre_tokenizer = ByteLevel(add_prefix_space=False)
     return library
@@ -328,7 +329,7 @@ def _learn_characters(lines: Iterable[str], size: int) -> list[str]:
 
 
 def _some(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, unless there is nothing in any of them to learn from."""
+    """The lines; raises an InputError if all of them are empty."""
     empty = True
     for line in lines:
         empty = empty and not line
@@ -347,8 +348,8 @@ def _utf8(text: str) -> bytes:
 def _not_utf8(error: UnicodeEncodeError) -> InputError:
     code = ord(error.object[error.start])
     return InputError(
-        f"the text has a lone surrogate (U+{code:04X} at position {error.start}), which is no "
-        "character: read the file as UTF-8"
+        f"the text has a lone surrogate (U+{code:04X} at position {error.start}), which is not "
+        "a character: read the file as UTF-8"
     )
 
 

@@ -1,4 +1,4 @@
-"""A numpy file (.npy) written row by row: its size is known at the end, and it appears whole."""
+"""Write a numpy file (.npy) row by row: the number of rows is not known at the start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ HEADER = 128  # bytes; numpy pads its own to a multiple of 64
 
 
 class VectorFile:
-    """[n, size] float32; `close(whole=False)` leaves nothing behind."""
+    """A file of vectors [n, size] in float32, written atomically.
+
+    `close(whole=False)` discards the file.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size, self.count = path, size, 0
@@ -28,7 +31,7 @@ class VectorFile:
         self.file.write(self._header())
 
     def _header(self) -> bytes:
-        """Version 1.0 of the format, of a fixed length so that it can be written again."""
+        """Version 1.0 of the format, with a fixed length so that it can be overwritten."""
         shape = f"({self.count}, {self.size})"
         text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
         magic = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
@@ -51,4 +54,4 @@ class VectorFile:
                     sync_folder(self.path.parent)
             finally:
                 self.temporary.unlink(missing_ok=True)
-                self.file.close()  # last: it writes what is buffered, which may fail again
+                self.file.close()  # last: it writes the buffer, which may fail again

@@ -21,7 +21,7 @@ from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError, TrainingFailed
 from regard.files import LARGEST_CARD, PREFIX, cache_folder, read_bounded, sync_folder, write_file
 from regard.model.transformer import Transformer
-from regard.text.rows import Rows
+from regard.text.sampler import BatchSampler
 from regard.training.checkpoint import not_finite, read_tensors, snapshot, to_bytes
 from regard.training.model_folder import file_checksums
 from regard.training.names import BEST, CARD, WEIGHTS
@@ -48,7 +48,7 @@ class Validation:
         total = int(sizes[task.counted].sum())
         longest = max(int(side.max()) * total / int(side.sum()) for side in sizes)
         budget = max(config.training.batch_tokens, math.ceil(longest) + 1)
-        self.rows = Rows(sizes, budget, self.store.fingerprint, 0, counted=task.counted)
+        self.rows = BatchSampler(sizes, budget, self.store.fingerprint, 0, counted=task.counted)
         # Greedy decoding is fast and sufficient for comparing the weights of one run.
         self.greedy = DecodingConfig(beam=1, max_length=config.decoding.max_length)
 

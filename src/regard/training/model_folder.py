@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -21,7 +23,7 @@ from regard.config.model import ModelConfig
 from regard.config.sections import Config
 from regard.config.settings import read_yaml
 from regard.errors import InputError
-from regard.files import parse_json, read_bounded
+from regard.files import open_regular, parse_json, read_bounded
 from regard.model.parameters import closed_form
 from regard.model.quantise import SUFFIX
 from regard.model.transformer import Transformer
@@ -32,6 +34,7 @@ from regard.training.names import CONFIG, LABELS, SOURCE_TOKENIZER, TOKENIZER, W
 NAMES = (CONFIG, TOKENIZER, SOURCE_TOKENIZER, LABELS)  # files that belong to the weights
 LARGEST = 32 * 2**20  # bytes of one of these files
 DTYPES = ("F32", "F16", "BF16", "F64", "I8")  # of weights, as safetensors names them
+LONGEST_LINE = 100_000  # bytes of the last line of the metrics
 KEY = "files"  # in the metadata of model.safetensors
 
 
@@ -157,3 +160,17 @@ def check_shapes(model: Transformer, shapes: Mapping[str, tuple[int, ...]], wher
         has = [str(list(t[name])) if name in t else "nothing" for t in (shapes, ours)]
         if has[0] != has[1]:
             raise InputError(f"{where}: {name:.80} is {has[0]:.80} but the model needs {has[1]}")
+
+
+def final_scores(run: Path) -> dict[str, Any]:
+    """The final record of a run, which is the last line of its metrics; empty if the run has not
+    finished or the line is not valid."""
+    try:
+        with open_regular(run / "metrics.jsonl") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LONGEST_LINE))
+            last = parse_json(file.read(LONGEST_LINE).splitlines()[-1])
+    except (ValueError, IndexError):  # no such file, no line, or an incomplete line
+        return {}
+    known = isinstance(last, dict) and "final" in last
+    known = known and all(type(value) in (str, int, float) for value in last.values())
+    return last if known and "".join(map(str, [*last, *last.values()])).isprintable() else {}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from regard.config.sections import Config, DecodingConfig
 from regard.model.transformer import Transformer
-from regard.text.corpus import Report
+from regard.text.corpus import CorpusReport
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
 from regard.training.losses import Loss
@@ -74,7 +74,7 @@ class Task(Objective, Protocol):
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]: ...
+    ) -> tuple[Store, CorpusReport]: ...
 
     def model_options(self) -> Mapping[str, Any]: ...
 

@@ -18,13 +18,15 @@ import torch.distributed as dist
 
 from regard.config.sections import Config, brought
 from regard.config.settings import SECTIONS
+from regard.console import print_counts
 from regard.device import keep_freed_memory
 from regard.errors import InputError, TrainingFailed
-from regard.files import FolderLock, cache_folder, new_folder, place_of, write_file
+from regard.files import cache_folder, new_folder, place_of, write_file
 from regard.model.transformer import Transformer
 from regard.training.checkpoint import Checkpoints
 from regard.training.distributed import Processes
 from regard.training.finish import NoModel, Validation, averaged_steps, card, finish
+from regard.training.lock import FolderLock
 from regard.training.model_folder import load_tokenizers, load_weights, newest_weights
 from regard.training.names import CARD, CONFIG
 from regard.training.objective import Task, TaskClass
@@ -177,7 +179,7 @@ def prepare(
             tokenizers = load_tokenizers(start_from)
         task = task_class.learn(config, tokenizers, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)
-    report.show(progress.console)
+    print_counts(report.counts, report.total, progress.console)
     config = replace(config, model=replace(config.model, **task.model_options()))
     task.prepare(store, config)
     torch.manual_seed(config.training.seed)

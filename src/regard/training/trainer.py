@@ -1,8 +1,9 @@
 """The training loop: steps, validation, checkpoints and resuming.
 
-A step is a pure function of the weights, the optimiser's state and the number of the step: `Rows`
-determines its examples, and (seed, row) seeds its dropout. Therefore a run that resumes from its
-newest valid checkpoint continues bit for bit, and the number of processes changes only rounding.
+A step is a pure function of the weights, the optimiser's state and the number of the step:
+`BatchSampler` determines its examples, and (seed, row) seeds its dropout. Therefore a run that
+resumes from its newest valid checkpoint continues bit for bit, and the number of processes changes
+only rounding.
 
 The host never waits for the GPU inside a step. The GPU itself decides whether a step is dropped,
 and the metrics of a step are read while the next step runs.
@@ -33,7 +34,7 @@ from regard.files import LARGEST_METRICS, read_bounded, remove_leftovers, write_
 from regard.model.parameters import operations
 from regard.model.transformer import Transformer
 from regard.ops.cpu import build as native
-from regard.text.rows import Rows
+from regard.text.sampler import BatchSampler
 from regard.training.checkpoint import Checkpoints, State, to_bytes
 from regard.training.cuda_graph import StepGraphs
 from regard.training.distributed import Processes
@@ -126,7 +127,7 @@ class Trainer:
         progress.words = config.model.head in ("language-model", "masked-language-model")
         self.sizes = task.sizes(store)
         share, counted = config.data.share, task.counted
-        self.rows = Rows(self.sizes, budget, store.fingerprint, seed, share, counted)
+        self.rows = BatchSampler(self.sizes, budget, store.fingerprint, seed, share, counted)
         self.dtype = choose_dtype(self.training.dtype, processes.device, fast_bfloat16)
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.stop_requested = False

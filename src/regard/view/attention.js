@@ -2,7 +2,7 @@
 // Draws the weights that stand in this page. Every token is set as text, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (selector) => document.querySelector(selector);
-const [form, grid, stage, told] = ["#controls", "#grid", "#stage", "#told"].map(find);
+const [form, grid, stage, details] = ["#controls", "#grid", "#stage", "#details"].map(find);
 const [canvas, svg] = [stage.querySelector("canvas"), stage.querySelector("svg")];
 const state = { ...data.view, row: -1, column: -1 };
 const LISTED = 12, CELL = 34, SMALLEST = 12, LINE = 22, SPAN = 300;
@@ -132,7 +132,7 @@ function widest(tokens, size) {
 
 function available() {  // the width that the picture may have; it scrolls if it needs more
   const whole = find("#both").clientWidth - 8;
-  return matchMedia("(max-width: 40rem)").matches ? whole : whole - told.offsetWidth - 16;
+  return matchMedia("(max-width: 40rem)").matches ? whole : whole - details.offsetWidth - 16;
 }
 
 function sized(width, height) {
@@ -243,21 +243,21 @@ function point(row, column) {
 }
 
 function tell(row, column) {
-  told.replaceChildren();
+  details.replaceChildren();
   if (row < 0 && column < 0) return;
   const { rows, columns, writes } = stack(), m = columns.length, weights = matrix();
   const looks = state.what === "rollout" ? "is made of" : "looks at";
   const who = (i) => writes[i] ? `${rows[i]} (writes ${writes[i]})` : rows[i];
   if (row >= 0 && column >= 0) {
     const weight = weights[row * m + column].toFixed(4);
-    make("p", `${who(row)} ${looks} ${columns[column]}: ${weight}`, told);
+    make("p", `${who(row)} ${looks} ${columns[column]}: ${weight}`, details);
   }
   const seen = row >= 0
     ? columns.map((token, j) => [token, weights[row * m + j]])
     : rows.map((_, i) => [who(i), weights[i * m + column]]);
   const by = state.what === "rollout" ? "is a part of" : "is looked at by";
-  make("p", row >= 0 ? `${who(row)} ${looks}` : `${columns[column]} ${by}`, told);
-  const list = make("ol", null, told);
+  make("p", row >= 0 ? `${who(row)} ${looks}` : `${columns[column]} ${by}`, details);
+  const list = make("ol", null, details);
   seen.sort((a, b) => b[1] - a[1]);
   for (const [token, weight] of seen.slice(0, LISTED)) {
     const line = make("li", null, list);
@@ -265,7 +265,7 @@ function tell(row, column) {
     make("b", weight.toFixed(4), line);
     make("i", null, line).style.width = `${100 * weight}%`;
   }
-  if (seen.length > LISTED) make("p", `and ${seen.length - LISTED} with less`, told);
+  if (seen.length > LISTED) make("p", `and ${seen.length - LISTED} with less`, details);
 }
 
 function under(event) {  // [row, column] of the mouse, -1 for none

@@ -1,10 +1,10 @@
-"""What `regard view attention` shows: the weights of a stack, and how one picture is cut from them.
+"""The attention weights that `regard view attention` shows, and how a picture selects from them.
 
-The weights are those of a real pass (attention_rows.py). Attention rollout (Abnar & Zuidema 2020)
-follows them through the layers: a layer passes on half of what a token has (the residual
-connection) and mixes in half from where it looks, so what reaches layer l of the input is
-R_l = (I/2 + A_l/2) R_{l-1}, with A_l the mean of the heads. In a decoder with cross-attention the
-input is two texts, and what reaches it of the source follows from the same rule: see `followed`.
+The weights come from a forward pass of the model (attention_rows.py). Attention rollout (Abnar &
+Zuidema 2020) follows them through the layers: half of a layer's output is its input (the residual
+connection) and half is what attention mixes in, so the share of the input in layer l is
+R_l = (I/2 + A_l/2) R_{l-1}, where A_l is the mean over heads. `cross_rollout` applies the same rule
+to a decoder with cross-attention, whose input is two texts.
 """
 
 from __future__ import annotations
@@ -28,41 +28,43 @@ LISTED = 24  # lines of the table that goes with a picture
 
 @dataclass(frozen=True)
 class Stack:
-    """The attention of one stack: row i of a head says where token i of `rows` looks."""
+    """The attention of one stack; row i of a head has the weights of token i of `rows`."""
 
     name: str
-    rows: list[str]  # n tokens as a person reads them
+    rows: list[str]  # n tokens in readable form
     columns: list[str]  # m
     weights: Weights  # [L, H, n, m]
-    rollout: Weights  # [L, n, m]: of the input, what has reached each layer
-    writes: list[str] = field(default_factory=list)  # what a decoder writes then; "": nothing
+    rollout: Weights  # [L, n, m]: the share of each input token in each layer
+    writes: list[str] = field(
+        default_factory=list
+    )  # the token that a decoder writes at each row, or ""
 
     def named(self, i: int) -> str:
-        """Row i in words."""
+        """The label of row i."""
         writes = self.writes[i] if self.writes else ""
         return f"{self.rows[i]} (writes {writes})" if writes else self.rows[i]
 
 
 @dataclass(frozen=True)
 class Attention:
-    """All stacks of a model that look at something, for one text."""
+    """The attention of all stacks of a model, for one text."""
 
     model: str
     task: str
     style: str
     text: str
-    target: str  # what the decoder wrote, or was given; "" where it does not write
+    target: str  # what the decoder wrote or was given; "" if it writes nothing
     stacks: dict[str, Stack]
 
     @property
     def size(self) -> int:
-        """How many weights there are."""
+        """The number of weights."""
         return sum(stack.weights.size + stack.rollout.size for stack in self.stacks.values())
 
 
 @dataclass(frozen=True)
 class View:
-    """Which of them a picture shows; layer and head count from 1, None: all of them."""
+    """What a picture shows. Layers and heads count from 1; None means all of them."""
 
     kind: str
     stack: str
@@ -70,8 +72,8 @@ class View:
     head: int | None
 
     @property
-    def said(self) -> str:
-        """In words, for a title."""
+    def title(self) -> str:
+        """The title of a picture."""
         stack = {"cross": "cross-attention"}.get(self.stack, f"self-attention of the {self.stack}")
         layers = "all layers" if self.layer is None else f"layer {self.layer}"
         if self.kind == "rollout":
@@ -91,14 +93,14 @@ class Panel:
 
 def stacks_of(config: ModelConfig) -> dict[str, int]:
     """The stacks of a model that have attention, with the number of their layers."""
-    found = {}
+    layers = {}
     if config.has_encoder and config.mixer == "attention":
-        found["encoder"] = config.encoder_layers
+        layers["encoder"] = config.encoder_layers
     if config.has_decoder:
-        found["decoder"] = config.decoder_layers
+        layers["decoder"] = config.decoder_layers
         if config.has_encoder:
-            found["cross"] = config.decoder_layers
-    return found
+            layers["cross"] = config.decoder_layers
+    return layers
 
 
 def choose(
@@ -108,7 +110,7 @@ def choose(
     layer: int | None = None,
     head: int | None = None,
 ) -> View:
-    """What to show, or why this model does not have it; before anything is computed."""
+    """What to show; an InputError if this model does not have it. Call it before the work."""
     choice("kind", kind, KINDS)
     known = stacks_of(config)
     has = f"model.style={config.style}"
@@ -137,7 +139,7 @@ def choose(
 
 
 def panels(view: View, stack: Stack) -> list[list[Panel]]:
-    """The matrices of a picture, as they stand in rows and columns."""
+    """The matrices of a picture, in rows and columns."""
     count, heads = stack.weights.shape[:2]
     layers = range(1, count + 1) if view.layer is None else [view.layer]
     if view.kind == "rollout":
@@ -156,7 +158,7 @@ def panels(view: View, stack: Stack) -> list[list[Panel]]:
 
 
 def rollout(weights: Weights) -> Weights:
-    """[L, H, n, n] -> [L, n, n]: of each token of the input, what has reached each layer."""
+    """[L, H, n, n] -> [L, n, n]: the share of each input token in each layer."""
     reached = np.eye(weights.shape[-1])
     layers = []
     for layer in weights.mean(1, dtype=np.float64):  # [n, n]
@@ -165,14 +167,17 @@ def rollout(weights: Weights) -> Weights:
     return np.array(layers, np.float32)
 
 
-def followed(decoder: Weights, cross: Weights, encoder: Weights | None) -> Weights:
-    """[L, n, m]: of each token of the source, what has reached each layer of a decoder.
+def cross_rollout(decoder: Weights, cross: Weights, encoder: Weights | None) -> Weights:
+    """The share of each source token in each layer of a decoder, [L, n, m].
 
-    decoder[L, H, n, n], cross[L, H, n, m]: its weights; encoder[m, m]: the rollout of the encoder,
-    None where it has no attention: then it is of the encoder's output that the shares are told.
+    A layer mixes its rows (self-attention), and then half of each row is replaced by the encoder's
+    output (cross-attention). A row sums to 1 - 2^-l after layer l; the rest comes from the target.
 
-    A layer mixes its rows (self-attention) and then halves them and mixes in the memory (cross-
-    attention). What is missing from 1 in a row, 2^-l after layer l, came of the target.
+    Args:
+        decoder: [L, H, n, n] weights of the self-attention
+        cross: [L, H, n, m] weights of the cross-attention
+        encoder: [m, m] rollout of the encoder; None if it has no attention: then the shares are
+            those of the encoder's output
     """
     memory = np.eye(cross.shape[-1]) if encoder is None else encoder
     reached = np.zeros(cross.shape[-2:])
@@ -184,20 +189,19 @@ def followed(decoder: Weights, cross: Weights, encoder: Weights | None) -> Weigh
 
 
 def halved(layer: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A layer with its residual connection: half of itself, half of where it looks; rows sum to 1
-    whatever they were rounded to."""
+    """A layer with its residual connection: half its input, half its attention; rows sum to 1."""
     mixed = layer / 2 + np.eye(len(layer)) / 2
     return mixed / mixed.sum(-1, keepdims=True)
 
 
-# ---- in words ---------------------------------------------------------------------------
+# ---- text and JSON ---------------------------------------------------------------------------
 
 
-def told(attention: Attention, view: View) -> list[str]:
-    """A few lines about what is shown: where each token looks most, or how sharply heads look."""
+def describe(attention: Attention, view: View) -> list[str]:
+    """Lines about a view: the largest weight of each token, or the mean of these per head."""
     stack = attention.stacks[view.stack]
     shown = panels(view, stack)
-    lines = [f"{attention.model}: {view.said}"]
+    lines = [f"{attention.model}: {view.title}"]
     if len(shown) == len(shown[0]) == 1:
         looks = "is made most of" if view.kind == "rollout" else "looks most at"
         for i, row in enumerate(shown[0][0].weights[:LISTED]):
@@ -215,7 +219,7 @@ def told(attention: Attention, view: View) -> list[str]:
 
 
 def as_dict(attention: Attention, view: View, files: Sequence[str]) -> dict[str, Any]:
-    """The same for programs, with every weight that is shown."""
+    """The same for `--json`, with every weight that is shown."""
     stack = attention.stacks[view.stack]
     shown: Any = [
         [np.round(panel.weights.astype(float), 6).tolist() for panel in row]

@@ -1,8 +1,7 @@
-"""Attention as one HTML file that works offline: everything is in it, and nothing is fetched.
+"""Attention as one HTML file that works offline: it contains everything and fetches nothing.
 
-The weights stand in it as 16-bit numbers. Tokens are anybody's text: they stand in a block of JSON
-in which no `<` is left, the script sets them as text, and the page's policy lets nothing run but
-that one script.
+The weights are 16-bit integers. Tokens are untrusted text: they are in a block of JSON without any
+`<`, the script inserts them as text, and the content security policy allows only this script.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MOST_WEIGHTS = 8_000_000  # of a page: 21 MB
 
 
 def write_page(attention: Attention, view: View, out: Path) -> list[Path]:
-    """Write NAME.html; gives back the file."""
+    """Write NAME.html; returns the file."""
     if attention.size > MOST_WEIGHTS:
         raise InputError(
             f"{out}: {attention.size:,} weights, a page has room for {MOST_WEIGHTS:,}: shorten TEXT"
@@ -48,12 +47,14 @@ def page(attention: Attention, view: View) -> str:
         "style": style, "script": script, "data": safe(content(attention, view)),
     }  # fmt: skip
     first, *rest = template.split("{{")
-    pieces = (piece.split("}}", 1) for piece in rest)  # so that no part is looked into
+    pieces = (
+        piece.split("}}", 1) for piece in rest
+    )  # so that placeholders inside a part are not replaced
     return first + "".join(parts[name] + after for name, after in pieces)
 
 
 def content(attention: Attention, view: View) -> dict[str, object]:
-    """All that the script needs, and what it shows first."""
+    """The data for the script, and the initial view."""
     stack = attention.stacks[view.stack]
     return {
         "text": attention.text, "target": attention.target,
@@ -66,21 +67,21 @@ def content(attention: Attention, view: View) -> dict[str, object]:
             {
                 "name": one.name, "rows": one.rows, "columns": one.columns, "writes": one.writes,
                 "layers": len(one.weights), "heads": one.weights.shape[1],
-                "weights": packed(one.weights), "rollout": packed(one.rollout),
+                "weights": encode(one.weights), "rollout": encode(one.rollout),
             }
             for one in attention.stacks.values()
         ],
     }  # fmt: skip
 
 
-def packed(weights: NDArray[np.float32]) -> str:
-    """base64 of little-endian 16-bit numbers: 65535 is 1, so that no weight is off by 0.00001."""
+def encode(weights: NDArray[np.float32]) -> str:
+    """base64 of little-endian 16-bit integers; 65535 is 1, so the error is below 0.00001."""
     whole = np.round(np.clip(weights, 0, 1) * 65535.0).astype("<u2")
     return base64.b64encode(whole.tobytes()).decode()
 
 
 def safe(value: object) -> str:
-    """JSON that no text in it can end."""
+    """JSON that is safe inside a script element."""
     return json.dumps(value, ensure_ascii=True).replace("<", "\\u003c")
 
 

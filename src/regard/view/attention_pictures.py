@@ -1,7 +1,7 @@
-"""Attention as pictures: heat maps small and large, and lines between two columns of tokens.
+"""Attention as pictures: small and large heat maps, and lines between two columns of tokens.
 
-Colour goes by the square root of a weight, so that a weight of 0.04 is a fifth of the way to black
-and not invisible; the scale beside the picture says so. Lightness carries it, not hue.
+The colour depends on the square root of a weight, so that a weight of 0.04 is visible; the colour
+bar shows this. Lightness carries the value, not hue.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#ffffff", "#dbe8f4", "#a9c9e3", "#6a9fcb", "#2f6ea5", "#12406f", "#041c3a")
-NUMBERED = 20  # tokens of a side up to which every weight is written into its cell
-NAMED = 32  # tokens of a side up to which small maps name them; above, they count them
-FAINT = 0.01  # weights below have no line, ever
+NUMBERED = 20  # with at most this many tokens per side, cells show their weights
+NAMED = 32  # with at most this many tokens per side, small maps name them
+FAINT = 0.01  # smaller weights have no line
 TICKS = (0, 0.02, 0.1, 0.25, 0.5, 1)
 
 
 def draw_attention(attention: Attention, view: View, out: Path) -> list[Path]:
-    """Write the picture as PNG and SVG; gives back the two files."""
+    """Write the picture as PNG and SVG; returns the two files."""
     stack = attention.stacks[view.stack]
     shown = panels(view, stack)
 
@@ -48,9 +48,9 @@ def blank(width: float, height: float) -> Figure:
 
 
 def headed(picture: Figure, attention: Attention, view: View) -> None:
-    """Which model, what of it, and which text."""
+    """Set the title: the view and the texts."""
     most = int(picture.get_size_inches()[0] * 8.5)
-    words = [view.said[0].upper() + view.said[1:]]
+    words = [view.title[0].upper() + view.title[1:]]
     for text in filter(None, (attention.text, attention.target and f"→ {attention.target}")):
         text = " ".join(text.split())
         words.append(text if len(text) <= most else text[: most - 1] + "…")
@@ -58,7 +58,7 @@ def headed(picture: Figure, attention: Attention, view: View) -> None:
 
 
 def scale() -> dict[str, Any]:
-    """How a weight becomes a colour, the same in every picture."""
+    """The colour scale of weights, the same in every picture."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     colours = LinearSegmentedColormap.from_list("attention", COLOURS)
@@ -85,7 +85,7 @@ def heat_map(axes: Axes, weights: Weights) -> Any:
 def name_tokens(axis: Any, tokens: Sequence[str], size: float, **how: Any) -> None:
     axis.set_ticks(range(len(tokens)), tokens, fontsize=size, **how)
     for label in axis.get_ticklabels():
-        label.set_parse_math(False)  # a dollar is a dollar
+        label.set_parse_math(False)  # a dollar sign is not mathematics
 
 
 def count_tokens(axis: Any, count: int) -> None:
@@ -94,7 +94,7 @@ def count_tokens(axis: Any, count: int) -> None:
 
 
 def reads(stack: Stack) -> tuple[str, str]:
-    """What the two sides are."""
+    """The labels of the two axes."""
     if stack.name == "encoder":
         return "token that looks", "token that is looked at"
     looks = "token that the decoder has just read: it looks, and writes the next"
@@ -109,7 +109,7 @@ def reads(stack: Stack) -> tuple[str, str]:
 def small_pictures(
     attention: Attention, view: View, stack: Stack, shown: list[list[Panel]]
 ) -> Figure:
-    """Every layer and head as a small map; tokens are named at the rim."""
+    """Every layer and head as a small map; the outer maps name the tokens."""
     n, m = len(stack.rows), len(stack.columns)
     named = max(n, m) <= NAMED
     cell = 0.16 if named else 2.4 / max(n, m)
@@ -147,7 +147,7 @@ def small_pictures(
 
 
 def large_picture(attention: Attention, view: View, stack: Stack, panel: Panel) -> Figure:
-    """One matrix with its tokens on both axes, and its numbers where there is room for them."""
+    """One matrix with tokens on both axes, and with numbers if they fit."""
     n, m = len(stack.rows), len(stack.columns)
     numbered = max(n, m) <= NUMBERED
     cell, size = (0.5, 12.0) if numbered else (0.22, 10.0) if max(n, m) <= 80 else (0.14, 7.0)
@@ -190,13 +190,15 @@ def lines_picture(attention: Attention, view: View, stack: Stack, panel: Panel) 
 
 
 def least_line(stack: Stack) -> float:
-    """The weight below which a line would only be haze: twice an even share, within limits."""
+    """The smallest weight that has a line: twice the uniform weight, within limits."""
     return float(np.clip(2 / len(stack.columns), FAINT, 5 * FAINT))
 
 
 def draw_lines(axes: Axes, stack: Stack, weights: Weights, only: Sequence[int] = ()) -> None:
-    """Two columns of tokens and a line for each weight; `only`: of these rows, which are bold, and
-    with the sum of their weights, over their number, written beside what they look at."""
+    """Two columns of tokens and a line for each weight.
+
+    only: draw these rows only, in bold, and write their mean weights beside the columns
+    """
     from matplotlib.collections import LineCollection
 
     tall = max(weights.shape)

@@ -1,9 +1,9 @@
-"""The rows that a model reads of a text, made by its task's own code, and where it looks in them.
+"""The attention weights of a model when it reads a text as its task would.
 
-What is shown is what the model does: an encoder-decoder reads the text and then, teacher forcing,
-the translation that it made itself or was given; a decoder by itself reads both in one row; a
-classifier reads <cls> and the text. A text that the task would cut is refused: half of it would
-be looked at.
+The task's own code prepares the input: an encoder-decoder reads the text and then, with teacher
+forcing, its own or a given translation; a decoder-only model reads both in one row; a classifier
+reads <cls> and the text. A text that the task would cut is refused, because the picture would show
+only a part of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from regard.tasks.sequences import Sequences
 from regard.tasks.translate import Translate
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
-from regard.view.attention import Attention, Stack, Weights, followed, rollout
+from regard.view.attention import Attention, Stack, Weights, cross_rollout, rollout
 
 if TYPE_CHECKING:
     from regard.predictor import Model
@@ -37,44 +37,45 @@ MOST = 200  # tokens of a side: more could not be read in a picture
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What each stack reads: token ids, none where there is no such stack."""
+class ModelInput:
+    """The token ids that each stack reads; empty if there is no such stack."""
 
     source: list[int]
     target: list[int]
-    answer: list[int]  # what the decoder writes, <eos> where it ends
+    output: list[int]  # what the decoder writes, with <eos>
 
 
 def gather(
     model: Model, text: str, target: str | None = None, context: str | None = None
 ) -> Attention:
-    """Where every head of every layer looks when the model reads a text.
+    """The attention weights of every head of every layer when the model reads a text.
 
-    target: what the decoder writes, instead of what it would; context: of a question.
+    target: what the decoder writes, instead of the model's own output
+    context: for a model that answers questions
     """
     rows = read(model, text, target, context)
     task = model.task
     source = (task.source if isinstance(task, Sequences) else task.tokenizer).tokens(rows.source)
-    row, answer = (task.tokenizer.tokens(ids) for ids in (rows.target, rows.answer))
-    writes = [""] * (len(row) - len(answer)) + answer if answer else []
-    found = capture(model, rows)
+    row, output = (task.tokenizer.tokens(ids) for ids in (rows.target, rows.output))
+    writes = [""] * (len(row) - len(output)) + output if output else []
+    captured = capture(model, rows)
     stacks = {}
-    if "encoder" in found:
-        weights = found["encoder"]
+    if "encoder" in captured:
+        weights = captured["encoder"]
         stacks["encoder"] = Stack("encoder", source, source, weights, rollout(weights))
-    if "decoder" in found:
-        weights = found["decoder"]
+    if "decoder" in captured:
+        weights = captured["decoder"]
         stacks["decoder"] = Stack("decoder", row, row, weights, rollout(weights), writes)
-    if "cross" in found:
+    if "cross" in captured:
         encoder = stacks["encoder"].rollout[-1] if "encoder" in stacks else None
-        reached = followed(found["decoder"], found["cross"], encoder)
-        stacks["cross"] = Stack("cross", row, source, found["cross"], reached, writes)
+        reached = cross_rollout(captured["decoder"], captured["cross"], encoder)
+        stacks["cross"] = Stack("cross", row, source, captured["cross"], reached, writes)
     name = "model" if model.folder is None else real_path(model.folder).name
-    said = task.tokenizer.decode(rows.answer)
-    return Attention(name, task.name, model.config.model.style, text, said, stacks)
+    written = task.tokenizer.decode(rows.output)
+    return Attention(name, task.name, model.config.model.style, text, written, stacks)
 
 
-def capture(model: Model, rows: Rows) -> dict[str, Weights]:
+def capture(model: Model, rows: ModelInput) -> dict[str, Weights]:
     """stack -> [L, H, n, m]"""
     transformer, seen = model.transformer, Capture()
     device = transformer.output_matrix().device
@@ -90,18 +91,18 @@ def capture(model: Model, rows: Rows) -> dict[str, Weights]:
     }
 
 
-# ---- what is read -----------------------------------------------------------------------
+# ---- the input -----------------------------------------------------------------------
 
 
-def read(model: Model, text: str, target: str | None, context: str | None) -> Rows:
-    """The rows of a text, each of at most MOST tokens."""
+def read(model: Model, text: str, target: str | None, context: str | None) -> ModelInput:
+    """The input of the model for a text; each row has at most MOST tokens."""
     task, style = model.task, model.config.model.style
     if not text.strip():
         raise InputError("TEXT is empty: there is nothing to look at")
     if context is not None and not isinstance(task, Questions):
         raise InputError(f"--context belongs to a model that can answer: this one can {task.name}")
     if isinstance(task, Sequences):
-        request = requested(model, text, context)
+        request = make_request(model, text, context)
     elif isinstance(task, Classify) and style != "encoder":
         check_whole(model, text)
         request = Request(task.ids([text])[0])
@@ -111,8 +112,8 @@ def read(model: Model, text: str, target: str | None, context: str | None) -> Ro
                 f"--target belongs to a model that writes an answer: this one reads one text, to "
                 f"{task.name}"
             )
-        row = bounded(alone(model, text), "TEXT")
-        return Rows(row, [], []) if style == "encoder" else Rows([], row, [])
+        row = bounded(single_row(model, text), "TEXT")
+        return ModelInput(row, [], []) if style == "encoder" else ModelInput([], row, [])
     bounded(list(request.source), "TEXT")
     if style == "encoder":
         if target is not None:
@@ -120,16 +121,16 @@ def read(model: Model, text: str, target: str | None, context: str | None) -> Ro
                 "--target: model.style=encoder fills the places of its answer at once and reads "
                 "none: leave it out"
             )
-        return Rows(list(request.source), [], [])
-    answer = answered(model, request, text, target)
+        return ModelInput(list(request.source), [], [])
+    output = target_tokens(model, request, text, target)
     both = style == "encoder-decoder"
-    row = [*request.begin(both), *answer[:-1]]
+    row = [*request.begin(both), *output[:-1]]
     bounded(row, "what the decoder reads", "TEXT" if target is None else "TEXT or --target")
-    return Rows(list(request.source) if both else [], row, answer)
+    return ModelInput(list(request.source) if both else [], row, output)
 
 
-def requested(model: Model, text: str, context: str | None) -> Request:
-    """What is asked of a translator, or of a model that answers."""
+def make_request(model: Model, text: str, context: str | None) -> Request:
+    """The request to a model that translates or answers questions."""
     task = model.task
     if isinstance(task, Questions):
         asked = Asked.of(text, context, "TEXT")
@@ -141,8 +142,8 @@ def requested(model: Model, text: str, context: str | None) -> Request:
     return groups[0][0]
 
 
-def answered(model: Model, request: Request, text: str, target: str | None) -> list[int]:
-    """The tokens of the answer: those of the target, or the model's own."""
+def target_tokens(model: Model, request: Request, text: str, target: str | None) -> list[int]:
+    """The tokens that the decoder writes: those of the target, or the model's own output."""
     task = model.task
     if isinstance(task, Classify):
         label = task.classify(model.transformer, [text])[0].label if target is None else target
@@ -155,8 +156,8 @@ def answered(model: Model, request: Request, text: str, target: str | None) -> l
     return task.found(model.transformer, [request], model.decoding({}))[0].tokens
 
 
-def alone(model: Model, text: str) -> list[int]:
-    """What a model reads that writes nothing: one row."""
+def single_row(model: Model, text: str) -> list[int]:
+    """The input of a model that writes nothing: one row."""
     task = model.task
     if isinstance(task, Fill) and MASK in text:
         return task.encode(text.split(MASK), model.longest, "TEXT")

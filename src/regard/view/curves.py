@@ -1,7 +1,7 @@
-"""`regard view curves`: how training went, drawn from `metrics.jsonl` as PNG and SVG.
+"""`regard view curves`: training curves from `metrics.jsonl` as PNG and SVG.
 
-Four panels over steps: loss, the task's metric, learning rate, tokens per second. Each line carries
-its name where it ends.
+Four panels over steps: loss, the task's metric, learning rate, and tokens per second. Each line has
+its label at its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DRAWN = ("loss", "valid_loss", "learning_rate", "tokens_per_second")
 LARGEST_STEP, LARGEST_VALUE, LONGEST_LINE = 10**12, 1e30, 100_000
 LOWER_IS_BETTER = ("valid_loss", "valid_perplexity", "valid_bits_per_byte")
-NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # other scores are called as they are written
+NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # other scores keep their names
 
 
 class Point(NamedTuple):
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curves:
-    """What one run recorded: its figures by name, and its last line once it is finished."""
+    """The metrics of one run by name, and its final record if it has finished."""
 
     name: str
     steps: int
@@ -51,8 +51,8 @@ class Curves:
         choose = min if key in LOWER_IS_BETTER else max
         return choose(points, key=lambda point: point.value, default=None)
 
-    def said(self) -> str:
-        """The run in a few words: name, steps, score."""
+    def summary(self) -> str:
+        """The run in one line: name, steps, score."""
         words = f"{shorten(self.name, 50)}: {self.steps:,} step{'' if self.steps == 1 else 's'}"
         key = self.metric() or "valid_loss"
         score = self.final.get(key.removeprefix("valid_"))
@@ -65,7 +65,7 @@ class Curves:
 
 
 def draw_curves(runs: list[Path], out: Path | None) -> list[Path]:
-    """Draw the training curves of runs in one picture; gives back the two files written.
+    """Draw the training curves of runs in one picture; returns the two files.
 
     out: NAME.png or NAME.svg, for both; None: curves.png and curves.svg in the first run's folder.
     """
@@ -92,7 +92,7 @@ def read_curves(run: Path, name: str) -> Curves:
             record = read_record(line)
         except ValueError as error:
             if number == len(lines):
-                break  # torn: the run was killed while it wrote this line
+                break  # incomplete: the run was killed while it wrote this line
             raise InputError(f"{path}:{number}: {error}") from None
         steps = max(steps, record["step"])
         final = record if "final" in record else {}  # no longer, if the run was resumed after it
@@ -138,19 +138,21 @@ def draw(curves: list[Curves]) -> Figure:
         draw_panel(panel, curves, key)
     panels[0, 0].set_title("Loss: training thin, validation bold, ★ best", loc="left", pad=14)
     panels[0, 1].set_title(f"Validation {title(metric)}, ★ best", loc="left", pad=14)
-    heading = curves[0].said() if len(curves) == 1 else f"Training of {len(curves)} runs"
+    heading = curves[0].summary() if len(curves) == 1 else f"Training of {len(curves)} runs"
     picture.suptitle(heading, fontsize=17, weight="bold", parse_math=False)
     if len(curves) > 1:
         lines = panels[1, 0].lines[-len(curves) :]
         names = ["run"] * len(lines)
         legend = picture.legend(lines, names, loc="outside lower center", handlelength=5)
         for text, run in zip(legend.get_texts(), curves, strict=True):
-            text.set(text=run.said(), parse_math=False)  # here, where _names and $names are names
+            text.set(
+                text=run.summary(), parse_math=False
+            )  # here, where _names and $names are names
     return picture
 
 
 def draw_panel(panel: Axes, curves: list[Curves], key: str) -> None:
-    """A line for each run, with its best point if it is a score, and a label where it ends."""
+    """Draw a line for each run, with a label at its end, and with its best point for a score."""
     training = draw_lines(panel, curves, "loss" if key == "valid_loss" else "", thin=True)
     ends = draw_lines(panel, curves, key)
     labels = [(training[0], "training", COLOURS[0])] if len(curves) == 1 else []
@@ -175,7 +177,7 @@ def draw_panel(panel: Axes, curves: list[Curves], key: str) -> None:
 
 
 def draw_lines(panel: Axes, curves: list[Curves], key: str, thin: bool = False) -> list[Any]:
-    """A line for each run, be it empty; gives back where each ends: a point, or None."""
+    """Draw a line for each run, even an empty one; returns the last point of each, or None."""
     ends = []
     styles = zip(curves, cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
     for i, (run, colour, dashes, marker) in enumerate(styles):
@@ -193,7 +195,7 @@ def draw_lines(panel: Axes, curves: list[Curves], key: str, thin: bool = False) 
 
 
 def add_labels(panel: Axes, labels: list[tuple[Point, str, str]]) -> None:
-    """Labels in the right margin at the height of their lines, pushed apart where they meet."""
+    """Draw labels in the right margin at the height of their lines, without overlaps."""
     labels.sort(key=lambda label: label[0].value)
     low, high = panel.get_ylim()
     room = [(text.count("\n") + 1.4) * 21 / panel.bbox.height for _, text, _ in labels]

@@ -1,10 +1,8 @@
-"""`regard info`: the parameters of a model by part, formula beside tensors."""
+"""`regard info`: the number of parameters of each part of a model, by formula and in tensors."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +10,8 @@ from rich.table import Table
 
 from regard.config.model import ModelConfig
 from regard.console import make_console
-from regard.files import open_regular, parse_json
 from regard.model.parameters import PARTS, Part, closed_form, count
 from regard.model.transformer import Transformer
-
-LONGEST_LINE = 100_000  # bytes of the last line of the metrics
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ class ParameterTable:
         return all(self.formula[part].parameters == self.tensors[part] for part in PARTS)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`; the total is the largest number in it."""
+        """For `--json`."""
         return {
             "parameters": self.total,
             "parts": {part: size for part, size in self.tensors.items() if size},
@@ -72,20 +67,6 @@ class ParameterTable:
         console.print(table)
         verdict = "formula and tensors agree" if self.agrees else "FORMULA AND TENSORS DISAGREE"
         console.print(f"{self.total / 1e6:.2f}M parameters; {verdict}")
-
-
-def final_scores(run: Path) -> dict[str, Any]:
-    """The final record of a run, which is the last line of its metrics; empty if the run has not
-    finished or the line is not valid."""
-    try:
-        with open_regular(run / "metrics.jsonl") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - LONGEST_LINE))
-            last = parse_json(file.read(LONGEST_LINE).splitlines()[-1])
-    except (ValueError, IndexError):  # no such file, no line, or an incomplete line
-        return {}
-    known = isinstance(last, dict) and "final" in last
-    known = known and all(type(value) in (str, int, float) for value in last.values())
-    return last if known and "".join(map(str, [*last, *last.values()])).isprintable() else {}
 
 
 def parameter_table(config: ModelConfig) -> ParameterTable:

@@ -1,7 +1,7 @@
-"""How every picture is made: one look, one pair of files (PNG and SVG), written whole.
+"""Drawing and saving pictures: one style, and one pair of files (PNG and SVG), written atomically.
 
-Lines differ in style and marker as well as in colour, so that a picture also reads in black and
-white. The same figures give the same bytes, so that a picture can be kept in git.
+Lines differ in dash pattern and marker as well as in colour, so pictures are readable in black and
+white. The same data gives the same bytes, so pictures can be kept in git.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0b62a4", "#bf4a00", "#222222", "#00785a", "#8a2a63")
 DASHES = ("-", (0, (6, 2)), (0, (8, 2, 1.5, 2)), (0, (1.5, 1.5)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # 5, 4 and 7 of them: 140 lines that look different
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # 5 x 4 x 7: 140 different lines
 SETTINGS: dict[Any, Any] = {
     "font.size": 13, "axes.grid": True, "grid.color": "#e4e4e4",
     "axes.spines.top": False, "axes.spines.right": False,
     "figure.constrained_layout.w_pad": 0.2, "figure.constrained_layout.h_pad": 0.15,
-    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
-    "svg.hashsalt": "regard",  # names of parts from their content, not from chance
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "regard",  # ids of elements depend on their content only
 }  # fmt: skip
 NOT_XML = bytes({*range(32)} - {9, 10, 13})  # control characters that XML does not allow
 
@@ -45,14 +45,16 @@ def both_files(out: Path) -> list[Path]:
 
 
 def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
-    """Draw, and write NAME.png and NAME.svg; gives back the two files."""
+    """Draw a figure and write NAME.png and NAME.svg; returns the two files."""
     try:
         import matplotlib
     except ImportError:
         raise InputError("pictures need matplotlib: pip install matplotlib") from None
     paths = both_files(out)
-    with matplotlib.rc_context(), warnings.catch_warnings():  # settings are put aside, and back
-        warnings.filterwarnings("ignore", "Glyph")  # boxes in the PNG; the SVG has the name whole
+    with matplotlib.rc_context(), warnings.catch_warnings():  # the settings are restored
+        warnings.filterwarnings(
+            "ignore", "Glyph"
+        )  # missing glyphs in the PNG; the SVG keeps the text
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
         picture = draw()

@@ -1,8 +1,8 @@
-"""`regard view positions`: what tells a model where a token stands (section 3.5), as PNG and SVG.
+"""`regard view positions`: the position encodings (section 3.5 of the paper) as PNG and SVG.
 
-A heat map with a row for each position, and beside it the dot product of one position's row with
-all others. Rotary positions add no rows to the embeddings: there a row is what the rotation makes
-of the vector (1, 0) in each pair, its cosine and sine.
+A heat map has a row for each position; beside it is the dot product of one position's row with all
+others. Rotary positions add nothing to the embeddings: there a row is the rotated vector (1, 0) of
+each pair, its cosine and sine.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LENGTH, D_MODEL, BASE = 256, 512, 10_000.0  # what is drawn unless something else is asked for
-MOST_BASE = 1e100  # its wavelengths are still numbers
-MOST = 2**25  # numbers in a picture: more would take memory, and nobody would see them
+LENGTH, D_MODEL, BASE = 256, 512, 10_000.0  # defaults
+MOST_BASE = 1e100  # the wavelengths are still finite
+MOST = 2**25  # numbers in a picture
 
 
 @dataclass(frozen=True)
 class Encodings:
-    """The rows of one stack, or of a formula."""
+    """The position encodings of one stack, or of a formula."""
 
     name: str
     rows: Tensor  # [n, D], float64
-    features: str  # what stands along D
+    features: str  # label of the axis D
     product: str = "PE(p)·PE(p+k)"
 
 
@@ -49,7 +49,7 @@ def draw_positions(
     base: float | None = None,
     out: Path | None = None,
 ) -> list[Path]:
-    """Draw the sinusoids of the paper, or the positions of a model; gives back the two files.
+    """Draw the sinusoids of the paper, or the positions of a model; returns the two files.
 
     out: NAME.png or NAME.svg, for both; None: positions.png beside the model, or here.
     """
@@ -91,13 +91,13 @@ def check_sizes(length: int, d_model: int, base: float) -> None:
 
 
 def formula(length: int, d_model: int, base: float) -> Encodings:
-    """The paper's: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(the same)."""
+    """The formula of the paper: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(the same)."""
     rows = sinusoids(torch.arange(length), d_model, base)
     return Encodings(f"sinusoidal, base {base:,g}", rows, "feature (even: sine, odd: cosine)")
 
 
 def of_model(folder: Path, length: int | None) -> list[Encodings]:
-    """What a model has, stack by stack where they differ; refuses one that has nothing."""
+    """The position encodings of a model, by stack if they differ."""
     config = read_config(folder).model
     if config.positions == "none":
         raise InputError(
@@ -117,13 +117,13 @@ def of_model(folder: Path, length: int | None) -> list[Encodings]:
             f"--length {length}: the learned table of {folder} has {config.max_length} rows"
         )
     weights = newest_weights(folder)
-    found = []
+    tables = []
     for stack in (s for s in ("encoder", "decoder") if getattr(config, f"has_{s}")):
         table = weights.get(name := f"{stack}.positions.weight")
         if table is None or table.shape != (config.max_length, size):
             raise InputError(f"{folder}: its weights have no {name} as its config.yaml says")
-        found.append(Encodings(f"learned by the {stack}", table[:length].double(), "feature"))
-    return found
+        tables.append(Encodings(f"learned by the {stack}", table[:length].double(), "feature"))
+    return tables
 
 
 def rotary(config: ModelConfig, length: int) -> Encodings:
@@ -156,7 +156,7 @@ def draw(heading: str, drawn: Sequence[Encodings]) -> Figure:
 
 
 def draw_heat(panel: Axes, one: Encodings) -> None:
-    """A row for each position. Cividis grows lighter all the way: it reads in grey too."""
+    """A row for each position. The colour map is monotonic in lightness, so it works in grey."""
     from matplotlib.ticker import MaxNLocator
 
     n, size = one.rows.shape
@@ -176,8 +176,8 @@ def draw_heat(panel: Axes, one: Encodings) -> None:
 
 
 def draw_products(panel: Axes, one: Encodings) -> None:
-    """The row of p times every row, over how far the other is from p. Where only the distance
-    counts, the lines lie on each other: each is thinner than the one before it, and all are seen.
+    """The dot products of row p with all rows, over their distance from p. Where only the distance
+    matters, the lines coincide, so each is thinner than the one before it.
     """
     n = len(one.rows)
     for i, p in enumerate(places(n)):

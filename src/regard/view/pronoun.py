@@ -1,12 +1,11 @@
-"""The pronoun picture: what looks at "the animal" in one sentence and at "the street" in the other.
+"""The pronoun picture: the head that resolves `it` in a pair of sentences.
 
-In "The animal didn't cross the street because it was too tired" (or "too wide") only the last
-adjective tells what `it` is. A translator may find out in three places: in the encoder, where `it`
-is read; in the decoder, when it is about to write the German pronoun and looks at the source
-(cross) or at the German that it has written so far. Every head of all three is searched. What
-counts of a head is the smaller of two margins: the weight on the right phrase (article and noun)
-less that on the wrong one, in each sentence. A head that prefers the same noun in both sentences,
-as many do, has a negative one.
+In "The animal didn't cross the street because it was too tired" (or "too wide"), only the last
+adjective determines what `it` refers to. A translation model can resolve it in three places: in the
+encoder, where it reads `it`; and in the decoder, before it writes the German pronoun, in
+cross-attention or in self-attention. All heads of the three are compared. The margin of a head is
+the weight on the correct phrase (article and noun) minus the weight on the wrong one, in the worse
+of the two sentences. A head that prefers the same noun in both sentences has a negative margin.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ if TYPE_CHECKING:
 
     from regard.predictor import Model
 
-CLEAR = 0.1  # a margin that is worth talking about
+CLEAR = 0.1  # the smallest margin of a head that is said to resolve the pronoun
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One of the two, read by the model, and where in it things stand, for each stack."""
+    """The attention of one sentence, and the positions of its phrases, for each stack."""
 
     attention: Attention
-    rows: dict[str, list[int]]  # the tokens that look
+    rows: dict[str, list[int]]  # the tokens of the pronoun
     phrases: dict[str, tuple[list[int], list[int]]]  # the tokens of the animal, of the street
 
     def weights(self, stack: str, layer: int, head: int) -> tuple[float, float]:
-        """On the animal and on the street: sums over a phrase's tokens, mean over the rows."""
+        """The weights on the animal and on the street: sums over a phrase, means over the rows."""
         look = self.attention.stacks[stack].weights[layer - 1, head - 1]  # [n, m]
         seen = look[self.rows[stack]].mean(0)
         animal, street = (float(seen[places].sum()) for places in self.phrases[stack])
@@ -50,8 +49,8 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a head does in both sentences: weights[sentence][phrase]; layer and head from 1."""
+class PronounHead:
+    """The weights of a head in both sentences: weights[sentence][phrase]; layer, head from 1."""
 
     stack: str
     layer: int
@@ -60,7 +59,7 @@ class Look:
 
     @property
     def margin(self) -> float:
-        """By how much the right phrase is ahead of the wrong one, in the worse of the sentences."""
+        """Weight on the correct phrase minus weight on the wrong one, in the worse sentence."""
         tired, wide = self.weights
         return min(tired[0] - tired[1], wide[1] - wide[0])
 
@@ -71,7 +70,7 @@ class Look:
 
 
 def read_sentences(model: Model) -> tuple[Sentence, Sentence]:
-    """Both sentences with their right translations, as a translator reads them."""
+    """Both sentences with their correct translations, as the model reads them."""
     first, second = (read_sentence(model, *pair) for pair in PRONOUN_SENTENCE)
     return first, second
 
@@ -80,7 +79,7 @@ def read_sentence(model: Model, english: str, german: str) -> Sentence:
     attention = gather(model, english, german)
     source, target = getattr(model.task, "source", model.task.tokenizer), model.task.tokenizer
     animal, street = (places(source, english, phrase) for phrase in PRONOUN_PHRASES[0])
-    # Behind <bos>, a token of the translation stands one later than it is written.
+    # The decoder reads <bos> first, so a token of the translation has the next position.
     tier, straße = ([i + 1 for i in places(target, german, p)] for p in PRONOUN_PHRASES[1])
     written = places(target, german, f"weil {pronoun_of(german)}", skip="weil")
     return Sentence(
@@ -91,31 +90,31 @@ def read_sentence(model: Model, english: str, german: str) -> Sentence:
 
 
 def places(tokenizer: Tokenizer, text: str, phrase: str, skip: str = "") -> list[int]:
-    """Which tokens of a text a phrase in it is made of; skip: less these words at its beginning."""
+    """The tokens of a phrase in a text. skip: words at the start of the phrase to leave out."""
     found = re.search(rf"\b{re.escape(phrase)}\b", text)
     assert found is not None, f"{phrase!r} is not in {text!r}"
     start, end = (len(text[:i].encode()) for i in (found.start() + len(skip), found.end()))
-    start += bool(skip)  # the blank behind them
+    start += bool(skip)  # the space after them
     sizes = tokenizer.sizes[tokenizer.encode(text)]  # bytes of each token
     ends = np.cumsum(sizes)
     inside: list[int] = np.flatnonzero((ends > start) & (ends - sizes < end)).tolist()
     return inside
 
 
-def find_heads(sentences: tuple[Sentence, Sentence]) -> list[Look]:
-    """Every head of every stack, the one that tells the two nouns apart best first."""
+def find_heads(sentences: tuple[Sentence, Sentence]) -> list[PronounHead]:
+    """Every head of every stack, the largest margin first."""
     found = []
     for name, stack in sentences[0].attention.stacks.items():
         layers, heads = stack.weights.shape[:2]
         for layer in range(1, layers + 1):
             for head in range(1, heads + 1):
                 tired, wide = (sentence.weights(name, layer, head) for sentence in sentences)
-                found.append(Look(name, layer, head, (tired, wide)))
+                found.append(PronounHead(name, layer, head, (tired, wide)))
     return sorted(found, key=lambda look: -look.margin)
 
 
-def told(looks: list[Look]) -> list[str]:
-    """What was found, with its numbers, also where it is little."""
+def describe_heads(looks: list[PronounHead]) -> list[str]:
+    """Lines about the best head, and about the best head of the encoder, with their weights."""
     best = looks[0]
     lines = [f'What "it" is: {verdict(best)}, of {len(looks)} heads.', *numbers(best)]
     own = next((look for look in looks if look.stack == "encoder"), best)
@@ -124,14 +123,14 @@ def told(looks: list[Look]) -> list[str]:
     return lines
 
 
-def verdict(best: Look) -> str:
+def verdict(best: PronounHead) -> str:
     if best.margin >= CLEAR:
         return f"{best.name} tells it best"
     return f"no head tells it; {best.name} comes nearest"
 
 
-def numbers(look: Look) -> list[str]:
-    """The four weights in words."""
+def numbers(look: PronounHead) -> list[str]:
+    """Lines with the four weights of a head."""
     phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
     lines = []
     for (english, german), weights in zip(PRONOUN_SENTENCE, look.weights, strict=True):
@@ -141,8 +140,8 @@ def numbers(look: Look) -> list[str]:
     return lines
 
 
-def draw_pronoun(sentences: tuple[Sentence, Sentence], look: Look, out: Path) -> list[Path]:
-    """The two sentences side by side, with a head's lines from the pronoun."""
+def draw_pronoun(sentences: tuple[Sentence, Sentence], look: PronounHead, out: Path) -> list[Path]:
+    """Draw the two sentences side by side, with a head's weights as lines from the pronoun."""
     phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
 
     def draw() -> Figure:

@@ -1,7 +1,6 @@
-"""The steps of the walk: what is shown at each, and the sentence beside it, in the paper's words.
+"""The steps of `regard view walk`: a table and a sentence for each, in the terms of the paper.
 
-A sentence carries the numbers of the pass that it describes ("divided by sqrt(8) = 2.83"), so it
-is about this sentence in this model and not about models in general.
+Each sentence contains numbers of the pass that it describes ("divided by sqrt(8) = 2.83").
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from regard.text.batching import Packed
 from regard.view.terminal import Values
 from regard.view.trace import Trace, agree
 
-Answers = list[str | None]  # what should be said at each place, if anything; or empty
+Targets = list[str | None]  # the correct token at each position, if any; or empty
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step: `shape` is that of the whole tensor, `values` the table of it that is shown."""
+    """One step: `shape` is that of the complete tensor, `values` is the table that is shown."""
 
     step: int
     part: str  # Encoder, Decoder or Output
     name: str
-    section: str  # of the paper; empty where it is not in the paper
+    section: str  # of the paper; empty if the paper does not have it
     shape: list[int]
     dimensions: str  # the letters of the shape, as in the code
     sentence: str
     values: Values  # 4 digits; None is minus infinity, which JSON does not have
     rows: list[str]
     columns: list[str]
-    shown: str = ""  # which part of the tensor the table is, where it is not all of it
+    shown: str = ""  # which part of the tensor the table shows, if not all
     picture: str = "vectors"  # how it is drawn: vectors, matrix, ids or guesses
-    answers: Answers = field(default_factory=list)
+    answers: Targets = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -47,17 +46,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Row:
-    """What one stack reads."""
+    """The input of one stack."""
 
     tokens: list[str]  # as labels
     packed: Packed
-    focus: int  # the token that is followed where one has to do
+    focus: int  # the token that sentences describe
     sentence: str
-    answers: Answers
+    answers: Targets
 
 
 class Walk:
-    """Writes the steps down, stack by stack."""
+    """Collects the steps, stack by stack."""
 
     def __init__(self, model: Transformer, rows: dict[str, Row], names: list[str]) -> None:
         self.model, self.config, self.rows, self.names = model, model.config, rows, names
@@ -83,7 +82,7 @@ class Walk:
         columns: list[str] | None = None,
         **how: Any,
     ) -> None:
-        """Without a table the whole tensor is shown, without rows one row a token."""
+        """Add a step. Default: the table is the tensor, with one row per token."""
         table = tensor if table is None else table  # [rows, columns]
         rows = self.row.tokens if rows is None else rows
         columns = [str(i) for i in range(table.shape[1])] if columns is None else columns
@@ -112,7 +111,7 @@ class Walk:
         self.layers()
 
     def second_stack(self) -> None:
-        """An encoder-decoder's decoder: what is new in it."""
+        """The decoder of an encoder-decoder: the steps that the encoder does not have."""
         self.enter("decoder")
         self.ids("target shifted right", self.row.answers)
         attention = self.trace.attention("decoder", 0)
@@ -132,7 +131,7 @@ class Walk:
         )  # fmt: skip
         self.layers()
 
-    def ids(self, name: str, answers: Answers) -> None:
+    def ids(self, name: str, answers: Targets) -> None:
         ids, tokens = self.row.packed.tokens, self.row.tokens
         self.add(
             name, "3.4", ids, "N", self.row.sentence, ids[None], ["id"], tokens,
@@ -142,10 +141,10 @@ class Walk:
     # ---- from ids to vectors (sections 3.4 and 3.5) ---------------------------------------
 
     def embedding(self) -> None:
-        config, took, gave = self.config, self.trace.took, self.trace.gave
+        config, inputs, outputs = self.config, self.trace.inputs, self.trace.outputs
         side, call = ("source", 0) if self.stack == "encoder" else ("target", -1)
-        table = "embeddings.shared" if "embeddings.shared" in gave else f"embeddings.{side}"
-        x = gave[table][call]  # [N, D]
+        table = "embeddings.shared" if "embeddings.shared" in outputs else f"embeddings.{side}"
+        x = outputs[table][call]  # [N, D]
         scaled = ""
         if config.scale_embeddings:
             root = math.sqrt(config.d_model)
@@ -167,9 +166,9 @@ class Walk:
             sentence += "is now another vector"
         if config.embedding_norm:
             norm = f"{self.stack}.embedding_norm"
-            agree(f"{norm}: input", x, took[norm][0])
-            x, sentence = gave[norm][0], f"{sentence}; the result is normalised"
-        agree(f"{self.stack}: input", x, took[self.stack][0])
+            agree(f"{norm}: input", x, inputs[norm][0])
+            x, sentence = outputs[norm][0], f"{sentence}; the result is normalised"
+        agree(f"{self.stack}: input", x, inputs[self.stack][0])
         self.add(name, "3.5", x, "N D", f"{sentence}.")
 
     def position(self) -> Tensor:
@@ -180,7 +179,7 @@ class Walk:
         else:
             positions, base = self.row.packed.positions(), self.config.position_base
             vectors = sinusoids(positions, self.config.d_model, base)
-            vectors = vectors.to(self.trace.took[self.stack][0].dtype)
+            vectors = vectors.to(self.trace.inputs[self.stack][0].dtype)
             what = "sines and cosines, fast waves on the left and slow ones on the right"
         self.add(
             "positional encoding", "3.5", vectors, "N D",
@@ -194,7 +193,7 @@ class Walk:
         name, heads, at = f"{self.stack}.layers.0.self_attention", self.config.heads, self.row.focus
         if self.config.norm_first:
             self.norm("self_attention")
-        product = self.trace.gave[f"{name}.query_key_value"][0]  # [N, 3*H*K]
+        product = self.trace.outputs[f"{name}.query_key_value"][0]  # [N, 3*H*K]
         parts = product.view(len(product), 3, heads, -1)  # [N, 3, H, K]
         self.add(
             "query, key, value", "3.2.2", product, "N 3HK",
@@ -283,10 +282,10 @@ class Walk:
         weight, at = weights[0, self.row.focus].max(dim=0)
         return f"{self.focus} looks most at {keys[int(at)]} ({float(weight):.2f})"
 
-    # ---- around and after it (sections 3.1 and 3.3) ---------------------------------------
+    # ---- residual, norm and feed-forward (sections 3.1 and 3.3) -----------------------
 
     def norm(self, sublayer: str) -> None:
-        """Pre-norm: what the sub-layer takes."""
+        """Pre-norm: the input of the sub-layer."""
         before, after, _ = self.trace.residual(f"{self.stack}.layers.0.{sublayer}")
         self.add(
             "norm", "3.1", after, "N D",
@@ -307,7 +306,7 @@ class Walk:
         self.add(name, "3.1", result, "N D", sentence)
 
     def spread(self, before: Tensor, after: Tensor) -> str:
-        """What a norm did to the token that is followed."""
+        """How a norm changed the focus token."""
 
         def numbers(x: Tensor) -> str:
             x = x[self.row.focus]  # [D]
@@ -321,13 +320,13 @@ class Walk:
         name, config = f"{self.stack}.layers.0.feed_forward", self.config
         if config.norm_first:
             self.norm("feed_forward")
-        inner = self.trace.took[f"{name}.outer"][0][self.row.focus]  # [F], after the activation
+        inner = self.trace.inputs[f"{name}.outer"][0][self.row.focus]  # [F], after the activation
         does = f"leaves {self.focus} numbers from {inner.min():.2f} to {inner.max():.2f}"
         if config.activation == "relu":
             does = f"sets {int((inner == 0).sum())} of {len(inner)} numbers of {self.focus} to 0"
         names = {"relu": "ReLU", "gelu": "GELU", "swiglu": "the gate of SwiGLU"}
         self.add(
-            "feed-forward", "3.3", self.trace.gave[name][0], "N D",
+            "feed-forward", "3.3", self.trace.outputs[name][0], "N D",
             f"The same network at every position goes from D = {config.d_model} to F = "
             f"{config.d_ff} and back; in between {names[config.activation]} {does}.",
         )  # fmt: skip
@@ -351,7 +350,7 @@ class Walk:
             followed, rows, shown=f"{self.focus} after each layer",
         )  # fmt: skip
 
-    # ---- what comes out (section 3.4) -----------------------------------------------------
+    # ---- output (section 3.4) -----------------------------------------------------
 
     def output(self) -> None:
         """The head: logits and probabilities, or one vector for the sentence."""
@@ -378,7 +377,7 @@ class Walk:
             )  # fmt: skip
 
     def guesses(
-        self, letters: str, rows: list[str], names: list[str], answers: Answers, sentence: str
+        self, letters: str, rows: list[str], names: list[str], answers: Targets, sentence: str
     ) -> None:
         logits = self.trace.output
         self.add("logits", "3.4", logits, letters, sentence, rows=rows, columns=names)

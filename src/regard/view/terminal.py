@@ -1,8 +1,8 @@
-"""Tables of numbers in a terminal: vectors, matrices, ids and guesses, as lines of text.
+"""Tables of numbers in a terminal: vectors, matrices, ids and predictions, as lines of text.
 
-Every table says the same thing twice, by colour and by characters (a number, a shade, a bar):
-a projector, a pipe and a black and white print must all be readable. Widths are counted in
-cells, of which a Chinese character takes two.
+Every table shows its values by colour and by characters (a number, a shade, a bar), so it is also
+readable in a pipe and in black and white. Widths are counted in terminal cells; a Chinese
+character takes two.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ DARK, WARM, COLD = (34, 36, 44), (206, 98, 22), (40, 104, 204)
 
 
 def visible_name(character: str) -> str:
-    """A character as a label: what cannot be seen by itself gets a sign or its code point."""
+    """A character as a label; an invisible one is shown as a symbol or its code point."""
     if character == " ":
         return "␣"
-    if not character.isprintable() or character == "␣":  # every label stands for one character
+    if not character.isprintable() or character == "␣":  # labels are unique
         return f"U+{ord(character):04X}"
     return f"◌{character}" if unicodedata.category(character).startswith("M") else character
 
 
 def vectors(rows: Sequence[str], columns: Sequence[str], values: Values, width: int) -> list[Text]:
-    """One row a vector, as many of its first numbers as fit; columns that have names show them."""
+    """One row per vector, with as many of its first numbers as fit, and column names if any."""
     figures = [[_figure(value) for value in row] for row in values]
     named = not all(name.isdecimal() for name in columns)
     label, count = _widest(rows) + 1, min(len(columns), MOST_COLUMNS)
@@ -61,8 +61,8 @@ def vectors(rows: Sequence[str], columns: Sequence[str], values: Values, width: 
 
 
 def matrix(rows: Sequence[str], columns: Sequence[str], values: Values, width: int) -> list[Text]:
-    """Rows are queries, columns are keys: number and shade, or shades alone where numbers do not
-    fit. An entry that is None may not be seen."""
+    """Rows are queries, columns are keys: number and shade, or only shades if the numbers do not
+    fit. A value of None is masked."""
     seen = [value for row in values for value in row if value is not None]
     low, high = min(0.0, *seen), max(seen)  # weights are shaded from 0, whatever the smallest is
     largest = max(high, -low) or 1.0
@@ -86,7 +86,7 @@ def matrix(rows: Sequence[str], columns: Sequence[str], values: Values, width: i
 
 
 def strip(titled: Mapping[str, Sequence[str]], width: int) -> list[Text]:
-    """Labels side by side, in as many strips as the width asks for: tokens above their ids."""
+    """Labels side by side, wrapped at the width: tokens above their ids."""
     cells = [2 + _widest(column) for column in zip(*titled.values(), strict=True)]
     title_width = 2 + _widest(list(titled))
     breaks, used = [0], title_width
@@ -113,9 +113,8 @@ def guesses(
     answers: Sequence[str | None],
     width: int,
 ) -> list[Text]:
-    """The most probable few of each row as bars, after the answer that would be right.
-
-    Where only some rows have an answer, only they are shown."""
+    """The most probable tokens of each row as bars, after the correct one. If only some rows have
+    a correct token, only these are shown."""
     label, names = _widest(rows) + 1, _widest(columns) + 1
     room = width - label - names - len("0.00   ")
     guess = names + len("0.00   ")  # and a bar

@@ -1,9 +1,9 @@
-"""One forward pass of a real model, remembered: what every module took and gave.
+"""One forward pass of a model with the inputs and outputs of every module.
 
-Hooks record the modules, and a plan that is put in the place of the model's own records the
-queries, keys and values that attention really used, after any rotation. What lies between them
-(scores, mask, softmax) is made by the model's own functions, and `agree` holds each of these
-steps to what the model computed next: what is shown cannot drift from what is.
+Hooks store the inputs and outputs of modules. A plan that replaces the model's own stores the
+queries, keys and values that attention used, after any rotation. The steps between them (scores,
+mask, softmax) are computed with the model's own functions, and `agree` compares each of them with
+what the model computed next, so the displayed values cannot differ from the model's.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from regard.text.batching import Packed
 
 
 def agree(what: str, shown: Tensor, computed: Tensor) -> Tensor:
-    """`shown`, once it equals what the model computed."""
+    """Return `shown` if it equals what the model computed."""
     if not torch.allclose(shown, computed, rtol=1e-4, atol=1e-4):
         raise RuntimeError(f"what is shown is not what the model did: {what} differs")
     return shown
 
 
-class WatchedPlan:
-    """A plan that remembers what attention asked of it."""
+class TracedPlan:
+    """A plan that stores the inputs and the output of attention."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.weights = plan, plan.weights
@@ -50,7 +50,7 @@ class WatchedPlan:
 
 @dataclass(frozen=True)
 class Attention:
-    """The inside of one attention, from the queries to its output."""
+    """The intermediate results of one attention, from the queries to the output."""
 
     query: Tensor  # [N, H, K]
     visibility: Visibility
@@ -62,33 +62,33 @@ class Attention:
 
 
 class Trace:
-    """Names are those of `Transformer.named_modules()`."""
+    """The inputs and outputs of modules by name, as in `Transformer.named_modules()`."""
 
     def __init__(self, model: Transformer, source: Packed | None, target: Packed | None) -> None:
         # Lists, since a shared embedding is used twice: first by the source, last by the target.
-        self.took: dict[str, list[Tensor]] = defaultdict(list)
-        self.gave: dict[str, list[Tensor]] = defaultdict(list)
-        self.plans: dict[str, WatchedPlan] = {}
+        self.inputs: dict[str, list[Tensor]] = defaultdict(list)
+        self.outputs: dict[str, list[Tensor]] = defaultdict(list)
+        self.plans: dict[str, TracedPlan] = {}
         self.capture, self.norm_first = Capture(), model.config.norm_first
         self.modules = dict(model.named_modules())
         for name, module in self.modules.items():
             if isinstance(module, MultiHeadAttention):
                 module.register_forward_pre_hook(partial(self._watch, name))
             if module is not model:
-                module.register_forward_hook(partial(self._remember, name))
+                module.register_forward_hook(partial(self._store, name))
         with torch.no_grad():
             self.output = model.eval()(source, target, self.capture)
 
-    def _watch(self, name: str, _: nn.Module, taken: tuple[Any, ...]) -> tuple[Any, ...]:
-        self.plans[name] = WatchedPlan(taken[1])
-        return (taken[0], self.plans[name], *taken[2:])
+    def _watch(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        self.plans[name] = TracedPlan(inputs[1])
+        return (inputs[0], self.plans[name], *inputs[2:])
 
-    def _remember(self, name: str, _: nn.Module, taken: tuple[Any, ...], given: Tensor) -> None:
-        self.took[name].append(taken[0])
-        self.gave[name].append(given)
+    def _store(self, name: str, _: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.inputs[name].append(inputs[0])
+        self.outputs[name].append(output)
 
     def attention(self, stack: str, layer: int, kind: str = "self") -> Attention:
-        """One attention (kind: self or cross), opened."""
+        """The intermediate results of one attention (kind: self or cross)."""
         name = f"{stack}.layers.{layer}.{kind}_attention"
         module, watched = self.modules[name], self.plans[name]
         assert isinstance(module, MultiHeadAttention)
@@ -102,42 +102,45 @@ class Trace:
         mixed = (weights @ watched.value.transpose(0, 1)).transpose(0, 1)  # [H, N, K] -> [N, H, K]
         agree(f"{name}: weighted sum", mixed, watched.mixed)
         output = F.linear(mixed.flatten(1), module.output.weight, module.output.bias)
-        agree(f"{name}: heads joined", output, self.gave[name][0])
+        agree(f"{name}: heads joined", output, self.outputs[name][0])
         return Attention(query, visibility, scaled, masked, weights, mixed, output)
 
     def residual(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Around one sub-layer: what its norm took, what its norm gave, and the result, [N, D]."""
+        """The input and output of a sub-layer's norm, and the result after the residual, [N, D]."""
         add_and_norm = f"{name}_norm"
-        x, added = self.took[add_and_norm][0], self.gave[name][0]
-        before, after = self.took[f"{add_and_norm}.norm"][0], self.gave[f"{add_and_norm}.norm"][0]
+        x, added = self.inputs[add_and_norm][0], self.outputs[name][0]
+        before, after = (
+            self.inputs[f"{add_and_norm}.norm"][0],
+            self.outputs[f"{add_and_norm}.norm"][0],
+        )
         if self.norm_first:
-            agree(f"{name}: norm before it", after, self.took[name][0])
+            agree(f"{name}: norm before it", after, self.inputs[name][0])
             result = x + added
         else:
             agree(f"{name}: residual", x + added, before)
             result = after
-        return before, after, agree(f"{name}: add & norm", result, self.gave[add_and_norm][0])
+        return before, after, agree(f"{name}: add & norm", result, self.outputs[add_and_norm][0])
 
     def layers(self, stack: str) -> list[Tensor]:
-        """The stack's input, each layer's output and, after pre-norm, the closing norm's: [N, D].
+        """The stack's input, each layer's output and, for pre-norm, the final norm's: [N, D].
 
-        Every sub-layer of every layer is checked on the way.
+        Every sub-layer of every layer is checked.
         """
-        outputs = [self.took[stack][0]]
+        outputs = [self.inputs[stack][0]]
         module = self.modules[stack]
         assert isinstance(module, Stack)
         for i, block in enumerate(module.layers):
             name = f"{stack}.layers.{i}"
-            agree(f"{name}: input", outputs[-1], self.took[name][0])
+            agree(f"{name}: input", outputs[-1], self.inputs[name][0])
             self.attention(stack, i)
             results = [self.residual(f"{name}.self_attention")[2]]
             if block.cross_attention is not None:
                 self.attention(stack, i, "cross")
-                agree(f"{name}: query", results[-1], self.took[f"{name}.cross_attention_norm"][0])
+                agree(f"{name}: query", results[-1], self.inputs[f"{name}.cross_attention_norm"][0])
                 results.append(self.residual(f"{name}.cross_attention")[2])
-            agree(f"{name}: feed-forward", results[-1], self.took[f"{name}.feed_forward_norm"][0])
+            agree(f"{name}: feed-forward", results[-1], self.inputs[f"{name}.feed_forward_norm"][0])
             outputs.append(self.residual(f"{name}.feed_forward")[2])
         if self.norm_first:
-            outputs.append(self.gave[f"{stack}.final_norm"][0])
-        agree(f"{stack}: output", outputs[-1], self.gave[stack][0])
+            outputs.append(self.outputs[f"{stack}.final_norm"][0])
+        agree(f"{stack}: output", outputs[-1], self.outputs[stack][0])
         return outputs

@@ -1,8 +1,7 @@
 """`regard view walk`: what happens to a sentence, step by step, in a real model (section 3).
 
 The model is small and its weights are random, but it is the model of this package, run once:
-every number shown is a tensor of that pass (`trace`), never of a second implementation that one
-would have to believe.
+every number shown comes from a tensor of that pass (`trace`), not from a second implementation.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.view import terminal
-from regard.view.steps import Answers, Row, Step, Walk
+from regard.view.steps import Row, Step, Targets, Walk
 
 SPECIALS = ("<bos>", "<eos>", "<cls>", "<mask>")
 LONGEST = 24  # characters: a matrix of them still fits on a screen
 SMALL = {"d_model": 16, "heads": 2, "d_ff": 32, "dropout": 0.0}
 LAYERS = 2  # of each stack that the style has
-WIDEST = 100  # cells: longer lines are harder to read, not easier
+WIDEST = 100  # cells
 
 
-# ---- what goes in -------------------------------------------------------------------------
+# ---- input ---------------------------------------------------------------------------------
 
 
 def walk_config(text: str, target: str | None, style: str, changes: dict[str, Any]) -> ModelConfig:
@@ -69,7 +68,7 @@ def read(text: str, target: str | None, config: ModelConfig) -> dict[str, Row]:
     """The row of each stack that the model has."""
     names = vocabulary(text, target)
 
-    def row(tokens: list[str], sentence: str, answers: Answers) -> Row:
+    def row(tokens: list[str], sentence: str, answers: Targets) -> Row:
         ids = Packed.of([[names.index(token) for token in tokens]])
         shown = [None if answer is None else label(answer) for answer in answers]
         focus = int(tokens[0] in SPECIALS)  # the first character of the text
@@ -77,7 +76,7 @@ def read(text: str, target: str | None, config: ModelConfig) -> dict[str, Row]:
 
     each = "Each character becomes a token, known by a number, its id"
     written = text if target is None else target
-    answers: Answers = [] if config.head == "pooling" else [*written, "<eos>"]
+    answers: Targets = [] if config.head == "pooling" else [*written, "<eos>"]
     if config.style == "encoder-decoder":
         late = "The decoder reads the target one place late, behind <bos>: at each place it has to "
         late += "say the answer before it sees it."
@@ -98,11 +97,11 @@ def read(text: str, target: str | None, config: ModelConfig) -> dict[str, Row]:
 
 
 def walk_steps(text: str, target: str | None, config: ModelConfig, seed: int) -> list[Step]:
-    """Run the model once, and say what happened."""
+    """Run the model once and describe each step."""
     if not 0 <= seed < 2**63:
         raise InputError(f"--seed must be from 0 to 2^63 - 1, not {seed}")
     rows = read(text, target, config)
-    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
+    with torch.random.fork_rng(devices=[]):  # the caller's random state does not change
         torch.manual_seed(seed)
         model = Transformer(config)
     walk = Walk(model, rows, [label(name) for name in vocabulary(text, target)])
@@ -113,11 +112,11 @@ def walk_steps(text: str, target: str | None, config: ModelConfig, seed: int) ->
     return walk.steps
 
 
-# ---- what is seen -------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------
 
 
 def write_walk(steps: list[Step], config: ModelConfig, seed: int) -> None:
-    """To standard output; a sentence stands beside its table where there is room for both."""
+    """Print the steps; a sentence is beside its table if there is room for both."""
     console = make_console()
     width = min(console.width, WIDEST)
     layers = " + ".join(str(n) for n in (config.encoder_layers, config.decoder_layers) if n)
@@ -147,8 +146,8 @@ def draw(step: Step, width: int) -> list[Text]:
     title.append(shape.rjust(width - title.cell_len), "bold cyan")
     indent, gap = 5, 2
     room = width - indent - gap
-    text = max(26, room * 36 // 100)  # cells of a sentence that stands beside its table
-    # Of vectors any part will do, the other pictures should be whole.
+    text = max(26, room * 36 // 100)  # cells of a sentence beside its table
+    # Vectors may be cut, other tables should be complete.
     table = picture(step, room - text if step.picture == "vectors" else room)
     if max(line.cell_len for line in table) <= room - text:
         sentence = terminal.wrap(step.sentence, text)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import InputError
-from regard.text.rows import Rows
+from regard.text.sampler import BatchSampler
 from regard.text.store import build_pairs
 from regard.text.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ def epoch(rows, number):
 def test_an_epoch_has_every_example_once_and_no_row_over_its_budget(number, budget, seed):
     lengths = lengths_of(number, seed)
     try:
-        rows = Rows(lengths, budget, "corpus", seed)
+        rows = BatchSampler(lengths, budget, "corpus", seed)
     except InputError:  # an example longer than a row
         return
     found = epoch(rows, 0)
@@ -51,16 +51,16 @@ def test_an_epoch_has_every_example_once_and_no_row_over_its_budget(number, budg
 
 def test_a_row_is_a_pure_function_of_corpus_seed_and_number():
     lengths = lengths_of(2000)
-    one, other = (Rows(lengths, 500, "corpus", 1) for _ in range(2))
+    one, other = (BatchSampler(lengths, 500, "corpus", 1) for _ in range(2))
     assert np.array_equal(one[300], other[300])  # far ahead at once, or after the others
     for number in (7, 0, 299):
         assert np.array_equal(one[number], other[number])
-    assert not np.array_equal(one[0], Rows(lengths, 500, "corpus", 2)[0])
-    assert not np.array_equal(one[0], Rows(lengths, 500, "another corpus", 1)[0])
+    assert not np.array_equal(one[0], BatchSampler(lengths, 500, "corpus", 2)[0])
+    assert not np.array_equal(one[0], BatchSampler(lengths, 500, "another corpus", 1)[0])
 
 
 def test_each_epoch_is_shuffled_anew():
-    rows = Rows(lengths_of(500), 400, "corpus", 1)
+    rows = BatchSampler(lengths_of(500), 400, "corpus", 1)
     first, second = epoch(rows, 0), epoch(rows, 1)
     assert sorted(np.concatenate(first)) == sorted(np.concatenate(second))
     assert not np.array_equal(np.concatenate(first), np.concatenate(second))
@@ -69,15 +69,17 @@ def test_each_epoch_is_shuffled_anew():
 def test_rows_hold_sentences_of_all_lengths():
     """A row that gathered the long ones would make the loss of a step say little."""
     lengths = lengths_of(20_000)
-    means = [lengths[1][row].mean() for row in epoch(Rows(lengths, 4096, "corpus", 1), 0)[:-1]]
+    means = [
+        lengths[1][row].mean() for row in epoch(BatchSampler(lengths, 4096, "corpus", 1), 0)[:-1]
+    ]
     assert np.std(means) < 0.05 * np.mean(means)
 
 
 def test_an_example_longer_than_a_row_is_refused():
     with pytest.raises(InputError, match="training.batch_tokens=50 is less than the longest"):
-        Rows([np.array([5, 60]), np.array([5, 60])], 50, "corpus", 1)
+        BatchSampler([np.array([5, 60]), np.array([5, 60])], 50, "corpus", 1)
     with pytest.raises(InputError, match="there is no example to train on"):
-        Rows([np.array([], np.int32)] * 2, 50, "corpus", 1)
+        BatchSampler([np.array([], np.int32)] * 2, 50, "corpus", 1)
 
 
 @pytest.mark.parametrize(("name", "lines"), [("multi30k", None), ("europarl", 40_000)])
@@ -96,7 +98,7 @@ def test_rows_of_real_data_are_at_least_98_percent_full(name, lines, budget, tmp
             paths[-1].write_text("".join(islice(file, lines)), encoding="utf-8")
     tokenizer = Tokenizer("byte")  # lengths in bytes: other numbers, the same kind of spread
     store, _ = build_pairs(tuple(paths), (tokenizer, tokenizer), tmp_path, 2000, 4.0, True)
-    rows = Rows(store.lengths, budget, store.fingerprint, 1)
+    rows = BatchSampler(store.lengths, budget, store.fingerprint, 1)
     found = epoch(rows, 0)
     for side, limit in zip(store.lengths, rows.budgets, strict=True):
         full = [side[row].sum() / limit for row in found[:-1]]  # the last row is what remains

@@ -1,8 +1,8 @@
-"""Examples -> packed rows under a token budget: which sentences stand together, and when.
+"""Which examples form a batch: packed rows under a token budget.
 
-A row is a pure function of (corpus, seed, number of the row), so nothing about the order of the
-data ever needs saving: a run that resumes at step s asks for the rows of step s. Rows are full
-because they need not hold sentences of equal length: what would not fit waits for the next row.
+A row is a pure function of (corpus, seed, row number), so the order of the data never needs to be
+saved: a run that resumes at step s requests the rows of step s. Packed rows may hold sequences of
+different lengths, so rows are almost full: an example that does not fit waits for the next row.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from regard.errors import InputError
 
 POOL = 512  # examples to choose from when the end of a row is filled
-OPEN = 0.95  # up to here the next example is simply taken; from here the one that fits best
+OPEN = 0.95  # a row takes the next examples up to this fraction, and then those that fit best
 
 
-class Rows:
-    """All rows of a corpus, epoch after epoch, shuffled anew each time.
+class BatchSampler:
+    """All rows of a corpus, epoch after epoch; each epoch is shuffled anew.
 
-    lengths: for each side (source, target; or one) the length of every example.
-    budget: the tokens that a row may hold of the side that is counted, by itself the last. The
-    other side gets a budget in proportion to its share of the corpus: both are full together.
-    share: only this part of the examples is used, chosen at random once and for all.
+    lengths: for each side (source and target, or one text) the length of every example
+    budget: the most tokens of the counted side in a row (default: the last side). The other sides
+        get budgets in proportion to their share of the corpus, so that all are full together.
+    share: the fraction of the examples to use; these are chosen at random, always the same ones
     """
 
     def __init__(
@@ -52,28 +52,29 @@ class Rows:
         self.fingerprint, self.seed = fingerprint, seed
         count = len(self.lengths[0])
         self.chosen = np.arange(count)
-        if share < 1:  # the same ones for every seed, so that only the seed differs
+        if share < 1:  # the same examples for every seed
             self.chosen = np.random.default_rng(1).permutation(count)[
                 : max(1, round(share * count))
             ]
-        self._ends: list[int] = []  # rows until the end of each epoch planned so far
+        self._ends: list[int] = []  # the total number of rows at the end of each planned epoch
         self._epoch = lru_cache(maxsize=2)(self._plan)
 
     def __getitem__(self, row: int) -> NDArray[np.int64]:
-        """The examples of a row, by their number in the corpus."""
+        """The numbers of a row's examples in the corpus."""
         epoch = self.epoch_of(row)
         order, bounds = self._epoch(epoch)
         first = row - (self._ends[epoch - 1] if epoch else 0)
         return order[bounds[first] : bounds[first + 1]]
 
     def epoch_of(self, row: int) -> int:
+        """The epoch, from 0, that a row belongs to."""
         while not self._ends or row >= self._ends[-1]:
             _, bounds = self._epoch(len(self._ends))
             self._ends.append((self._ends[-1] if self._ends else 0) + len(bounds) - 1)
         return int(np.searchsorted(self._ends, row, side="right"))
 
     def _plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The order of the examples in an epoch, and where its rows begin and end."""
+        """The order of the examples in an epoch, and the bounds of its rows in this order."""
         name = f"{self.fingerprint} {self.seed} {epoch}".encode()
         random = np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest())))
         waiting = random.permutation(self.chosen)
@@ -85,24 +86,30 @@ class Rows:
 def fill(
     waiting: NDArray[np.int64], sizes: NDArray[np.int64], limit: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fill rows up to `limit` with the examples in the order in which they wait.
+    """Fill rows up to `limit` with the examples, roughly in their order.
 
-    waiting[n], sizes[n, sides] -> the order in which they stand in rows, and the rows' bounds.
+    Args:
+        waiting: [n] the examples
+        sizes: [n, sides] their lengths
+        limit: [sides] the most tokens of a row
+
+    Returns:
+        The examples in the order of the rows, and the bounds of the rows.
     """
     order: list[NDArray[np.int64]] = []
     bounds = [0]
     ahead = POOL + int((limit / np.maximum(sizes.mean(0), 1)).max()) * 2  # enough for a row
-    queue, front = np.arange(0), 0  # what was passed over, in order; then the rest from `front` on
+    queue, front = np.arange(0), 0  # skipped examples in order; the others start at `front`
     while len(queue) or front < len(waiting):
         more = np.arange(front, min(front + max(0, ahead - len(queue)), len(waiting)))
         queue, front = np.concatenate([queue, more]), front + len(more)
-        # Most of a row is simply what comes next: as many as leave a little room on all sides.
+        # Most of a row is the next examples, as many as leave a little room on all sides.
         used = sizes[queue].cumsum(0)  # [queue, sides]
         run = int((used <= OPEN * limit).all(1).sum())
         chosen = list(range(run))
         left = limit - (used[run - 1] if run else 0)
-        # The rest is chosen: of those next in line, again and again, the one after which all
-        # sides are as near to full as they can be together.
+        # The rest is chosen one by one: the example after which all sides together are as nearly
+        # full as possible.
         view = np.arange(run, min(run + POOL, len(queue)))
         while len(view):
             after = left - sizes[queue[view]]  # [view, sides]
