@@ -1,6 +1,6 @@
 """What each ingredient of a good translation model buys: recipes/multi30k.yaml with one changed.
 
-Trainings are processes of their own, some at once (regard.lab.ablate_runs), in waves: what a wave
+Trainings are processes of their own, some at once (lab.ablate.processes), in waves: what a wave
 learned is scored and written down while the next one trains. A wave that would not end in time is
 not begun; the same command goes on. Rows that are missing are said to be missing.
 """
@@ -20,7 +20,7 @@ from benchmarks.recipes import TOKENISED
 from benchmarks.scores import at_step, last_step, score
 from regard.config.sections import Config
 from regard.config.settings import read_yaml, settings
-from regard.lab.ablate_runs import Training, train_all
+from regard.lab.ablate.processes import Training, train_all
 from regard.view.info import final_scores
 
 NAME, RECIPE, SEEDS = "ingredients", Path("recipes/multi30k.yaml"), (1, 2, 3)

@@ -34,10 +34,10 @@ from regard.decoding.requests import Request
 from regard.decoding.search import Search
 from regard.device import keep_freed_memory, synchronise
 from regard.errors import InputError
-from regard.lab.fits import power
-from regard.lab.layers import REFERENCE, Layer
-from regard.lab.memory import available_memory
-from regard.lab.timing import PASSES, Pass, needed_memory
+from regard.lab.common.fits import power
+from regard.lab.common.layers import REFERENCE, Layer
+from regard.lab.common.memory import available_memory
+from regard.lab.common.timing import PASSES, Pass, needed_memory
 from regard.model.attention import ENGINES, Plan, Visibility
 from regard.model.transformer import Stack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.translation import Found, box, captions, europarl, figure, ingredients, tried
-from regard.lab.significance import said_p
+from regard.lab.common.significance import said_p
 from regard.training.progress import duration
 
 HEAD = """# Results

@@ -12,7 +12,7 @@ from benchmarks.ingredients import BASE
 from benchmarks.recipes import RECIPES
 from benchmarks.scores import PAPER
 from regard.config.settings import read_yaml
-from regard.lab.significance import holm, pooled, said_p, student
+from regard.lab.common.significance import holm, pooled, said_p, student
 from regard.training.progress import duration
 from regard.view.picture import COLOURS, save_picture
 

@@ -19,10 +19,10 @@ import pytest
 import command
 from regard.config.sections import Config
 from regard.errors import InputError
-from regard.lab import ablate_measured
-from regard.lab.ablate_measured import Result, compare, together
-from regard.lab.ablate_rows import BASE, GROUPS, make_rows
-from regard.lab.significance import (
+from regard.lab.ablate import results as ablate_measured
+from regard.lab.ablate.results import Result, compare, together
+from regard.lab.ablate.variants import BASE, GROUPS, make_rows
+from regard.lab.common.significance import (
     Spread,
     holm,
     incomplete_beta,

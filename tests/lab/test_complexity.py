@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import command
-from regard.lab import layers, memory
-from regard.lab.complexity import complexity
-from regard.lab.complexity_report import EXPLAINED, grows, make_report
-from regard.lab.counting import CPU, Counter, counted, path_length
-from regard.lab.fits import crossing, power
-from regard.lab.layers import LAYERS, Layer
-from regard.lab.timing import needed_memory, peak_memory
+from regard.lab.common import layers, memory
+from regard.lab.common.counting import CPU, Counter, counted, path_length
+from regard.lab.common.fits import crossing, power
+from regard.lab.common.layers import LAYERS, Layer
+from regard.lab.common.timing import needed_memory, peak_memory
+from regard.lab.complexity.measure import complexity
+from regard.lab.complexity.report import EXPLAINED, grows, make_report
 
 WINDOW, KERNEL = 16, 3
 every_layer = pytest.mark.parametrize("name", LAYERS)
@@ -30,7 +30,7 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 def quick():
     """Times are not tested: each pass is run only as often as it must be."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("regard.lab.timing.ENOUGH", 0.0)
+        patch.setattr("regard.lab.common.timing.ENOUGH", 0.0)
         yield
 
 
@@ -149,9 +149,9 @@ def test_growth_is_told_from_other_growth():
 
 
 WEIGH = """
-from regard.lab.counting import CPU
-from regard.lab.layers import Layer
-from regard.lab.timing import Pass, peak_memory
+from regard.lab.common.counting import CPU
+from regard.lab.common.layers import Layer
+from regard.lab.common.timing import Pass, peak_memory
 import torch
 
 def work():
@@ -261,7 +261,7 @@ def test_what_would_take_too_long_is_left_out_and_said():
 
 
 def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked(monkeypatch):
-    monkeypatch.setattr("regard.lab.complexity.available_memory", lambda _: 8e6)
+    monkeypatch.setattr("regard.lab.complexity.measure.available_memory", lambda _: 8e6)
     found = complexity([], [64, 512], [32], window=8, device="cpu", quiet=True)
     assert {p["kind"] for p in found.left_out if p["n"] == 512} == {"reference"}
 
@@ -302,7 +302,9 @@ def test_widths_that_do_not_fit_any_length_are_refused_too(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.lab.complexity.count", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr(
+        "regard.lab.complexity.measure.count", lambda *_: pytest.fail("it was begun")
+    )
     (tmp_path / "file").touch()
     for out, said in (
         (tmp_path, f"{tmp_path} exists and was not created by regard lab complexity: choose a different --out"),
@@ -326,6 +328,6 @@ def test_where_the_system_does_not_tell_the_peak_there_is_none(monkeypatch):
         raise PermissionError
 
     worked = []
-    monkeypatch.setattr("regard.lab.timing.Path.write_text", refused)
+    monkeypatch.setattr("regard.lab.common.timing.Path.write_text", refused)
     assert peak_memory(lambda: worked.append(1), CPU) is None
     assert worked == [1]

@@ -10,7 +10,7 @@ import torch
 
 import command
 from regard.errors import InputError
-from regard.lab.gradients import (
+from regard.lab.common.gradients import (
     SMALLEST,
     decay,
     gradient_norms,
@@ -19,9 +19,9 @@ from regard.lab.gradients import (
     reach,
     root_mean_square,
 )
-from regard.lab.kinds import KINDS, check_kinds, kinds, title
-from regard.lab.path import factor, geometric_mean, measure_model
-from regard.lab.school import School
+from regard.lab.common.layer_kinds import KINDS, check_kinds, kinds, title
+from regard.lab.common.recall_training import School
+from regard.lab.path.measure import factor, geometric_mean, measure_model
 from regard.text.batching import Packed
 
 CPU = torch.device("cpu")
@@ -229,7 +229,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, cap
 def test_what_does_not_fit_memory_is_refused_with_the_sizes_that_make_the_estimate(
     words, said, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("regard.lab.memory.available_memory", lambda device: 2_000_000_000)
+    monkeypatch.setattr("regard.lab.common.memory.available_memory", lambda device: 2_000_000_000)
     assert lab("path", *words, "--out", tmp_path / "path") == 2
     assert f"{said} " in (line := capsys.readouterr().err)
     assert " but 2.0 GB are free on the cpu" in line

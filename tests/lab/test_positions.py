@@ -13,19 +13,11 @@ import torch
 
 import command
 from regard import Transformer
-from regard.lab import memory, positions_formula, positions_trained
-from regard.lab.drill import exercise_model
-from regard.lab.positions_formula import (
-    compare_all,
-    decay,
-    fit_map,
-    linear_map,
-    linear_maps,
-    map_error,
-    needed_memory,
-    wavelengths,
-)
-from regard.lab.positions_trained import (
+from regard.lab.common import memory
+from regard.lab.common.synthetic import exercise_model
+from regard.lab.positions import order_task as positions_trained
+from regard.lab.positions import sinusoids as positions_formula
+from regard.lab.positions.order_task import (
     MODEL,
     SHIFT,
     TESTED,
@@ -37,6 +29,16 @@ from regard.lab.positions_trained import (
     shifted,
     table_maps,
     train_kind,
+)
+from regard.lab.positions.sinusoids import (
+    compare_all,
+    decay,
+    fit_map,
+    linear_map,
+    linear_maps,
+    map_error,
+    needed_memory,
+    wavelengths,
 )
 
 
@@ -322,7 +324,9 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.lab.positions.measure_formula", lambda *_: pytest.fail("begun"))
+    monkeypatch.setattr(
+        "regard.lab.positions.measure.measure_formula", lambda *_: pytest.fail("begun")
+    )
     (tmp_path / "file").touch()
     _, said, code = regard("--out", tmp_path / "file" / "out")
     assert (said, code) == (

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 import command
-from regard.lab.drill import Drill
-from regard.lab.kinds import KINDS
-from regard.lab.lessons import (
+from regard.lab.common.curriculum import (
     QUERY,
     SYMBOLS,
     Learned,
@@ -21,8 +19,10 @@ from regard.lab.lessons import (
     lesson_distances,
     tokens_before,
 )
-from regard.lab.recall import QUESTIONS, summary, wilson
-from regard.lab.school import School
+from regard.lab.common.layer_kinds import KINDS
+from regard.lab.common.recall_training import School
+from regard.lab.common.synthetic import Drill
+from regard.lab.recall.measure import QUESTIONS, summary, wilson
 
 
 def school(name, **changes):
@@ -196,7 +196,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, cap
 def test_distances_that_do_not_fit_memory_are_refused_with_the_estimate(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("regard.lab.memory.available_memory", lambda device: 2_000_000_000)
+    monkeypatch.setattr("regard.lab.common.memory.available_memory", lambda device: 2_000_000_000)
     assert lab("--distances", 1_000_000, "--out", tmp_path / "recall") == 2
     sizes = "--distances 1000000 with --layers 2, --d-model 64, --kernel 3"
     assert f"{sizes} needs about 92.2 GB but 2.0 GB" in capsys.readouterr().err

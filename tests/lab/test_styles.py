@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from command import regard
-from regard.lab import styles_measured
+from regard.lab.styles import measured as styles_measured
 from regard.text.builtin import builtin_corpus
 
 STYLES = ("encoder-decoder", "encoder", "decoder")

@@ -22,11 +22,11 @@ from regard.cli.view import BASE, D_MODEL, LENGTH
 from regard.config.model import PRESETS
 from regard.config.settings import settings
 from regard.console import as_json
-from regard.lab.ablate_rows import GROUPS
-from regard.lab.kinds import KERNEL, KINDS, WINDOW
+from regard.lab.ablate.variants import GROUPS
+from regard.lab.common.layer_kinds import KERNEL, KINDS, WINDOW
 
 if TYPE_CHECKING:
-    from regard.lab.school import School
+    from regard.lab.common.recall_training import School
 
 
 WINDOWS, KERNELS = bounded(int, 1, 1_000_000), bounded(int, 1, 1000)
@@ -83,7 +83,7 @@ def styles_options(verb: argparse.ArgumentParser) -> None:
 def styles(options: argparse.Namespace) -> int:
     """Train the three styles on one task; compare quality, parameters and time."""
     values = training_settings(options)
-    from regard.lab.styles import compare
+    from regard.lab.styles.measure import compare
 
     files = {split: getattr(options, split) for split in ("train", "valid", "test")}
     report = compare(
@@ -114,7 +114,7 @@ def ablate_options(verb: argparse.ArgumentParser) -> None:
 def ablate(options: argparse.Namespace) -> int:
     """Train variations of a model on your data; table 3 of the paper, with significance."""
     values = training_settings(options)
-    from regard.lab.ablate import ablate as measure
+    from regard.lab.ablate.measure import ablate as measure
 
     files = {split: getattr(options, split) for split in ("train", "valid", "test")}
     report = measure(
@@ -152,7 +152,7 @@ def positions_options(verb: argparse.ArgumentParser) -> None:
 
 def positions(options: argparse.Namespace) -> int:
     """Sinusoids against theory; sinusoidal, learned, rotary and no positions at new lengths."""
-    from regard.lab.positions import measure
+    from regard.lab.positions.measure import measure
 
     report = measure(
         options.out, options.length, options.d_model, options.base, options.steps,
@@ -203,8 +203,8 @@ def complexity_options(verb: argparse.ArgumentParser) -> None:
 
 def complexity(options: argparse.Namespace) -> int:
     """Measure the paper's table 1: operations, sequential steps, path length, time, memory."""
-    from regard.lab.complexity import complexity as measure
-    from regard.lab.complexity_report import make_report
+    from regard.lab.complexity.measure import complexity as measure
+    from regard.lab.complexity.report import make_report
 
     found = measure(
         options.kinds, options.lengths, options.widths, options.window, options.kernel,
@@ -259,7 +259,7 @@ def school_options(verb: argparse.ArgumentParser) -> None:
 
 
 def chosen_school(options: argparse.Namespace) -> School:
-    from regard.lab.school import School
+    from regard.lab.common.recall_training import School
 
     seconds = 8.0 if options.seconds is None and options.steps is None else options.seconds
     return School(
@@ -283,7 +283,7 @@ def path_options(verb: argparse.ArgumentParser) -> None:
 
 def path(options: argparse.Namespace) -> int:
     """Gradient from the last output to the input t steps back, before and after training."""
-    from regard.lab.path import measure_path
+    from regard.lab.path.measure import measure_path
 
     report = measure_path(options.out, options.length, chosen_school(options), options.quiet)
     tell(report, options)
@@ -302,7 +302,7 @@ def recall_options(verb: argparse.ArgumentParser) -> None:
 
 def recall(options: argparse.Namespace) -> int:
     """Accuracy at recalling a token n steps back, for equal training time."""
-    from regard.lab.recall import measure_recall
+    from regard.lab.recall.measure import measure_recall
 
     report = measure_recall(options.out, options.distances, chosen_school(options), options.quiet)
     tell(report, options)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from regard.lab.drill import Drill, Exercise, Practised, exercise_model, practise
-from regard.lab.positions_formula import fit_map, map_error, rows_of
+from regard.lab.common.synthetic import Drill, Exercise, Practised, exercise_model, practise
+from regard.lab.positions.sinusoids import fit_map, map_error, rows_of
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 

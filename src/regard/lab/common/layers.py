@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.config.model import ModelConfig
-from regard.lab.kinds import KINDS, kinds
-from regard.lab.kinds import title as kind_title
+from regard.lab.common.layer_kinds import KINDS, kinds
+from regard.lab.common.layer_kinds import title as kind_title
 from regard.model.attention import MultiHeadAttention, Plan, Visibility
 from regard.model.block import FeedForward
 from regard.model.mixers import RowPlan, make_mixer

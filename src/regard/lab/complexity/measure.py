@@ -18,13 +18,13 @@ import torch
 from regard.console import make_console, make_progress
 from regard.device import keep_freed_memory, peak
 from regard.errors import InputError
-from regard.lab import layers as table
-from regard.lab.counting import CPU, counted, path_length
-from regard.lab.kinds import check_kinds
-from regard.lab.layers import LAYERS, Layer
-from regard.lab.memory import available_memory, refuse, size
-from regard.lab.timing import PASSES, Pass, needed_memory
-from regard.lab.trainings import begin, check_out
+from regard.lab.common import layers as table
+from regard.lab.common.counting import CPU, counted, path_length
+from regard.lab.common.layer_kinds import check_kinds
+from regard.lab.common.layers import LAYERS, Layer
+from regard.lab.common.memory import available_memory, refuse, size
+from regard.lab.common.timing import PASSES, Pass, needed_memory
+from regard.lab.common.training import begin, check_out
 from regard.training.distributed import choose_device
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)

@@ -30,9 +30,7 @@ from regard.console import make_console
 from regard.device import keep_freed_memory
 from regard.errors import unknown
 from regard.files import cache_folder
-from regard.lab.styles_measured import QUALITY, Style, judge, time_answers, time_training
-from regard.lab.styles_report import Report, draw_styles
-from regard.lab.trainings import (
+from regard.lab.common.training import (
     OURS,
     begin,
     check_files,
@@ -43,6 +41,8 @@ from regard.lab.trainings import (
     with_defaults,
     write_builtin,
 )
+from regard.lab.styles.measured import QUALITY, Style, judge, time_answers, time_training
+from regard.lab.styles.report import Report, draw_styles
 from regard.model.parameters import closed_form
 from regard.predictor import load
 from regard.tasks.make import KINDS, learn_task, make_task

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from regard.console import make_console
-from regard.lab.positions_formula import EULER, OFFSETS, Finding, Nearest, rows_of
-from regard.lab.positions_trained import (
+from regard.lab.positions.order_task import (
     SHIFT,
     TESTED,
     TRAINED,
@@ -21,6 +20,7 @@ from regard.lab.positions_trained import (
     TableMap,
     Trained,
 )
+from regard.lab.positions.sinusoids import EULER, OFFSETS, Finding, Nearest, rows_of
 from regard.view.curves import Point, add_labels
 from regard.view.picture import COLOURS, DASHES, MARKERS, save_picture
 from regard.view.positions import draw_heat, formula

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from regard.console import make_console
-from regard.lab.styles_measured import QUALITY, SENTENCES, Style
+from regard.lab.styles.measured import QUALITY, SENTENCES, Style
 from regard.tasks.make import KINDS
 from regard.view.curves import Curves, Point, add_labels, draw_lines, read_curves
 from regard.view.picture import COLOURS, MARKERS, save_picture

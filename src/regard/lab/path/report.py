@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from regard.console import make_console
-from regard.lab.school import School
+from regard.lab.common.recall_training import School
 from regard.view.picture import COLOURS, DASHES, MARKERS, save_picture
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.device import keep_freed_memory
-from regard.lab.gradients import Norms, decay, gradient_norms, reach, root_mean_square
-from regard.lab.lessons import exercise, lesson_distances
-from regard.lab.path_report import PathReport, draw_path
-from regard.lab.report import write_tables
-from regard.lab.school import Bar, School
-from regard.lab.trainings import begin, check_out
+from regard.lab.common.curriculum import exercise, lesson_distances
+from regard.lab.common.gradients import Norms, decay, gradient_norms, reach, root_mean_square
+from regard.lab.common.recall_training import Bar, School
+from regard.lab.common.report import write_tables
+from regard.lab.common.training import begin, check_out
+from regard.lab.path.report import PathReport, draw_path
 from regard.model.transformer import Transformer
 from regard.training.distributed import choose_device
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.lab.complexity import Findings
+from regard.lab.complexity.measure import Findings
 from regard.view.picture import COLOURS, DASHES, MARKERS, save_picture
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from regard.config.model import ModelConfig
-from regard.lab.drill import Drill, Exercise, Make, Practised, practise
+from regard.lab.common.synthetic import Drill, Exercise, Make, Practised, practise
 from regard.model.transformer import Transformer
 
 SYMBOLS = 16

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.lab.drill import Drill, Exercise, exercise_model, practise
+from regard.lab.common.synthetic import Drill, Exercise, exercise_model, practise
 from regard.model.transformer import Transformer
 
 CPU = torch.device("cpu")

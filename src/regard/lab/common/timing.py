@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from regard.device import synchronise
-from regard.lab.layers import REFERENCE, Layer
+from regard.lab.common.layers import REFERENCE, Layer
 
 ENOUGH, MOST = 0.15, 30  # seconds and times that a pass is repeated
 PASSES = ("forward", "training")

@@ -19,7 +19,7 @@ import torch
 from regard.cli.evaluating import evaluated, judged
 from regard.config.sections import Config
 from regard.device import synchronise
-from regard.lab.stepping import Step, time_steps
+from regard.lab.common.stepping import Step, time_steps
 from regard.ops.cpu import build as native
 from regard.predictor import Model
 from regard.tasks.bootstrap import SAMPLES, intervals

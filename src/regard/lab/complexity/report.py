@@ -11,11 +11,11 @@ import numpy as np
 from rich.table import Table
 
 from regard.console import make_console
-from regard.lab.complexity import Findings
-from regard.lab.fits import Fit, crossing, line, power
-from regard.lab.layers import THEORY, operations
-from regard.lab.report import write_tables
-from regard.lab.timing import PASSES
+from regard.lab.common.fits import Fit, crossing, line, power
+from regard.lab.common.layers import THEORY, operations
+from regard.lab.common.report import write_tables
+from regard.lab.common.timing import PASSES
+from regard.lab.complexity.measure import Findings
 
 LONG = 4096  # tokens: from here on curves are long enough to show their exponent
 NEAR = 0.1  # how far a fitted exponent may be from the table's
@@ -86,7 +86,7 @@ class Report:
         return [EXPLAINED[name] for name in EXPLAINED if name in self.found.kinds]
 
     def write(self, out: Path) -> None:
-        from regard.lab.complexity_picture import draw_complexity
+        from regard.lab.complexity.picture import draw_complexity
 
         self.files = draw_complexity(self.found, out)
         self.files += [out / "complexity.json", out / "complexity.csv"]

@@ -20,12 +20,12 @@ from regard.console import make_console
 from regard.device import keep_freed_memory
 from regard.errors import InputError, TrainingFailed, unknown
 from regard.files import cache_folder
-from regard.lab.ablate_measured import QUALITY, Result, compare, judge, measure_time
-from regard.lab.ablate_report import Report, draw_ablation
-from regard.lab.ablate_rows import BASE, GROUPS, Row, Values, make_rows
-from regard.lab.ablate_runs import Training, train_all
-from regard.lab.report import write_tables
-from regard.lab.trainings import (
+from regard.lab.ablate.processes import Training, train_all
+from regard.lab.ablate.report import Report, draw_ablation
+from regard.lab.ablate.results import QUALITY, Result, compare, judge, measure_time
+from regard.lab.ablate.variants import BASE, GROUPS, Row, Values, make_rows
+from regard.lab.common.report import write_tables
+from regard.lab.common.training import (
     OURS,
     begin,
     check_files,

@@ -15,13 +15,13 @@ from typing import Any
 
 from regard.device import keep_freed_memory
 from regard.errors import InputError
-from regard.lab.drill import Drill
-from regard.lab.gradients import measure_reach
-from regard.lab.lessons import QUESTIONS, Learned, exercises
-from regard.lab.recall_report import RecallReport, draw_recall
-from regard.lab.report import write_tables
-from regard.lab.school import Bar, School
-from regard.lab.trainings import begin, check_out
+from regard.lab.common.curriculum import QUESTIONS, Learned, exercises
+from regard.lab.common.gradients import measure_reach
+from regard.lab.common.recall_training import Bar, School
+from regard.lab.common.report import write_tables
+from regard.lab.common.synthetic import Drill
+from regard.lab.common.training import begin, check_out
+from regard.lab.recall.report import RecallReport, draw_recall
 from regard.training.distributed import choose_device
 
 UNSEEN = 10_000_000  # seed of the questions: not one that exercises are made from

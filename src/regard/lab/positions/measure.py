@@ -15,8 +15,20 @@ from rich.progress import Progress
 from regard.console import make_console, make_progress
 from regard.device import keep_freed_memory
 from regard.errors import InputError
-from regard.lab.memory import refuse
-from regard.lab.positions_formula import (
+from regard.lab.common.memory import refuse
+from regard.lab.common.report import write_tables
+from regard.lab.common.training import begin, check_budget, check_out, check_seeds
+from regard.lab.positions.order_task import (
+    STEPS,
+    TESTED,
+    best_blind,
+    change_by_order,
+    kinds,
+    table_maps,
+    train_kind,
+)
+from regard.lab.positions.report import Report, draw_report
+from regard.lab.positions.sinusoids import (
     SMALL,
     Finding,
     compare_all,
@@ -26,18 +38,6 @@ from regard.lab.positions_formula import (
     needed_memory,
     wavelengths,
 )
-from regard.lab.positions_report import Report, draw_report
-from regard.lab.positions_trained import (
-    STEPS,
-    TESTED,
-    best_blind,
-    change_by_order,
-    kinds,
-    table_maps,
-    train_kind,
-)
-from regard.lab.report import write_tables
-from regard.lab.trainings import begin, check_budget, check_out, check_seeds
 from regard.training.distributed import choose_device
 from regard.view.positions import check_sizes
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-from regard.lab.layers import Layer
+from regard.lab.common.layers import Layer
 from regard.model.mixers import Recurrence
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from regard.console import make_console
-from regard.lab.lessons import CHANCE, PASS
-from regard.lab.path_report import WIDTH, distance_axis, styled
-from regard.lab.school import School
+from regard.lab.common.curriculum import CHANCE, PASS
+from regard.lab.common.recall_training import School
+from regard.lab.path.report import WIDTH, distance_axis, styled
 from regard.view.picture import save_picture
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import torch
 
 from regard.cli.evaluating import SURE, evaluated, judged
 from regard.console import progress
-from regard.lab.ablate_rows import Row
-from regard.lab.significance import holm, pooled, student
-from regard.lab.stepping import time_steps
+from regard.lab.ablate.variants import Row
+from regard.lab.common.significance import holm, pooled, student
+from regard.lab.common.stepping import time_steps
 from regard.model.parameters import closed_form
 from regard.predictor import load
 from regard.tasks.bootstrap import SAMPLES

@@ -14,10 +14,7 @@ import torch
 from regard.config.model import ModelConfig
 from regard.console import make_console, make_progress
 from regard.errors import InputError
-from regard.lab.drill import exercise_model, practise
-from regard.lab.gradients import AT_ONCE
-from regard.lab.kinds import check_kinds, kinds, title
-from regard.lab.lessons import (
+from regard.lab.common.curriculum import (
     QUESTIONS,
     TRAINING,
     VOCABULARY,
@@ -28,8 +25,11 @@ from regard.lab.lessons import (
     row_tokens,
     tokens_before,
 )
-from regard.lab.memory import refuse
-from regard.lab.trainings import check_budget, check_seeds
+from regard.lab.common.gradients import AT_ONCE
+from regard.lab.common.layer_kinds import check_kinds, kinds, title
+from regard.lab.common.memory import refuse
+from regard.lab.common.synthetic import exercise_model, practise
+from regard.lab.common.training import check_budget, check_seeds
 from regard.model.parameters import closed_form
 from regard.model.transformer import Transformer
 from regard.training.distributed import choose_device

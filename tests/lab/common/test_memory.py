@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.errors import InputError
-from regard.lab import memory
+from regard.lab.common import memory
 
 CPU = torch.device("cpu")
 
