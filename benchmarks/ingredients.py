@@ -20,7 +20,7 @@ from benchmarks.recipes import TOKENISED
 from benchmarks.scores import at_step, last_step, score
 from regard.config.sections import Config
 from regard.config.settings import read_yaml, settings
-from regard.lab.ablate.processes import Training, train_all
+from regard.lab.ablate.processes import TrainingProcess, train_all
 from regard.view.info import final_scores
 
 NAME, RECIPE, SEEDS = "ingredients", Path("recipes/multi30k.yaml"), (1, 2, 3)
@@ -51,16 +51,18 @@ def configuration(
     return Config.build(task, None, values)
 
 
-def trainings(options: argparse.Namespace, real: Callable[[str], str]) -> dict[str, list[Training]]:
+def trainings(
+    options: argparse.Namespace, real: Callable[[str], str]
+) -> dict[str, list[TrainingProcess]]:
     """By row, a training for each seed. A row that changes nothing is none."""
-    found: dict[str, list[Training]] = {}
+    found: dict[str, list[TrainingProcess]] = {}
     for name, changes in ROWS.items():
         configs = [configuration(changes, seed, options.assignments, real) for seed in SEEDS]
         if name != BASE and configs[0] == found[BASE][0].config:
             continue
         short = name.replace(",", "").replace(" ", "-")
         found[name] = [
-            Training(f"{short}-{seed}", config, options.runs / NAME)
+            TrainingProcess(f"{short}-{seed}", config, options.runs / NAME)
             for seed, config in zip(SEEDS, configs, strict=True)
         ]
     return found
@@ -82,7 +84,7 @@ def run_ingredients(
         scores = {test: score(folder, files, options.device) for test, files in tests.items()}
         found["rows"][name]["seeds"][str(seed)] = scores
 
-    def take(name: str, seed: int, one: Training) -> None:
+    def take(name: str, seed: int, one: TrainingProcess) -> None:
         """Write down what a training came to."""
         if one.failed or not final_scores(one.run):
             found["failed"][one.name] = one.failed or "it did not end"

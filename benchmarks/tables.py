@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.translation import Found, box, captions, europarl, figure, ingredients, tried
-from regard.lab.common.significance import said_p
+from regard.lab.common.significance import format_p
 from regard.training.progress import duration
 
 HEAD = """# Results
@@ -190,7 +190,7 @@ def ablation(found: dict[str, Any]) -> str:
         between = ["", ""]
         if one is not None:
             bold = "**" if one["significant"] else ""
-            between = [f"{bold}{one['value']:+.1f}{bold}", said_p(one["adjusted"])]
+            between = [f"{bold}{one['value']:+.1f}{bold}", format_p(one["adjusted"])]
         cells = [
             row["name"], row["differs"].replace("_", "\\_"), f"{row['parameters'] / 1e6:.2f}",
             spread(row["perplexity"], 2), spread(row[key], 1), *between,

@@ -14,9 +14,8 @@ import torch
 import command
 from regard import Transformer
 from regard.lab.common import memory
-from regard.lab.common.synthetic import exercise_model
-from regard.lab.positions import order_task as positions_trained
-from regard.lab.positions import sinusoids as positions_formula
+from regard.lab.common.synthetic import small_encoder
+from regard.lab.positions import order_task, sinusoids
 from regard.lab.positions.order_task import (
     MODEL,
     SHIFT,
@@ -25,7 +24,7 @@ from regard.lab.positions.order_task import (
     best_blind,
     beyond,
     change_by_order,
-    kinds,
+    position_kinds,
     shifted,
     table_maps,
     train_kind,
@@ -50,8 +49,8 @@ def paper(positions, d_model, base):
     ])  # fmt: skip
 
 
-def by_name(findings):
-    return {found.what: found for found in findings}
+def by_name(quantities):
+    return {one.what: one for one in quantities}
 
 
 # ---- the sinusoids ----------------------------------------------------------------------
@@ -88,7 +87,7 @@ def test_a_map_fitted_on_few_positions_of_many_features_is_wrong_beyond_them():
 
 @pytest.mark.parametrize(("size", "base"), [(2, 100.0), (4, 30.0), (16, 10_000.0)])
 def test_the_nearest_two_are_those_of_all_pairs(monkeypatch, size, base):
-    monkeypatch.setattr(positions_formula, "POSITIONS", (16, 48, 128))
+    monkeypatch.setattr(sinusoids, "POSITIONS", (16, 48, 128))
     nearest, deviation = compare_all(size, base)
     assert deviation < 1e-12
     for found, count in zip(nearest, (16, 48, 128), strict=True):
@@ -102,10 +101,10 @@ def test_the_nearest_two_are_those_of_all_pairs(monkeypatch, size, base):
 
 
 def test_rows_whose_dot_product_knows_the_position_are_found_out(monkeypatch):
-    monkeypatch.setattr(positions_formula, "POSITIONS", (16, 48))
+    monkeypatch.setattr(sinusoids, "POSITIONS", (16, 48))
     monkeypatch.setattr(
-        positions_formula,
-        "rows_of",
+        sinusoids,
+        "encodings",
         lambda start, end, size, base: torch.randn(end - start, size).double(),
     )
     nearest, deviation = compare_all(8, 100.0)
@@ -156,7 +155,7 @@ def test_every_position_is_to_tell_the_token_some_places_before_it():
 
 
 def test_the_best_blind_guess_is_what_guessing_the_most_frequent_other_token_gives(monkeypatch):
-    monkeypatch.setattr(positions_trained, "TOLD", 60_000)
+    monkeypatch.setattr(order_task, "TEST_TOKENS", 60_000)
     random, right = np.random.default_rng(5), []
     for _ in range(6000):
         tokens = random.integers(0, 16, 10)
@@ -167,15 +166,15 @@ def test_the_best_blind_guess_is_what_guessing_the_most_frequent_other_token_giv
 
 
 def test_without_positions_shuffling_changes_nothing_and_with_them_it_does():
-    for kind in kinds([100.0]):
+    for kind in position_kinds([100.0]):
         torch.manual_seed(1)
-        model = Transformer(exercise_model({**MODEL, **kind.options}))
+        model = Transformer(small_encoder({**MODEL, **kind.options}))
         change = change_by_order(model, 1)
         assert change < 1e-5 if kind.name == "none" else change > 1e-3, kind.name
 
 
 def test_a_learned_table_starts_as_far_from_a_linear_map_as_chance():
-    model = Transformer(exercise_model({**MODEL, "positions": "learned"}))
+    model = Transformer(small_encoder({**MODEL, "positions": "learned"}))
     found = {one.table: one.error for one in table_maps(model, [100.0], 1)}
     assert found["sinusoidal 100"] < 1e-9
     assert found["learned"] > 1
@@ -183,8 +182,8 @@ def test_a_learned_table_starts_as_far_from_a_linear_map_as_chance():
 
 
 def test_rotary_positions_learn_order_and_no_positions_cannot(monkeypatch):
-    monkeypatch.setattr(positions_trained, "TOLD", 4096)
-    compared = {kind.name: kind for kind in kinds([100.0])}
+    monkeypatch.setattr(order_task, "TEST_TOKENS", 4096)
+    compared = {kind.name: kind for kind in position_kinds([100.0])}
     watched = []
     rotary, _ = train_kind(compared["rotary"], 1, 200, None, "cpu", watched.append)
     none, model = train_kind(compared["none"], 1, 200, None, "cpu", watched.append)
@@ -209,8 +208,8 @@ SIZES = ["--length", 24, "--d-model", 8, "--base", 20, 300, "--steps", 2, "--see
 @pytest.fixture(scope="module")
 def small():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(positions_formula, "POSITIONS", (16, 64))
-        patch.setattr(positions_trained, "TOLD", 1024)
+        patch.setattr(sinusoids, "POSITIONS", (16, 64))
+        patch.setattr(order_task, "TEST_TOKENS", 1024)
         yield
 
 
@@ -254,7 +253,7 @@ def test_the_files_say_what_the_command_says(measured, small, tmp_path):
     ]  # fmt: skip
     for run in [*kept["training"]["runs"], *said["training"]["runs"]]:
         del run["seconds"]
-    assert {key: value for key, value in said.items() if key != "files"} == kept, "not repeatable"
+    assert said == kept, "not repeatable"
     rows = list(csv.DictReader((folder / "positions.csv").open()))
     told = [row for row in rows if row["what"] == "told right" and row["kind"] == "rotary"]
     runs = [run for run in kept["training"]["runs"] if run["kind"] == "rotary"]
@@ -285,7 +284,7 @@ def test_the_pictures_name_what_they_show(measured):
         "chance",
         "best blind guess",
     } <= training
-    assert {"told right, %", "tokens", "512", "Positions from 64 on, never trained"} <= training
+    assert {"correct, %", "tokens", "512", "Positions from 64 on, never trained"} <= training
 
 
 @pytest.mark.parametrize(
@@ -325,7 +324,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "regard.lab.positions.measure.measure_formula", lambda *_: pytest.fail("begun")
+        "regard.lab.positions.measure.measure_sinusoids", lambda *_: pytest.fail("begun")
     )
     (tmp_path / "file").touch()
     _, said, code = regard("--out", tmp_path / "file" / "out")

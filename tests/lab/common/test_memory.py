@@ -30,12 +30,12 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, limit, free):
 
 def test_more_than_is_free_is_refused_with_the_estimate(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda device: 21_300_000_000)
-    memory.refuse(21.3e9, CPU, "--lengths 16384")
+    memory.check_memory(21.3e9, CPU, "--lengths 16384")
     with pytest.raises(InputError) as refused:
-        memory.refuse(36e9, CPU, "--lengths 65536")
+        memory.check_memory(36e9, CPU, "--lengths 65536")
     assert str(refused.value) == (
         "--lengths 65536 needs about 36.0 GB but 21.3 GB are free on the cpu: "
-        "ask for less, or use a machine with more"
+        "choose smaller sizes, or use a machine with more memory"
     )
 
 

@@ -1,168 +1,232 @@
 """`regard lab ablate`: the paper's Table 3 on the user's own data.
 
-Each row (ablate_rows.py) is the base with one thing changed, trained with each seed from nothing
-(ablate_runs.py), all on the same files and the same vocabulary. What they learned is kept in --out
-and found again. What is reported is how much a row differs from the base, and whether chance would
-do the same (significance.py); times are measured anew at every call (ablate_measured.py).
+Each variant (variants.py) is the base with one change. It is trained from scratch with each seed
+(processes.py), on the same files and vocabulary. Finished runs are kept in --out and reused. The
+report says how much a variant differs from the base, and whether chance would explain it: with
+several seeds by Student's t-test over the runs, with one seed by the paired bootstrap of `regard
+evaluate --against` over the examples, which does not cover the variation between seeds. Times are
+measured again at every call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard.config.sections import Config
-from regard.console import make_console
+from regard.console import make_console, progress
 from regard.device import keep_freed_memory
-from regard.errors import InputError, TrainingFailed, unknown
-from regard.files import cache_folder
-from regard.lab.ablate.processes import Training, train_all
-from regard.lab.ablate.report import Report, draw_ablation
-from regard.lab.ablate.results import QUALITY, Result, compare, judge, measure_time
-from regard.lab.ablate.variants import BASE, GROUPS, Row, Values, make_rows
-from regard.lab.common.report import write_tables
+from regard.errors import TrainingFailed
+from regard.lab.ablate.processes import TrainingProcess, train_all
+from regard.lab.ablate.report import NEAR, QUALITY, AblationReport, Difference, VariantResult
+from regard.lab.ablate.variants import BASE, GROUPS, Values, Variant, make_variants
+from regard.lab.common.significance import holm, load_stdtr, pool, t_test
+from regard.lab.common.timing import machine_name, time_training_steps
 from regard.lab.common.training import (
-    OURS,
-    begin,
-    check_files,
-    check_out,
-    check_seeds,
-    check_settings,
-    finished,
-    with_defaults,
-    write_builtin,
+    TrainingOptions,
+    bootstrap,
+    check_batch_tokens,
+    create_out,
+    evaluate_greedy,
+    is_finished,
+    read_data,
+    with_seed,
 )
 from regard.model.transformer import Transformer
-from regard.tasks.make import KINDS, learn_task
-from regard.tasks.task import Task
-from regard.text.rows import Rows
+from regard.predictor import load
+from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store
 from regard.training.distributed import choose_device
+from regard.view.curves import read_curves
 from regard.view.info import final_scores
 
-NAME = "ablate"
+NAME = AblationReport.command
+WARM_UP, STEPS = 3, 10  # training steps that are not timed, and that are
+TOGETHER = 4  # models that are in memory at once while they are timed
 
 
-def ablate(
-    out: Path,
-    task: str = "translate",
-    files: dict[str, list[str]] | None = None,
-    preset: str | None = None,
-    values: Values | None = None,
-    wanted: Sequence[str] = tuple(GROUPS),
-    seeds: Sequence[int] = (1,),
-    jobs: int = 1,
-    device: str = "auto",
-    quiet: bool = False,
-) -> Report:
-    """Train each row and seed that is not trained yet, compare all with the base, draw.
+def measure_ablation(
+    options: TrainingOptions, rows: Sequence[str] = tuple(GROUPS), jobs: int = 1
+) -> AblationReport:
+    """Train each variant with each seed, unless that is done already, and compare with the base.
 
-    files: those of "train", "valid" and "test"; none: the built-in corpus.
-    values: settings of the base by section, as in a configuration.
-    wanted: rows by name or by group. jobs: trainings at once.
+    Args:
+        options: the base, the data and the seeds.
+        rows: variants by name or by group.
+        jobs: number of training processes at once.
     """
     keep_freed_memory()
-    where = choose_device(device)
-    console = make_console(stderr=True, quiet=quiet)
-    if task not in QUALITY:
-        raise unknown("task", task, QUALITY)
-    values = values or {}
-    check_settings(values, OURS)
-    check_seeds(seeds)
-    check_out(out, NAME)
-    files = check_files(task, files or {})
-    chosen = with_defaults(bool(files), preset, values)
-    chosen["training"]["seed"] = seeds[0]
+    device = choose_device(options.device)
+    console = make_console(stderr=True, quiet=options.quiet)
+    options = options.check(NAME, QUALITY)
+    if len(options.seeds) > 1:
+        load_stdtr()  # a missing scipy is reported before the training
+    values = options.sections()
 
     def build(changes: Values) -> Config:
-        sections = [*chosen, *(section for section in changes if section not in chosen)]
-        both = {s: {**chosen.get(s, {}), **changes.get(s, {})} for s in sections}
-        return Config.build(task, preset or "tiny", both)
+        sections = [*values, *(section for section in changes if section not in values)]
+        both = {s: {**values.get(s, {}), **changes.get(s, {})} for s in sections}
+        return Config.build(options.task, options.preset or "tiny", both)
 
-    make_rows(wanted, build)  # refuses what is wrong with the settings before anything is written
-    files = files or write_builtin(out, NAME)
-    chosen["data"] |= {"train": files["train"], "valid": files["valid"]}
-    rows, skipped = make_rows(wanted, build)
-    learned, store, examples = read(rows[0].config, files, quiet)
-    rows = [fitted(row, learned, store) for row in rows]
+    make_variants(rows, build)  # refuses wrong settings before anything is written
+    files = options.add_corpus(values, NAME)
+    variants, skipped = make_variants(rows, build)
+    base, test = variants[0].config, "test" in files
+    task, store, examples = read_data(base, files["test" if test else "valid"], options.quiet)
+    task.prepare(store, base)
+    variants = [with_vocabulary(variant, task, store) for variant in variants]
     for name, why in skipped:
         console.print(f"{name} is left out: {why}", soft_wrap=True)
-    every = {
-        (row.name, seed): Training(f"{row.name}-{seed}", with_seed(row.config, seed), out)
-        for seed in seeds
-        for row in rows
+    runs = {
+        (one.name, seed): TrainingProcess(
+            f"{one.name}-{seed}", with_seed(one.config, seed), options.out
+        )
+        for seed in options.seeds
+        for one in variants
     }
-    missing = [one for one in every.values() if not finished(one.run, one.config, store)]
-    begin(out, NAME)
+    missing = [one for one in runs.values() if not is_finished(one.run, one.config, store)]
+    create_out(options.out, NAME)
     if missing:
-        train_all(missing, jobs, device, console)
-    failed = {row.name: why for row in rows for why in failures(row, seeds, every)}
+        train_all(missing, jobs, options.device, console)
+    failed: dict[str, str] = {}
+    for (name, seed), one in runs.items():
+        if why := failure(one):
+            failed.setdefault(name, f"seed {seed}: {why}")
     if BASE in failed:
         raise TrainingFailed(
             f"the base could not be trained, so there is nothing to compare with: {failed[BASE]}; "
-            f"see {out / 'logs'}"
+            f"see {options.out / 'logs'}"
         )
-    found = [
-        Result(row, [every[row.name, seed].run for seed in seeds])
-        for row in rows
-        if row.name not in failed
+    results = [
+        VariantResult(one, [runs[one.name, seed].run for seed in options.seeds])
+        for one in variants
+        if one.name not in failed
     ]
-    judge(found, examples, "test" in files, device, quiet)
-    compare(found)
-    measure_time(found, learned, store, device, quiet)
-    machine, threads = where.type, torch.get_num_threads()
-    if machine == "cpu":
-        machine += f", {threads} thread{'' if threads == 1 else 's'}"
-    report = Report(
-        task, "test" if "test" in files else "valid", len(examples), list(seeds), machine, found,
-        skipped, list(failed.items()),
+    evaluate_all(results, examples, test, options.device, options.quiet)
+    compare(results)
+    measure_time(results, task, store, options.device, options.quiet)
+    return AblationReport(
+        options.task, "test" if test else "valid", len(examples), list(options.seeds),
+        machine_name(device), results, skipped,
+        [(one.name, failed[one.name]) for one in variants if one.name in failed],
     )  # fmt: skip
-    report.files += draw_ablation(out / NAME, report)
-    report.files += [out / f"{NAME}.{end}" for end in ("json", "csv")]
-    write_tables(out, NAME, report.to_dict(), report.lines())
-    return report
 
 
-def read(base: Config, files: dict[str, list[str]], quiet: bool) -> tuple[Task, Store, list[Any]]:
-    """The vocabulary, the training data, and the examples that quality is measured on: what is
-    wrong with any file is found here, before the first training."""
-    learned = learn_task(base, None, lambda _: None, quiet)
-    store, _ = learned.build([Path(file) for file in base.data.train], cache_folder(), base, quiet)
-    paths = [Path(file) for file in files.get("test", files["valid"])]
-    KINDS[base.task].check_files(paths)
-    examples = list(learned.read(paths, base))
-    if not examples:
-        raise InputError(f"{paths[0]} is empty: there is nothing to evaluate")
-    for example in examples:
-        learned.check(example)
-    learned.prepare(store, base)
-    return learned, store, examples
-
-
-def fitted(row: Row, learned: Task, store: Store) -> Row:
-    """The row with the vocabulary that was learned, once its model can be built and trained."""
-    config = replace(row.config, model=replace(row.config.model, **learned.model_options()))
+def with_vocabulary(variant: Variant, task: Task, store: Store) -> Variant:
+    """The variant with the vocabulary of the task; refused if it cannot be built or trained."""
+    model = replace(variant.config.model, **task.model_options())
     with torch.device("meta"):  # shapes without memory
-        Transformer(config.model)
-    tokens = config.training.batch_tokens  # refuses what is too small for the longest example
-    Rows(learned.sizes(store), tokens, store.fingerprint, 0, counted=learned.counted)
-    return replace(row, config=config)
+        Transformer(model)
+    config = replace(variant.config, model=model)
+    check_batch_tokens(config, task, store)
+    return replace(variant, config=config)
 
 
-def with_seed(config: Config, seed: int) -> Config:
-    return replace(config, training=replace(config.training, seed=seed))
+def failure(training: TrainingProcess) -> str:
+    """Why a run cannot be reported; empty if it can."""
+    if training.failed or "loss" in final_scores(training.run):
+        return training.failed
+    return "its loss is NaN or infinity"
 
 
-def failures(row: Row, seeds: Sequence[int], every: dict[tuple[str, int], Training]) -> list[str]:
-    """Why the row cannot be reported: the first of its seeds that failed, or that learned nothing
-    which has a figure."""
-    for seed in seeds:
-        one = every[row.name, seed]
-        why = one.failed or ("" if "loss" in final_scores(one.run) else "its loss is not finite")
-        if why:
-            return [f"seed {seed}: {why}"]
-    return []
+def evaluate_all(
+    results: Sequence[VariantResult], examples: list[Any], test: bool, device: str, quiet: bool
+) -> None:
+    """Measure the quality on the test data, and with one seed compare with the base by bootstrap.
+    The validation scores are in the metrics of the runs already."""
+    one_seed = len(results[0].runs) == 1
+    base: Evaluation | None = None
+    if not (test or one_seed):
+        return
+    with progress("evaluating", len(results), quiet) as show_done:
+        for i, result in enumerate(results):
+            for run in result.runs:
+                model = load(run, device, "float32")
+                own = evaluate_greedy(model, examples)
+                if test:
+                    result.tests.append(float(own.scores[result.metric]))
+                if one_seed:
+                    ranges, differences = bootstrap(model, own, base, BASE)
+                    result.interval = ranges[result.metric]
+                    if base is not None:
+                        one = differences[result.metric]
+                        result.difference = Difference(one.difference, one.p)
+                    base = base or own
+            show_done(i + 1)
+
+
+def compare(results: Sequence[VariantResult]) -> None:
+    """Set the difference of each variant to the base, which is the first, with the corrected p; and
+    the steps in which each run reached the goal."""
+    base, others = results[0], results[1:]
+    if len(base.runs) > 1:
+        pooled = pool([result.qualities for result in results])
+        for result in others:
+            test = t_test(result.qualities, base.qualities, pooled)
+            result.difference = Difference(test.difference, test.p, test.error)
+    differences = [one.difference for one in others if one.difference is not None]
+    for one, p in zip(differences, holm([one.p for one in differences]), strict=True):
+        one.adjusted = p
+    goal = NEAR * statistics.fmean(base.valid)
+    for result in results:
+        for run in result.runs:
+            curves = read_curves(run, result.variant.name)
+            points = curves.series.get(f"valid_{result.metric}", [])
+            steps = (point.step for point in points if point.value >= goal > 0)
+            result.reached.append(next(steps, None))
+
+
+def measure_time(
+    results: Sequence[VariantResult], task: Task, store: Store, device: str, quiet: bool
+) -> None:
+    """Measure the time of a training step, a few variants in turns. In a group with the base, the
+    time relative to the base's counts, so that a temporarily slow machine changes nothing."""
+    base = results[0]
+    compiled = choose_device(device).type == "cuda"
+    groups = list(timing_groups(results, compiled))
+    base_times: list[float] = []  # one for each group with the base
+    medians: list[tuple[VariantResult, float, float | None]] = []
+    with progress("timing training steps", len(groups), quiet) as show_done:
+        for i, group in enumerate(groups):
+            if compiled and i and head_shape(group[0]) != head_shape(groups[i - 1][0]):
+                torch.compiler.reset()  # otherwise it would compile for dynamic shapes, or fail
+            models = [(result.variant.config, task) for result in group]
+            times = time_training_steps(models, store, device, WARM_UP, STEPS)
+            own = [1000 * statistics.median(seconds for seconds, *_ in each) for each in times]
+            with_base = own[0] if group[0] is base else None
+            if with_base is not None:
+                base_times.append(with_base)
+            medians += [(result, ms, with_base) for result, ms in zip(group, own, strict=True)]
+            gc.collect()
+            if compiled:
+                torch.cuda.empty_cache()
+            show_done(i + 1)
+    base.ms = statistics.median(base_times)
+    for result, ms, with_base in medians:
+        result.ms = ms if with_base is None else ms / with_base * base.ms
+
+
+def timing_groups(
+    results: Sequence[VariantResult], compiled: bool
+) -> Iterator[list[VariantResult]]:
+    """Variants that are timed in turns: few, so that they fit into memory, and on a GPU of one head
+    size and number of heads, so that attention is compiled once. The base is in each group where
+    that is possible."""
+    base = results[0]
+    shapes: dict[tuple[int, int], list[VariantResult]] = {head_shape(base): []}
+    for result in results[1:]:
+        shapes.setdefault(head_shape(result), []).append(result)
+    for shape, members in shapes.items():
+        first = [base] if shape == head_shape(base) or not compiled else []
+        for start in range(0, max(1, len(members)), TOGETHER - 1):
+            yield [*first, *members[start : start + TOGETHER - 1]]
+
+
+def head_shape(result: VariantResult) -> tuple[int, int]:
+    model = result.variant.config.model
+    return model.heads, model.head_size

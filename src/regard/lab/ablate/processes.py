@@ -1,8 +1,8 @@
-"""Many trainings, some at once: each is a `regard train --resume` of its own, with its own log.
+"""Training runs in parallel: each is a process of its own, `regard train --resume`, with a log.
 
-They are processes, so that small models can share a GPU, so that one that fails leaves the others
-alone, and so that whatever ends us (Ctrl-C, a kill) ends as it does for one training: what was done
-is saved, and the same command goes on.
+With processes, small models can share a GPU, a run that fails does not affect the others, and an
+interruption (Ctrl-C, a kill) is handled as in one training run: the state is saved, and the same
+command continues.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from regard.console import make_progress
 from regard.files import write_file
 from regard.training.progress import duration
 
-PAUSE = 0.2  # seconds between two looks at the processes
+PAUSE = 0.2  # seconds between two polls of the processes
 TAIL = 4096  # bytes at the end of a file that hold its last line
 
 
 @dataclass
-class Training:
-    name: str  # ROW-SEED
+class TrainingProcess:
+    name: str  # VARIANT-SEED
     config: Config
     out: Path
     failed: str = ""  # why, in one line
@@ -56,49 +56,49 @@ class Training:
         write_file(file, self.config.to_yaml())
         command = ["train", "--config", file, "--resume", "--out", self.run, "--device", device]
         environment = dict(os.environ)
-        if threads is not None:  # each library's own default is all cores, for each process
+        if threads is not None:  # by default each process would use all cores
             for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
                 environment.setdefault(name, str(threads))
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "regard", *map(str, command)], env=environment,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches us, and through us each of them once
-                preexec_fn=die_with_parent(),
+                start_new_session=True,  # Ctrl-C reaches only this process, which forwards it once
+                preexec_fn=interrupt_with_parent(),
             )  # fmt: skip
 
     def step(self) -> int:
-        """How far it is, from the end of its metrics."""
+        """The last step in its metrics."""
         for line in reversed(last_lines(self.run / "metrics.jsonl")):
             try:
                 return int(json.loads(line)["step"])
             except (ValueError, KeyError, TypeError):
-                continue  # torn
+                continue  # an incomplete line
         return 0
 
     def ended(self) -> bool:
-        """Whether the process is done; what went wrong is what it said last."""
+        """Whether the process has ended; if it failed, `failed` is the last line of its log."""
         assert self.process is not None
         code = self.process.poll()
         if code:
-            said = [line for line in last_lines(self.log) if line.strip()]
-            why = said[-1].strip().removeprefix("regard: ") if said else f"it ended with {code}"
+            lines = [line for line in last_lines(self.log) if line.strip()]
+            why = lines[-1].strip().removeprefix("regard: ") if lines else f"exit code {code}"
             self.failed = why if code > 0 else f"killed by signal {-code}; last: {why}"
         return code is not None
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """For the new process: ask the kernel for a Ctrl-C should the parent be killed. Nobody would be
-    left to send one, and the next call would train in the same folder. Linux only."""
+def interrupt_with_parent() -> Callable[[], None] | None:
+    """A function for the new process: have the kernel interrupt it when the parent is killed.
+    Otherwise it would go on, and the next call would train in the same folder. Linux only."""
     if sys.platform != "linux":
         return None
-    control = ctypes.CDLL(None).prctl  # found here: after a fork, little is safe to do
+    control = ctypes.CDLL(None).prctl  # looked up here: few operations are safe after a fork
     set_death_signal = 1
 
-    def ask() -> None:
+    def set_signal() -> None:
         control(set_death_signal, signal.SIGINT)
 
-    return ask
+    return set_signal
 
 
 def last_lines(path: Path) -> list[str]:
@@ -110,35 +110,37 @@ def last_lines(path: Path) -> list[str]:
         return []
 
 
-def train_all(trainings: Sequence[Training], at_once: int, device: str, console: Console) -> None:
-    """Train all of them, so many at once. One that fails says so in `failed`.
+def train_all(
+    trainings: Sequence[TrainingProcess], at_once: int, device: str, console: Console
+) -> None:
+    """Train all of them, `at_once` in parallel. A failure is recorded in `failed`.
 
-    Ctrl-C or a SIGTERM: each saves and stops; KeyboardInterrupt when the last has.
+    After Ctrl-C or SIGTERM each run saves its state and stops; then KeyboardInterrupt is raised.
     """
     threads = max(1, (os.cpu_count() or 1) // at_once) if at_once > 1 else None
-    waiting, running, done = list(trainings), list[Training](), 0
-    asked: list[int] = []
+    waiting, running, done = list(trainings), list[TrainingProcess](), 0
+    signals: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
 
-    show = Show(trainings, console)
+    progress = RunsProgress(trainings, console)
     previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with show.bars:
-            while (waiting or running) and not asked:
+        with progress.bars:
+            while (waiting or running) and not signals:
                 while waiting and len(running) < at_once:
                     running.append(waiting.pop(0))
                     running[-1].start(device, threads)
-                    show.started(running[-1])
+                    progress.started(running[-1])
                 time.sleep(PAUSE)
                 for training in [one for one in running if one.ended()]:
                     running.remove(training)
                     done += 1
-                    show.ended(training, done)
-                show.steps(running)
+                    progress.ended(training, done)
+                progress.update(running)
             if running:
-                console.print(f"stopping {len(running)} trainings; each saves what it has")
+                console.print(f"stopping {len(running)} training runs; each saves its state")
     finally:
         for training in running:
             assert training.process is not None
@@ -148,14 +150,14 @@ def train_all(trainings: Sequence[Training], at_once: int, device: str, console:
             training.process.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
-    if asked:
+    if signals:
         raise KeyboardInterrupt("stopped and saved; run the same command again to continue")
 
 
-class Show:
-    """A bar for each training that runs, and one for all; a line for each that has ended."""
+class RunsProgress:
+    """A progress bar for each running process and one for all; a line for each that has ended."""
 
-    def __init__(self, trainings: Sequence[Training], console: Console) -> None:
+    def __init__(self, trainings: Sequence[TrainingProcess], console: Console) -> None:
         self.trainings, self.console, self.began = trainings, console, time.monotonic()
         self.bars = make_progress(
             console, BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeLeft(),
@@ -163,13 +165,13 @@ class Show:
             speed_estimate_period=300,
         )  # fmt: skip
         total = sum(one.config.training.steps for one in trainings)
-        self.all = self.bars.add_task(f"{len(trainings)} trainings", total=total)
+        self.all = self.bars.add_task(f"{len(trainings)} training runs", total=total)
 
-    def started(self, training: Training) -> None:
+    def started(self, training: TrainingProcess) -> None:
         steps = training.config.training.steps
         training.task = self.bars.add_task(f"  {training.name}", total=steps)
 
-    def steps(self, running: Sequence[Training]) -> None:
+    def update(self, running: Sequence[TrainingProcess]) -> None:
         if self.bars.disable:
             return
         for training in running:
@@ -179,13 +181,15 @@ class Show:
         whole = sum(one.config.training.steps for one in ended)
         self.bars.update(self.all, completed=whole + sum(one.step() for one in running))
 
-    def ended(self, training: Training, done: int) -> None:
+    def ended(self, training: TrainingProcess, done: int) -> None:
         if training.task is not None:
             self.bars.remove_task(training.task)
         spent = time.monotonic() - self.began
         left = duration(spent / done * (len(self.trainings) - done))
-        said = f"failed: {training.failed} (see {training.log})" if training.failed else "trained"
+        outcome = (
+            f"failed: {training.failed} (see {training.log})" if training.failed else "trained"
+        )
         self.console.print(
-            f"{training.name}: {said}; {done} of {len(self.trainings)}, about {left} left",
+            f"{training.name}: {outcome}; {done} of {len(self.trainings)}, about {left} left",
             soft_wrap=True,
         )  # fmt: skip

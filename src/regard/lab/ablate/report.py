@@ -1,43 +1,122 @@
-"""What `regard lab ablate` shows: a table as the paper's, what to know of it, and a picture."""
+"""The report of `regard lab ablate`: a table like the paper's, notes on it, and a picture."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from regard.cli.evaluating import SURE, WIDE
-from regard.console import make_console
-from regard.lab.ablate.results import NEAR, QUALITY, Result
-from regard.lab.ablate.variants import GROUPS, SIGNS
-from regard.lab.common.significance import said_p
+from regard.lab.ablate.variants import GROUPS, SIGNS, Variant
+from regard.lab.common.report import WIDE, LabReport, plain_table, plural
+from regard.lab.common.significance import LEVEL, format_p
+from regard.model.parameters import closed_form
 from regard.training.progress import duration
-from regard.view.picture import COLOURS, MARKERS, save_picture
+from regard.view.info import final_scores
+from regard.view.picture import COLOURS, MARKERS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from rich.console import Console
 
+QUALITY = {"translate": "bleu", "classify": "accuracy", "answer": "f1"}  # higher is better
 NAMES = {"bleu": "BLEU", "accuracy": "accuracy, %", "f1": "F1, %"}
+NEAR = 0.9  # of the base's final quality: the goal of the time to quality
 STAR = "*"
 
 
 @dataclass
-class Report:
-    """What is printed."""
+class Difference:
+    """The difference of a variant to the base, in the quality that counts."""
+
+    value: float
+    p: float  # of this variant alone
+    error: float | None = None  # standard error, with several seeds
+    adjusted: float = 1.0  # p after Holm's correction
+
+    @property
+    def significant(self) -> bool:
+        return self.adjusted < LEVEL
+
+
+@dataclass
+class VariantResult:
+    """A variant and what was measured of it."""
+
+    variant: Variant
+    runs: list[Path]  # one for each seed
+    tests: list[float] = field(default_factory=list)  # quality on --test, for each seed
+    interval: tuple[float, float] | None = None  # of one seed's quality, over the examples
+    difference: Difference | None = None  # None for the base
+    ms: float = 0.0  # of a training step
+    reached: list[int | None] = field(default_factory=list)  # the step of NEAR, for each seed
+
+    @property
+    def metric(self) -> str:
+        return QUALITY[self.variant.config.task]
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.parameters for part in closed_form(self.variant.config.model).values())
+
+    @property
+    def valid(self) -> list[float]:
+        return [float(final_scores(run)[self.metric]) for run in self.runs]
+
+    @property
+    def perplexity(self) -> list[float]:
+        return [math.exp(min(50.0, final_scores(run)["loss"])) for run in self.runs]
+
+    @property
+    def qualities(self) -> list[float]:
+        """The quality that counts: on --test where it is given."""
+        return self.tests or self.valid
+
+    @property
+    def seconds_to_quality(self) -> float | None:
+        steps = [step for step in self.reached if step is not None]
+        if not steps or len(steps) < len(self.reached):
+            return None
+        return statistics.fmean(steps) * self.ms / 1000
+
+    def to_dict(self) -> dict[str, Any]:
+        figures: dict[str, Any] = {
+            "name": self.variant.name, "group": self.variant.group, "changes": self.variant.changes,
+            "differs": self.variant.describe(), "parameters": self.parameters,
+            "perplexity": summary(self.perplexity), f"valid_{self.metric}": summary(self.valid),
+        }  # fmt: skip
+        if self.tests:
+            figures[f"test_{self.metric}"] = summary(self.tests)
+        if self.interval is not None:
+            figures["interval"] = list(self.interval)
+        if (one := self.difference) is not None:
+            figures["difference"] = {**vars(one), "significant": one.significant}
+        return figures | {
+            "ms_per_step": self.ms, "steps_to_quality": self.reached,
+            "seconds_to_quality": self.seconds_to_quality,
+        }  # fmt: skip
+
+
+def summary(values: Sequence[float]) -> dict[str, Any]:
+    figures: dict[str, Any] = {"value": statistics.fmean(values), "seeds": list(values)}
+    return figures | ({"spread": statistics.stdev(values)} if len(values) > 1 else {})
+
+
+@dataclass
+class AblationReport(LabReport):
+    command = "ablate"
 
     task: str
     counts: str  # the data whose quality counts: valid or test
     examples: int
     seeds: list[int]
     machine: str
-    results: list[Result]  # the base first
-    skipped: list[tuple[str, str]]  # rows that make no sense here, and why
+    results: list[VariantResult]  # the base first
+    skipped: list[tuple[str, str]]  # variants that this base cannot have, and why
     failed: list[tuple[str, str]]
-    files: list[Path] = field(default_factory=list)
 
     @property
     def metric(self) -> str:
@@ -48,23 +127,31 @@ class Report:
         return 1 if self.metric == "bleu" else 100
 
     @property
-    def base(self) -> Result:
+    def base(self) -> VariantResult:
         return self.results[0]
 
-    def to_dict(self) -> dict[str, Any]:
+    @property
+    def data(self) -> str:
+        return "test" if self.counts == "test" else "validation"
+
+    @property
+    def goal(self) -> float:
+        return NEAR * statistics.fmean(self.base.valid)
+
+    def figures(self) -> dict[str, Any]:
         return {
             "task": self.task, "metric": self.metric, "counts": self.counts,
             "examples": self.examples, "seeds": self.seeds,
-            "steps": self.base.row.config.training.steps, "machine": self.machine,
-            "base": self.base_values(), "goal": NEAR * statistics.fmean(self.base.valid),
+            "steps": self.base.variant.config.training.steps, "machine": self.machine,
+            "base": self.base_values(), "goal": self.goal,
             "rows": [result.to_dict() for result in self.results],
-            "skipped": dict(self.skipped), "failed": dict(self.failed),
-            "notes": self.notes(), "files": [str(path) for path in self.files],
+            "skipped": dict(self.skipped), "failed": dict(self.failed), "notes": self.notes(),
         }  # fmt: skip
 
     def base_values(self) -> dict[str, Any]:
-        """The settings that the paper's table has columns for, and the others that rows change."""
-        config = self.base.row.config
+        """The settings that the paper's table has columns for, and the others that variants
+        change."""
+        config = self.base.variant.config
         model = {
             key: getattr(config.model, key)
             for key in ("encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "head_size",
@@ -77,73 +164,73 @@ class Report:
         }
         return {"model": model, "training": training}
 
-    def lines(self) -> list[dict[str, Any]]:
-        """The table as it is written to a file: a line for each row, figures unrounded."""
-        found = []
+    def csv_rows(self) -> list[dict[str, Any]]:
+        """The table, with figures that are not rounded."""
+        rows = []
         for one in (result.to_dict() for result in self.results):
             difference = one.get("difference", {})
-            line = {key: one[key] for key in ("name", "group", "differs", "parameters")}
+            row = {key: one[key] for key in ("name", "group", "differs", "parameters")}
             for key in ("perplexity", f"valid_{self.metric}", f"test_{self.metric}"):
                 if key in one:
-                    line |= {key: one[key]["value"], f"{key}_spread": one[key].get("spread")}
-            line |= {
+                    row |= {key: one[key]["value"], f"{key}_spread": one[key].get("spread")}
+            rows.append(row | {
                 "difference": difference.get("value"), "p": difference.get("p"),
                 "p_holm": difference.get("adjusted"),
                 "significant": difference.get("significant"), "ms_per_step": one["ms_per_step"],
                 "seconds_to_quality": one["seconds_to_quality"],
-            }  # fmt: skip
-            found.append(line)
-        return found
-
-    # ---- words --------------------------------------------------------------------------
+            })  # fmt: skip
+        return rows
 
     def notes(self) -> list[str]:
-        """What to know before a figure is believed; only what concerns the rows there are."""
-        groups = {result.row.group for result in self.results}
-        rates = {result.row.config.training.learning_rate for result in self.results}
-        rate = self.base.row.config.training.learning_rate
-        said = []
+        """How to read the figures; only what concerns the variants in this report."""
+        groups = {result.variant.group for result in self.results}
+        rates = {result.variant.config.training.learning_rate for result in self.results}
+        rate = self.base.variant.config.training.learning_rate
+        corrected = (
+            f"after Holm's correction for {len(self.results) - 1} comparisons; {STAR}: below "
+            f"{LEVEL}."
+        )
         if len(self.seeds) > 1:
-            said.append(
+            test = (
                 f"p: Student's t-test over {len(self.seeds)} seeds of each row, their deviation "
-                f"pooled over all rows, after Holm's correction for {len(self.results) - 1} "
-                f"comparisons; {STAR}: below {SURE}. ±: standard deviation of the row's own seeds."
+                f"pooled over all rows, {corrected} ±: standard deviation of the row's own seeds."
             )
         else:
-            said.append(
-                f"p: paired bootstrap over {self.examples:,} examples, after Holm's correction for "
-                f"{len(self.results) - 1} comparisons; {STAR}: below {SURE}. With one seed it "
-                "tells of other examples, not of another training: take more --seed for that."
+            test = (
+                f"p: paired bootstrap over {self.examples:,} examples, {corrected} With one seed "
+                "it covers other examples, not another training run: give several --seed for that."
             )
-        said.append(
-            "perplexity: that of a word piece on the validation data, on which the final weights "
-            "are chosen as well. Quality: that of greedy search."
+        recipe = (
+            f"All rows are trained with the base's recipe (learning rate {rate:.2g}, warm-up, "
+            "steps), which was made for the base; another row may do better with its own."
         )
-        said.append(
-            f"All rows have the base's recipe (learning rate {rate:.2g}, warm-up, steps): it was "
-            "made for the base, and another row may do better with one of its own."
-            + (" Where d_model differs, so does the rate: it is the paper's for that width."
-               if len(rates) > 1 else "")
-            + (" Post-norm in particular wants a lower rate than pre-norm." if "norm" in groups
-               else "")
-        )  # fmt: skip
+        if len(rates) > 1:
+            recipe += " Where d_model differs, so does the rate: it is the paper's for that width."
+        if "norm" in groups:
+            recipe += " Post-norm in particular needs a lower rate than pre-norm."
+        notes = [
+            test,
+            "perplexity: per word piece on the validation data, on which the final weights are "
+            "chosen as well. Quality: with greedy search.",
+            recipe,
+        ]
         if "B" in groups:
-            said.append(
-                "B: the paper made keys smaller and left values; here a head has one size, so that "
-                "values shrink with keys."
+            notes.append(
+                "B: the paper made keys smaller and kept the values; here the values of a head "
+                "have the size of its keys, so that they shrink as well."
             )
-        goal = figure(self, NEAR * statistics.fmean(self.base.valid))
-        said.append(
+        goal = f"{self.scale * self.goal:.1f}{'' if self.scale == 1 else '%'}"
+        notes.append(
             f"to {NEAR:.0%}: steps until validation first reached {goal} ({NEAR:.0%} of the "
-            "base's final), as finely as there were validations, times the time of a step, which "
-            "is measured apart and in turns. The seconds of the trainings do not compare "
-            "where several ran at once."
+            "base's final quality), at the resolution of the validations, times the time of a "
+            "step, which is measured separately and in turns. The seconds of the training runs are "
+            "not comparable where several ran at once."
         )
-        return said
+        return notes
 
-    def base_said(self) -> str:
+    def describe_base(self) -> str:
         """The base in the paper's letters."""
-        config = self.base.row.config
+        config = self.base.variant.config
         m = config.model
         layers = dict.fromkeys(str(n) for n in (m.encoder_layers, m.decoder_layers) if n)
         return (
@@ -151,25 +238,7 @@ class Report:
             f"P_drop={m.dropout} ε_ls={config.training.label_smoothing}"
         )
 
-    def cells(self, result: Result) -> list[str]:
-        """A line of the table."""
-        found = [
-            result.row.name, result.row.differs(),
-            f"{result.parameters / 1e6:.2f}", spread(result.perplexity, 2),
-            spread([self.scale * value for value in result.valid], 1),
-        ]  # fmt: skip
-        if result.tests:
-            found.append(spread([self.scale * value for value in result.tests], 1))
-        if (one := result.difference) is None:
-            found += ["", ""]
-        else:
-            mark = STAR if one.significant else " "
-            found += [f"{self.scale * one.value:+.1f}{mark}", said_p(one.adjusted)]
-        seconds = result.seconds_to_quality
-        found += [f"{result.ms:.1f}", "never" if seconds is None else duration(seconds)]
-        return found
-
-    def head(self) -> list[str]:
+    def header(self) -> list[str]:
         name = NAMES[self.metric]
         tests = [f"test {name}"] if self.base.tests else []
         return [
@@ -177,106 +246,108 @@ class Report:
             f"to {NEAR:.0%}",
         ]  # fmt: skip
 
-    def show(self) -> None:
-        console = make_console()
+    def cells(self, result: VariantResult) -> list[str]:
+        """One row of the table."""
+        cells = [
+            result.variant.name, result.variant.describe(), f"{result.parameters / 1e6:.2f}",
+            format_mean(result.perplexity, 2),
+        ]  # fmt: skip
+        for values in (result.valid, result.tests):
+            if values:
+                cells.append(format_mean([self.scale * value for value in values], 1))
+        if (one := result.difference) is None:
+            cells += ["", ""]
+        else:
+            mark = STAR if one.significant else " "
+            cells += [f"{self.scale * one.value:+.1f}{mark}", format_p(one.adjusted)]
+        seconds = result.seconds_to_quality
+        return [*cells, f"{result.ms:.1f}", "never" if seconds is None else duration(seconds)]
+
+    def print_tables(self, console: Console) -> None:
         if not console.is_terminal:
             console.width = WIDE
-        seeds = f"{len(self.seeds)} seed{'' if len(self.seeds) == 1 else 's'}"
-        data = "test" if self.counts == "test" else "validation"
-        steps = self.base.row.config.training.steps
+        steps = self.base.variant.config.training.steps
         console.print(
-            f"{self.task}, {self.examples:,} {data} examples, {seeds}, {steps:,} steps, "
-            f"{self.machine}\nbase: {self.base_said()}\n"
+            f"{self.task}, {self.examples:,} {self.data} examples, "
+            f"{plural(len(self.seeds), 'seed')}, {steps:,} steps, {self.machine}\n"
+            f"base: {self.describe_base()}\n"
         )
-        table = Table(*self.head(), box=None, pad_edge=False)
-        for i, column in enumerate(table.columns):
-            column.no_wrap = i != 1  # on a narrow screen, only words are folded
-            column.justify = "left" if i < 2 else "right"
-        group = self.base.row.group
+        table = plain_table(*self.header(), left=(0, 1), wrap=(1,))
+        group = self.base.variant.group
         for result in self.results:
-            if result.row.group != group:
+            if result.variant.group != group:
                 table.add_section()
-                group = result.row.group
+                group = result.variant.group
             table.add_row(*self.cells(result))
         console.print(table)
         console.print("\n10⁶: parameters in millions. ms: of a training step.")
         for note in self.notes():
             console.print(note)
-        for name, why in self.skipped:
-            console.print(f"left out: {name}: {why}")
-        for name, why in self.failed:
-            console.print(f"failed: {name}: {why}")
-        for path in self.files:
-            console.print(f"written: {path}", soft_wrap=True)
+        for heading, reasons in (("left out", self.skipped), ("failed", self.failed)):
+            for name, why in reasons:
+                console.print(f"{heading}: {name}: {why}")
+
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        return {self.command: lambda: draw(self)}
 
 
-def figure(report: Report, value: float) -> str:
-    return f"{report.scale * value:.1f}{'' if report.scale == 1 else '%'}"
+def format_mean(values: Sequence[float], places: int) -> str:
+    deviation = f" ±{statistics.stdev(values):.{places}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{places}f}{deviation}"
 
 
-def spread(values: Sequence[float], places: int) -> str:
-    said = f"{statistics.fmean(values):.{places}f}"
-    return said + (f" ±{statistics.stdev(values):.{places}f}" if len(values) > 1 else "")
-
-
-# ---- the picture ----------------------------------------------------------------------------
-
-
-def draw_ablation(out: Path, report: Report) -> list[Path]:
-    """How much each row differs from the base, as OUT.png and OUT.svg."""
-    return save_picture(lambda: draw(report), out)
-
-
-def draw(report: Report) -> Figure:
-    """A line for each row: its difference, with the standard error over seeds (and each seed as a
-    small bar), or with the interval of its quality over the examples. Full marks are significant.
-    """
+def draw(report: AblationReport) -> Figure:
+    """The difference of each variant to the base, one line each."""
     from matplotlib.figure import Figure
 
-    rows, scale, name = report.results[1:], report.scale, NAMES[report.metric]
-    middle = scale * statistics.fmean(report.base.qualities)
-    picture = Figure(figsize=(13, 2.6 + 0.42 * len(rows)), dpi=100, layout="constrained")
+    results, scale = report.results[1:], report.scale
+    base = scale * statistics.fmean(report.base.qualities)
+    picture = Figure(figsize=(13, 2.6 + 0.42 * len(results)), dpi=100, layout="constrained")
     panel = picture.subplots()
-    order = {group: i for i, group in enumerate(GROUPS)}
-    gap = 0.5  # between groups
     heights: list[float] = []
-    for i, result in enumerate(rows):
-        fresh = i > 0 and rows[i - 1].row.group != result.row.group
-        heights.append((heights[-1] + 1 + gap * fresh) if heights else 0.0)
-        style = order[result.row.group] - 1
-        colour, marker = COLOURS[style % len(COLOURS)], MARKERS[style % len(MARKERS)]
-        assert result.difference is not None
-        value, y = scale * result.difference.value, heights[-1]
-        if result.interval is not None:
-            low, high = (scale * end - middle for end in result.interval)
-        else:
-            error = scale * (result.difference.error or 0.0)
-            low, high = value - error, value + error
-        panel.plot([low, high], [y, y], color=colour, linewidth=2)
-        if len(result.runs) > 1:
-            each = [scale * one - middle for one in result.qualities]
-            panel.plot(each, [y] * len(each), "|", color=colour, markersize=9)
-        panel.plot(
-            value, y, marker, color=colour, markersize=10, markeredgewidth=1.6, zorder=3,
-            markerfacecolor=colour if result.difference.significant else "white",
-        )  # fmt: skip
+    for i, result in enumerate(results):
+        new_group = i > 0 and results[i - 1].variant.group != result.variant.group
+        heights.append((heights[-1] + 1 + 0.5 * new_group) if heights else 0.0)
+        draw_variant(panel, heights[-1], result, scale, base)
     if len(report.seeds) > 1:
         deviation = statistics.stdev(scale * one for one in report.base.qualities)
         panel.axvspan(-deviation, deviation, color="#e0e0e0", zorder=0)
     panel.axvline(0, color="#222222", linewidth=1)
-    labels = [  # where the name does not say it all
-        one.name + (f"   {one.differs()}" if one.changes.keys() & SIGNS.keys() else "")
-        for one in (result.row for result in rows)
+    labels = [  # with the changes that the name does not contain
+        one.name + (f"   {one.describe()}" if one.changes.keys() & SIGNS.keys() else "")
+        for one in (result.variant for result in results)
     ]
     panel.set_yticks(heights, labels)
     panel.grid(axis="y", visible=False)
     panel.set_ylim((heights[-1] if heights else 0) + 0.7, -0.7)
-    data = "test" if report.counts == "test" else "validation"
-    panel.set_xlabel(f"{data} {name}: difference to the base ({middle:.1f})")
+    name = NAMES[report.metric]
+    panel.set_xlabel(f"{report.data} {name}: difference to the base ({base:.1f})")
     if len(report.seeds) > 1:
-        said = "line: standard error of the difference; |: each seed; grey: the base's deviation"
+        legend = "line: standard error of the difference; |: each seed; grey: the base's deviation"
     else:
-        said = "line: 95% interval of the row's own score over the examples"
+        legend = "line: 95% interval of the row's own score over the examples"
     picture.suptitle("What each change does to the base", fontsize=17, weight="bold")
-    panel.set_title(f"full mark: significant (Holm, {SURE})\n{said}", loc="left", fontsize=11)
+    panel.set_title(f"full mark: significant (Holm, {LEVEL})\n{legend}", loc="left", fontsize=11)
     return picture
+
+
+def draw_variant(panel: Axes, y: float, result: VariantResult, scale: int, base: float) -> None:
+    """The difference as a mark, full where it is significant; its standard error over seeds (and
+    each seed as a small bar), or the interval of the quality over the examples, as a line."""
+    assert result.difference is not None
+    style = list(GROUPS).index(result.variant.group) - 1
+    colour, marker = COLOURS[style % len(COLOURS)], MARKERS[style % len(MARKERS)]
+    value = scale * result.difference.value
+    if result.interval is not None:
+        low, high = (scale * end - base for end in result.interval)
+    else:
+        error = scale * (result.difference.error or 0.0)
+        low, high = value - error, value + error
+    panel.plot([low, high], [y, y], color=colour, linewidth=2)
+    if len(result.runs) > 1:
+        each = [scale * one - base for one in result.qualities]
+        panel.plot(each, [y] * len(each), "|", color=colour, markersize=9)
+    panel.plot(
+        value, y, marker, color=colour, markersize=10, markeredgewidth=1.6, zorder=3,
+        markerfacecolor=colour if result.difference.significant else "white",
+    )  # fmt: skip

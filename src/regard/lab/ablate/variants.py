@@ -1,7 +1,8 @@
-"""The rows of the paper's Table 3 for any base model: what each of them changes.
+"""The variants of a base model: the rows of the paper's Table 3, for any base.
 
-The paper varied one model; here the same ratios are taken of whichever model is the base. So the
-rows of the paper's base are the paper's rows, and those of a small model are what they would be.
+The paper varied one model. Here the same ratios apply to the model that is the base, so that the
+variants of the paper's base are the rows of the paper. `--rows` selects them by name or group.
+This module does not import torch: the command line reads it for `--help`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Values = dict[str, dict[str, Any]]  # settings by section
 Build = Callable[[Values], Config]  # the base with these settings changed
 
 BASE = "base"
-GROUPS = {  # and what a group of rows is about
+GROUPS = {  # of variants, and what they change
     BASE: "the model itself",
     "A": "heads, at equal cost",
     "B": "head size",
@@ -39,14 +40,16 @@ SIGNS = {  # the paper's letters
 
 
 @dataclass(frozen=True)
-class Row:
+class Variant:
+    """The base with one change: a row of the table."""
+
     name: str
     group: str
     changes: dict[str, Any]  # by their whole names: {"model.heads": 1}
     config: Config
 
-    def differs(self) -> str:
-        """What is not as in the base, in the paper's letters."""
+    def describe(self) -> str:
+        """The changes, in the paper's letters."""
         changes = dict(self.changes)
         decoder = changes.get("model.decoder_layers")
         if decoder is not None and changes.get("model.encoder_layers", decoder) == decoder:
@@ -54,44 +57,50 @@ class Row:
         return " ".join(f"{SIGNS.get(k, k.split('.')[1])}={v}" for k, v in changes.items())
 
 
-def make_rows(wanted: Sequence[str], build: Build) -> tuple[list[Row], list[tuple[str, str]]]:
-    """The rows that were asked for, by group or by name, the base first; and those that make no
-    sense for this base, with the reason. One that was asked for by its own name must make sense."""
+def make_variants(
+    names: Sequence[str], build: Build
+) -> tuple[list[Variant], list[tuple[str, str]]]:
+    """The requested variants, the base first; and those that this base cannot have, and why.
+
+    Args:
+        names: of variants or groups. A variant that is requested by its own name must be possible.
+        build: makes the configuration of the base with some settings changed.
+    """
     base = build({})
-    candidates = {name: (group, changes) for group, name, changes in all_rows(base)}
+    candidates = {name: (group, changes) for group, name, changes in all_variants(base)}
     known = [*GROUPS, *candidates]
-    for name in wanted:
+    for name in names:
         if name not in known:
             raise unknown("row", name, known)
-    rows, skipped = [Row(BASE, BASE, {}, base)], list[tuple[str, str]]()
+    variants, skipped = [Variant(BASE, BASE, {}, base)], list[tuple[str, str]]()
     for name, (group, changes) in candidates.items():
-        if group not in wanted and name not in wanted:
+        if group not in names and name not in names:
             continue
         try:
-            row = make_row(group, name, changes, build)
-            same = [one.name for one in rows if one.config == row.config]
+            variant = make_variant(group, name, changes, build)
+            same = [one.name for one in variants if one.config == variant.config]
             if same:
                 raise InputError(f"it is the same as {same[0]}")
-            rows.append(row)
+            variants.append(variant)
         except InputError as error:
-            if name in wanted:
+            if name in names:
                 raise InputError(f"--rows {name}: {error}") from None
             skipped.append((name, str(error)))
-    return rows, skipped
+    return variants, skipped
 
 
-def make_row(group: str, name: str, changes: dict[str, Any] | str, build: Build) -> Row:
+def make_variant(group: str, name: str, changes: dict[str, Any] | str, build: Build) -> Variant:
     if isinstance(changes, str):
         raise InputError(changes)
     values: Values = {}
     for key, value in changes.items():
         section, _, option = key.partition(".")
         values.setdefault(section, {})[option] = value
-    return Row(name, group, changes, build(values))
+    return Variant(name, group, changes, build(values))
 
 
-def all_rows(base: Config) -> Iterable[tuple[str, str, dict[str, Any] | str]]:
-    """(group, name, changes or why there are none) of each row that there could be."""
+def all_variants(base: Config) -> Iterable[tuple[str, str, dict[str, Any] | str]]:
+    """(group, name, changes or the reason why it is impossible) of each variant."""
     m = base.model
     width = m.heads * m.head_size
     for top, bottom in ((1, 8), (1, 2), (2, 1), (4, 1)):

@@ -1,5 +1,5 @@
-"""What can be counted of a layer while it runs: operations, the longest chain of them, and how many
-layers it takes until the first input reaches the last output."""
+"""Counts of a layer while it runs: operations, the longest chain of dependent operations, and the
+number of layers between the first input and the last output."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ OPERATIONS = {
 
 
 class Counter(TorchDispatchMode):
-    """Sees every operation that runs: how many floating-point operations it is (by torch's own
-    counter, `torch.utils.flop_counter`), and how many lie in the longest chain of which each needs
-    a result of the one before.
+    """Counts the floating-point operations of everything that runs (with the formulas of
+    `torch.utils.flop_counter`), and the length of the longest chain in which each operation needs a
+    result of the one before.
 
-    A tensor is known by its memory: what looks at it in another shape is the same tensor, and
-    makes the chain no longer.
+    A tensor is identified by its storage: a view does not lengthen the chain.
     """
 
     def __init__(self) -> None:
@@ -52,21 +51,21 @@ class Counter(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        took = [memory(tensor) for tensor in tensors((*args, *kwargs.values()))]
+        inputs = [storage(tensor) for tensor in tensors((*args, *kwargs.values()))]
         result = func(*args, **kwargs)
         if count := OPERATIONS.get(func._overloadpacket):
             self.operations += count(*args, **kwargs, out_val=result)
         changes = func._schema.is_mutable
-        before = max((self.depth.get(one, 0) for one in took), default=0)
+        before = max((self.depth.get(one, 0) for one in inputs), default=0)
         for tensor in tensors(result if isinstance(result, tuple | list) else (result,)):
-            if changes or memory(tensor) not in took:
-                self.depth[memory(tensor)] = before + 1
+            if changes or storage(tensor) not in inputs:
+                self.depth[storage(tensor)] = before + 1
                 self.longest = max(self.longest, before + 1)
         return result
 
 
 def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among the arguments or results of an operation, and in lists among them."""
+    """The tensors among the arguments or results of an operation, including those in lists."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -74,14 +73,14 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from (one for one in value if isinstance(one, Tensor))
 
 
-def memory(tensor: Tensor) -> int:
+def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
 @contextmanager
 def step_by_step() -> Iterator[None]:
-    """Recurrence as the loop of operations that it is: by default a CPU library runs all steps
-    as one operation, in which nothing can be counted."""
+    """Run a recurrence as a loop of operations. By default a CPU library runs all steps as one
+    operation, inside which nothing can be counted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
@@ -89,9 +88,9 @@ def step_by_step() -> Iterator[None]:
 
 
 @torch.no_grad()
-def counted(layer: Layer, n: int) -> tuple[int, int]:
-    """Operations of a forward pass of n tokens, and the longest chain of dependent ones, by the
-    engine whose operations are all PyTorch's: what runs in C++ cannot be seen."""
+def count_operations(layer: Layer, n: int) -> tuple[int, int]:
+    """Operations of a forward pass of n tokens, and the longest chain of dependent ones, with the
+    attention backend that consists of PyTorch operations: those in C++ cannot be counted."""
     x, plan = torch.randn(n, layer.config.d_model), layer.plan(n, "padded")
     with step_by_step(), Counter() as counter:
         layer(x, plan)
@@ -99,11 +98,11 @@ def counted(layer: Layer, n: int) -> tuple[int, int]:
 
 
 def path_length(name: str, n: int, window: int, kernel: int, d: int = 4) -> int | None:
-    """How many layers (of a recurrence: steps) lie between the first input and the last output.
+    """The number of layers (of a recurrence: steps) between the first input and the last output.
 
-    From the last output the gradient is pulled back through one layer after the other until it
-    touches the first position. Between layers only its support is kept, with fresh numbers on it:
-    after a thousand layers the numbers themselves would have vanished. None: it never gets there.
+    The gradient of the last output is propagated back through one layer after the other until it
+    reaches the first position. Between layers only its support is kept, with new random values:
+    after a thousand layers the values themselves would have vanished. None: there is no path.
     """
     torch.manual_seed(0)
     layer = Layer(name, d, window, kernel, CPU)
@@ -121,13 +120,13 @@ def path_length(name: str, n: int, window: int, kernel: int, d: int = 4) -> int 
         if reached[0]:
             return count
         if torch.equal(reached, touched):
-            return None  # and so it would go on
+            return None  # the support no longer changes
         touched = reached
     return None
 
 
 def steps_back(module: Recurrence, n: int, d: int) -> int | None:
-    """The same for a recurrence, through one step after the other."""
+    """The path length of a recurrence, by propagating through one step after the other."""
     cell = module.recurrence
     two = isinstance(cell, torch.nn.LSTM)  # a state of two parts: output and memory cell
     back: list[Tensor] = [torch.randn(1, 1, d)]

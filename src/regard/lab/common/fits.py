@@ -9,45 +9,46 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
-class Fit:
-    """y = c x^exponent, with the standard error of the exponent; None from two points only."""
+class PowerLaw:
+    """y = c x^exponent; `error` is the standard error of the exponent, None for two points."""
 
     exponent: float
     error: float | None
 
     def __str__(self) -> str:
-        spread = "" if self.error is None or self.error < 0.005 else f" ± {self.error:.2f}"
-        return f"{self.exponent:z.2f}{spread}"
+        error = "" if self.error is None or self.error < 0.005 else f" ± {self.error:.2f}"
+        return f"{self.exponent:z.2f}{error}"
 
 
-def power(x: Sequence[float], y: Sequence[float]) -> Fit | None:
-    """The straight line through the logarithms; None where there are not two points above 0."""
+def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
+    """Fit a line through the logarithms; None unless two points with different x are positive."""
     points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and b > 0]
     if len({a for a, _ in points}) < 2:
         return None
     logs = np.log(np.array(points, dtype=np.float64))
-    slope, error = line(logs[:, 0], logs[:, 1])
-    return Fit(slope, error)
+    if len(points) == 2:
+        return PowerLaw(fit_line(logs[:, 0], logs[:, 1])[0], None)
+    (exponent, _), covariance = np.polyfit(logs[:, 0], logs[:, 1], 1, cov=True)
+    return PowerLaw(float(exponent), math.sqrt(covariance[0, 0]))
 
 
-def line(x: Numbers, y: Numbers) -> tuple[float, float | None]:
-    """Slope of the least-squares line, and its standard error."""
-    x0 = x - x.mean()
-    slope = float((x0 * y).sum() / (x0 * x0).sum())
-    if len(x) < 3:
-        return slope, None
-    rest = y - y.mean() - slope * x0
-    return slope, float(math.sqrt((rest * rest).sum() / (len(x) - 2) / (x0 * x0).sum()))
+def fit_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    """Slope and intercept of the least-squares line."""
+    slope, intercept = np.polyfit(x, y, 1)
+    return float(slope), float(intercept)
 
 
-def crossing(x: Sequence[float], one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Where the first line, below at the beginning, passes the other for good: interpolated in the
-    logarithms. None: it does not, or is above from the beginning."""
-    gap = [math.log(a / b) for a, b in zip(one, other, strict=True)]
+def find_crossing(
+    x: Sequence[float], first: Sequence[float], second: Sequence[float]
+) -> float | None:
+    """Where the first curve, below the second at the beginning, rises above it for good.
+
+    The point is interpolated in the logarithms. None: the first curve stays below, or is above
+    from the beginning.
+    """
+    gap = [math.log(a / b) for a, b in zip(first, second, strict=True)]
     above = [i for i in range(1, len(gap)) if gap[i - 1] < 0 <= gap[i]]
     if not above or gap[-1] < 0:
         return None

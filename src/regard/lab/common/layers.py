@@ -1,7 +1,7 @@
-"""Each kind of layer by itself, as the model has it, with what the paper's table 1 says of it.
+"""Each kind of layer on its own, as the model builds it, with its line of the paper's table 1.
 
-The formulas are exact for these layers: what is counted must equal them, and the table's O(...)
-is what is left of them for long sequences. n tokens, width d, window r, kernel k.
+The formulas are exact for these layers: the counts must equal them, and the table's O(...) is their
+limit for long sequences. n tokens, width d, window r, kernel k.
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from regard.config.model import ModelConfig
-from regard.lab.common.layer_kinds import KINDS, kinds
-from regard.lab.common.layer_kinds import title as kind_title
+from regard.lab.common.layer_kinds import LAYER_KINDS, layer_options
 from regard.model.attention import MultiHeadAttention, Plan, Visibility
 from regard.model.block import FeedForward
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.parameters import visible
 
-REFERENCE = "reference"  # self-attention by its definition: the n x n weights are held in memory
-LAYERS = (*KINDS, REFERENCE)
+REFERENCE = "reference"  # self-attention by its definition: all n x n weights are in memory
+LAYERS = (*LAYER_KINDS, REFERENCE)
 HEAD = 64  # features of a head, as in the paper
 INNER = 4  # d_ff / d_model, as in the paper
 
 
 @dataclass(frozen=True)
 class Theory:
-    """What table 1 says, as exponents that can be fitted."""
+    """A line of table 1, with its orders of growth as exponents that can be fitted."""
 
     operations: str
-    in_n: float  # exponent of n where n is long
+    in_n: float  # exponent of n for long sequences
     in_d: float
     sequential: str
     steps_in_n: float
@@ -51,13 +50,9 @@ THEORY = {
 }
 
 
-def title(name: str, window: int, kernel: int) -> str:
-    return "plain attention" if name == REFERENCE else kind_title(name, window, kernel)
-
-
 class Layer:
     """One layer of a kind: `layer(x, layer.plan(n))` is [n, d] -> [n, d]. Recurrence and
-    convolution go from left to right, as one runs an LSTM or WaveNet."""
+    convolution are causal (left to right)."""
 
     def __init__(
         self,
@@ -70,12 +65,12 @@ class Layer:
         number: int = 0,
     ) -> None:
         self.name, self.device, self.dtype = name, device, dtype
-        options: dict[str, Any] = kinds(window, kernel).get(name, {})
+        options: dict[str, Any] = layer_options(window, kernel).get(name, {})
         self.config = ModelConfig(
             style="encoder", vocabulary_size=1, encoder_layers=1, d_model=d,
             heads=max(1, d // HEAD), d_ff=INNER * d, dropout=0.0, **options,
         )  # fmt: skip
-        module: nn.Module | None = None
+        module: nn.Module | None
         if name == "feed-forward":
             module = FeedForward(self.config)
         elif self.config.mixer == "attention":
@@ -101,7 +96,7 @@ class Layer:
         return sum(p.numel() for p in self.module.parameters())
 
 
-def parameters(name: str, d: int, kernel: int) -> tuple[str, int]:
+def expected_parameters(name: str, d: int, kernel: int) -> tuple[str, int]:
     """The closed form of a layer's parameters, and its value."""
     text, squares, ones = {
         "lstm": ("8 d² + 8 d", 8, 8), "gru": ("6 d² + 6 d", 6, 6),
@@ -111,9 +106,9 @@ def parameters(name: str, d: int, kernel: int) -> tuple[str, int]:
     return text, squares * d * d + ones * d
 
 
-def operations(name: str, n: int, d: int, window: int, kernel: int) -> tuple[str, float]:
+def expected_operations(name: str, n: int, d: int, window: int, kernel: int) -> tuple[str, float]:
     """The closed form of a layer's operations (a multiplication and an addition are two), and its
-    value. Attention: what its definition asks for; an engine may compute more."""
+    value. Attention: by its definition; an attention backend may compute more."""
     if name in ("attention", REFERENCE):
         return "4 n² d + 8 n d²", 4.0 * n * n * d + 8.0 * n * d * d
     if name == "restricted":
@@ -122,9 +117,9 @@ def operations(name: str, n: int, d: int, window: int, kernel: int) -> tuple[str
     return f"{factor} n d²", float(factor * n * d * d)
 
 
-def path(name: str, n: int, window: int, kernel: int) -> int | None:
-    """The closed form of how many layers (of a recurrence: steps) it takes from the first input to
-    the last output; None: no number of them."""
+def expected_path(name: str, n: int, window: int, kernel: int) -> int | None:
+    """The closed form of the path length: the number of layers (of a recurrence: steps) from the
+    first input to the last output; None: there is no path."""
     if name == "feed-forward" or (name in ("convolution", "dilated") and kernel < 2):
         return None
     if name in ("attention", REFERENCE):

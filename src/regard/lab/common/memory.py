@@ -1,5 +1,5 @@
-"""What a measurement needs is predicted, and refused where it does not fit: the system would end
-the process in the middle of it, without a word.
+"""Free memory. A measurement that would not fit is refused before it starts; otherwise the system
+would kill the process without a message.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 
 from regard.errors import InputError
 
-MEMORY = Path("/proc/meminfo")  # Linux: its MemAvailable counts what the system would give back
-GROUPS = (  # limits of a container: what may be used, what is used (cgroup v2, v1)
+MEMORY = Path("/proc/meminfo")  # Linux: MemAvailable includes what the system can reclaim
+GROUPS = (  # limit and usage of a container (cgroup v2, v1)
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
@@ -22,11 +22,11 @@ GROUPS = (  # limits of a container: what may be used, what is used (cgroup v2, 
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that could be allocated on a device now."""
+    """Bytes that can be allocated on a device now."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + kept  # torch keeps what was freed, and gives it out again
+        # torch's cache of freed blocks is reused for new tensors.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if MEMORY.exists():
         lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
@@ -37,15 +37,15 @@ def available_memory(device: torch.device) -> int:
     return free
 
 
-def refuse(needed: float, device: torch.device, what: str) -> None:
-    """Refuse what needs more bytes than the device has; `what` names the option to blame."""
+def check_memory(needed: float, device: torch.device, what: str) -> None:
+    """Refuse work that needs more bytes than are free; `what` names the options that cause it."""
     free = available_memory(device)
     if needed > free:
         raise InputError(
-            f"{what} needs about {size(needed)} but {size(free)} are free on the {device.type}: "
-            "ask for less, or use a machine with more"
+            f"{what} needs about {gigabytes(needed)} but {gigabytes(free)} are free on the "
+            f"{device.type}: choose smaller sizes, or use a machine with more memory"
         )
 
 
-def size(count: float) -> str:
+def gigabytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB"

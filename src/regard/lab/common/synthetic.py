@@ -1,9 +1,9 @@
-"""Exercises: made-up sequences with something to be told at some of their positions, practised by
+"""Synthetic tasks: generated sequences with a known target at some of their positions, learned by
 the real model with the real trainer.
 
-What a layer can learn is seen best where the answer is known to be there, at a distance one
-chooses. An exercise is made anew from the row's seed each time it is asked for, so there is no end
-of them and none to learn by heart; like every batch it is a pure function of seed and step.
+They show what a layer can learn, because the needed information is at a known distance.
+Examples are generated from the seed of their batch, so that they never repeat and cannot be
+memorised; like every batch, a batch of them is a pure function of seed and step.
 """
 
 from __future__ import annotations
@@ -29,49 +29,50 @@ from regard.training.distributed import Processes
 from regard.training.progress import Progress
 from regard.training.trainer import Trainer
 
-EXAMPLES = 4096  # lengths in the round from which rows are filled; their content never repeats
+EXAMPLES = 4096  # lengths in one epoch of batches; the content of examples never repeats
+AT_ONCE = 65_536  # tokens of a test
 
 
-class Exercise(NamedTuple):
+class Example(NamedTuple):
     tokens: Ids  # [n]
-    where: Ids  # [t]: the positions that have something to tell
-    answers: Ids  # [t]: the token that each of them should tell
+    where: Ids  # [t]: the positions that have a target
+    targets: Ids  # [t]
 
 
-Make = Callable[[np.random.Generator, int], Exercise]  # of a given length
+Generate = Callable[[np.random.Generator, int], Example]  # an example of a given length
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """All that the trainer knows of the examples before they are made."""
+    """What the trainer needs to know of examples before they are generated."""
 
     lengths: list[NDArray[np.int64]]
     fingerprint: str
 
 
-class Drill:
-    """A task whose examples are made when they are asked for."""
+class SyntheticTask:
+    """A task whose examples are generated on demand."""
 
-    name: ClassVar[str] = "drill"
+    name: ClassVar[str] = "synthetic"
     counted: ClassVar[int] = 0
 
-    def __init__(self, make: Make) -> None:
-        self.make = make
+    def __init__(self, generate: Generate) -> None:
+        self.generate = generate
 
     def sizes(self, store: Lengths) -> list[NDArray[Any]]:
         return store.lengths
 
     def batch(self, store: Lengths, examples: Ids, device: torch.device, seed: int) -> Batch:
-        return self.exercises(store.lengths[0][examples], device, np.random.default_rng(seed))
+        return self.make_batch(store.lengths[0][examples], device, np.random.default_rng(seed))
 
-    def exercises(self, lengths: Ids, device: torch.device, random: np.random.Generator) -> Batch:
-        made = [self.make(random, int(length)) for length in lengths]
+    def make_batch(self, lengths: Ids, device: torch.device, random: np.random.Generator) -> Batch:
+        examples = [self.generate(random, int(length)) for length in lengths]
         starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        where = np.concatenate([one.where + at for one, at in zip(made, starts, strict=True)])
-        answers = np.concatenate([one.answers for one in made])
+        where = np.concatenate([one.where + at for one, at in zip(examples, starts, strict=True)])
+        targets = np.concatenate([one.targets for one in examples])
         return Batch(
-            packed([one.tokens for one in made], device), None,
-            torch.from_numpy(answers).to(device), torch.from_numpy(where).to(device),
+            packed([one.tokens for one in examples], device), None,
+            torch.from_numpy(targets).to(device), torch.from_numpy(where).to(device),
         )  # fmt: skip
 
     def loss(
@@ -81,31 +82,32 @@ class Drill:
 
     @torch.no_grad()
     def accuracy(self, model: Transformer, length: int, count: int, seed: int) -> float:
-        """How much of `count` exercises of this length is told right."""
+        """The share of correct predictions on `count` examples of this length."""
         model.eval()
         device, random = model.output_matrix().device, np.random.default_rng([seed, length])
-        right = total = 0
-        at_once = max(1, 65_536 // length)
+        correct = total = 0
+        at_once = max(1, AT_ONCE // length)
         for first in range(0, count, at_once):
             lengths = np.full(min(at_once, count - first), length)
-            batch = self.exercises(lengths, device, random)
+            batch = self.make_batch(lengths, device, random)
             assert batch.source is not None
             hidden = model.hidden(batch.source)[batch.where]  # [t, D]
-            told = model.head(hidden, batch.source, model.output_matrix()).argmax(-1)
-            right, total = right + int((told == batch.labels).sum()), total + batch.tokens
-        return right / total
+            predicted = model.head(hidden, batch.source, model.output_matrix()).argmax(-1)
+            correct += int((predicted == batch.labels).sum())
+            total += batch.tokens
+        return correct / total
 
 
 @dataclass
-class Practised:
+class TrainedModel:
     model: Transformer
-    steps: int
-    seconds: float  # of training steps alone
-    tokens: int
+    steps: int = 0
+    seconds: float = 0.0  # of training steps alone
+    tokens: int = 0
 
 
-def exercise_model(options: dict[str, Any]) -> ModelConfig:
-    """A small encoder that tells tokens; pre-norm, without dropout."""
+def small_encoder(options: dict[str, Any]) -> ModelConfig:
+    """A small encoder that predicts tokens; pre-norm, without dropout."""
     defaults: dict[str, Any] = {
         "style": "encoder", "encoder_layers": 2, "d_model": 64, "heads": 4, "d_ff": 128,
         "norm_first": True, "dropout": 0.0,
@@ -113,48 +115,49 @@ def exercise_model(options: dict[str, Any]) -> ModelConfig:
     return ModelConfig.from_dict(defaults | options)
 
 
-def practise(
-    model: ModelConfig,
-    make: Make,
+def train_synthetic(
+    config: ModelConfig,
+    generate: Generate,
     lengths: Sequence[int],
     *,
-    seconds: float = float("inf"),
-    steps: int = 1_000_000,
+    seconds: float | None = None,
+    steps: int | None = None,
     training: dict[str, Any] | None = None,
     device: str = "auto",
     seed: int = 1,
     start: Transformer | None = None,
-    watch: Callable[[Practised], bool | None] | None = None,
-) -> Practised:
-    """Train on exercises of these lengths until the time is over or the steps are done.
+    after_step: Callable[[TrainedModel], bool | None] | None = None,
+) -> TrainedModel:
+    """Train on examples of these lengths, in equal shares, for a time or a number of steps.
 
-    training: options of the section `training`, as everywhere.
-    start: a model that goes on learning; none: a new one.
-    watch: called after every step; what it takes is not counted as training; True ends it.
+    training: options of the section `training`. start: a model whose training continues.
+    after_step: called after every step; its time does not count; True ends the training.
     """
     options = {
         "batch_tokens": max(2048, max(lengths)), "learning_rate": 1e-3, "warmup": 50,
         "schedule": "constant", "dtype": "float32", **(training or {}), "seed": seed,
     }  # fmt: skip
-    config = replace(Config.build("fill", "tiny", {"training": options}), model=model)
+    whole = replace(Config.build("fill", "tiny", {"training": options}), model=config)
     mixed = np.resize(np.asarray(lengths, dtype=np.int64), EXAMPLES)
+    # The order of batches depends on the fingerprint: with another text, results would change.
     store = Lengths([mixed], f"drill {sorted(lengths)}")
-    processes, progress = Processes(device), Progress(steps, quiet=True)
+    most = 1_000_000 if steps is None else steps
+    processes, progress = Processes(device), Progress(most, quiet=True)
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
-            config, Path(folder), start or Transformer(model), Drill(make), store, processes,
-            progress, None,
+            whole, Path(folder), start or Transformer(config), SyntheticTask(generate), store,
+            processes, progress, None,
         )  # fmt: skip
-        progress.pause()  # its clock starts
-        done = Practised(trainer.model, 0, 0.0, 0)
-        while done.steps < steps and done.seconds < seconds:
+        progress.pause()  # starts its clock
+        trained = TrainedModel(trainer.model)
+        while trained.steps < most and (seconds is None or trained.seconds < seconds):
             began = time.perf_counter()
             trainer.step()
             synchronise(processes.device)
-            done.seconds += time.perf_counter() - began
-            done.tokens += int(trainer.sizes[0][trainer.rows[done.steps]].sum())
-            done.steps += 1
-            if watch is not None and watch(done):
+            trained.seconds += time.perf_counter() - began
+            trained.tokens += int(trainer.sizes[0][trainer.rows[trained.steps]].sum())
+            trained.steps += 1
+            if after_step is not None and after_step(trained):
                 break
-    return done
+    return trained

@@ -1,166 +1,142 @@
-"""What `regard lab path` says: a table for each state, path.csv, and a picture of both."""
+"""The report of `regard lab path`: a table for each state, and a picture of both."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import cycle
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from regard.console import make_console
-from regard.lab.common.recall_training import School
-from regard.view.picture import COLOURS, DASHES, MARKERS, save_picture
+from regard.lab.common.recall_training import RecallTraining
+from regard.lab.common.report import (
+    WIDE,
+    LabReport,
+    add_legend_below,
+    line_styles,
+    plain_table,
+    plural,
+    set_distance_axis,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from rich.console import Console
 
-WIDTH = 160  # of a table at most: a figure is never cut
-FLOOR = 1e-60  # the picture shows nothing below
+FLOOR = 1e-60  # the lower end of the picture, at least
 
 
 @dataclass
-class PathReport:
+class PathReport(LabReport):
+    command = "path"
+    width = WIDE
+
     length: int
-    school: School
+    training: RecallTraining
     distances: Sequence[int]
-    kinds: dict[str, dict[str, Any]] = field(default_factory=dict)
-    files: list[Path] = field(default_factory=list)
+    kinds: dict[str, dict[str, Any]]
 
-    def add(self, name: str, steps: list[int], states: dict[str, dict[str, Any]]) -> None:
-        self.kinds[name] = {"title": self.school.title(name), "steps": steps, "states": states}
+    @property
+    def states(self) -> list[str]:
+        return list(next(iter(self.kinds.values()))["states"])
 
-    def to_dict(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         return {
-            "length": self.length, **self.school.to_dict(), "distances": list(self.distances),
+            "length": self.length, **self.training.to_dict(), "distances": list(self.distances),
             "measure": "Frobenius norm of d output_last / d input_(last - t), estimated with "
             "random vectors; root mean square over sequences, geometric mean over seeds",
-            "kinds": self.kinds, "files": [str(path) for path in self.files],
+            "kinds": self.kinds,
         }  # fmt: skip
 
-    def rows(self) -> list[dict[str, Any]]:
+    def csv_rows(self) -> list[dict[str, Any]]:
         return [
             {"kind": name, "state": state, "t": t, "gradient": value,
-             "others": found["others"]["gradient"][t]}
+             "others": measured["others"]["gradient"][t]}
             for name, kind in self.kinds.items()
-            for state, found in kind["states"].items()
-            for t, value in zip(self.distances, found["recalled"]["gradient"], strict=True)
+            for state, measured in kind["states"].items()
+            for t, value in zip(self.distances, measured["recalled"]["gradient"], strict=True)
         ]  # fmt: skip
 
-    def show(self) -> None:
-        console = make_console(width=WIDTH)
-        school = self.school
-        seeds = len(school.seeds)
+    def print_tables(self, console: Console) -> None:
+        training = self.training
         console.print(
             f"Gradient of the last output by the token to be recalled, t steps back: n = "
-            f"{self.length}, {school.layers} layers, d_model {school.d_model}, "
-            f"{seeds} model{'' if seeds == 1 else 's'} of each kind",
+            f"{self.length}, {training.layers} layers, d_model {training.d_model}, "
+            f"{plural(len(training.seeds), 'model')} of each kind",
             soft_wrap=True,
         )
-        for state in next(iter(self.kinds.values()))["states"]:
-            table = Table(title=state, title_justify="left", box=None, pad_edge=False)
-            for column in ("", *map(str, self.distances), "reach", "factor a step"):
-                table.add_column(column, justify="right" if column else "left", no_wrap=True)
+        columns = ("", *map(str, self.distances), "reach", "factor a step")
+        for state in self.states:
+            table = plain_table(*columns, title=state)
             for kind in self.kinds.values():
-                found = kind["states"][state]
-                values = map(figure, found["recalled"]["gradient"])
-                table.add_row(kind["title"], *values, self.far(found["reach"]), ratio(found))
+                measured = kind["states"][state]
+                values = map(figure, measured["recalled"]["gradient"])
+                far = "all" if measured["reach"] == self.length - 1 else str(measured["reach"])
+                table.add_row(kind["title"], *values, far, format_factor(measured))
             console.print()
             console.print(table, soft_wrap=True)
         console.print(
-            "\n0 is exactly zero: no path leads there. reach: the largest t that is not. factor: "
-            "of the exponential that fits, ± deviation over seeds; 1 is flat.",
+            "\n0 is exactly zero: there is no path. reach: the largest t with a gradient that is "
+            "not zero. factor: of the exponential that fits, ± deviation over seeds; 1 is flat.",
             soft_wrap=True,
         )
-        for path in self.files:
-            console.print(f"written: {path}", soft_wrap=True)
 
-    def far(self, reach: int) -> str:
-        return "all" if reach == self.length - 1 else str(reach)
+    def pictures(self) -> dict[str, Callable[[], Figure]]:
+        return {self.command: lambda: draw(self)}
 
 
 def figure(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}" if value >= 0.01 else f"{value:.0e}"
 
 
-def ratio(found: dict[str, Any]) -> str:
-    factor = found["recalled"]["factor_a_step"]
+def format_factor(measured: dict[str, Any]) -> str:
+    factor = measured["recalled"]["factor_a_step"]
     if factor is None:
         return ""
     spread = "" if factor["deviation"] is None else f" ± {factor['deviation']:.4f}"
     return f"{factor['mean']:.4f}{spread}"
 
 
-# ---- the picture ------------------------------------------------------------------------
-
-
-def draw_path(report: PathReport, out: Path) -> None:
-    """Both states side by side, as OUT/path.png and OUT/path.svg."""
-    save_picture(lambda: draw(report), out / "path")
-
-
 def draw(report: PathReport) -> Figure:
+    """The gradients over the distance, one panel for each state."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(16, 8.5), dpi=100, layout="constrained")
     panels = picture.subplots(1, 2)
-    states = list(next(iter(report.kinds.values()))["states"])
-    for panel, state in zip(panels, states, strict=True):
+    for panel, state in zip(panels, report.states, strict=True):
         draw_state(panel, report, state)
         panel.set_title(state[0].upper() + state[1:], loc="left", pad=14)
         panel.set_ylabel("gradient (log scale, each panel its own)")
-        found = [row["gradient"] for row in report.rows() if row["state"] == state]
-        values = [value for value in found if value > 0] or [1.0]
+        all_values = [row["gradient"] for row in report.csv_rows() if row["state"] == state]
+        values = [value for value in all_values if value > 0] or [1.0]
         low = math.floor(math.log10(max(FLOOR, min(values))))
         panel.set_ylim(10.0 ** (low - 0.5), 3 * max(values))
-    handles, names = panels[0].get_legend_handles_labels()
-    picture.legend(
-        handles, names, loc="outside lower center", ncols=4, handlelength=5, frameon=False,
-        title="Where a line falls to the bottom, the gradient is exactly zero from then on",
+    add_legend_below(
+        picture, panels[0],
+        "Where a line falls to the bottom, the gradient is exactly zero from then on",
     )  # fmt: skip
     picture.suptitle(
         f"Gradient of the last output by the token to be recalled, t steps back "
-        f"({report.school.layers} layers)", fontsize=17, weight="bold",
+        f"({report.training.layers} layers)", fontsize=17, weight="bold",
     )  # fmt: skip
     return picture
 
 
 def draw_state(panel: Axes, report: PathReport, state: str) -> None:
-    for kind, style in styled(report.kinds):
-        found = kind["states"][state]
+    for kind, style in zip(report.kinds.values(), line_styles(), strict=False):
+        measured = kind["states"][state]
         points = [
             (t, value)
-            for t, value in zip(report.distances, found["recalled"]["gradient"], strict=True)
+            for t, value in zip(report.distances, measured["recalled"]["gradient"], strict=True)
             if value > 0
         ]
         panel.plot(
             [t for t, _ in points], [value for _, value in points], **style,
             label=kind["title"] + ("" if points else " (zero everywhere)"),
         )  # fmt: skip
-        if points and found["reach"] < report.length - 1:  # down to nothing
-            ends = [found["reach"]] * 2, [points[-1][1], 1e-300]
+        if points and measured["reach"] < report.length - 1:  # a line down to zero
+            ends = [measured["reach"]] * 2, [points[-1][1], 1e-300]
             panel.plot(*ends, color=style["color"], linestyle=style["linestyle"])
-    distance_axis(panel, report.distances)
+    set_distance_axis(panel, report.distances)
     panel.set_yscale("log")
     panel.set(xlabel="t, steps back (log scale)", xlim=(0.9, 1.1 * report.distances[-1]))
-
-
-def styled(kinds: dict[str, dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each kind, and how its line looks; `regard lab recall` has the same."""
-    looks = zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=True)
-    for kind, (colour, dashes, marker) in zip(kinds.values(), looks, strict=False):
-        yield kind, {
-            "color": colour, "linestyle": dashes, "marker": marker, "markersize": 8, "linewidth": 2,
-        }  # fmt: skip
-
-
-def distance_axis(panel: Axes, distances: Sequence[int]) -> None:
-    from matplotlib.ticker import NullLocator
-
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(distances, [str(t) for t in distances])
-    panel.xaxis.set_minor_locator(NullLocator())

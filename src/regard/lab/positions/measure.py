@@ -1,12 +1,13 @@
 """`regard lab positions`: section 3.5 of the paper, measured.
 
-The sinusoids themselves (positions_formula.py), then models that learn a task of order with each
-kind of positions and are tested on lengths that they never saw (positions_trained.py).
+First the sinusoids themselves (sinusoids.py), then models that learn a task of order with each kind
+of positions and are tested on lengths beyond those of their training (order_task.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,22 +16,22 @@ from rich.progress import Progress
 from regard.console import make_console, make_progress
 from regard.device import keep_freed_memory
 from regard.errors import InputError
-from regard.lab.common.memory import refuse
-from regard.lab.common.report import write_tables
-from regard.lab.common.training import begin, check_budget, check_out, check_seeds
+from regard.lab.common.memory import check_memory
+from regard.lab.common.synthetic import TrainedModel
+from regard.lab.common.training import check_budget, check_out, check_seeds, create_out
 from regard.lab.positions.order_task import (
     STEPS,
     TESTED,
     best_blind,
     change_by_order,
-    kinds,
+    position_kinds,
     table_maps,
     train_kind,
 )
-from regard.lab.positions.report import Report, draw_report
+from regard.lab.positions.report import PositionsReport
 from regard.lab.positions.sinusoids import (
     SMALL,
-    Finding,
+    Quantity,
     compare_all,
     decay,
     dot_products,
@@ -41,70 +42,75 @@ from regard.lab.positions.sinusoids import (
 from regard.training.distributed import choose_device
 from regard.view.positions import check_sizes
 
-BASES = 4  # at most: more would not be told apart in a picture
+BASES = 4  # at most: more could not be distinguished in a picture
 
 
-def measure(
-    out: Path,
-    length: int,
-    d_model: int,
-    bases: Sequence[float],
-    steps: int | None,
-    seconds: float | None,
-    seeds: Sequence[int],
-    device: str = "auto",
-    quiet: bool = False,
-) -> Report:
-    """Measure, train, draw; everything is written to the folder `out`.
+@dataclass(frozen=True)
+class PositionsOptions:
+    """The options of the command.
 
-    steps, seconds: of each training; one of them, or none for the usual number of steps.
+    Attributes:
+        out: the folder of the report.
+        length, d_model: of the sinusoids.
+        bases: of the sinusoids, up to four.
+        steps, seconds: of each training; at most one; neither: the default number of steps.
+        seeds: each kind of positions is trained once with each.
+        device: auto, cpu or cuda, for the training.
+        quiet: no progress on standard error.
     """
-    check(out, length, d_model, bases, steps, seconds, seeds)
-    where = choose_device(device)
-    begin(out, "positions")
+
+    out: Path
+    length: int
+    d_model: int
+    bases: Sequence[float]
+    steps: int | None
+    seconds: float | None
+    seeds: Sequence[int]
+    device: str = "auto"
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Refuse what cannot be measured, before anything is."""
+        for base in self.bases:
+            check_sizes(self.length, self.d_model, base)
+        names = [f"{base:g}" for base in self.bases]  # as they are printed
+        if len(set(names)) < len(names) or len(names) > BASES:
+            raise InputError(f"--base {' '.join(names)}: give up to {BASES} different ones")
+        check_budget(self.seconds, self.steps)
+        check_seeds(self.seeds)
+        check_out(self.out, "positions")
+        what = f"--length {self.length} with --d-model {self.d_model}"
+        check_memory(needed_memory(self.length, self.d_model), torch.device("cpu"), what)
+
+
+def measure_positions(options: PositionsOptions) -> PositionsReport:
+    """Measure the sinusoids, and train and test the models."""
+    options.check()
+    device = choose_device(options.device)
+    create_out(options.out, "positions")
     keep_freed_memory()
-    steps = STEPS if steps is None and seconds is None else steps
+    seconds = options.seconds
+    steps = STEPS if options.steps is None and seconds is None else options.steps
     budget = f"{steps:,} steps" if seconds is None else f"{seconds:g} seconds"
-    report = Report(length, d_model, list(bases), list(seeds), where.type, budget)
-    console = make_console(stderr=True, quiet=quiet)
-    with make_progress(console, disable=quiet) as progress:
-        measure_formula(report, progress)
-        train_all(report, steps, seconds, device, progress)
-    report.files += write_tables(out, "positions", report.figures(), report.rows())
-    report.files += draw_report(report, out)
+    report = PositionsReport(
+        options.length, options.d_model, list(options.bases), list(options.seeds), device.type,
+        budget,
+    )  # fmt: skip
+    console = make_console(stderr=True, quiet=options.quiet)
+    with make_progress(console, disable=options.quiet) as progress:
+        measure_sinusoids(report, progress)
+        train_all(report, steps, seconds, options.device, progress)
     return report
 
 
-def check(
-    out: Path,
-    length: int,
-    d_model: int,
-    bases: Sequence[float],
-    steps: int | None,
-    seconds: float | None,
-    seeds: Sequence[int],
-) -> None:
-    """Refuse what cannot be measured, before anything is."""
-    for base in bases:
-        check_sizes(length, d_model, base)
-    given = [f"{base:g}" for base in bases]  # as they are told apart
-    if len(set(given)) < len(given) or len(given) > BASES:
-        raise InputError(f"--base {' '.join(given)}: give up to {BASES} different ones")
-    check_budget(seconds, steps)
-    check_seeds(seeds)
-    check_out(out, "positions")
-    what = f"--length {length} with --d-model {d_model}"
-    refuse(needed_memory(length, d_model), torch.device("cpu"), what)
-
-
-def measure_formula(report: Report, progress: Progress) -> None:
+def measure_sinusoids(report: PositionsReport, progress: Progress) -> None:
     length, d_model = report.length, report.d_model
     sizes = [*(size for size in SMALL if size < d_model), d_model]
     bar = progress.add_task("", total=len(report.bases) * (len(sizes) + 1))
     for base in report.bases:
         progress.update(bar, description=f"sinusoids of base {base:,g}")
         report.products[base] = dot_products(length, d_model, base).tolist()
-        report.findings += wavelengths(length, d_model, base) + decay(length, d_model, base)
+        report.quantities += wavelengths(length, d_model, base) + decay(length, d_model, base)
         maps = linear_maps(length, d_model, base)
         progress.advance(bar)
         for size in sizes:
@@ -112,34 +118,36 @@ def measure_formula(report: Report, progress: Progress) -> None:
             nearest, deviation = compare_all(size, base)
             report.nearest += nearest
             progress.advance(bar)
-        report.findings += [
-            Finding("PE(p)·PE(p+k): change with p", base, deviation, 0.0, 1e-9), *maps
+        report.quantities += [
+            Quantity("PE(p)·PE(p+k): change with p", base, deviation, 0.0, 1e-9), *maps
         ]  # fmt: skip
     progress.console.print("the sinusoids are measured")
 
 
 def train_all(
-    report: Report, steps: int | None, seconds: float | None, device: str, progress: Progress
+    report: PositionsReport,
+    steps: int | None,
+    seconds: float | None,
+    device: str,
+    progress: Progress,
 ) -> None:
-    """Every kind with every seed; of the learned tables also how near they are to a linear map."""
-    compared = kinds(report.bases)
-    count = len(report.seeds) * len(compared)
-    whole = float(steps) if seconds is None and steps is not None else float(seconds or 0)
-    bar = progress.add_task("", total=count * whole)
+    """Train and test every kind of positions with every seed."""
+    kinds = position_kinds(report.bases)
+    count, each = len(report.seeds) * len(kinds), float(seconds or steps or 0)
+    bar = progress.add_task("", total=count * each)
     for seed in report.seeds:
-        for kind in compared:
+        for kind in kinds:
             progress.update(bar, description=f"training: {kind.name}, seed {seed}")
-            before = len(report.trained) * whole
-            trained, model = train_kind(
-                kind, seed, steps, seconds, device,
-                lambda done, before=before: progress.update(  # type: ignore[misc]
-                    bar, completed=before + (done.steps if seconds is None else done.seconds)
-                ),
-            )  # fmt: skip
-            report.trained.append(trained)
+
+            def advance(now: TrainedModel, before: float = len(report.trained) * each) -> None:
+                done = now.steps if seconds is None else now.seconds
+                progress.update(bar, completed=before + done)
+
+            result, model = train_kind(kind, seed, steps, seconds, device, advance)
+            report.trained.append(result)
             progress.console.print(
                 f"trained {len(report.trained)} of {count}: {kind.name}, seed {seed}: "
-                f"{trained.right[TESTED[0]]:.1%} right",
+                f"{result.right[TESTED[0]]:.1%} correct",
                 soft_wrap=True,
             )
             if kind.name == "learned":

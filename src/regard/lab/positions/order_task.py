@@ -1,9 +1,9 @@
-"""Which positions let a model learn order, and which go on where training ended.
+"""A task of order for models with each kind of positions, tested on lengths beyond the training's.
 
-The task: every position tells the token that stands SHIFT places before it. That is a fixed offset,
-of which section 3.5 says that sinusoids make it easy. Without positions an encoder is blind to
-order: shuffled tokens give the same answers, shuffled. What is left to it is to guess, and the best
-guess is the token that is most frequent among the others, so the best that it can reach is known.
+Every position predicts the token SHIFT places before it: a fixed offset, which according to section
+3.5 is easy with sinusoids. Without positions an encoder cannot see the order: shuffled tokens give
+the same predictions, shuffled. Its best guess is the most frequent token among the others, so that
+its best accuracy is known.
 """
 
 from __future__ import annotations
@@ -15,16 +15,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from regard.lab.common.synthetic import Drill, Exercise, Practised, exercise_model, practise
-from regard.lab.positions.sinusoids import fit_map, map_error, rows_of
+from regard.lab.common.synthetic import (
+    Example,
+    SyntheticTask,
+    TrainedModel,
+    small_encoder,
+    train_synthetic,
+)
+from regard.lab.positions.sinusoids import encodings, fit_map, map_error
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 
 SHIFT = 3
-VOCABULARY = 16  # tokens, each as likely as the others: 1/16 is chance
+VOCABULARY = 16  # tokens of equal probability: chance is 1/16
 TRAINED = 64  # the longest sequence in training; the shortest is half of it
 TESTED = (64, 128, 256, 512)
-TOLD = 16_384  # tokens that are told in a test of one length, about
+TEST_TOKENS = 16_384  # in a test of one length, about
 STEPS = 800
 MODEL: dict[str, Any] = {
     "vocabulary_size": VOCABULARY, "encoder_layers": 2, "d_model": 32, "heads": 2, "d_ff": 64,
@@ -33,17 +39,17 @@ MODEL: dict[str, Any] = {
 TRAINING = {"learning_rate": 5e-3, "batch_tokens": 1024}
 
 
-class Kind(NamedTuple):
-    """Positions that are compared."""
+class PositionKind(NamedTuple):
+    """A kind of positions, and the options of ModelConfig that select it."""
 
     name: str
     options: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A model of one kind and seed: the share that it tells right, by length; and of that, at
-    positions that no training sequence had."""
+class PositionResult:
+    """The accuracy of a model of one kind and seed, by length: at all positions, and at those that
+    no training sequence had."""
 
     kind: str
     seed: int
@@ -55,71 +61,69 @@ class Trained:
 
 @dataclass(frozen=True)
 class TableMap:
-    """How well a linear map, fitted on some rows of a table, gives the row SHIFT places on for
-    rows that were left out: its error as a part of them."""
+    """The relative error of a linear map from each row of a table to the row SHIFT places on, for
+    rows that were left out of the fit."""
 
     table: str
     error: float
 
 
-def kinds(bases: Sequence[float]) -> list[Kind]:
+def position_kinds(bases: Sequence[float]) -> list[PositionKind]:
     sinusoids = [
-        Kind(f"sinusoidal {base:,g}", {"positions": "sinusoidal", "position_base": base})
+        PositionKind(f"sinusoidal {base:,g}", {"positions": "sinusoidal", "position_base": base})
         for base in bases
     ]
     return [
         *sinusoids,
-        *(Kind(name, {"positions": name}) for name in ("learned", "rotary", "none")),
+        *(PositionKind(name, {"positions": name}) for name in ("learned", "rotary", "none")),
     ]
 
 
-def shifted(random: np.random.Generator, length: int, start: int = SHIFT) -> Exercise:
-    """Tokens, of which all from position `start` on tell what stood SHIFT places before them."""
+def shifted(random: np.random.Generator, length: int, start: int = SHIFT) -> Example:
+    """Random tokens with targets SHIFT places before, at all positions from `start` on."""
     tokens = random.integers(0, VOCABULARY, length)
     where = np.arange(start, length)
-    return Exercise(tokens, where, tokens[where - SHIFT])
+    return Example(tokens, where, tokens[where - SHIFT])
 
 
-def beyond(random: np.random.Generator, length: int) -> Exercise:
-    """The same, told only where no sequence in training had a position."""
+def beyond(random: np.random.Generator, length: int) -> Example:
+    """The same, with targets only at positions that no training sequence had."""
     return shifted(random, length, TRAINED)
 
 
 def train_kind(
-    kind: Kind,
+    kind: PositionKind,
     seed: int,
     steps: int | None,
     seconds: float | None,
     device: str,
-    watch: Callable[[Practised], None],
-) -> tuple[Trained, Transformer]:
-    """Train on lengths up to TRAINED, until the steps are done or the time is over, and test."""
-    done = practise(
-        exercise_model({**MODEL, **kind.options}),
-        shifted,
-        range(TRAINED // 2, TRAINED + 1),
-        steps=10**9 if steps is None else steps,
-        seconds=float("inf") if seconds is None else seconds,
-        training=TRAINING, device=device, seed=seed, watch=watch,
+    after_step: Callable[[TrainedModel], None],
+) -> tuple[PositionResult, Transformer]:
+    """Train on lengths up to TRAINED, for a number of steps or a time, and test."""
+    trained = train_synthetic(
+        small_encoder({**MODEL, **kind.options}), shifted, range(TRAINED // 2, TRAINED + 1),
+        steps=steps, seconds=seconds, training=TRAINING, device=device, seed=seed,
+        after_step=after_step,
     )  # fmt: skip
-    found: list[dict[int, float]] = []
-    for make, lengths in ((shifted, TESTED), (beyond, TESTED[1:])):
-        drill = Drill(make)
-        found.append({n: drill.accuracy(done.model, n, exercises(n), seed) for n in lengths})
-    return Trained(kind.name, seed, done.steps, done.seconds, *found), done.model
+    everywhere, unseen = (
+        {n: SyntheticTask(make).accuracy(trained.model, n, example_count(n), seed) for n in lengths}
+        for make, lengths in ((shifted, TESTED), (beyond, TESTED[1:]))
+    )
+    result = PositionResult(kind.name, seed, trained.steps, trained.seconds, everywhere, unseen)
+    return result, trained.model
 
 
-def exercises(length: int) -> int:
-    """How many of this length are told in a test."""
-    return max(1, TOLD // length)
+def example_count(length: int) -> int:
+    """The number of test examples of a length."""
+    return max(1, TEST_TOKENS // length)
 
 
 def best_blind(length: int, seed: int) -> float:
-    """The best that can be expected of who sees its own token and the bag of the others, on the
-    exercises of this test: the share of the most frequent one among the others."""
-    random = np.random.default_rng([seed, length])  # as Drill.accuracy has it
+    """The best expected accuracy without order on the examples of this test: the share of the most
+    frequent token among the others."""
+    random = np.random.default_rng([seed, length])  # as in SyntheticTask.accuracy
     shares = []
-    for _ in range(exercises(length)):
+    for _ in range(example_count(length)):
         tokens, where, _ = shifted(random, length)
         counts = np.bincount(tokens, minlength=VOCABULARY)
         others = counts - np.eye(VOCABULARY, dtype=np.int64)[tokens[where]]  # [t, V]
@@ -129,8 +133,8 @@ def best_blind(length: int, seed: int) -> float:
 
 @torch.no_grad()
 def change_by_order(model: Transformer, seed: int) -> float:
-    """What shuffling the tokens of a sequence changes in the logits of each token: the largest
-    change, as a part of the largest logit. Zero for a model that is blind to order."""
+    """The largest change of a token's logits when the tokens of a sequence are shuffled, relative
+    to the largest logit. Zero for a model that cannot see the order."""
     model.eval()
     random = np.random.default_rng(seed)
     device = model.output_matrix().device
@@ -142,17 +146,17 @@ def change_by_order(model: Transformer, seed: int) -> float:
 
 def table_maps(model: Transformer, bases: Sequence[float], seed: int) -> list[TableMap]:
     """The linear map for an offset, fitted on three quarters of the trained rows: for the learned
-    table, for one of chance, and for sinusoids of the same size."""
+    table, for a random one, and for sinusoids of the same size."""
     assert model.encoder is not None
     assert model.encoder.positions is not None
     learned = model.encoder.positions.weight.detach().double().cpu()[:TRAINED]
     torch.manual_seed(seed)
     size = learned.shape[1]
-    tables = {f"sinusoidal {base:,g}": rows_of(0, TRAINED, size, base) for base in bases}
+    tables = {f"sinusoidal {base:,g}": encodings(0, TRAINED, size, base) for base in bases}
     tables |= {"learned": learned, "chance": torch.randn(TRAINED, size, dtype=torch.float64)}
-    found = []
+    maps = []
     for name, rows in tables.items():
         matrix, left_out = fit_map(rows, SHIFT)
         error = map_error(matrix, rows[left_out], rows[left_out + SHIFT])
-        found.append(TableMap(name, error))
-    return found
+        maps.append(TableMap(name, error))
+    return maps

@@ -1,21 +1,23 @@
 """`regard lab styles`: the three styles on one task, measured side by side.
 
-Input -> target is a task for each of them (tasks/sequences.py says how each reads it), so they can
-have the same files, the same vocabulary and the same examples. Two things are evened out, since
-they would decide the comparison before it begins:
+Each style can learn input -> target (tasks/sequences.py describes how), so all of them can have the
+same files, vocabulary and examples. Two things are matched, because otherwise they would decide the
+comparison:
 
 layers  An encoder-decoder of N + N layers has two stacks, and cross-attention between them. A
-        style of one stack gets as many layers as come nearest to its number of parameters.
-batch   `training.batch_tokens` counts target tokens, or texts, or whole rows, as the style has
-        it. It is taken as the task's usual style counts (translate: the encoder-decoder's target
-        tokens; classify: the encoder's text), and scaled for the others by how many tokens they
-        count in the same files: a step holds about the same examples for all, in the same order.
+        style of one stack gets the number of layers that comes nearest to its parameters.
+batch   `training.batch_tokens` counts target tokens, texts or whole rows, depending on the style.
+        It is read as the task's usual style counts (translate: the encoder-decoder's target
+        tokens; classify: the encoder's text), and scaled for the others by the number of tokens
+        that they count in the same files. A step has about the same examples for all styles.
 
-What a model learned is kept in --out and found again; times are measured anew at every call.
+Trained models are kept in --out and reused. Times are measured again at every call, in turns, so
+that a temporarily busy machine slows all styles; the median counts.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,110 +29,87 @@ import torch
 from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import DEFAULTS, Config
 from regard.console import make_console
-from regard.device import keep_freed_memory
-from regard.errors import unknown
+from regard.device import keep_freed_memory, synchronise
 from regard.files import cache_folder
+from regard.lab.common.timing import machine_name, time_training_steps
 from regard.lab.common.training import (
-    OURS,
-    begin,
-    check_files,
-    check_out,
-    check_seeds,
-    check_settings,
-    finished,
-    with_defaults,
-    write_builtin,
+    GREEDY,
+    RESERVED,
+    TrainingOptions,
+    Values,
+    bootstrap,
+    check_batch_tokens,
+    create_out,
+    evaluate_greedy,
+    is_finished,
+    read_data,
+    with_seed,
 )
-from regard.lab.styles.measured import QUALITY, Style, judge, time_answers, time_training
-from regard.lab.styles.report import Report, draw_styles
+from regard.lab.styles.report import QUALITY, SENTENCES, StyleResult, StylesReport
 from regard.model.parameters import closed_form
-from regard.predictor import load
-from regard.tasks.make import KINDS, learn_task, make_task
-from regard.text.rows import Rows
+from regard.ops.cpu import build as native
+from regard.predictor import Model, load
+from regard.tasks.bootstrap import intervals
+from regard.tasks.make import KINDS, make_task
+from regard.tasks.translate import Translate
 from regard.text.store import Store
 from regard.training.distributed import choose_device
 from regard.training.run import train
 from regard.view.info import final_scores
 
-NAME = "styles"
+NAME = StylesReport.command
+WARM_UP, STEPS = 2, 10  # training steps that are not timed, and that are
+TURNS = 5  # repetitions of the timed predictions
 
 
-def compare(
-    out: Path,
-    task: str = "translate",
-    files: dict[str, list[str]] | None = None,
-    preset: str | None = None,
-    values: dict[str, dict[str, Any]] | None = None,
-    seeds: Sequence[int] = (1,),
-    device: str = "auto",
-    quiet: bool = False,
-) -> Report:
-    """Train each style that is not trained yet, measure all, draw.
-
-    files: those of "train", "valid" and "test"; none: the built-in corpus.
-    values: settings by section, as in a configuration; layers are the encoder-decoder's.
-    """
+def measure_styles(options: TrainingOptions) -> StylesReport:
+    """Train each style with each seed, unless that is done already, and measure all of them. The
+    layers in the options are the encoder-decoder's."""
     keep_freed_memory()
-    where = choose_device(device)
-    console = make_console(stderr=True, quiet=quiet)
-    values = values or {}
-    files = check(out, task, files or {}, values, seeds)
-    chosen = with_defaults(bool(files), preset, values)
-    files = {"test": files["valid"], **files} if files else write_builtin(out, NAME)
-    chosen["data"] |= {"train": files["train"], "valid": files["valid"]}
-    chosen["training"]["seed"] = seeds[0]
-    paths = [Path(file) for file in files["test"]]
-    styles, store, examples = plan(task, preset or "tiny", chosen, paths, quiet)
-    begin(out, NAME)
-    for seed in seeds:
+    device = choose_device(options.device)
+    console = make_console(stderr=True, quiet=options.quiet)
+    options = options.check(
+        NAME, QUALITY, {"model.style": "the styles are what is compared", **RESERVED}
+    )
+    values = options.sections()
+    files = options.add_corpus(values, NAME)
+    styles, store, examples = plan(
+        options.task, options.preset or "tiny", values, files.get("test", files["valid"]),
+        options.quiet,
+    )  # fmt: skip
+    create_out(options.out, NAME)
+    for seed in options.seeds:
         for style in styles:
-            run = out / f"{style.name}-{seed}"
-            training = replace(style.config.training, seed=seed)
-            config = replace(style.config, training=training)
-            if not finished(run, config, store):
+            run, config = options.out / f"{style.name}-{seed}", with_seed(style.config, seed)
+            if not is_finished(run, config, store):
                 console.print(f"training the {style.name}, seed {seed}: {run}", soft_wrap=True)
-                train(config, run, resume=True, device=device, quiet=quiet)
+                train(config, run, resume=True, device=options.device, quiet=options.quiet)
             style.runs.append(run)
-    models = []
+    timed = []  # the models of the first seed
     for style in styles:
         console.print(f"evaluating the {style.name}")
-        found = [load(run, device) for run in style.runs]
-        for model in found:
-            judge(style, model, examples, sure=len(seeds) == 1)
+        models = [load(run, options.device) for run in style.runs]
+        for model in models:
+            evaluate(style, model, examples, with_intervals=len(models) == 1)
         style.seconds = float(final_scores(style.runs[0])["seconds"])
-        style.parameters = sum(p.numel() for p in found[0].transformer.parameters())
-        models.append(found[0])
+        style.parameters = sum(p.numel() for p in models[0].transformer.parameters())
+        timed.append(models[0])
     console.print("timing all of them in turns")
-    time_training(styles, store, device)
-    time_answers(styles, models, examples, where)
-    machine, threads = where.type, torch.get_num_threads()
-    if machine == "cpu":
-        machine += f", {threads} thread{'' if threads == 1 else 's'}"
-    drawn = draw_styles(out, task, styles)
-    return Report(task, len(examples), list(seeds), machine, styles, drawn)
-
-
-def check(
-    out: Path,
-    task: str,
-    files: dict[str, list[str]],
-    values: dict[str, dict[str, Any]],
-    seeds: Sequence[int],
-) -> dict[str, list[str]]:
-    """Refuse what cannot be compared, before anything is read; gives back the files there are."""
-    if task not in QUALITY:
-        raise unknown("task", task, QUALITY)
-    check_settings(values, {"model.style": "the styles are what is compared", **OURS})
-    check_seeds(seeds)
-    check_out(out, NAME)
-    return check_files(task, files)
+    configs = [(style.config, style.task) for style in styles]
+    steps = time_training_steps(configs, store, options.device, WARM_UP, STEPS)
+    for style, own in zip(styles, steps, strict=True):
+        style.steps = own
+    time_predictions(styles, timed, examples, device)
+    return StylesReport(
+        options.task, len(examples), list(options.seeds), machine_name(device), styles
+    )
 
 
 def plan(
-    task: str, preset: str, values: dict[str, dict[str, Any]], test: list[Path], quiet: bool
-) -> tuple[list[Style], Store, list[Any]]:
-    """The three configurations, the training data and the test examples. Everything that can be
-    wrong with them is found here, before the first style is trained."""
+    task: str, preset: str, values: Values, test: Sequence[str], quiet: bool
+) -> tuple[list[StyleResult], Store, list[Any]]:
+    """The three configurations, the training data and the test examples. Everything that is wrong
+    with them is reported here, before the first training."""
 
     def build(style: str, **layers: int) -> Config:
         model = {**values["model"], "style": style}
@@ -139,36 +118,30 @@ def plan(
         return Config.build(task, preset, values | {"model": model})
 
     both = build(STYLES[0])
-    learned = learn_task(both, None, lambda _: None, quiet)
+    learned, store, examples = read_data(both, test, quiet)
     vocabularies = getattr(learned, "source", learned.tokenizer), learned.tokenizer
-    store, _ = learned.build([Path(f) for f in both.data.train], cache_folder(), both, quiet)
-    KINDS[task].check_files(test)
-    examples = list(learned.read(test, both))
-    for example in examples:
-        learned.check(example)
-    held_out, _ = learned.build(test, cache_folder(), both, quiet)
-    wanted, most = 0, 4 * (both.model.encoder_layers + both.model.decoder_layers)
-    styles: list[Style] = []
+    held_out, _ = learned.build([Path(file) for file in test], cache_folder(), both, quiet)
+    goal, most = 0, 4 * (both.model.encoder_layers + both.model.decoder_layers)
+    styles: list[StyleResult] = []
     for name in STYLES:
         config = both if name == STYLES[0] else build(name, **{f"{name}_layers": 1})
         own = make_task(config, vocabularies, getattr(learned, "labels", []))
         model = replace(config.model, **own.model_options())
         if name != STYLES[0]:
             sizes = [with_layers(model, n) for n in range(1, most)]
-            model = min(sizes, key=lambda one: abs(parameters(one) - wanted))
-        wanted = wanted or parameters(model)
+            model = min(sizes, key=lambda one: abs(parameters(one) - goal))
+        goal = goal or parameters(model)
         everything = own.batch(held_out, np.arange(len(held_out)), torch.device("cpu"))
         read = float(sum(side.mean() for side in own.sizes(held_out)))
-        told = everything.tokens / len(held_out)
-        styles.append(Style(replace(config, model=model), own, [], read, told))
+        targets = everything.tokens / len(held_out)
+        styles.append(StyleResult(replace(config, model=model), own, [], read, targets))
     usual = DEFAULTS[task].get("model", {}).get("style", STYLES[0])
     counted = {one.name: one.task.sizes(store)[one.task.counted].mean() for one in styles}
     for style in styles:
         training = style.config.training
         tokens = round(training.batch_tokens * counted[style.name] / counted[usual])
         style.config = replace(style.config, training=replace(training, batch_tokens=tokens))
-        # Refuses what is too small for the longest example.
-        Rows(style.task.sizes(store), tokens, store.fingerprint, 0, counted=style.task.counted)
+        check_batch_tokens(style.config, style.task, store)
     return styles, store, examples
 
 
@@ -181,3 +154,71 @@ def with_layers(model: ModelConfig, n: int) -> ModelConfig:
 
 def parameters(model: ModelConfig) -> int:
     return sum(part.parameters for part in closed_form(model).values())
+
+
+def evaluate(style: StyleResult, model: Model, examples: list[Any], with_intervals: bool) -> None:
+    """Add the metrics on the test data with greedy search, and their 95% intervals."""
+    evaluation = evaluate_greedy(model, examples)
+    scores = dict(evaluation.scores)
+    if evaluation.answers:
+        exact = np.array(list(map(str.__eq__, evaluation.answers, evaluation.references)))
+        scores["exact"] = float(exact.mean())
+        if with_intervals:
+            metric = {"exact": lambda chosen: float(exact[chosen].mean())}
+            style.ranges |= intervals(metric, len(exact))
+    if with_intervals:
+        style.ranges |= bootstrap(model, evaluation)[0]
+    style.qualities.append({name: scores[name] for name in QUALITY[style.config.task]})
+
+
+def time_predictions(
+    styles: list[StyleResult], models: list[Model], examples: list[Any], device: torch.device
+) -> None:
+    """Time greedy predictions for sentences spread over the test data, one by one and all at once.
+    A first pass counts their tokens and steps and warms up."""
+    spread = np.linspace(0, len(examples) - 1, SENTENCES).round().astype(int).tolist()
+    texts = [next(iter(KINDS[styles[0].config.task].texts(examples[i]))) for i in spread]
+    for style, model in zip(styles, models, strict=True):
+        counts = [count_passes(model, text) for text in texts]
+        style.passes, style.written = np.array(counts).mean(0).tolist()
+        predict(model, texts)
+    for _ in range(TURNS):
+        for style, model in zip(styles, models, strict=True):
+            for size in (1, SENTENCES):
+                synchronise(device)
+                began = time.perf_counter()
+                for start in range(0, SENTENCES, size):
+                    predict(model, texts[start : start + size])
+                synchronise(device)
+                seconds = (time.perf_counter() - began) / SENTENCES
+                style.predictions.setdefault(size, []).append(seconds)
+
+
+def count_passes(model: Model, text: str) -> tuple[int, int]:
+    """The number of passes in sequence that a prediction needs, and the tokens that it has."""
+    transformer = model.transformer
+    if isinstance(model.task, Translate) and transformer.decoder is not None:
+        result = model.answers(text, history=True, warn=ignore_warning, **GREEDY)[0]
+        return sum(len(one.history) for one in result.pieces or [result]), len(result.tokens)
+    calls: list[None] = []
+    stack = transformer.encoder if transformer.decoder is None else transformer.decoder
+    assert stack is not None
+    hook = stack.register_forward_hook(lambda *_: calls.append(None))
+    try:
+        with native.without():
+            written = predict(model, [text])
+    finally:
+        hook.remove()
+    return len(calls), written
+
+
+def predict(model: Model, texts: list[str]) -> int:
+    """Translate or classify the texts; returns the number of tokens written."""
+    if not isinstance(model.task, Translate):
+        model.classify(texts, warn=ignore_warning)
+        return 0
+    return sum(len(one.tokens) for one in model.answers(texts, warn=ignore_warning, **GREEDY))
+
+
+def ignore_warning(i: int, message: str) -> None:
+    """A truncated text does not matter for the time."""
