@@ -37,7 +37,7 @@ def no_work(monkeypatch, tmp_path):
         "regard.cli.demo.write_corpus", "regard.view.curves.save_picture",
         "regard.view.positions.save_picture", "regard.training.run.prepare", "regard.lab.path.measure.create_out",
         "regard.lab.complexity.measure.peak", "regard.lab.positions.measure.create_out", "regard.lab.styles.measure.plan",
-        "regard.lab.ablate.measure.read_data",
+        "regard.lab.common.training.read_data",
     ]  # fmt: skip
     for name in begins:  # before anything is replaced: no module may keep a replacement
         importlib.import_module(name.rpartition(".")[0])

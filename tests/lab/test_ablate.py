@@ -23,6 +23,7 @@ from regard.lab.ablate import measure
 from regard.lab.ablate.measure import compare, timing_groups
 from regard.lab.ablate.report import VariantResult
 from regard.lab.ablate.variants import BASE, GROUPS, make_variants
+from regard.lab.common import training
 from regard.lab.common.significance import pool, t_test
 from regard.model.parameters import closed_form
 from regard.text.builtin import builtin_corpus

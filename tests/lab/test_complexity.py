@@ -19,9 +19,8 @@ from regard.lab.common.counting import CPU, Counter, count_operations, path_leng
 from regard.lab.common.fits import find_crossing, fit_power_law
 from regard.lab.common.layers import LAYERS, Layer
 from regard.lab.common.timing import needed_memory, peak_memory
-from regard.lab.complexity.comparison import grows_as
 from regard.lab.complexity.measure import measure_complexity
-from regard.lab.complexity.report import NOTES, make_report
+from regard.lab.complexity.report import NOTES, grows_as, make_report
 
 WINDOW, KERNEL = 16, 3
 every_layer = pytest.mark.parametrize("name", LAYERS)

@@ -24,9 +24,9 @@ from regard.lab.positions.order_task import (
     best_blind,
     beyond,
     change_by_order,
+    map_errors,
     position_kinds,
     shifted,
-    table_maps,
     train_kind,
 )
 from regard.lab.positions.sinusoids import (
@@ -166,16 +166,16 @@ def test_the_best_blind_guess_is_what_guessing_the_most_frequent_other_token_giv
 
 
 def test_without_positions_shuffling_changes_nothing_and_with_them_it_does():
-    for kind in position_kinds([100.0]):
+    for kind, options in position_kinds([100.0]).items():
         torch.manual_seed(1)
-        model = Transformer(small_encoder({**MODEL, **kind.options}))
+        model = Transformer(small_encoder({**MODEL, **options}))
         change = change_by_order(model, 1)
-        assert change < 1e-5 if kind.name == "none" else change > 1e-3, kind.name
+        assert change < 1e-5 if kind == "none" else change > 1e-3, kind
 
 
 def test_a_learned_table_starts_as_far_from_a_linear_map_as_chance():
     model = Transformer(small_encoder({**MODEL, "positions": "learned"}))
-    found = {one.table: one.error for one in table_maps(model, [100.0], 1)}
+    found = map_errors(model, [100.0], 1)
     assert found["sinusoidal 100"] < 1e-9
     assert found["learned"] > 1
     assert found["chance"] > 1
@@ -183,10 +183,10 @@ def test_a_learned_table_starts_as_far_from_a_linear_map_as_chance():
 
 def test_rotary_positions_learn_order_and_no_positions_cannot(monkeypatch):
     monkeypatch.setattr(order_task, "TEST_TOKENS", 4096)
-    compared = {kind.name: kind for kind in position_kinds([100.0])}
+    kinds = position_kinds([100.0])
     watched = []
-    rotary, _ = train_kind(compared["rotary"], 1, 200, None, "cpu", watched.append)
-    none, model = train_kind(compared["none"], 1, 200, None, "cpu", watched.append)
+    rotary, _ = train_kind("rotary", kinds["rotary"], 1, 200, None, "cpu", watched.append)
+    none, model = train_kind("none", kinds["none"], 1, 200, None, "cpu", watched.append)
     assert rotary.steps == none.steps == 200
     assert len(watched) == 400
     assert rotary.right[TRAINED] > 0.9
@@ -231,7 +231,7 @@ def test_what_is_printed_has_theory_beside_measurement(measured):
     assert "chance 6.2 6.2 6.2 6.2 6.2 6.2" in lines
     for kind in ("sinusoidal 20", "sinusoidal 300", "learned", "rotary", "none"):
         assert any(line.startswith(f"{kind} ") and line.count("±") == 6 for line in lines), kind
-    assert "Without positions it has not yet learned to guess as well as it could." in out
+    assert "The model without positions has not yet learned to guess optimally." in out
     assert "trained 10 of 10: none, seed 2:" in err
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("written"))
 

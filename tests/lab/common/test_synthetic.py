@@ -39,7 +39,6 @@ def test_training_learns_what_can_be_learned():
     )  # fmt: skip
     assert done.steps == 40
     assert done.seconds > 0
-    assert 40 * 128 < done.tokens <= 40 * 256
     assert SyntheticTask(repeat).accuracy(done.model, 5, 100, 7) > 0.95
 
 

@@ -25,18 +25,10 @@ from regard.errors import TrainingFailed
 from regard.lab.ablate.processes import TrainingProcess, train_all
 from regard.lab.ablate.report import NEAR, QUALITY, AblationReport, Difference, VariantResult
 from regard.lab.ablate.variants import BASE, GROUPS, Values, Variant, make_variants
+from regard.lab.common import training
 from regard.lab.common.significance import holm, load_stdtr, pool, t_test
 from regard.lab.common.timing import machine_name, time_training_steps
-from regard.lab.common.training import (
-    TrainingOptions,
-    bootstrap,
-    check_batch_tokens,
-    create_out,
-    evaluate_greedy,
-    is_finished,
-    read_data,
-    with_seed,
-)
+from regard.lab.common.training import TrainingOptions
 from regard.model.transformer import Transformer
 from regard.predictor import load
 from regard.tasks.task import Evaluation, Task
@@ -55,10 +47,7 @@ def measure_ablation(
 ) -> AblationReport:
     """Train each variant with each seed, unless that is done already, and compare with the base.
 
-    Args:
-        options: the base, the data and the seeds.
-        rows: variants by name or by group.
-        jobs: number of training processes at once.
+    rows: variants by name or by group. jobs: number of training processes at once.
     """
     keep_freed_memory()
     device = choose_device(options.device)
@@ -77,20 +66,21 @@ def measure_ablation(
     files = options.add_corpus(values, NAME)
     variants, skipped = make_variants(rows, build)
     base, test = variants[0].config, "test" in files
-    task, store, examples = read_data(base, files["test" if test else "valid"], options.quiet)
+    evaluated = files["test" if test else "valid"]
+    task, store, examples = training.read_data(base, evaluated, options.quiet)
     task.prepare(store, base)
     variants = [with_vocabulary(variant, task, store) for variant in variants]
     for name, why in skipped:
         console.print(f"{name} is left out: {why}", soft_wrap=True)
     runs = {
         (one.name, seed): TrainingProcess(
-            f"{one.name}-{seed}", with_seed(one.config, seed), options.out
+            f"{one.name}-{seed}", training.with_seed(one.config, seed), options.out
         )
         for seed in options.seeds
         for one in variants
     }
-    missing = [one for one in runs.values() if not is_finished(one.run, one.config, store)]
-    create_out(options.out, NAME)
+    missing = [one for one in runs.values() if not training.is_finished(one.run, one.config, store)]
+    training.create_out(options.out, NAME)
     if missing:
         train_all(missing, jobs, options.device, console)
     failed: dict[str, str] = {}
@@ -123,14 +113,14 @@ def with_vocabulary(variant: Variant, task: Task, store: Store) -> Variant:
     with torch.device("meta"):  # shapes without memory
         Transformer(model)
     config = replace(variant.config, model=model)
-    check_batch_tokens(config, task, store)
+    training.check_batch_tokens(config, task, store)
     return replace(variant, config=config)
 
 
-def failure(training: TrainingProcess) -> str:
+def failure(process: TrainingProcess) -> str:
     """Why a run cannot be reported; empty if it can."""
-    if training.failed or "loss" in final_scores(training.run):
-        return training.failed
+    if process.failed or "loss" in final_scores(process.run):
+        return process.failed
     return "its loss is NaN or infinity"
 
 
@@ -147,11 +137,11 @@ def evaluate_all(
         for i, result in enumerate(results):
             for run in result.runs:
                 model = load(run, device, "float32")
-                own = evaluate_greedy(model, examples)
+                own = training.evaluate_greedy(model, examples)
                 if test:
                     result.tests.append(float(own.scores[result.metric]))
                 if one_seed:
-                    ranges, differences = bootstrap(model, own, base, BASE)
+                    ranges, differences = training.bootstrap(model, own, base, BASE)
                     result.interval = ranges[result.metric]
                     if base is not None:
                         one = differences[result.metric]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.lab.ablate.variants import GROUPS, SIGNS, Variant
-from regard.lab.common.report import WIDE, LabReport, plain_table, plural
+from regard.lab.common.report import WIDE, LabReport, Picture, plain_table, plural
 from regard.lab.common.significance import LEVEL, format_p
 from regard.model.parameters import closed_form
 from regard.training.progress import duration
@@ -287,8 +287,10 @@ class AblationReport(LabReport):
             for name, why in reasons:
                 console.print(f"{heading}: {name}: {why}")
 
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        return {self.command: lambda: draw(self)}
+    def pictures(self) -> list[Picture]:
+        size = 13, 2.6 + 0.42 * len(self.results[1:])
+        title = "What each change does to the base"
+        return [Picture(self.command, size, title, lambda picture: draw(picture, self))]
 
 
 def format_mean(values: Sequence[float], places: int) -> str:
@@ -296,13 +298,10 @@ def format_mean(values: Sequence[float], places: int) -> str:
     return f"{statistics.fmean(values):.{places}f}{deviation}"
 
 
-def draw(report: AblationReport) -> Figure:
+def draw(picture: Figure, report: AblationReport) -> None:
     """The difference of each variant to the base, one line each."""
-    from matplotlib.figure import Figure
-
     results, scale = report.results[1:], report.scale
     base = scale * statistics.fmean(report.base.qualities)
-    picture = Figure(figsize=(13, 2.6 + 0.42 * len(results)), dpi=100, layout="constrained")
     panel = picture.subplots()
     heights: list[float] = []
     for i, result in enumerate(results):
@@ -326,9 +325,7 @@ def draw(report: AblationReport) -> Figure:
         legend = "line: standard error of the difference; |: each seed; grey: the base's deviation"
     else:
         legend = "line: 95% interval of the row's own score over the examples"
-    picture.suptitle("What each change does to the base", fontsize=17, weight="bold")
     panel.set_title(f"full mark: significant (Holm, {LEVEL})\n{legend}", loc="left", fontsize=11)
-    return picture
 
 
 def draw_variant(panel: Axes, y: float, result: VariantResult, scale: int, base: float) -> None:

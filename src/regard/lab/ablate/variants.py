@@ -62,9 +62,7 @@ def make_variants(
 ) -> tuple[list[Variant], list[tuple[str, str]]]:
     """The requested variants, the base first; and those that this base cannot have, and why.
 
-    Args:
-        names: of variants or groups. A variant that is requested by its own name must be possible.
-        build: makes the configuration of the base with some settings changed.
+    names: of variants or groups. A variant that is requested by its own name must be possible.
     """
     base = build({})
     candidates = {name: (group, changes) for group, name, changes in all_variants(base)}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rich.table import Table
 
@@ -29,6 +29,23 @@ if TYPE_CHECKING:
 WIDE = 160  # columns of a table whose figures must not be cut
 MARKS = {True: "✓", False: "✗", None: ""}  # agreement with theory
 ALL_COLUMNS = range(1000)
+
+
+class Picture(NamedTuple):
+    """A picture of a report; `draw` adds the panels."""
+
+    name: str  # of the files, without suffix
+    size: tuple[float, float]
+    title: str
+    draw: Callable[[Figure], None]
+
+    def make(self) -> Figure:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=self.size, dpi=100, layout="constrained")
+        self.draw(figure)
+        figure.suptitle(self.title, fontsize=17, weight="bold")
+        return figure
 
 
 @dataclass
@@ -47,8 +64,7 @@ class LabReport:
         """The rows of the CSV file; its columns are their keys."""
         raise NotImplementedError
 
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        """The functions that draw the pictures, by file name without suffix."""
+    def pictures(self) -> list[Picture]:
         raise NotImplementedError
 
     def print_tables(self, console: Console) -> None:
@@ -63,11 +79,11 @@ class LabReport:
         """Write all files to the folder `out`; the tables first, since drawing can fail."""
         pictures = self.pictures()
         self.files = [out / f"{self.command}.{suffix}" for suffix in ("json", "csv")]
-        self.files += [path for name in pictures for path in both_files(out / name)]
+        self.files += [path for one in pictures for path in both_files(out / one.name)]
         write_json(self.files[0], self.to_dict())
         write_csv(self.files[1], self.csv_rows())
-        for name, draw in pictures.items():
-            save_picture(draw, out / name)
+        for one in pictures:
+            save_picture(one.make, out / one.name)
 
     def show(self) -> None:
         """Print the report and the names of the files on standard output."""
@@ -79,7 +95,7 @@ class LabReport:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
-    write_result(path, text + "\n")
+    write_result(path, f"{text}\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -97,11 +113,8 @@ def plain_table(
 ) -> Table:
     """A table without rules.
 
-    Args:
-        columns: the headers.
-        left: indices of the columns that are aligned left; the others are aligned right.
-        wrap: indices of the columns whose cells may be wrapped on a narrow terminal.
-        title: printed above the table.
+    left: the columns that are aligned left; the others are aligned right.
+    wrap: the columns whose cells may be wrapped on a narrow terminal.
     """
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for i, name in enumerate(columns):

@@ -103,7 +103,6 @@ class TrainedModel:
     model: Transformer
     steps: int = 0
     seconds: float = 0.0  # of training steps alone
-    tokens: int = 0
 
 
 def small_encoder(options: dict[str, Any]) -> ModelConfig:
@@ -156,7 +155,6 @@ def train_synthetic(
             trainer.step()
             synchronise(processes.device)
             trained.seconds += time.perf_counter() - began
-            trained.tokens += int(trainer.sizes[0][trainer.rows[trained.steps]].sum())
             trained.steps += 1
             if after_step is not None and after_step(trained):
                 break

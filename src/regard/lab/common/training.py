@@ -44,40 +44,22 @@ GREEDY: dict[str, Any] = {"beam": 1, "n_best": 1, "temperature": 0.0, "top_k": 0
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """The options of a measurement that trains several models on the same data and compares them.
+    """The options of a measurement that trains models on the same data and compares them."""
 
-    Attributes:
-        out: the folder for runs and results.
-        task: the name of the task.
-        files: of the splits "train", "valid" and "test"; empty: the built-in corpus.
-        preset: of the models; None: `tiny`, or the demo's model for the built-in corpus.
-        values: settings by section, as in a configuration.
-        seeds: each model is trained once with each.
-        device: auto, cpu or cuda.
-        quiet: no progress on standard error.
-    """
-
-    out: Path
+    out: Path  # the folder for runs and results
     task: str = Translate.name
-    files: Files = field(default_factory=dict)
-    preset: str | None = None
+    files: Files = field(default_factory=dict)  # empty: the built-in corpus
+    preset: str | None = None  # None: `tiny`, or the demo's model for the built-in corpus
     values: Values = field(default_factory=dict)
-    seeds: Sequence[int] = (1,)
+    seeds: Sequence[int] = (1,)  # each model is trained once with each
     device: str = "auto"
     quiet: bool = False
 
     def check(
         self, command: str, tasks: Collection[str], reserved: Mapping[str, str] = RESERVED
     ) -> TrainingOptions:
-        """Refuse wrong options before anything is read or written.
-
-        Args:
-            command: the name of the `regard lab` command.
-            tasks: the tasks that it knows.
-            reserved: settings that --set must not change, with the reason.
-
-        Returns: the options, without empty splits.
-        """
+        """Refuse wrong options before anything is read or written; returns them without empty
+        splits."""
         if self.task not in tasks:
             raise unknown("task", self.task, tasks)
         for section, keys in self.values.items():
@@ -147,10 +129,7 @@ def create_out(out: Path, command: str) -> None:
 
 def read_data(config: Config, test: Sequence[str], quiet: bool) -> tuple[Task, Store, list[Any]]:
     """Learn the vocabulary, and read the training data and the test examples. Everything that is
-    wrong with a file is reported here, before the first training.
-
-    Returns: the task, the training data, the test examples.
-    """
+    wrong with a file is reported here, before the first training."""
     task = learn_task(config, None, lambda _: None, quiet)
     store, _ = task.build([Path(file) for file in config.data.train], cache_folder(), config, quiet)
     paths = [Path(file) for file in test]
@@ -174,11 +153,7 @@ def with_seed(config: Config, seed: int) -> Config:
 
 
 def is_finished(run: Path, config: Config, store: Store) -> bool:
-    """Whether the run exists, was trained with this configuration, and is complete.
-
-    Raises:
-        InputError: the run has other settings, other data or more steps.
-    """
+    """Whether the run exists and is complete. Other settings, data or more steps are refused."""
     if not (run / "config.yaml").is_file():
         return False
     before = Config.load(run / "config.yaml")

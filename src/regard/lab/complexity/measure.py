@@ -81,16 +81,10 @@ def measure_complexity(
     quiet: bool = False,
     out: Path | None = None,
 ) -> LayerMeasurements:
-    """Count and measure.
+    """Count and measure. Empty sizes: the defaults, as far as they fit into memory.
 
-    Args:
-        kinds: of layers; empty: all.
-        lengths, widths: empty: the defaults, as far as they fit into memory.
-        window, kernel: of restricted attention and of convolutions.
-        limit: a pass that would take more seconds is left out.
-        device, dtype: auto: bfloat16 on a GPU, float32 on a CPU.
-        quiet: no progress on standard error.
-        out: the folder of the report, which is created before the work.
+    limit: a pass that would take more seconds is left out.
+    out: the folder of the report, which is created before the work.
     """
     where = choose_device(device)
     check_sizes(kinds, lengths, widths, window, kernel, where)

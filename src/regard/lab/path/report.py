@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from regard.lab.common import report as common
 from regard.lab.common.recall_training import RecallTraining
-from regard.lab.common.report import (
-    WIDE,
-    LabReport,
-    add_legend_below,
-    line_styles,
-    plain_table,
-    plural,
-    set_distance_axis,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,9 +19,9 @@ FLOOR = 1e-60  # the lower end of the picture, at least
 
 
 @dataclass
-class PathReport(LabReport):
+class PathReport(common.LabReport):
     command = "path"
-    width = WIDE
+    width = common.WIDE
 
     length: int
     training: RecallTraining
@@ -62,12 +54,12 @@ class PathReport(LabReport):
         console.print(
             f"Gradient of the last output by the token to be recalled, t steps back: n = "
             f"{self.length}, {training.layers} layers, d_model {training.d_model}, "
-            f"{plural(len(training.seeds), 'model')} of each kind",
+            f"{common.plural(len(training.seeds), 'model')} of each kind",
             soft_wrap=True,
         )
         columns = ("", *map(str, self.distances), "reach", "factor a step")
         for state in self.states:
-            table = plain_table(*columns, title=state)
+            table = common.plain_table(*columns, title=state)
             for kind in self.kinds.values():
                 measured = kind["states"][state]
                 values = map(figure, measured["recalled"]["gradient"])
@@ -81,8 +73,12 @@ class PathReport(LabReport):
             soft_wrap=True,
         )
 
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        return {self.command: lambda: draw(self)}
+    def pictures(self) -> list[common.Picture]:
+        title = (
+            "Gradient of the last output by the token to be recalled, t steps back "
+            f"({self.training.layers} layers)"
+        )
+        return [common.Picture(self.command, (16, 8.5), title, lambda picture: draw(picture, self))]
 
 
 def figure(value: float) -> str:
@@ -97,11 +93,8 @@ def format_factor(measured: dict[str, Any]) -> str:
     return f"{factor['mean']:.4f}{spread}"
 
 
-def draw(report: PathReport) -> Figure:
+def draw(picture: Figure, report: PathReport) -> None:
     """The gradients over the distance, one panel for each state."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(16, 8.5), dpi=100, layout="constrained")
     panels = picture.subplots(1, 2)
     for panel, state in zip(panels, report.states, strict=True):
         draw_state(panel, report, state)
@@ -111,19 +104,14 @@ def draw(report: PathReport) -> Figure:
         values = [value for value in all_values if value > 0] or [1.0]
         low = math.floor(math.log10(max(FLOOR, min(values))))
         panel.set_ylim(10.0 ** (low - 0.5), 3 * max(values))
-    add_legend_below(
+    common.add_legend_below(
         picture, panels[0],
         "Where a line falls to the bottom, the gradient is exactly zero from then on",
     )  # fmt: skip
-    picture.suptitle(
-        f"Gradient of the last output by the token to be recalled, t steps back "
-        f"({report.training.layers} layers)", fontsize=17, weight="bold",
-    )  # fmt: skip
-    return picture
 
 
 def draw_state(panel: Axes, report: PathReport, state: str) -> None:
-    for kind, style in zip(report.kinds.values(), line_styles(), strict=False):
+    for kind, style in zip(report.kinds.values(), common.line_styles(), strict=False):
         measured = kind["states"][state]
         points = [
             (t, value)
@@ -137,6 +125,6 @@ def draw_state(panel: Axes, report: PathReport, state: str) -> None:
         if points and measured["reach"] < report.length - 1:  # a line down to zero
             ends = [measured["reach"]] * 2, [points[-1][1], 1e-300]
             panel.plot(*ends, color=style["color"], linestyle=style["linestyle"])
-    set_distance_axis(panel, report.distances)
+    common.set_distance_axis(panel, report.distances)
     panel.set_yscale("log")
     panel.set(xlabel="t, steps back (log scale)", xlim=(0.9, 1.1 * report.distances[-1]))

@@ -24,8 +24,8 @@ from regard.lab.positions.order_task import (
     TESTED,
     best_blind,
     change_by_order,
+    map_errors,
     position_kinds,
-    table_maps,
     train_kind,
 )
 from regard.lab.positions.report import PositionsReport
@@ -47,24 +47,14 @@ BASES = 4  # at most: more could not be distinguished in a picture
 
 @dataclass(frozen=True)
 class PositionsOptions:
-    """The options of the command.
-
-    Attributes:
-        out: the folder of the report.
-        length, d_model: of the sinusoids.
-        bases: of the sinusoids, up to four.
-        steps, seconds: of each training; at most one; neither: the default number of steps.
-        seeds: each kind of positions is trained once with each.
-        device: auto, cpu or cuda, for the training.
-        quiet: no progress on standard error.
-    """
+    """The options of the command."""
 
     out: Path
-    length: int
+    length: int  # of the sinusoids, as d_model and bases
     d_model: int
     bases: Sequence[float]
-    steps: int | None
-    seconds: float | None
+    steps: int | None  # of each training
+    seconds: float | None  # of each training, instead of steps
     seeds: Sequence[int]
     device: str = "auto"
     quiet: bool = False
@@ -136,23 +126,23 @@ def train_all(
     count, each = len(report.seeds) * len(kinds), float(seconds or steps or 0)
     bar = progress.add_task("", total=count * each)
     for seed in report.seeds:
-        for kind in kinds:
-            progress.update(bar, description=f"training: {kind.name}, seed {seed}")
+        for kind, model_options in kinds.items():
+            progress.update(bar, description=f"training: {kind}, seed {seed}")
 
             def advance(now: TrainedModel, before: float = len(report.trained) * each) -> None:
                 done = now.steps if seconds is None else now.seconds
                 progress.update(bar, completed=before + done)
 
-            result, model = train_kind(kind, seed, steps, seconds, device, advance)
+            result, model = train_kind(kind, model_options, seed, steps, seconds, device, advance)
             report.trained.append(result)
             progress.console.print(
-                f"trained {len(report.trained)} of {count}: {kind.name}, seed {seed}: "
+                f"trained {len(report.trained)} of {count}: {kind}, seed {seed}: "
                 f"{result.right[TESTED[0]]:.1%} correct",
                 soft_wrap=True,
             )
-            if kind.name == "learned":
-                report.maps.append(table_maps(model, report.bases, seed))
-            if kind.name == "none":
+            if kind == "learned":
+                report.map_errors.append(map_errors(model, report.bases, seed))
+            if kind == "none":
                 report.changes.append(change_by_order(model, seed))
     report.blind = {
         n: sum(best_blind(n, seed) for seed in report.seeds) / len(report.seeds) for n in TESTED

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,13 +39,6 @@ MODEL: dict[str, Any] = {
 TRAINING = {"learning_rate": 5e-3, "batch_tokens": 1024}
 
 
-class PositionKind(NamedTuple):
-    """A kind of positions, and the options of ModelConfig that select it."""
-
-    name: str
-    options: dict[str, Any]
-
-
 @dataclass(frozen=True)
 class PositionResult:
     """The accuracy of a model of one kind and seed, by length: at all positions, and at those that
@@ -59,24 +52,13 @@ class PositionResult:
     beyond: dict[int, float]
 
 
-@dataclass(frozen=True)
-class TableMap:
-    """The relative error of a linear map from each row of a table to the row SHIFT places on, for
-    rows that were left out of the fit."""
-
-    table: str
-    error: float
-
-
-def position_kinds(bases: Sequence[float]) -> list[PositionKind]:
-    sinusoids = [
-        PositionKind(f"sinusoidal {base:,g}", {"positions": "sinusoidal", "position_base": base})
+def position_kinds(bases: Sequence[float]) -> dict[str, dict[str, Any]]:
+    """The kinds of positions that are compared, and the options of ModelConfig that select them."""
+    sinusoids = {
+        f"sinusoidal {base:,g}": {"positions": "sinusoidal", "position_base": base}
         for base in bases
-    ]
-    return [
-        *sinusoids,
-        *(PositionKind(name, {"positions": name}) for name in ("learned", "rotary", "none")),
-    ]
+    }
+    return sinusoids | {name: {"positions": name} for name in ("learned", "rotary", "none")}
 
 
 def shifted(random: np.random.Generator, length: int, start: int = SHIFT) -> Example:
@@ -92,7 +74,8 @@ def beyond(random: np.random.Generator, length: int) -> Example:
 
 
 def train_kind(
-    kind: PositionKind,
+    kind: str,
+    options: dict[str, Any],
     seed: int,
     steps: int | None,
     seconds: float | None,
@@ -101,7 +84,7 @@ def train_kind(
 ) -> tuple[PositionResult, Transformer]:
     """Train on lengths up to TRAINED, for a number of steps or a time, and test."""
     trained = train_synthetic(
-        small_encoder({**MODEL, **kind.options}), shifted, range(TRAINED // 2, TRAINED + 1),
+        small_encoder({**MODEL, **options}), shifted, range(TRAINED // 2, TRAINED + 1),
         steps=steps, seconds=seconds, training=TRAINING, device=device, seed=seed,
         after_step=after_step,
     )  # fmt: skip
@@ -109,7 +92,7 @@ def train_kind(
         {n: SyntheticTask(make).accuracy(trained.model, n, example_count(n), seed) for n in lengths}
         for make, lengths in ((shifted, TESTED), (beyond, TESTED[1:]))
     )
-    result = PositionResult(kind.name, seed, trained.steps, trained.seconds, everywhere, unseen)
+    result = PositionResult(kind, seed, trained.steps, trained.seconds, everywhere, unseen)
     return result, trained.model
 
 
@@ -144,9 +127,10 @@ def change_by_order(model: Transformer, seed: int) -> float:
     return float((before[order] - after).abs().max() / before.abs().max())
 
 
-def table_maps(model: Transformer, bases: Sequence[float], seed: int) -> list[TableMap]:
-    """The linear map for an offset, fitted on three quarters of the trained rows: for the learned
-    table, for a random one, and for sinusoids of the same size."""
+def map_errors(model: Transformer, bases: Sequence[float], seed: int) -> dict[str, float]:
+    """The relative error of a linear map from each row of a table to the row SHIFT places on. It is
+    fitted on three quarters of the trained rows and tested on the others: of the learned table, of
+    a random one, and of sinusoids of the same size."""
     assert model.encoder is not None
     assert model.encoder.positions is not None
     learned = model.encoder.positions.weight.detach().double().cpu()[:TRAINED]
@@ -154,9 +138,8 @@ def table_maps(model: Transformer, bases: Sequence[float], seed: int) -> list[Ta
     size = learned.shape[1]
     tables = {f"sinusoidal {base:,g}": encodings(0, TRAINED, size, base) for base in bases}
     tables |= {"learned": learned, "chance": torch.randn(TRAINED, size, dtype=torch.float64)}
-    maps = []
+    errors = {}
     for name, rows in tables.items():
         matrix, left_out = fit_map(rows, SHIFT)
-        error = map_error(matrix, rows[left_out], rows[left_out + SHIFT])
-        maps.append(TableMap(name, error))
-    return maps
+        errors[name] = map_error(matrix, rows[left_out], rows[left_out + SHIFT])
+    return errors

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from regard.lab.common.report import ALL_COLUMNS, LabReport, line_styles, plain_table
+from regard.lab.common.report import ALL_COLUMNS, LabReport, Picture, line_styles, plain_table
 from regard.lab.positions.order_task import (
     SHIFT,
     TESTED,
     TRAINED,
     VOCABULARY,
     PositionResult,
-    TableMap,
 )
 from regard.lab.positions.sinusoids import EULER, OFFSETS, Nearest, Quantity, encodings
 from regard.view.curves import Point, add_labels
@@ -49,7 +48,7 @@ class PositionsReport(LabReport):
     trained: list[PositionResult] = field(default_factory=list)
     blind: dict[int, float] = field(default_factory=dict)  # the best accuracy without order
     changes: list[float] = field(default_factory=list)  # of `none`, when tokens are shuffled
-    maps: list[list[TableMap]] = field(default_factory=list)  # for each seed
+    map_errors: list[dict[str, float]] = field(default_factory=list)  # for each seed
 
     @property
     def kinds(self) -> list[str]:
@@ -60,9 +59,10 @@ class PositionsReport(LabReport):
         runs = [one for one in self.trained if one.kind == kind]
         return mean([(one.beyond if beyond else one.right)[length] for one in runs])
 
-    def map_errors(self) -> dict[str, tuple[float, float]]:
-        names = [one.table for one in self.maps[0]]
-        return {name: mean([maps[i].error for maps in self.maps]) for i, name in enumerate(names)}
+    def mean_map_errors(self) -> dict[str, tuple[float, float]]:
+        return {
+            name: mean([errors[name] for errors in self.map_errors]) for name in self.map_errors[0]
+        }
 
     def model_quantities(self) -> list[Quantity]:
         """Theory about the models: a model without positions can only guess."""
@@ -84,7 +84,7 @@ class PositionsReport(LabReport):
                 "chance": 1 / VOCABULARY, "best_without_order": self.blind, "seeds": self.seeds,
                 "device": self.device, "runs": [asdict(one) for one in self.trained],
             },
-            "table_maps": {name: value for name, (value, _) in self.map_errors().items()},
+            "table_maps": {name: value for name, (value, _) in self.mean_map_errors().items()},
         }  # fmt: skip
 
     def csv_rows(self) -> list[dict[str, Any]]:
@@ -102,9 +102,9 @@ class PositionsReport(LabReport):
             for what, shares in (("told right", one.right), ("told right beyond", one.beyond)):
                 for length, share in shares.items():
                     rows.append({**run, "what": what, "length": length, "measured": share})
-        for seed, tables in zip(self.seeds, self.maps, strict=True):
+        for seed, errors in zip(self.seeds, self.map_errors, strict=True):
             run = {"part": "linear map of a table", "seed": seed, "what": "error"}
-            rows += [{**run, "kind": one.table, "measured": one.error} for one in tables]
+            rows += [{**run, "kind": name, "measured": error} for name, error in errors.items()]
         return rows
 
     def print_tables(self, console: Console) -> None:
@@ -171,7 +171,7 @@ class PositionsReport(LabReport):
 
     def maps_table(self) -> Table:
         table = plain_table("table", "error", wrap=ALL_COLUMNS)
-        for name, (value, spread) in self.map_errors().items():
+        for name, (value, spread) in self.mean_map_errors().items():
             also = f" ± {spread:.2f}" if spread > 0.005 else ""
             table.add_row("random table" if name == "chance" else name, number(value) + also)
         return table
@@ -192,11 +192,14 @@ class PositionsReport(LabReport):
                 "between the positions, wrong beyond them."
             )
 
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        return {
-            "positions": lambda: draw_sinusoids(self),
-            "positions-training": lambda: draw_training(self),
-        }
+    def pictures(self) -> list[Picture]:
+        training = f"Predicting the token {SHIFT} places before, trained on up to {TRAINED} tokens"
+        return [
+            Picture("positions", (16, 13), "Sinusoidal positions",
+                    lambda picture: draw_sinusoids(picture, self)),
+            Picture("positions-training", (16, 7.5), training,
+                    lambda picture: draw_training(picture, self)),
+        ]  # fmt: skip
 
 
 def quantity_table(quantities: Sequence[Quantity]) -> Table:
@@ -226,10 +229,7 @@ def percent(cell: tuple[float, float], seeds: int) -> str:
     return f"{value:.1f}±{spread:.1f}" if seeds > 1 else f"{value:.1f}"
 
 
-def draw_sinusoids(report: PositionsReport) -> Figure:
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(16, 13), dpi=100, layout="constrained")
+def draw_sinusoids(picture: Figure, report: PositionsReport) -> None:
     above, below = picture.subfigures(2, 1, squeeze=False, height_ratios=(5, 6))[:, 0]
     heat = above.subplots(1, len(report.bases), squeeze=False)[0]
     for panel, base in zip(heat, report.bases, strict=True):
@@ -237,8 +237,6 @@ def draw_sinusoids(report: PositionsReport) -> Figure:
     left, right = below.subplots(1, 2)
     draw_decay(left, report)
     draw_nearest(right, report)
-    picture.suptitle("Sinusoidal positions", fontsize=17, weight="bold")
-    return picture
 
 
 def draw_decay(panel: Axes, report: PositionsReport) -> None:
@@ -288,20 +286,12 @@ def draw_nearest(panel: Axes, report: PositionsReport) -> None:
     add_legend(panel)
 
 
-def draw_training(report: PositionsReport) -> Figure:
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(16, 7.5), dpi=100, layout="constrained")
+def draw_training(picture: Figure, report: PositionsReport) -> None:
     left, right = picture.subplots(1, 2)
     for panel, beyond in ((left, False), (right, True)):
         draw_accuracy(panel, report, beyond)
     left.set_title("All positions", loc="left", pad=12)
     right.set_title(f"Positions from {TRAINED} on, never trained", loc="left", pad=12)
-    picture.suptitle(
-        f"Predicting the token {SHIFT} places before, trained on up to {TRAINED} tokens",
-        fontsize=17, weight="bold",
-    )  # fmt: skip
-    return picture
 
 
 def draw_accuracy(panel: Axes, report: PositionsReport, beyond: bool) -> None:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from regard.lab.common import report as common
 from regard.lab.common.recall_training import CHANCE, PASS, RecallTraining
-from regard.lab.common.report import (
-    WIDE,
-    LabReport,
-    add_legend_below,
-    line_styles,
-    plain_table,
-    plural,
-    set_distance_axis,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,9 +16,9 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class RecallReport(LabReport):
+class RecallReport(common.LabReport):
     command = "recall"
-    width = WIDE
+    width = common.WIDE
 
     training: RecallTraining
     distances: Sequence[int]
@@ -56,12 +48,12 @@ class RecallReport(LabReport):
         console.print(
             f"Accuracy in percent at recalling a token so many steps back, after {training.budget} "
             f"of training: {training.layers} layers, d_model {training.d_model}, chance "
-            f"{CHANCE:.1%}, {plural(seeds, 'seed')} x {self.questions} questions\n",
+            f"{CHANCE:.1%}, {common.plural(seeds, 'seed')} x {self.questions} questions\n",
             soft_wrap=True,
         )
         columns = ["", *map(str, self.distances)]
-        table = plain_table(*columns, "reach", "steps", "ms a step")
-        times = plain_table(*columns)
+        table = common.plain_table(*columns, "reach", "steps", "ms a step")
+        times = common.plain_table(*columns)
         for kind in self.kinds.values():
             reach = str(kind["reach"]) if kind["reach"] < self.distances[-1] else "all"
             table.add_row(
@@ -78,8 +70,9 @@ class RecallReport(LabReport):
         )
         console.print(times, soft_wrap=True)
 
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        return {self.command: lambda: draw(self)}
+    def pictures(self) -> list[common.Picture]:
+        title = "Recall of a token so many steps back"
+        return [common.Picture(self.command, (14, 8.5), title, lambda picture: draw(picture, self))]
 
 
 def format_accuracy(one: dict[str, Any]) -> str:
@@ -94,11 +87,8 @@ def format_seconds(one: dict[str, Any]) -> str:
     return "" if None in times else f"{sum(times) / len(times):.1f}"
 
 
-def draw(report: RecallReport) -> Figure:
+def draw(picture: Figure, report: RecallReport) -> None:
     """Accuracy over the distance."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(14, 8.5), dpi=100, layout="constrained")
     panel = picture.subplots()
     draw_accuracies(panel, report)
     draw_reaches(panel, report)
@@ -107,7 +97,7 @@ def draw(report: RecallReport) -> Figure:
         f"chance {CHANCE:.1%}", (1, 100 * CHANCE), (4, -4), xycoords=("axes fraction", "data"),
         textcoords="offset points", color="#555555", fontsize=12, va="center",
     )  # fmt: skip
-    set_distance_axis(panel, report.distances)
+    common.set_distance_axis(panel, report.distances)
     panel.set(
         xlabel="steps back (log scale)", ylabel="accuracy, %", ylim=(0, 102),
         xlim=(0.85 * report.distances[0], 1.15 * report.distances[-1]),
@@ -117,13 +107,12 @@ def draw(report: RecallReport) -> Figure:
         "and highest seed; ▼ where the reach ends, by the gradient", loc="left", pad=52,
         fontsize=13,
     )  # fmt: skip
-    add_legend_below(picture, panel)
-    picture.suptitle("Recall of a token so many steps back", fontsize=17, weight="bold")
-    return picture
+    common.add_legend_below(picture, panel)
 
 
 def draw_accuracies(panel: Axes, report: RecallReport) -> None:
-    for i, (kind, style) in enumerate(zip(report.kinds.values(), line_styles(), strict=False)):
+    lines = zip(report.kinds.values(), common.line_styles(), strict=False)
+    for i, (kind, style) in enumerate(lines):
         points = kind["accuracies"]
         # Slightly shifted, so that lines at the top do not cover each other.
         x = [one["distance"] * 1.015 ** (i - len(report.kinds) // 2) for one in points]

@@ -31,20 +31,9 @@ from regard.config.sections import DEFAULTS, Config
 from regard.console import make_console
 from regard.device import keep_freed_memory, synchronise
 from regard.files import cache_folder
+from regard.lab.common import training
 from regard.lab.common.timing import machine_name, time_training_steps
-from regard.lab.common.training import (
-    GREEDY,
-    RESERVED,
-    TrainingOptions,
-    Values,
-    bootstrap,
-    check_batch_tokens,
-    create_out,
-    evaluate_greedy,
-    is_finished,
-    read_data,
-    with_seed,
-)
+from regard.lab.common.training import GREEDY, RESERVED, TrainingOptions, Values
 from regard.lab.styles.report import QUALITY, SENTENCES, StyleResult, StylesReport
 from regard.model.parameters import closed_form
 from regard.ops.cpu import build as native
@@ -77,11 +66,12 @@ def measure_styles(options: TrainingOptions) -> StylesReport:
         options.task, options.preset or "tiny", values, files.get("test", files["valid"]),
         options.quiet,
     )  # fmt: skip
-    create_out(options.out, NAME)
+    training.create_out(options.out, NAME)
     for seed in options.seeds:
         for style in styles:
-            run, config = options.out / f"{style.name}-{seed}", with_seed(style.config, seed)
-            if not is_finished(run, config, store):
+            run = options.out / f"{style.name}-{seed}"
+            config = training.with_seed(style.config, seed)
+            if not training.is_finished(run, config, store):
                 console.print(f"training the {style.name}, seed {seed}: {run}", soft_wrap=True)
                 train(config, run, resume=True, device=options.device, quiet=options.quiet)
             style.runs.append(run)
@@ -118,7 +108,7 @@ def plan(
         return Config.build(task, preset, values | {"model": model})
 
     both = build(STYLES[0])
-    learned, store, examples = read_data(both, test, quiet)
+    learned, store, examples = training.read_data(both, test, quiet)
     vocabularies = getattr(learned, "source", learned.tokenizer), learned.tokenizer
     held_out, _ = learned.build([Path(file) for file in test], cache_folder(), both, quiet)
     goal, most = 0, 4 * (both.model.encoder_layers + both.model.decoder_layers)
@@ -138,10 +128,10 @@ def plan(
     usual = DEFAULTS[task].get("model", {}).get("style", STYLES[0])
     counted = {one.name: one.task.sizes(store)[one.task.counted].mean() for one in styles}
     for style in styles:
-        training = style.config.training
-        tokens = round(training.batch_tokens * counted[style.name] / counted[usual])
-        style.config = replace(style.config, training=replace(training, batch_tokens=tokens))
-        check_batch_tokens(style.config, style.task, store)
+        settings = style.config.training
+        tokens = round(settings.batch_tokens * counted[style.name] / counted[usual])
+        style.config = replace(style.config, training=replace(settings, batch_tokens=tokens))
+        training.check_batch_tokens(style.config, style.task, store)
     return styles, store, examples
 
 
@@ -158,7 +148,7 @@ def parameters(model: ModelConfig) -> int:
 
 def evaluate(style: StyleResult, model: Model, examples: list[Any], with_intervals: bool) -> None:
     """Add the metrics on the test data with greedy search, and their 95% intervals."""
-    evaluation = evaluate_greedy(model, examples)
+    evaluation = training.evaluate_greedy(model, examples)
     scores = dict(evaluation.scores)
     if evaluation.answers:
         exact = np.array(list(map(str.__eq__, evaluation.answers, evaluation.references)))
@@ -167,7 +157,7 @@ def evaluate(style: StyleResult, model: Model, examples: list[Any], with_interva
             metric = {"exact": lambda chosen: float(exact[chosen].mean())}
             style.ranges |= intervals(metric, len(exact))
     if with_intervals:
-        style.ranges |= bootstrap(model, evaluation)[0]
+        style.ranges |= training.bootstrap(model, evaluation)[0]
     style.qualities.append({name: scores[name] for name in QUALITY[style.config.task]})
 
 

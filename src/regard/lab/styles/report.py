@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.config.sections import Config
-from regard.lab.common.report import ALL_COLUMNS, LabReport, plain_table
+from regard.lab.common.report import ALL_COLUMNS, LabReport, Picture, plain_table
 from regard.lab.common.timing import TimedStep
 from regard.tasks.make import KINDS
 from regard.tasks.task import Task
@@ -135,8 +134,9 @@ class StylesReport(LabReport):
         for name, one in styles.items():
             console.print(sentence(name, one))
 
-    def pictures(self) -> dict[str, Callable[[], Figure]]:
-        return {self.command: lambda: draw(self.task, self.styles)}
+    def pictures(self) -> list[Picture]:
+        title = f"Three styles, one task: {self.task}"
+        return [Picture(self.command, (16, 7.5), title, lambda picture: draw(picture, self))]
 
 
 def cells(one: dict[str, Any]) -> list[tuple[str, str]]:
@@ -196,11 +196,9 @@ def figure(name: str, value: float) -> str:
     return f"{value:z.1f}" if name == "bleu" else f"{100 * value:z.1f}%"
 
 
-def draw(task: str, styles: list[StyleResult]) -> Figure:
+def draw(picture: Figure, report: StylesReport) -> None:
     """Quality over the time of a prediction, and the validation scores during training."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(16, 7.5), dpi=100, layout="constrained")
+    task, styles = report.task, report.styles
     left, right = picture.subplots(1, 2)
     draw_quality(left, QUALITY[task][0], styles)
     metric = KINDS[task].better
@@ -214,8 +212,6 @@ def draw(task: str, styles: list[StyleResult]) -> Figure:
     add_labels(right, [
         (end, one.name, colour) for end, one, colour in zip(ends, styles, COLOURS, strict=False)
     ])  # fmt: skip
-    picture.suptitle(f"Three styles, one task: {task}", fontsize=17, weight="bold")
-    return picture
 
 
 def draw_quality(panel: Axes, name: str, styles: list[StyleResult]) -> None:
