@@ -38,10 +38,10 @@ def finish(report: LabReport, options: argparse.Namespace) -> None:
 
 
 def number(
-    verb: argparse.ArgumentParser, name: str, kind: Any, default: Any, text: str = "", **more: Any
+    verb: argparse.ArgumentParser, name: str, kind: Any, default: float, text: str, **more: Any
 ) -> None:
     """Add an option that is a number, with its default in the help text."""
-    help = f"{text} (default: {default})".strip()
+    help = f"{text} (default: {default:g})"
     verb.add_argument(name, type=kind, default=default, help=help, **{"metavar": "N", **more})
 
 

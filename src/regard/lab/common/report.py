@@ -80,7 +80,8 @@ class LabReport:
         pictures = self.pictures()
         self.files = [out / f"{self.command}.{suffix}" for suffix in ("json", "csv")]
         self.files += [path for one in pictures for path in both_files(out / one.name)]
-        write_json(self.files[0], self.to_dict())
+        text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        write_result(self.files[0], f"{text}\n")
         write_csv(self.files[1], self.csv_rows())
         for one in pictures:
             save_picture(one.make, out / one.name)
@@ -91,11 +92,6 @@ class LabReport:
         self.print_tables(console)
         for path in self.files:
             console.print(f"written: {path}", soft_wrap=True)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
-    write_result(path, f"{text}\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

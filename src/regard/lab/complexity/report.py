@@ -136,8 +136,8 @@ class ComplexityReport(LabReport):
         for row in self.layers:
             table.add_row(
                 self.measured.title(row.kind), f"{row.parameters} {MARKS[row.parameters_agree]}",
-                f"O({row.operations})", f"{format_law(row.in_n)} {MARKS[row.in_n_agrees]}",
-                f"{format_law(row.in_d)} {MARKS[row.in_d_agrees]}" if row.in_d else "",
+                f"O({row.operations})", f"{row.in_n or ''} {MARKS[row.in_n_agrees]}",
+                f"{row.in_d} {MARKS[row.in_d_agrees]}" if row.in_d else "",
                 f"{row.computed_over_needed:.2f}",
             )  # fmt: skip
         return title, table
@@ -174,7 +174,7 @@ class ComplexityReport(LabReport):
                 table.add_row(
                     self.measured.title(row.kind) if which == PASSES[0] else "", which,
                     f"{one['n']:,}", f"{1000 * one['seconds']:,.1f}",
-                    format_law(one["seconds_in_n"]), memory, format_law(one["memory_in_n"]), share,
+                    str(one["seconds_in_n"] or ""), memory, str(one["memory_in_n"] or ""), share,
                 )  # fmt: skip
         return title, table
 
@@ -310,10 +310,6 @@ def crossing_by_operations(measured: LayerMeasurements, rival: str, d: int) -> f
 def layer_table(*columns: str) -> Table:
     """A table that also fits a narrow terminal: only the name of the layer is never wrapped."""
     return plain_table(*columns, left=(0, 1), wrap=range(1, len(columns)))
-
-
-def format_law(law: PowerLaw | None) -> str:
-    return "" if law is None else str(law)
 
 
 def format_crossing(one: dict[str, Any]) -> str:

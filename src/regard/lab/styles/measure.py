@@ -49,6 +49,7 @@ from regard.view.info import final_scores
 NAME = StylesReport.command
 WARM_UP, STEPS = 2, 10  # training steps that are not timed, and that are
 TURNS = 5  # repetitions of the timed predictions
+QUIET: dict[str, Any] = {"warn": lambda *_: None}  # a truncated text does not matter for the time
 
 
 def measure_styles(options: TrainingOptions) -> StylesReport:
@@ -118,7 +119,9 @@ def plan(
         own = make_task(config, vocabularies, getattr(learned, "labels", []))
         model = replace(config.model, **own.model_options())
         if name != STYLES[0]:
-            sizes = [with_layers(model, n) for n in range(1, most)]
+            sizes = [
+                replace(model, **dict[str, Any]({f"{name}_layers": n})) for n in range(1, most)
+            ]
             model = min(sizes, key=lambda one: abs(parameters(one) - goal))
         goal = goal or parameters(model)
         everything = own.batch(held_out, np.arange(len(held_out)), torch.device("cpu"))
@@ -133,13 +136,6 @@ def plan(
         style.config = replace(style.config, training=replace(settings, batch_tokens=tokens))
         training.check_batch_tokens(style.config, style.task, store)
     return styles, store, examples
-
-
-def with_layers(model: ModelConfig, n: int) -> ModelConfig:
-    """The same model of one stack, with n layers."""
-    if model.style == "encoder":
-        return replace(model, encoder_layers=n)
-    return replace(model, decoder_layers=n)
 
 
 def parameters(model: ModelConfig) -> int:
@@ -188,7 +184,7 @@ def count_passes(model: Model, text: str) -> tuple[int, int]:
     """The number of passes in sequence that a prediction needs, and the tokens that it has."""
     transformer = model.transformer
     if isinstance(model.task, Translate) and transformer.decoder is not None:
-        result = model.answers(text, history=True, warn=ignore_warning, **GREEDY)[0]
+        result = model.answers(text, history=True, **QUIET, **GREEDY)[0]
         return sum(len(one.history) for one in result.pieces or [result]), len(result.tokens)
     calls: list[None] = []
     stack = transformer.encoder if transformer.decoder is None else transformer.decoder
@@ -205,10 +201,6 @@ def count_passes(model: Model, text: str) -> tuple[int, int]:
 def predict(model: Model, texts: list[str]) -> int:
     """Translate or classify the texts; returns the number of tokens written."""
     if not isinstance(model.task, Translate):
-        model.classify(texts, warn=ignore_warning)
+        model.classify(texts, **QUIET)
         return 0
-    return sum(len(one.tokens) for one in model.answers(texts, warn=ignore_warning, **GREEDY))
-
-
-def ignore_warning(i: int, message: str) -> None:
-    """A truncated text does not matter for the time."""
+    return sum(len(one.tokens) for one in model.answers(texts, **QUIET, **GREEDY))
