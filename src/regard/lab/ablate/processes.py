@@ -111,20 +111,20 @@ def last_lines(path: Path) -> list[str]:
 
 
 def train_all(
-    trainings: Sequence[TrainingProcess], at_once: int, device: str, console: Console
+    processes: Sequence[TrainingProcess], at_once: int, device: str, console: Console
 ) -> None:
     """Train all of them, `at_once` in parallel. A failure is recorded in `failed`.
 
     After Ctrl-C or SIGTERM each run saves its state and stops; then KeyboardInterrupt is raised.
     """
     threads = max(1, (os.cpu_count() or 1) // at_once) if at_once > 1 else None
-    waiting, running, done = list(trainings), list[TrainingProcess](), 0
+    waiting, running, done = list(processes), list[TrainingProcess](), 0
     signals: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
         signals.append(number)
 
-    progress = RunsProgress(trainings, console)
+    progress = RunsProgress(processes, console)
     previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         with progress.bars:
@@ -157,15 +157,15 @@ def train_all(
 class RunsProgress:
     """A progress bar for each running process and one for all; a line for each that has ended."""
 
-    def __init__(self, trainings: Sequence[TrainingProcess], console: Console) -> None:
-        self.trainings, self.console, self.began = trainings, console, time.monotonic()
+    def __init__(self, processes: Sequence[TrainingProcess], console: Console) -> None:
+        self.processes, self.console, self.began = processes, console, time.monotonic()
         self.bars = make_progress(
             console, BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeLeft(),
             disable=console.quiet or not console.is_terminal, refresh_per_second=2,
             speed_estimate_period=300,
         )  # fmt: skip
-        total = sum(one.config.training.steps for one in trainings)
-        self.all = self.bars.add_task(f"{len(trainings)} training runs", total=total)
+        total = sum(one.config.training.steps for one in processes)
+        self.all = self.bars.add_task(f"{len(processes)} training runs", total=total)
 
     def started(self, training: TrainingProcess) -> None:
         steps = training.config.training.steps
@@ -177,7 +177,7 @@ class RunsProgress:
         for training in running:
             assert training.task is not None
             self.bars.update(training.task, completed=training.step())
-        ended = [one for one in self.trainings if one.process is not None and one not in running]
+        ended = [one for one in self.processes if one.process is not None and one not in running]
         whole = sum(one.config.training.steps for one in ended)
         self.bars.update(self.all, completed=whole + sum(one.step() for one in running))
 
@@ -185,11 +185,11 @@ class RunsProgress:
         if training.task is not None:
             self.bars.remove_task(training.task)
         spent = time.monotonic() - self.began
-        left = duration(spent / done * (len(self.trainings) - done))
+        left = duration(spent / done * (len(self.processes) - done))
         outcome = (
             f"failed: {training.failed} (see {training.log})" if training.failed else "trained"
         )
         self.console.print(
-            f"{training.name}: {outcome}; {done} of {len(self.trainings)}, about {left} left",
+            f"{training.name}: {outcome}; {done} of {len(self.processes)}, about {left} left",
             soft_wrap=True,
         )  # fmt: skip

@@ -80,14 +80,14 @@ class Layer:
         assert module is not None
         self.module = module.to(device, dtype)
 
-    def plan(self, n: int, engine: str = "auto") -> Any:
+    def plan(self, n: int, backend: str = "auto") -> Any:
         if self.name == "feed-forward":
             return None
         if self.config.mixer != "attention":
             return RowPlan([n], self.device)
-        engine = "reference" if self.name == REFERENCE else engine
+        backend = "reference" if self.name == REFERENCE else backend
         visibility = Visibility(window=self.config.window)
-        return Plan([n], [n], visibility, engine=engine, device=self.device)
+        return Plan([n], [n], visibility, engine=backend, device=self.device)
 
     def __call__(self, x: Tensor, plan: Any) -> Tensor:
         return self.module(x) if plan is None else self.module(x, plan)
