@@ -264,7 +264,7 @@ def test_what_would_take_too_long_is_left_out_and_said():
 
 def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked(monkeypatch):
     monkeypatch.setattr("regard.lab.complexity.measure.available_memory", lambda _: 8e6)
-    found = measure_complexity([], [64, 512], [32], window=8, device="cpu", quiet=True)
+    found = measure_complexity([], [64, 512], [32], window=8, limit=60.0, device="cpu", quiet=True)
     assert {p["kind"] for p in found.left_out if p["n"] == 512} == {"reference"}
 
 
