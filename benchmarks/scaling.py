@@ -34,10 +34,10 @@ from regard.decoding.requests import Request
 from regard.decoding.search import Search
 from regard.device import keep_freed_memory, synchronise
 from regard.errors import InputError
-from regard.lab.fits import power
-from regard.lab.layers import REFERENCE, Layer
-from regard.lab.memory import available_memory
-from regard.lab.timing import PASSES, Pass, needed_memory
+from regard.lab.common.fits import fit_power_law
+from regard.lab.common.layers import REFERENCE, Layer
+from regard.lab.common.memory import available_memory
+from regard.lab.common.timing import PASSES, Pass, needed_memory
 from regard.model.attention import ENGINES, Plan, Visibility
 from regard.model.transformer import Stack
 
@@ -158,7 +158,7 @@ def show(
         ("time", [p.seconds for p in tail], expected[0]),
         ("memory", [p.memory or 0 for p in tail], expected[1]),
     ):
-        fit = power(sizes, values)
+        fit = fit_power_law(sizes, values)
         if fit is not None:
             line += f" {name} ~ {fit} (at most {most:g})"
             if fit.error is not None and fit.error > UNSURE:
@@ -223,7 +223,7 @@ def engines(device: torch.device) -> list[str]:
         if name not in ("auto", REFERENCE):
             try:
                 layer = Attention(name, False, device, torch.float32)
-                Pass(layer, SEQUENCE, False).once()
+                Pass(layer, SEQUENCE, False).run()
             except (InputError, ImportError, RuntimeError, AssertionError) as error:
                 print(f"  {name} is skipped: {str(error).splitlines()[0]}")
             else:

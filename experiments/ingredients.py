@@ -29,7 +29,7 @@ from experiments.results import (
 from experiments.scores import at_step, last_step, score
 from regard.config.sections import Config
 from regard.config.settings import read_yaml, settings
-from regard.lab.ablate_runs import Training, train_all
+from regard.lab.ablate.processes import TrainingProcess, train_all
 from regard.training.model_folder import final_scores
 
 NAME, RECIPE, SEEDS = "ingredients", RECIPE_FOLDER / "multi30k.yaml", (1, 2, 3)
@@ -60,16 +60,20 @@ def configuration(
     return Config.build(task, None, values)
 
 
-def trainings(options: argparse.Namespace, real: Callable[[str], str]) -> dict[str, list[Training]]:
+def trainings(
+    options: argparse.Namespace, real: Callable[[str], str]
+) -> dict[str, list[TrainingProcess]]:
+    options: argparse.Namespace, real: Callable[[str], str]
+) -> dict[str, list[TrainingProcess]]:
     """One training per seed for each row, without rows that change nothing."""
-    rows: dict[str, list[Training]] = {}
+    rows: dict[str, list[TrainingProcess]] = {}
     for name, changes in ROWS.items():
         configs = [configuration(changes, seed, options.assignments, real) for seed in SEEDS]
         if name != BASE and configs[0] == rows[BASE][0].config:
             continue
         short = name.replace(",", "").replace(" ", "-")
         rows[name] = [
-            Training(f"{short}-{seed}", config, options.runs / NAME)
+            TrainingProcess(f"{short}-{seed}", config, options.runs / NAME)
             for seed, config in zip(SEEDS, configs, strict=True)
         ]
     return rows
@@ -97,7 +101,7 @@ def run_ingredients(
         scores = {test: score(folder, files, options.device) for test, files in tests.items()}
         result["rows"][name]["seeds"][str(seed)] = scores
 
-    def record(name: str, seed: int, one: Training) -> None:
+    def record(name: str, seed: int, one: TrainingProcess) -> None:
         """Score a training and save the result."""
         if one.failed or not final_scores(one.run):
             result["failed"][one.name] = one.failed or "it did not end"

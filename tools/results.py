@@ -12,7 +12,7 @@ from experiments.results import FOLDER, Results, load_results
 from experiments.template import fill
 from regard.errors import InputError
 from regard.files import write_file
-from regard.lab.significance import said_p
+from regard.lab.common.significance import format_p
 from regard.training.progress import duration
 from tools.translation import draw_curve, europarl, figure, ingredients, multi30k, trials
 
@@ -121,7 +121,7 @@ def ablation(result: dict[str, Any]) -> dict[str, str]:
         between = ["", ""]
         if one is not None:
             bold = "**" if one["significant"] else ""
-            between = [f"{bold}{one['value']:+.1f}{bold}", said_p(one["adjusted"])]
+            between = [f"{bold}{one['value']:+.1f}{bold}", format_p(one["adjusted"])]
         cells = [
             row["name"], row["differs"].replace("_", "\\_"), f"{row['parameters'] / 1e6:.2f}",
             spread(row["perplexity"], 2), spread(row[key], 1), *between,

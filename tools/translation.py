@@ -12,7 +12,7 @@ from experiments.ingredients import BASE
 from experiments.results import Results
 from experiments.scores import PAPER
 from regard.config.settings import read_yaml
-from regard.lab.significance import holm, pooled, said_p, student
+from regard.lab.common.significance import format_p, holm, pool, t_test
 from regard.training.progress import duration
 from regard.view.picture import COLOURS, save_picture
 
@@ -75,15 +75,15 @@ def ingredients(result: dict[str, Any]) -> str:
     lines = ["| row | what differs | val BLEU | test2016 BLEU | difference | p | seeds |",
              "|---" * 7 + "|"]  # fmt: skip
     compared = {name: scores(name, "test2016") for name in trained}
-    spread = pooled(list(compared.values())) if any(len(v) > 1 for v in compared.values()) else None
+    spread = pool(list(compared.values())) if any(len(v) > 1 for v in compared.values()) else None
     others = [name for name in trained if name != BASE] if spread and BASE in compared else []
-    tests = {name: student(compared[name], compared[BASE], spread) for name in others if spread}
+    tests = {name: t_test(compared[name], compared[BASE], spread) for name in others if spread}
     adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
     for name in trained:
         between = ["", ""]
         if name in tests:
             bold = "**" if adjusted[name] < SIGNIFICANT else ""
-            between = [f"{bold}{tests[name].difference:+.2f}{bold}", said_p(adjusted[name])]
+            between = [f"{bold}{tests[name].difference:+.2f}{bold}", format_p(adjusted[name])]
         cells = [
             name, ", ".join(f"`{option}`" for option in rows[name]["options"]),
             mean(scores(name, "val")), mean(compared[name]), *between, str(len(compared[name])),

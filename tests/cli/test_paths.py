@@ -35,9 +35,9 @@ def no_work(monkeypatch, tmp_path):
     begins = [
         "regard.cli.predict.opened", "regard.cli.view.opened", "regard.box.pack.load",
         "regard.cli.demo.write_corpus", "regard.view.curves.save_picture",
-        "regard.view.positions.save_picture", "regard.training.run.prepare", "regard.lab.path.begin",
-        "regard.lab.complexity.peak", "regard.lab.positions.begin", "regard.lab.styles.plan",
-        "regard.lab.ablate.read",
+        "regard.view.positions.save_picture", "regard.training.run.prepare", "regard.lab.path.measure.create_out",
+        "regard.lab.complexity.measure.peak", "regard.lab.positions.measure.create_out", "regard.lab.styles.measure.plan",
+        "regard.lab.common.training.read_data",
     ]  # fmt: skip
     for name in begins:  # before anything is replaced: no module may keep a replacement
         importlib.import_module(name.rpartition(".")[0])

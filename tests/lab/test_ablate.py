@@ -1,5 +1,5 @@
-"""`regard lab ablate`: its rows against the paper's, its statistics against other ways to compute
-them, and the command from end to end, very small."""
+"""`regard lab ablate`: its variants against the paper's rows, its comparisons, and the command from
+end to end, very small."""
 
 import csv
 import json
@@ -19,93 +19,14 @@ import pytest
 import command
 from regard.config.sections import Config
 from regard.errors import InputError
-from regard.lab import ablate_measured
-from regard.lab.ablate_measured import Result, compare, together
-from regard.lab.ablate_rows import BASE, GROUPS, make_rows
-from regard.lab.significance import (
-    Spread,
-    holm,
-    incomplete_beta,
-    pooled,
-    said_p,
-    student,
-    student_tails,
-)
+from regard.lab.ablate import measure
+from regard.lab.ablate.measure import compare, timing_groups
+from regard.lab.ablate.report import VariantResult
+from regard.lab.ablate.variants import BASE, GROUPS, make_variants
+from regard.lab.common import training
+from regard.lab.common.significance import pool, t_test
 from regard.model.parameters import closed_form
 from regard.text.builtin import builtin_corpus
-
-# ---- statistics -----------------------------------------------------------------------------
-
-
-def integral(function, low, high, pieces=20_000):
-    """By Simpson's rule."""
-    width = (high - low) / pieces
-    inner = sum((4 if i % 2 else 2) * function(low + i * width) for i in range(1, pieces))
-    return width / 3 * (function(low) + inner + function(high))
-
-
-@pytest.mark.parametrize("t", [0.0, 0.1, 1.0, 2.5, 12.706, 300.0])
-def test_students_tails_have_their_closed_forms(t):
-    assert student_tails(t, 1) == pytest.approx(1 - 2 / math.pi * math.atan(t), abs=1e-12)
-    assert student_tails(-t, 2) == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-12)
-    assert student_tails(t, 1e7) == pytest.approx(math.erfc(t / math.sqrt(2)), abs=1e-6)
-
-
-@pytest.mark.parametrize(("t", "freedom"), [(2.228, 10), (0.7, 3.6), (4.1, 1.3), (2.0, 57.2)])
-def test_students_tails_are_the_integral_of_the_density(t, freedom):
-    log = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
-    front = math.exp(log) / math.sqrt(freedom * math.pi)
-    body = integral(lambda x: front * (1 + x * x / freedom) ** (-(freedom + 1) / 2), -t, t)
-    assert student_tails(t, freedom) == pytest.approx(1 - body, abs=1e-10)
-
-
-def test_far_tails_are_not_lost_in_rounding():
-    # For large t the tail of 5 degrees of freedom is near 2 * 5^2.5 * C(5) / 5 / t^5.
-    assert student_tails(1e4, 5) == pytest.approx(1.8979e-19, rel=1e-3)
-    assert student_tails(math.inf, 5) == 0
-
-
-@pytest.mark.parametrize(("a", "b", "x"), [(2, 3, 0.4), (7, 2, 0.9), (1, 1, 0.3), (40, 60, 0.35)])
-def test_the_incomplete_beta_is_the_tail_of_a_binomial(a, b, x):
-    n = a + b - 1
-    tail = sum(math.comb(n, k) * x**k * (1 - x) ** (n - k) for k in range(a, n + 1))
-    assert incomplete_beta(a, b, x) == pytest.approx(tail, rel=1e-12)
-    assert incomplete_beta(a, b, 0) == 0
-    assert incomplete_beta(a, b, 1) == 1
-
-
-def test_student_gives_the_figures_of_a_published_example():
-    # https://en.wikipedia.org/wiki/Welch%27s_t-test, the first example of its table
-    first = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7,
-             21.4]  # fmt: skip
-    second = [27.1, 22.0, 20.8, 23.4, 23.4, 23.5, 25.8, 22.0, 24.8, 20.2, 21.9, 22.1, 22.9, 20.5,
-              24.4]  # fmt: skip
-    spread = pooled([first, second])
-    found = student(first, second, spread)
-    assert spread.freedom == 28
-    assert found.difference / found.error == pytest.approx(-2.46, abs=0.005)
-    assert found.p == pytest.approx(0.021, abs=0.0005)
-
-
-def test_what_never_varies_differs_for_certain_or_not_at_all():
-    assert student([2.0, 2.0], [1.0, 1.0], Spread(0.0, 2)).p == 0
-    assert student([2.0, 2.0], [2.0, 2.0], Spread(0.0, 2)).p == 1
-
-
-def test_the_spread_of_all_rows_is_that_around_their_own_means():
-    spread = pooled([[1.0, 3.0], [10.0, 10.0], [5.0, 6.0, 7.0]])
-    assert spread == Spread(pytest.approx(math.sqrt((2 + 0 + 2) / 4)), 4)
-
-
-def test_holm_multiplies_by_what_is_left_and_never_turns_the_order():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.9, 0.8]) == [1, 1]
-    assert holm([]) == []
-
-
-def test_a_small_p_is_never_said_to_be_zero():
-    assert [said_p(p) for p in (1.0, 0.0321, 0.001, 0.0004, 0.0)] == ["1.000", "0.032", "0.001", "<0.001", "<0.001"]  # fmt: skip
-
 
 # ---- rows -----------------------------------------------------------------------------------
 
@@ -121,7 +42,7 @@ def builder(preset="base", task="translate", **model):
 
 
 def test_the_rows_of_the_papers_base_are_the_papers():
-    rows, skipped = make_rows([*"ABCDE"], builder())
+    rows, skipped = make_variants([*"ABCDE"], builder())
     changes = {row.name: row.changes for row in rows}
     sizes = [
         (c["model.heads"], c["model.head_size"]) for n, c in changes.items() if n.startswith("A")
@@ -147,7 +68,7 @@ def test_the_rows_of_the_papers_base_are_the_papers():
 
 
 def test_a_row_differs_from_the_base_in_what_it_says_and_in_nothing_else():
-    rows, _ = make_rows(list(GROUPS), builder("tiny"))
+    rows, _ = make_variants(list(GROUPS), builder("tiny"))
     base = rows[0].config
     for row in rows[1:]:
         for section in ("model", "data", "training", "decoding"):
@@ -165,16 +86,16 @@ def test_a_row_differs_from_the_base_in_what_it_says_and_in_nothing_else():
 
 
 def test_rows_are_chosen_by_group_or_by_name():
-    rows, _ = make_rows(["B", "mixer-gru"], builder())
+    rows, _ = make_variants(["B", "mixer-gru"], builder())
     assert [row.name for row in rows] == [BASE, "B-key-16", "B-key-32", "mixer-gru"]
-    assert rows[1].differs() == "d_k=16"
-    assert make_rows(["C-layers-2"], builder())[0][1].differs() == "N=2"
+    assert rows[1].describe() == "d_k=16"
+    assert make_variants(["C-layers-2"], builder())[0][1].describe() == "N=2"
     with pytest.raises(InputError, match=r"unknown row 'A-heads-3'; did you mean 'A-heads-32'\?"):
-        make_rows(["A-heads-3"], builder())
+        make_variants(["A-heads-3"], builder())
 
 
 def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
-    rows, skipped = make_rows(list(GROUPS), builder(
+    rows, skipped = make_variants(list(GROUPS), builder(
         "tiny", heads=1, head_size=6, encoder_layers=1, decoder_layers=1, dropout=0.0,
         positions="rotary", max_length=10,
     ))  # fmt: skip
@@ -188,8 +109,8 @@ def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
     assert "model.max_length=10" in why["E-learned"]
     assert not set(why) & {row.name for row in rows if row.name != BASE}
     with pytest.raises(InputError, match="--rows E-learned: model.max_length=10"):
-        make_rows(["E-learned"], builder("tiny", max_length=10))
-    _, skipped = make_rows(["tied", "mixer"], builder("tiny", "classify"))
+        make_variants(["E-learned"], builder("tiny", max_length=10))
+    _, skipped = make_variants(["tied", "mixer"], builder("tiny", "classify"))
     assert "only an encoder-decoder has both" in dict(skipped)["tied-source-target"]
 
 
@@ -198,7 +119,7 @@ def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
 
 def made_up(tmp_path, scores, curves=()):
     """Results of made-up runs: {row: [BLEU of each seed]}, and the validations on the way."""
-    rows, _ = make_rows([name for name in scores if name != BASE], builder("tiny"))
+    rows, _ = make_variants([name for name in scores if name != BASE], builder("tiny"))
     found = []
     for row in rows:
         runs = []
@@ -209,7 +130,7 @@ def made_up(tmp_path, scores, curves=()):
             lines.append({"step": 9, "final": "last", "bleu": score, "loss": math.log(5.0)})
             (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
             runs.append(run)
-        found.append(Result(row, runs))
+        found.append(VariantResult(row, runs))
     return found
 
 
@@ -224,9 +145,9 @@ def test_differences_are_means_over_seeds_with_students_p_and_holms_correction(t
     worse, same = found[1].difference, found[2].difference
     assert worse.value == pytest.approx(20.5 - 31)
     assert same.value == pytest.approx(92.5 / 3 - 31)
-    spread = pooled(list(scores.values()))
+    pooled = pool(list(scores.values()))
     names = ("A-heads-1", "E-learned")
-    alone = [student(scores[name], scores[BASE], spread).p for name in names]
+    alone = [t_test(scores[name], scores[BASE], pooled).p for name in names]
     assert [worse.p, same.p] == alone
     assert worse.adjusted == pytest.approx(2 * alone[0])
     assert (worse.significant, same.significant) == (True, False)
@@ -250,20 +171,14 @@ def test_time_to_quality_is_the_first_validation_that_reached_it_times_the_time_
     assert found[0].seconds_to_quality is None, "a mean over those that got there would flatter"
 
 
-def test_few_models_of_one_shape_are_timed_together_and_none_is_forgotten(tmp_path):
-    rows, _ = make_rows(list(GROUPS), builder("tiny"))
-    found = [Result(row, []) for row in rows]
-    for compiled in (True, False):
-        chunks = list(together(found, compiled))
-        timed = [one.row.name for chunk in chunks for one in chunk]
-        assert set(timed) == {row.name for row in rows}
-        assert len(set(timed) - {BASE}) == len([name for name in timed if name != BASE])
-        assert max(map(len, chunks)) <= ablate_measured.TOGETHER
-        for chunk in chunks:
-            shapes = {ablate_measured.shape(one) for one in chunk}
-            assert len(shapes) == 1 or not compiled
-            assert compiled or chunk[0] is found[0]
-    assert list(together(found[:1], True)) == [found[:1]]
+def test_few_variants_are_timed_together_with_the_base_and_each_variant_once(tmp_path):
+    variants, _ = make_variants(list(GROUPS), builder("tiny"))
+    results = [VariantResult(variant, []) for variant in variants]
+    groups = list(timing_groups(results))
+    assert all(group[0] is results[0] for group in groups)
+    assert [one for group in groups for one in group[1:]] == results[1:]
+    assert max(map(len, groups)) <= measure.TOGETHER
+    assert list(timing_groups(results[:1])) == [results[:1]]
 
 
 # ---- the command ----------------------------------------------------------------------------
@@ -292,8 +207,10 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REGARD_CACHE", str(folder / "cache"))
         patch.setenv("OMP_NUM_THREADS", "1")
-        for name, value in (("WARM", 1), ("STEPS", 2), ("SAMPLES", 100)):
-            patch.setattr(ablate_measured, name, value)
+        for module, name, value in (
+            (measure, "WARM_UP", 1), (measure, "STEPS", 2), (training, "SAMPLES", 100),
+        ):  # fmt: skip
+            patch.setattr(module, name, value)
         yield folder
 
 
@@ -478,6 +395,19 @@ def test_a_folder_of_somebody_else_is_never_touched(folder, arguments):
     assert code == 2
     assert "exists and was not created by regard lab ablate: choose a different --out" in err
     assert [path.name for path in thesis.iterdir()] == ["thesis.txt"]
+
+
+def test_several_seeds_without_scipy_are_refused_before_the_training(
+    second, arguments, folder, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    out, err, code = regard(*arguments, "--seed", "1", "2", "--out", folder / "none")
+    assert (out, code) == ("", 2)
+    assert err == (
+        "regard: significance over several seeds needs scipy: pip install 'regard[lab]'\n"
+    )
+    assert not (folder / "none").exists()
+    assert regard(*arguments, "--seed", "1")[2] == 0, "one seed does not need it"
 
 
 def test_other_training_files_are_noticed_before_anything_is_trained(second, arguments, folder):

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import command
-from regard.lab import layers, memory
-from regard.lab.complexity import complexity
-from regard.lab.complexity_report import EXPLAINED, grows, make_report
-from regard.lab.counting import CPU, Counter, counted, path_length
-from regard.lab.fits import crossing, power
-from regard.lab.layers import LAYERS, Layer
-from regard.lab.timing import needed_memory, peak_memory
+from regard.lab.common import layers, memory
+from regard.lab.common.counting import CPU, Counter, count_operations, path_length
+from regard.lab.common.fits import find_crossing, fit_power_law
+from regard.lab.common.layers import LAYERS, Layer
+from regard.lab.common.timing import needed_memory, peak_memory
+from regard.lab.complexity.measure import measure_complexity
+from regard.lab.complexity.report import NOTES, grows_as, make_report
 
 WINDOW, KERNEL = 16, 3
 every_layer = pytest.mark.parametrize("name", LAYERS)
@@ -30,7 +30,7 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 def quick():
     """Times are not tested: each pass is run only as often as it must be."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("regard.lab.timing.ENOUGH", 0.0)
+        patch.setattr("regard.lab.common.timing.ENOUGH", 0.0)
         yield
 
 
@@ -47,29 +47,31 @@ def layer(name, d=64, **options):
 @every_layer
 @pytest.mark.parametrize("d", [64, 128])
 def test_parameters_are_those_of_the_closed_form(name, d):
-    assert layer(name, d).parameters() == layers.parameters(name, d, KERNEL)[1]
+    assert layer(name, d).parameters() == layers.expected_parameters(name, d, KERNEL)[1]
 
 
 @every_layer
 @pytest.mark.parametrize(("n", "d"), [(32, 64), (96, 64), (48, 128)])
 def test_operations_are_those_of_the_closed_form(name, n, d):
-    needed = layers.operations(name, n, d, WINDOW, KERNEL)[1]
-    operations, _ = counted(layer(name, d), n)
+    needed = layers.expected_operations(name, n, d, WINDOW, KERNEL)[1]
+    operations, _ = count_operations(layer(name, d), n)
     if name == "restricted":  # in pieces: at least what the definition asks for
-        assert needed <= operations <= layers.operations("attention", n, d, WINDOW, KERNEL)[1]
+        assert (
+            needed <= operations <= layers.expected_operations("attention", n, d, WINDOW, KERNEL)[1]
+        )
     else:
         assert operations == needed
 
 
 def test_restricted_attention_computes_in_proportion_to_the_length():
-    operations = [counted(layer("restricted"), n)[0] for n in (512, 1024, 2048)]
-    assert power((512, 1024, 2048), operations).exponent == pytest.approx(1, abs=0.02)
-    assert operations[-1] < 0.2 * counted(layer("attention"), 2048)[0]
+    operations = [count_operations(layer("restricted"), n)[0] for n in (512, 1024, 2048)]
+    assert fit_power_law((512, 1024, 2048), operations).exponent == pytest.approx(1, abs=0.02)
+    assert operations[-1] < 0.2 * count_operations(layer("attention"), 2048)[0]
 
 
 @pytest.mark.parametrize(("name", "grows"), [("attention", False), ("restricted", False), ("lstm", True), ("gru", True), ("convolution", False), ("dilated", False), ("feed-forward", False)])  # fmt: skip
 def test_only_recurrence_has_a_chain_that_grows_with_the_length(name, grows):
-    short, long = (counted(layer(name), n)[1] for n in (200, 400))
+    short, long = (count_operations(layer(name), n)[1] for n in (200, 400))
     assert (long > short) == grows
     if grows:
         assert long == pytest.approx(2 * short, rel=0.02)
@@ -90,7 +92,7 @@ def test_the_chain_of_known_operations_is_as_long_as_it_is():
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("n", [2, 3, 17, 40])
 def test_the_path_found_from_gradients_is_that_of_the_closed_form(name, n):
-    assert path_length(name, n, WINDOW, KERNEL) == layers.path(name, n, WINDOW, KERNEL)
+    assert path_length(name, n, WINDOW, KERNEL) == layers.expected_path(name, n, WINDOW, KERNEL)
 
 
 def test_known_paths():
@@ -104,18 +106,18 @@ def test_known_paths():
 
 
 def test_an_exact_power_is_found_without_error():
-    fit = power([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0])
+    fit = fit_power_law([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0])
     assert (fit.exponent, fit.error) == (pytest.approx(2), pytest.approx(0, abs=1e-12))
     assert str(fit) == "2.00"
-    assert str(power([1, 2, 4], [1.0, 3.0, 16.0])) == "2.00 ± 0.24"
-    assert power([1, 2], [1.0, 2.0]).error is None
-    assert power([1, 1], [1.0, 2.0]) is None
-    assert power([1, 2], [0.0, 2.0]) is None
+    assert str(fit_power_law([1, 2, 4], [1.0, 3.0, 16.0])) == "2.00 ± 0.24"
+    assert fit_power_law([1, 2], [1.0, 2.0]).error is None
+    assert fit_power_law([1, 1], [1.0, 2.0]) is None
+    assert fit_power_law([1, 2], [0.0, 2.0]) is None
 
 
 def test_the_error_of_an_exponent_is_that_of_the_textbook():
     x, y = [1, math.e, math.e**2], [1.0, math.e**1.5, math.e**2]  # logs: (0, 0), (1, 1.5), (2, 2)
-    fit = power(x, y)
+    fit = fit_power_law(x, y)
     assert fit.exponent == pytest.approx(1)
     assert fit.error == pytest.approx(math.sqrt(1 / 6 / 2))  # residuals 1/6, 1/3, 1/6; sum of x² 2
 
@@ -123,35 +125,35 @@ def test_the_error_of_an_exponent_is_that_of_the_textbook():
 def test_lines_cross_where_they_do():
     lengths = [64, 128, 256, 512]
     quadratic, linear = [n * n / 200 for n in lengths], [float(n) for n in lengths]
-    assert crossing(lengths, quadratic, linear) == pytest.approx(200)
-    assert crossing(lengths, linear, quadratic) is None  # it is passed, and does not pass
-    assert crossing(lengths[:2], quadratic[:2], linear[:2]) is None
+    assert find_crossing(lengths, quadratic, linear) == pytest.approx(200)
+    assert find_crossing(lengths, linear, quadratic) is None  # it is passed, and does not pass
+    assert find_crossing(lengths[:2], quadratic[:2], linear[:2]) is None
 
 
 def test_growth_is_told_from_other_growth():
     def points(*counts):
         return [{"n": 2**i, "counted": c} for i, c in enumerate(counts, 3)]
 
-    assert grows(points(1, 1, 1), "constant")
-    assert not grows(points(1, 1, 2), "constant")
-    assert grows(points(8, 16, 32), "linear")
-    assert grows(points(1, 1, 1, 2, 4), "linear")  # a window of 64, rounded up
-    assert not grows(points(8, 4, 2), "linear")
-    assert not grows(points(8, 32, 128), "linear")
-    assert not grows(points(3, 4, 5), "linear")
-    assert grows(points(3, 4, 5, 6), "logarithmic")
-    assert not grows(points(8, 16, 32, 64, 128), "logarithmic")
-    assert grows(points(None, None), "never")
-    assert not grows(points(None, 4), "never")
+    assert grows_as(points(1, 1, 1), "constant")
+    assert not grows_as(points(1, 1, 2), "constant")
+    assert grows_as(points(8, 16, 32), "linear")
+    assert grows_as(points(1, 1, 1, 2, 4), "linear")  # a window of 64, rounded up
+    assert not grows_as(points(8, 4, 2), "linear")
+    assert not grows_as(points(8, 32, 128), "linear")
+    assert not grows_as(points(3, 4, 5), "linear")
+    assert grows_as(points(3, 4, 5, 6), "logarithmic")
+    assert not grows_as(points(8, 16, 32, 64, 128), "logarithmic")
+    assert grows_as(points(None, None), "never")
+    assert not grows_as(points(None, 4), "never")
 
 
 # ---- memory ------------------------------------------------------------------------------
 
 
 WEIGH = """
-from regard.lab.counting import CPU
-from regard.lab.layers import Layer
-from regard.lab.timing import Pass, peak_memory
+from regard.lab.common.counting import CPU
+from regard.lab.common.layers import Layer
+from regard.lab.common.timing import Pass, peak_memory
 import torch
 
 def work():
@@ -185,7 +187,7 @@ def test_peak_memory_is_what_was_held_at_once(weighed):
 @pytest.mark.parametrize("name", ["attention", "restricted"])
 def test_fast_attention_takes_memory_in_proportion_to_the_length(name, weighed):
     used = [weighed[name, n] for n in (4096, 8192)]
-    assert power((4096, 8192), used).exponent < 1.2
+    assert fit_power_law((4096, 8192), used).exponent < 1.2
 
 
 def test_what_is_predicted_is_enough_and_not_far_too_much(weighed):
@@ -221,7 +223,7 @@ def test_the_report_has_every_layer_with_its_counts_and_costs(report):
     assert rows["attention"]["paths"] == [[32, 1], [64, 1], [128, 1]]
     assert len(found["times"]) == len(LAYERS) * 3 * 2 * 2
     assert all(point["seconds"] > 0 for point in found["times"])
-    assert len(found["notes"]) == len(EXPLAINED)
+    assert len(found["notes"]) == len(NOTES)
     assert {one["rival"] for one in found["crossings"]} == {"lstm", "gru", "convolution"}
     assert [one["by_operations"] for one in found["crossings"] if one["rival"] == "lstm"][:2] == [64, 128]  # fmt: skip
 
@@ -254,15 +256,15 @@ def test_people_see_theory_beside_measurement(tmp_path, monkeypatch):
 
 
 def test_what_would_take_too_long_is_left_out_and_said():
-    found = complexity(["attention"], [64, 256], [64], limit=1e-9, device="cpu", quiet=True)
+    found = measure_complexity(["attention"], [64, 256], [64], limit=1e-9, device="cpu", quiet=True)
     assert [(p["n"], p["pass"]) for p in found.left_out] == [(256, "forward"), (256, "training")]
     assert "would take about" in found.left_out[0]["why"]
     assert make_report(found).to_dict()["table"][0]["longest"]["forward"]["n"] == 64
 
 
 def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked(monkeypatch):
-    monkeypatch.setattr("regard.lab.complexity.available_memory", lambda _: 8e6)
-    found = complexity([], [64, 512], [32], window=8, device="cpu", quiet=True)
+    monkeypatch.setattr("regard.lab.complexity.measure.available_memory", lambda _: 8e6)
+    found = measure_complexity([], [64, 512], [32], window=8, limit=60.0, device="cpu", quiet=True)
     assert {p["kind"] for p in found.left_out if p["n"] == 512} == {"reference"}
 
 
@@ -302,7 +304,9 @@ def test_widths_that_do_not_fit_any_length_are_refused_too(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.lab.complexity.count", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr(
+        "regard.lab.complexity.measure.count", lambda *_: pytest.fail("it was begun")
+    )
     (tmp_path / "file").touch()
     for out, said in (
         (tmp_path, f"{tmp_path} exists and was not created by regard lab complexity: choose a different --out"),
@@ -326,6 +330,6 @@ def test_where_the_system_does_not_tell_the_peak_there_is_none(monkeypatch):
         raise PermissionError
 
     worked = []
-    monkeypatch.setattr("regard.lab.timing.Path.write_text", refused)
+    monkeypatch.setattr("regard.lab.common.timing.Path.write_text", refused)
     assert peak_memory(lambda: worked.append(1), CPU) is None
     assert worked == [1]

@@ -10,7 +10,7 @@ import torch
 
 import command
 from regard.errors import InputError
-from regard.lab.gradients import (
+from regard.lab.common.gradients import (
     SMALLEST,
     decay,
     gradient_norms,
@@ -19,26 +19,26 @@ from regard.lab.gradients import (
     reach,
     root_mean_square,
 )
-from regard.lab.kinds import KINDS, check_kinds, kinds, title
-from regard.lab.path import factor, geometric_mean, measure_model
-from regard.lab.school import School
+from regard.lab.common.layer_kinds import LAYER_KINDS, check_layer_kinds, layer_options, layer_title
+from regard.lab.common.recall_training import RecallTraining
+from regard.lab.path.measure import factor, geometric_mean, measure_model
 from regard.text.batching import Packed
 
 CPU = torch.device("cpu")
 
 
-def make(names=KINDS, **changes):
+def make(names=LAYER_KINDS, **changes):
     options = {
         "kinds": list(names), "layers": 2, "d_model": 8, "window": 3, "kernel": 3,
         "seconds": None, "steps": 6, "seeds": [1], "device": "cpu",
     }  # fmt: skip
-    return School(**{**options, **changes})
+    return RecallTraining(**{**options, **changes})
 
 
 # ---- the gradient ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", LAYER_KINDS)
 def test_the_norms_are_those_of_the_jacobian(name):
     """Over many random vectors the mean square is the Frobenius norm of torch's Jacobian."""
     model = make().new_model(name, 1).double()
@@ -114,10 +114,11 @@ def test_means_over_seeds_are_geometric():
 
 
 def test_recurrence_decays_and_attention_does_not():
-    school = make(layers=1, d_model=16)
+    training = make(layers=1, d_model=16)
     distances = [1, 2, 4, 8, 16, 31]
     gru, attention = (
-        measure_model(school.new_model(name, 1), 32, distances, 1) for name in ("gru", "attention")
+        measure_model(training.new_model(name, 1), 32, distances, 1)
+        for name in ("gru", "attention")
     )
     assert 0.5 < decay(distances, gru.recalled) < 0.9
     assert 0.95 < decay(distances, attention.recalled) < 1.05
@@ -128,14 +129,14 @@ def test_recurrence_decays_and_attention_does_not():
 
 
 def test_the_kinds_have_one_name_for_options_and_one_for_people():
-    assert kinds(window=5)["restricted"] == {"mixer": "attention", "window": 5}
-    assert kinds(kernel=7)["dilated"] == {"mixer": "dilated", "kernel": 7}
-    assert [title(name, 5, 7) for name in KINDS] == [
+    assert layer_options(window=5)["restricted"] == {"mixer": "attention", "window": 5}
+    assert layer_options(kernel=7)["dilated"] == {"mixer": "dilated", "kernel": 7}
+    assert [layer_title(name, 5, 7) for name in LAYER_KINDS] == [
         "self-attention", "restricted (r=5)", "LSTM", "GRU", "convolution (k=7)", "dilated (k=7)",
         "feed-forward",
     ]  # fmt: skip
     with pytest.raises(InputError, match=r"unknown kind 'attenton'; did you mean 'attention'"):
-        check_kinds(["attenton"])
+        check_layer_kinds(["attenton"])
 
 
 # ---- the command -------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     assert lab("path", *options, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["distances"] == [1, 2, 4, 8, 11]
-    assert list(said["kinds"]) == list(KINDS)
+    assert list(said["kinds"]) == list(LAYER_KINDS)
     for state in ("at initialisation", "after training"):
         reached = {name: kind["states"][state]["reach"] for name, kind in said["kinds"].items()}
         assert reached == {
@@ -229,7 +230,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, cap
 def test_what_does_not_fit_memory_is_refused_with_the_sizes_that_make_the_estimate(
     words, said, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("regard.lab.memory.available_memory", lambda device: 2_000_000_000)
+    monkeypatch.setattr("regard.lab.common.memory.available_memory", lambda device: 2_000_000_000)
     assert lab("path", *words, "--out", tmp_path / "path") == 2
     assert f"{said} " in (line := capsys.readouterr().err)
     assert " but 2.0 GB are free on the cpu" in line
@@ -237,8 +238,8 @@ def test_what_does_not_fit_memory_is_refused_with_the_sizes_that_make_the_estima
 
 
 def test_weights_their_gradients_and_moments_are_part_of_the_estimate():
-    school = make(["feed-forward"], layers=1, d_model=8192)
-    assert school.needed_memory(3, 1, CPU) > 16 * 4 * 8192**2
+    training = make(["feed-forward"], layers=1, d_model=8192)
+    assert training.needed_memory(3, 1, CPU) > 16 * 4 * 8192**2
     wide = make(["convolution"], layers=1, d_model=2048, kernel=1000)
     assert wide.needed_memory(3, 1, CPU) > 16 * 1000 * 2048**2
 
@@ -251,6 +252,6 @@ def test_a_folder_of_somebody_else_is_not_touched(tmp_path, capsys):
 
 def test_a_folder_that_cannot_be_made_is_refused_before_any_training(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(School, "teach", lambda *_: pytest.fail("it was trained"))
+    monkeypatch.setattr(RecallTraining, "train", lambda *_: pytest.fail("it was trained"))
     assert lab("path", "--out", tmp_path / "file" / "path") == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -13,9 +13,23 @@ import torch
 
 import command
 from regard import Transformer
-from regard.lab import memory, positions_formula, positions_trained
-from regard.lab.drill import exercise_model
-from regard.lab.positions_formula import (
+from regard.lab.common import memory
+from regard.lab.common.synthetic import small_encoder
+from regard.lab.positions import order_task, sinusoids
+from regard.lab.positions.order_task import (
+    MODEL,
+    SHIFT,
+    TESTED,
+    TRAINED,
+    best_blind,
+    beyond,
+    change_by_order,
+    map_errors,
+    position_kinds,
+    shifted,
+    train_kind,
+)
+from regard.lab.positions.sinusoids import (
     compare_all,
     decay,
     fit_map,
@@ -24,19 +38,6 @@ from regard.lab.positions_formula import (
     map_error,
     needed_memory,
     wavelengths,
-)
-from regard.lab.positions_trained import (
-    MODEL,
-    SHIFT,
-    TESTED,
-    TRAINED,
-    best_blind,
-    beyond,
-    change_by_order,
-    kinds,
-    shifted,
-    table_maps,
-    train_kind,
 )
 
 
@@ -48,8 +49,8 @@ def paper(positions, d_model, base):
     ])  # fmt: skip
 
 
-def by_name(findings):
-    return {found.what: found for found in findings}
+def by_name(quantities):
+    return {one.what: one for one in quantities}
 
 
 # ---- the sinusoids ----------------------------------------------------------------------
@@ -86,7 +87,7 @@ def test_a_map_fitted_on_few_positions_of_many_features_is_wrong_beyond_them():
 
 @pytest.mark.parametrize(("size", "base"), [(2, 100.0), (4, 30.0), (16, 10_000.0)])
 def test_the_nearest_two_are_those_of_all_pairs(monkeypatch, size, base):
-    monkeypatch.setattr(positions_formula, "POSITIONS", (16, 48, 128))
+    monkeypatch.setattr(sinusoids, "POSITIONS", (16, 48, 128))
     nearest, deviation = compare_all(size, base)
     assert deviation < 1e-12
     for found, count in zip(nearest, (16, 48, 128), strict=True):
@@ -100,10 +101,10 @@ def test_the_nearest_two_are_those_of_all_pairs(monkeypatch, size, base):
 
 
 def test_rows_whose_dot_product_knows_the_position_are_found_out(monkeypatch):
-    monkeypatch.setattr(positions_formula, "POSITIONS", (16, 48))
+    monkeypatch.setattr(sinusoids, "POSITIONS", (16, 48))
     monkeypatch.setattr(
-        positions_formula,
-        "rows_of",
+        sinusoids,
+        "encodings",
         lambda start, end, size, base: torch.randn(end - start, size).double(),
     )
     nearest, deviation = compare_all(8, 100.0)
@@ -154,7 +155,7 @@ def test_every_position_is_to_tell_the_token_some_places_before_it():
 
 
 def test_the_best_blind_guess_is_what_guessing_the_most_frequent_other_token_gives(monkeypatch):
-    monkeypatch.setattr(positions_trained, "TOLD", 60_000)
+    monkeypatch.setattr(order_task, "TEST_TOKENS", 60_000)
     random, right = np.random.default_rng(5), []
     for _ in range(6000):
         tokens = random.integers(0, 16, 10)
@@ -165,27 +166,27 @@ def test_the_best_blind_guess_is_what_guessing_the_most_frequent_other_token_giv
 
 
 def test_without_positions_shuffling_changes_nothing_and_with_them_it_does():
-    for kind in kinds([100.0]):
+    for kind, options in position_kinds([100.0]).items():
         torch.manual_seed(1)
-        model = Transformer(exercise_model({**MODEL, **kind.options}))
+        model = Transformer(small_encoder({**MODEL, **options}))
         change = change_by_order(model, 1)
-        assert change < 1e-5 if kind.name == "none" else change > 1e-3, kind.name
+        assert change < 1e-5 if kind == "none" else change > 1e-3, kind
 
 
 def test_a_learned_table_starts_as_far_from_a_linear_map_as_chance():
-    model = Transformer(exercise_model({**MODEL, "positions": "learned"}))
-    found = {one.table: one.error for one in table_maps(model, [100.0], 1)}
+    model = Transformer(small_encoder({**MODEL, "positions": "learned"}))
+    found = map_errors(model, [100.0], 1)
     assert found["sinusoidal 100"] < 1e-9
     assert found["learned"] > 1
     assert found["chance"] > 1
 
 
 def test_rotary_positions_learn_order_and_no_positions_cannot(monkeypatch):
-    monkeypatch.setattr(positions_trained, "TOLD", 4096)
-    compared = {kind.name: kind for kind in kinds([100.0])}
+    monkeypatch.setattr(order_task, "TEST_TOKENS", 4096)
+    kinds = position_kinds([100.0])
     watched = []
-    rotary, _ = train_kind(compared["rotary"], 1, 200, None, "cpu", watched.append)
-    none, model = train_kind(compared["none"], 1, 200, None, "cpu", watched.append)
+    rotary, _ = train_kind("rotary", kinds["rotary"], 1, 200, None, "cpu", watched.append)
+    none, model = train_kind("none", kinds["none"], 1, 200, None, "cpu", watched.append)
     assert rotary.steps == none.steps == 200
     assert len(watched) == 400
     assert rotary.right[TRAINED] > 0.9
@@ -207,8 +208,8 @@ SIZES = ["--length", 24, "--d-model", 8, "--base", 20, 300, "--steps", 2, "--see
 @pytest.fixture(scope="module")
 def small():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(positions_formula, "POSITIONS", (16, 64))
-        patch.setattr(positions_trained, "TOLD", 1024)
+        patch.setattr(sinusoids, "POSITIONS", (16, 64))
+        patch.setattr(order_task, "TEST_TOKENS", 1024)
         yield
 
 
@@ -230,7 +231,7 @@ def test_what_is_printed_has_theory_beside_measurement(measured):
     assert "chance 6.2 6.2 6.2 6.2 6.2 6.2" in lines
     for kind in ("sinusoidal 20", "sinusoidal 300", "learned", "rotary", "none"):
         assert any(line.startswith(f"{kind} ") and line.count("±") == 6 for line in lines), kind
-    assert "Without positions it has not yet learned to guess as well as it could." in out
+    assert "The model without positions has not yet learned to guess optimally." in out
     assert "trained 10 of 10: none, seed 2:" in err
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("written"))
 
@@ -252,7 +253,7 @@ def test_the_files_say_what_the_command_says(measured, small, tmp_path):
     ]  # fmt: skip
     for run in [*kept["training"]["runs"], *said["training"]["runs"]]:
         del run["seconds"]
-    assert {key: value for key, value in said.items() if key != "files"} == kept, "not repeatable"
+    assert said == kept, "not repeatable"
     rows = list(csv.DictReader((folder / "positions.csv").open()))
     told = [row for row in rows if row["what"] == "told right" and row["kind"] == "rotary"]
     runs = [run for run in kept["training"]["runs"] if run["kind"] == "rotary"]
@@ -283,7 +284,7 @@ def test_the_pictures_name_what_they_show(measured):
         "chance",
         "best blind guess",
     } <= training
-    assert {"told right, %", "tokens", "512", "Positions from 64 on, never trained"} <= training
+    assert {"correct, %", "tokens", "512", "Positions from 64 on, never trained"} <= training
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,9 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("regard.lab.positions.measure_formula", lambda *_: pytest.fail("begun"))
+    monkeypatch.setattr(
+        "regard.lab.positions.measure.measure_sinusoids", lambda *_: pytest.fail("begun")
+    )
     (tmp_path / "file").touch()
     _, said, code = regard("--out", tmp_path / "file" / "out")
     assert (said, code) == (

@@ -1,4 +1,4 @@
-"""The exercise, the lessons, and the command that compares the kinds of layer."""
+"""The recall task, its curriculum, and the command that compares the kinds of layer."""
 
 import csv
 import json
@@ -9,55 +9,55 @@ import pytest
 import torch
 
 import command
-from regard.lab.drill import Drill
-from regard.lab.kinds import KINDS
-from regard.lab.lessons import (
+from regard.lab.common.layer_kinds import LAYER_KINDS
+from regard.lab.common.recall_training import (
     QUERY,
     SYMBOLS,
-    Learned,
-    exercise,
-    exercises,
-    learn,
-    lesson_distances,
+    RecallModel,
+    RecallTraining,
+    curriculum_distances,
+    recall_example,
+    recall_examples,
     tokens_before,
+    train_recall,
 )
-from regard.lab.recall import QUESTIONS, summary, wilson
-from regard.lab.school import School
+from regard.lab.common.synthetic import SyntheticTask
+from regard.lab.recall.measure import QUESTIONS, summary, wilson
 
 
-def school(name, **changes):
+def setup(name, **changes):
     options = {
         "kinds": [name], "layers": 1, "d_model": 32, "window": 2, "kernel": 3,
         "seconds": None, "steps": 6, "seeds": [1], "device": "cpu",
     }  # fmt: skip
-    return School(**{**options, **changes})
+    return RecallTraining(**{**options, **changes})
 
 
-# ---- exercises and lessons ---------------------------------------------------------------
+# ---- the task and its curriculum ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("length", "distance"), [(2, 1), (9, 1), (9, 5), (9, 8)])
 def test_the_answer_is_the_marked_token_so_many_steps_before_the_query(length, distance):
-    made = exercise(np.random.default_rng(1), length, distance)
+    made = recall_example(np.random.default_rng(1), length, distance)
     marked = np.flatnonzero((made.tokens >= SYMBOLS) & (made.tokens < QUERY))
     assert marked.tolist() == [length - 1 - distance]
     assert made.tokens[-1] == QUERY
     assert made.where.tolist() == [length - 1]
-    assert made.answers.tolist() == [made.tokens[marked[0]] - SYMBOLS]
+    assert made.targets.tolist() == [made.tokens[marked[0]] - SYMBOLS]
 
 
 def test_answers_are_as_likely_as_each_other():
     random = np.random.default_rng(1)
-    answers = [exercises(1)(random, 6).answers[0] for _ in range(1600)]
+    answers = [recall_examples(1)(random, 6).targets[0] for _ in range(1600)]
     counts = np.bincount(answers, minlength=SYMBOLS)
     assert len(counts) == SYMBOLS
     assert counts.min() > 60
 
 
-def test_lessons_double_up_to_the_farthest_and_hold_what_is_asked():
-    assert lesson_distances(1) == [1]
-    assert lesson_distances(8) == [1, 2, 4, 8]
-    assert lesson_distances(11, [3, 11]) == [1, 2, 3, 4, 8, 11]
+def test_distances_double_up_to_the_farthest_and_include_the_extra_ones():
+    assert curriculum_distances(1) == [1]
+    assert curriculum_distances(8) == [1, 2, 4, 8]
+    assert curriculum_distances(11, [3, 11]) == [1, 2, 3, 4, 8, 11]
 
 
 @pytest.mark.parametrize(("layers", "kernel", "before"), [(1, 3, 0), (2, 3, 1), (3, 3, 4)])
@@ -67,48 +67,48 @@ def test_there_is_room_to_go_too_far_and_back(layers, kernel, before):
 
 
 @pytest.fixture(scope="module")
-def window() -> Learned:
-    """One layer of attention with a window of 2, after lessons up to 4 back."""
-    pupil = school("restricted")
-    model = pupil.new_model("restricted", 1)
-    return learn(pupil.config("restricted"), [1, 2, 4], 0, steps=90, device="cpu", start=model)
+def window() -> RecallModel:
+    """One layer of attention with a window of 2, after a curriculum up to 4 back."""
+    training = setup("restricted")
+    model = training.new_model("restricted", 1)
+    return train_recall(model, [1, 2, 4], 0, steps=90, device="cpu")
 
 
-def test_lessons_end_where_the_reach_ends(window):
+def test_the_curriculum_ends_where_the_reach_ends(window):
     assert window.steps == 90
-    assert list(window.passed) == [1, 2]
-    assert 0 < window.passed[1] < window.passed[2] < window.seconds
-    drill = Drill(exercises(0))
-    accuracies = [drill.accuracy(window.model, t + 1, 400, 9) for t in (1, 2, 3, 4)]
+    assert list(window.learned) == [1, 2]
+    assert 0 < window.learned[1] < window.learned[2] < window.seconds
+    task = SyntheticTask(recall_examples(0))
+    accuracies = [task.accuracy(window.model, t + 1, 400, 9) for t in (1, 2, 3, 4)]
     assert min(accuracies[:2]) > 0.9
     assert max(accuracies[2:]) < 0.2
 
 
-def test_what_has_learned_all_lessons_goes_on_until_the_end():
-    pupil, ticks = school("attention"), []
-    learned = learn(
-        pupil.config("attention"), [1, 2], 0, steps=80, device="cpu",
-        start=pupil.new_model("attention", 1), tick=lambda seconds, steps: ticks.append(steps),
+def test_a_model_that_has_learned_all_distances_trains_until_the_end():
+    training, ticks = setup("attention"), []
+    trained = train_recall(
+        training.new_model("attention", 1), [1, 2], 0, steps=80, device="cpu",
+        advance=lambda seconds, steps: ticks.append(steps),
     )  # fmt: skip
-    assert list(learned.passed) == [1, 2]
-    assert learned.steps == len(ticks) == 80
+    assert list(trained.learned) == [1, 2]
+    assert trained.steps == len(ticks) == 80
 
 
-def test_time_ends_the_lessons():
-    pupil = school("gru")
-    model = pupil.new_model("gru", 1)
-    learned = learn(pupil.config("gru"), [1], 0, seconds=1e-9, device="cpu", start=model)
-    assert (learned.steps, learned.passed) == (1, {})
+def test_time_ends_the_curriculum():
+    training = setup("gru")
+    model = training.new_model("gru", 1)
+    trained = train_recall(model, [1], 0, seconds=1e-9, device="cpu")
+    assert (trained.steps, trained.learned) == (1, {})
 
 
 def test_the_models_of_one_seed_start_from_the_same_weights():
-    pupil = school("gru")
-    one, same, other = (pupil.new_model("gru", seed).output_matrix() for seed in (1, 1, 2))
+    training = setup("gru")
+    one, same, other = (training.new_model("gru", seed).output_matrix() for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
-# ---- what is said ------------------------------------------------------------------------
+# ---- the report ------------------------------------------------------------------------
 
 
 def test_the_interval_is_wilsons():
@@ -121,8 +121,8 @@ def test_the_interval_is_wilsons():
 
 
 def test_accuracy_is_over_all_seeds():
-    model = school("gru").new_model("gru", 1)
-    learned = [Learned(model, 10, 2.0, {4: 1.5}), Learned(model, 30, 2.0, {})]
+    model = setup("gru").new_model("gru", 1)
+    learned = [RecallModel(model, 10, 2.0, learned={4: 1.5}), RecallModel(model, 30, 2.0)]
     found = summary([4], learned, [[QUESTIONS], [QUESTIONS // 4]])
     (one,) = found["accuracies"]
     assert one["accuracy"] == 0.625
@@ -142,7 +142,7 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     assert lab(*options, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["chance"] == 1 / 16
-    assert list(said["kinds"]) == list(KINDS)
+    assert list(said["kinds"]) == list(LAYER_KINDS)
     assert {name: kind["reach"] for name, kind in said["kinds"].items()} == {
         "attention": 25, "restricted": 16, "lstm": 25, "gru": 25, "convolution": 2, "dilated": 4,
         "feed-forward": 0,
@@ -196,7 +196,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, cap
 def test_distances_that_do_not_fit_memory_are_refused_with_the_estimate(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("regard.lab.memory.available_memory", lambda device: 2_000_000_000)
+    monkeypatch.setattr("regard.lab.common.memory.available_memory", lambda device: 2_000_000_000)
     assert lab("--distances", 1_000_000, "--out", tmp_path / "recall") == 2
     sizes = "--distances 1000000 with --layers 2, --d-model 64, --kernel 3"
     assert f"{sizes} needs about 92.2 GB but 2.0 GB" in capsys.readouterr().err
@@ -204,6 +204,6 @@ def test_distances_that_do_not_fit_memory_are_refused_with_the_estimate(
 
 def test_a_folder_that_cannot_be_made_is_refused_before_any_training(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(School, "teach", lambda *_: pytest.fail("it was trained"))
+    monkeypatch.setattr(RecallTraining, "train", lambda *_: pytest.fail("it was trained"))
     assert lab("--out", tmp_path / "file" / "recall") == 2
     assert "cannot be written" in capsys.readouterr().err

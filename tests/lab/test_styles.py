@@ -1,6 +1,7 @@
 """`regard lab styles` from end to end, very small: what it reports is checked, not how fast it is
 nor how well it learned."""
 
+import csv
 import json
 import os
 from xml.etree import ElementTree
@@ -8,7 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from command import regard
-from regard.lab import styles_measured
+from regard.lab.common import training
+from regard.lab.styles import measure
 from regard.text.builtin import builtin_corpus
 
 STYLES = ("encoder-decoder", "encoder", "decoder")
@@ -41,8 +43,10 @@ def folder(tmp_path_factory):
         (folder / f"{split}.tsv").write_text(rows, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REGARD_CACHE", str(folder / "cache"))
-        for name, value in (("STEPS", 3), ("TURNS", 1), ("SAMPLES", 100)):
-            patch.setattr(styles_measured, name, value)
+        for module, name, value in (
+            (measure, "STEPS", 3), (measure, "TURNS", 1), (training, "SAMPLES", 100),
+        ):  # fmt: skip
+            patch.setattr(module, name, value)
         yield folder
 
 
@@ -79,7 +83,7 @@ def weights(out):
 def test_the_table_compares_three_styles_and_fits_a_terminal(first):
     lines = first.splitlines()
     assert next(line for line in lines if "encoder-decoder" in line).split() == list(STYLES)
-    assert max(map(len, lines)) <= 80 or all("drawn:" in line for line in lines if len(line) > 80)
+    assert max(map(len, lines)) <= 80 or all("written:" in line for line in lines if len(line) > 80)
     for row in ("parameters", "BLEU", "exact match", "95% interval", "ms a step", "batch 32"):
         assert row in first, row
     for style in STYLES:
@@ -123,7 +127,13 @@ def test_the_figures_of_the_json_fit_each_other(second):
 
 
 def test_the_picture_names_the_styles(second, folder):
-    assert second["files"] == [str(folder / "lab" / f"styles.{end}") for end in ("png", "svg")]
+    assert second["files"] == [
+        str(folder / "lab" / f"styles.{end}") for end in ("json", "csv", "png", "svg")
+    ]
+    assert json.loads((folder / "lab" / "styles.json").read_text()) == second
+    rows = list(csv.DictReader((folder / "lab" / "styles.csv").open(encoding="utf-8")))
+    assert [row["style"] for row in rows] == list(STYLES)
+    assert float(rows[0]["bleu"]) == second["styles"][STYLES[0]]["quality"]["bleu"]["value"]
     tree = ElementTree.parse(folder / "lab" / "styles.svg")
     text = " ".join("".join(node.itertext()) for node in tree.iter() if node.tag.endswith("}text"))
     for style in STYLES:

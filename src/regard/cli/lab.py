@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from regard.cli.options import (
     MOST_LENGTH,
@@ -22,30 +22,62 @@ from regard.cli.view import BASE, D_MODEL, LENGTH
 from regard.config.model import PRESETS
 from regard.config.settings import settings
 from regard.console import as_json
-from regard.lab.ablate_rows import GROUPS
-from regard.lab.kinds import KERNEL, KINDS, WINDOW
+from regard.lab.ablate.variants import GROUPS
+from regard.lab.common.layer_kinds import KERNEL, LAYER_KINDS, WINDOW
 
 if TYPE_CHECKING:
-    from regard.lab.school import School
+    from regard.lab.common.recall_training import RecallTraining
+    from regard.lab.common.report import LabReport
+    from regard.lab.common.training import TrainingOptions
 
 
-WINDOWS, KERNELS = bounded(int, 1, 1_000_000), bounded(int, 1, 1000)
-
-
-class Report(Protocol):
-    """The result of a measurement."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-    def show(self) -> None: ...
-
-
-def tell(report: Report, options: argparse.Namespace) -> None:
+def finish(report: LabReport, options: argparse.Namespace) -> None:
+    """Write the report, and print it."""
+    report.write(options.out)
     print(as_json(report.to_dict())) if options.json else report.show()
 
 
-def training_options(verb: argparse.ArgumentParser, name: str, settable: str) -> None:
-    """Options of measurements that train their own models."""
+def number(
+    verb: argparse.ArgumentParser, name: str, kind: Any, default: float, text: str, **more: Any
+) -> None:
+    """Add an option that is a number, with its default in the help text."""
+    help = f"{text} (default: {default:g})"
+    verb.add_argument(name, type=kind, default=default, help=help, **{"metavar": "N", **more})
+
+
+def common_options(
+    verb: argparse.ArgumentParser, command: str, seeds: str = "", steps: str = "", seconds: str = ""
+) -> None:
+    """The options that most measurements have.
+
+    seeds: the default seeds; steps, seconds: the help texts; empty: there is no such option.
+    """
+    if steps:
+        verb.add_argument("--steps", type=STEPS, metavar="N", help=steps)
+    if seconds:
+        verb.add_argument("--seconds", type=SECONDS, metavar="S", help=seconds)
+    if seeds:
+        text = f"random seeds (default: {seeds})"
+        default = [int(seed) for seed in seeds.split()]
+        verb.add_argument("--seed", nargs="+", type=SEED, default=default, metavar="N", help=text)
+    out = f"regard-{command}"
+    text = f"folder of the report (default: {out})"
+    verb.add_argument("--out", type=file_path, default=Path(out), metavar="DIR", help=text)
+    machine_options(verb)
+
+
+def layer_options(
+    verb: argparse.ArgumentParser, kinds: list[str], text: str, window: int, kernel: int
+) -> None:
+    verb.add_argument(
+        "--kinds", nargs="+", default=kinds, metavar="KIND", help=f"{text} (default: all)"
+    )
+    windows, kernels = bounded(int, 1, 1_000_000), bounded(int, 1, 1000)
+    number(verb, "--window", windows, window, "window of restricted attention", metavar="R")
+    number(verb, "--kernel", kernels, kernel, "kernel width of convolutions", metavar="K")
+
+
+def training_options(verb: argparse.ArgumentParser, command: str, settable: str) -> None:
     for split, text in (
         ("train", "translate: SOURCE TARGET (default: the built-in corpus)"),
         ("valid", "held-out data, for the learning curves"),
@@ -53,26 +85,27 @@ def training_options(verb: argparse.ArgumentParser, name: str, settable: str) ->
     ):
         verb.add_argument(f"--{split}", nargs="+", type=file_name, metavar="FILE", help=text)
     verb.add_argument(
-        "--preset", help=" | ".join(PRESETS) + " (tiny; for the built-in corpus of 2 + 2 layers)"
+        "--preset",
+        help=" | ".join(PRESETS) + " (default: tiny; for the built-in corpus 2 + 2 layers)",
     )
-    verb.add_argument("--steps", type=STEPS, metavar="N", help="steps of each training run")
-    verb.add_argument(
-        "--seed", nargs="+", type=SEED, default=[1], metavar="N", help="random seeds (default: 1)"
-    )
-    verb.add_argument("--out", type=file_path, default=Path(f"regard-{name}"), metavar="DIR")
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
         help=f"change one option; {settable}; repeatable",
     )  # fmt: skip
-    machine_options(verb)
+    common_options(verb, command, "1", "steps of each training run")
 
 
-def training_settings(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """--set, and --steps as one of them."""
-    values = settings(options.assignments)
+def chosen_training(options: argparse.Namespace) -> TrainingOptions:
+    values: dict[str, dict[str, Any]] = settings(options.assignments)
     if options.steps is not None:
         values["training"] = {"steps": options.steps, **values.get("training", {})}
-    return values
+    from regard.lab.common.training import TrainingOptions
+
+    files = {split: getattr(options, split) for split in ("train", "valid", "test")}
+    return TrainingOptions(
+        options.out, options.task, files, options.preset, values, options.seed, options.device,
+        options.quiet,
+    )  # fmt: skip
 
 
 def styles_options(verb: argparse.ArgumentParser) -> None:
@@ -82,211 +115,66 @@ def styles_options(verb: argparse.ArgumentParser) -> None:
 
 def styles(options: argparse.Namespace) -> int:
     """Train the three styles on one task; compare quality, parameters and time."""
-    values = training_settings(options)
-    from regard.lab.styles import compare
+    chosen = chosen_training(options)
+    from regard.lab.styles.measure import measure_styles
 
-    files = {split: getattr(options, split) for split in ("train", "valid", "test")}
-    report = compare(
-        options.out, options.task, files, options.preset, values, options.seed,
-        options.device, options.quiet,
-    )  # fmt: skip
-    tell(report, options)
+    finish(measure_styles(chosen), options)
     return 0
 
 
 def ablate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--task", default="translate", help="translate | classify | answer")
+    groups = "; ".join(f"{group}: {text}" for group, text in GROUPS.items())
     verb.add_argument(
         "--rows", nargs="+", default=list(GROUPS), metavar="ROW",
-        help="groups or single rows (A-heads-1); all: "
-        + "; ".join(f"{group}: {said}" for group, said in GROUPS.items()),
+        help=f"groups or single rows (A-heads-1); all: {groups}",
     )  # fmt: skip
-    verb.add_argument(
-        "--jobs",
-        type=bounded(int, 1, 1024),
-        default=1,
-        metavar="N",
-        help="parallel training runs (default: 1)",
-    )
+    number(verb, "--jobs", bounded(int, 1, 1024), 1, "parallel training runs")
     training_options(verb, "ablate", "of the base, and so of all rows")
 
 
 def ablate(options: argparse.Namespace) -> int:
     """Train variations of a model on your data; table 3 of the paper, with significance."""
-    values = training_settings(options)
-    from regard.lab.ablate import ablate as measure
+    chosen = chosen_training(options)
+    from regard.lab.ablate.measure import measure_ablation
 
-    files = {split: getattr(options, split) for split in ("train", "valid", "test")}
-    report = measure(
-        options.out, options.task, files, options.preset, values, options.rows, options.seed,
-        options.jobs, options.device, options.quiet,
-    )  # fmt: skip
-    tell(report, options)
+    report = measure_ablation(chosen, options.rows, options.jobs)
+    finish(report, options)
     return 1 if report.failed else 0
 
 
-def positions_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--length", type=LENGTH, default=256, metavar="N", help="positions (default: 256)"
-    )
-    verb.add_argument("--d-model", type=D_MODEL, default=512, metavar="N", help="(default: 512)")
-    verb.add_argument(
-        "--base", nargs="+", type=BASE, default=[100.0, 10_000.0], metavar="X",
-        help="bases of the sinusoids (default: 100 10000)",
-    )  # fmt: skip
-    verb.add_argument("--steps", type=STEPS, metavar="N", help="steps of each run (default: 800)")
-    verb.add_argument(
-        "--seconds", type=SECONDS, metavar="S", help="time limit of each run, instead of --steps"
-    )
-    verb.add_argument(
-        "--seed",
-        nargs="+",
-        type=SEED,
-        default=[1, 2, 3],
-        metavar="N",
-        help="seeds (default: 1 2 3)",
-    )
-    verb.add_argument("--out", type=file_path, default=Path("regard-positions"), metavar="DIR")
-    machine_options(verb)
+# ---- path and recall: small models of each kind of layer ----------------------------------------
 
 
-def positions(options: argparse.Namespace) -> int:
-    """Sinusoids against theory; sinusoidal, learned, rotary and no positions at new lengths."""
-    from regard.lab.positions import measure
-
-    report = measure(
-        options.out, options.length, options.d_model, options.base, options.steps,
-        options.seconds, options.seed, options.device, options.quiet,
-    )  # fmt: skip
-    tell(report, options)
-    return 0
+def recall_training_options(verb: argparse.ArgumentParser, command: str) -> None:
+    layer_options(verb, list(LAYER_KINDS), " | ".join(LAYER_KINDS), WINDOW, KERNEL)
+    number(verb, "--layers", bounded(int, 1, 64), 2, "layers of each model")
+    number(verb, "--d-model", bounded(int, 1, MOST_WIDTH), 64, "width of each model")
+    steps, seconds = "training steps, instead of --seconds", "training time per model (default: 8)"
+    common_options(verb, command, "1 2 3", steps, seconds)
 
 
-def complexity_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--kinds", nargs="+", default=[], metavar="KIND", help="kinds of layers (default: all)"
-    )
-    verb.add_argument(
-        "--lengths",
-        nargs="+",
-        type=bounded(int, 2, MOST_LENGTH),
-        default=[],
-        metavar="N",
-        help="sequence lengths (default: 64 to 16384)",
-    )
-    verb.add_argument(
-        "--widths",
-        nargs="+",
-        type=bounded(int, 2, MOST_WIDTH),
-        default=[],
-        metavar="D",
-        help="model widths (default: 64 to 1024)",
-    )
-    verb.add_argument(
-        "--window",
-        type=WINDOWS,
-        default=64,
-        metavar="R",
-        help="window of restricted attention (default: 64)",
-    )
-    verb.add_argument(
-        "--kernel", type=KERNELS, default=3, metavar="K", help="kernel width (default: 3)"
-    )
-    verb.add_argument(
-        "--limit", type=SECONDS, default=1.0, metavar="SECONDS",
-        help="skip a pass that would take longer (default: 1)",
-    )  # fmt: skip
-    verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
-    verb.add_argument("--out", type=file_path, default=Path("regard-complexity"), metavar="DIR")
-    machine_options(verb)
-
-
-def complexity(options: argparse.Namespace) -> int:
-    """Measure the paper's table 1: operations, sequential steps, path length, time, memory."""
-    from regard.lab.complexity import complexity as measure
-    from regard.lab.complexity_report import make_report
-
-    found = measure(
-        options.kinds, options.lengths, options.widths, options.window, options.kernel,
-        options.limit, options.device, options.dtype, options.quiet, options.out,
-    )  # fmt: skip
-    report = make_report(found)
-    report.write(options.out)
-    tell(report, options)
-    return 0
-
-
-def school_options(verb: argparse.ArgumentParser) -> None:
-    """What `path` and `recall` have in common."""
-    verb.add_argument(
-        "--kinds", nargs="+", default=list(KINDS), metavar="KIND",
-        help=" | ".join(KINDS) + " (default: all)",
-    )  # fmt: skip
-    verb.add_argument(
-        "--layers", type=bounded(int, 1, 64), default=2, metavar="N", help="(default: 2)"
-    )
-    verb.add_argument(
-        "--d-model", type=bounded(int, 1, MOST_WIDTH), default=64, metavar="N", help="(default: 64)"
-    )
-    verb.add_argument(
-        "--window",
-        type=WINDOWS,
-        default=WINDOW,
-        metavar="R",
-        help=f"attention window (default: {WINDOW})",
-    )
-    verb.add_argument(
-        "--kernel",
-        type=KERNELS,
-        default=KERNEL,
-        metavar="K",
-        help=f"kernel width (default: {KERNEL})",
-    )
-    verb.add_argument(
-        "--seconds", type=SECONDS, metavar="S", help="training time per model (default: 8)"
-    )
-    verb.add_argument(
-        "--steps", type=STEPS, metavar="N", help="training steps, instead of --seconds"
-    )
-    verb.add_argument(
-        "--seed",
-        nargs="+",
-        type=SEED,
-        default=[1, 2, 3],
-        metavar="N",
-        help="seeds (default: 1 2 3)",
-    )
-
-
-def chosen_school(options: argparse.Namespace) -> School:
-    from regard.lab.school import School
+def chosen_recall_training(options: argparse.Namespace) -> RecallTraining:
+    from regard.lab.common.recall_training import RecallTraining
 
     seconds = 8.0 if options.seconds is None and options.steps is None else options.seconds
-    return School(
+    return RecallTraining(
         options.kinds, options.layers, options.d_model, options.window, options.kernel, seconds,
         options.steps, options.seed, options.device,
     )  # fmt: skip
 
 
 def path_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--length",
-        type=bounded(int, 3, MOST_LENGTH),
-        default=256,
-        metavar="N",
-        help="sequence length (default: 256)",
-    )
-    school_options(verb)
-    verb.add_argument("--out", type=file_path, default=Path("regard-path"), metavar="DIR")
-    machine_options(verb)
+    number(verb, "--length", bounded(int, 3, MOST_LENGTH), 256, "sequence length")
+    recall_training_options(verb, "path")
 
 
 def path(options: argparse.Namespace) -> int:
     """Gradient from the last output to the input t steps back, before and after training."""
-    from regard.lab.path import measure_path
+    from regard.lab.path.measure import measure_path
 
-    report = measure_path(options.out, options.length, chosen_school(options), options.quiet)
-    tell(report, options)
+    training = chosen_recall_training(options)
+    finish(measure_path(options.out, options.length, training, options.quiet), options)
     return 0
 
 
@@ -295,17 +183,67 @@ def recall_options(verb: argparse.ArgumentParser) -> None:
         "--distances", nargs="+", type=bounded(int, 1, MOST_LENGTH), metavar="N",
         default=[2**i for i in range(10)], help="steps back (default: 1 2 4 ... 512)",
     )  # fmt: skip
-    school_options(verb)
-    verb.add_argument("--out", type=file_path, default=Path("regard-recall"), metavar="DIR")
-    machine_options(verb)
+    recall_training_options(verb, "recall")
 
 
 def recall(options: argparse.Namespace) -> int:
     """Accuracy at recalling a token n steps back, for equal training time."""
-    from regard.lab.recall import measure_recall
+    from regard.lab.recall.measure import measure_recall
 
-    report = measure_recall(options.out, options.distances, chosen_school(options), options.quiet)
-    tell(report, options)
+    training = chosen_recall_training(options)
+    finish(measure_recall(options.out, options.distances, training, options.quiet), options)
+    return 0
+
+
+# ---- positions and complexity -------------------------------------------------------------------
+
+
+def positions_options(verb: argparse.ArgumentParser) -> None:
+    number(verb, "--length", LENGTH, 256, "positions")
+    number(verb, "--d-model", D_MODEL, 512, "width of the sinusoids")
+    verb.add_argument(
+        "--base", nargs="+", type=BASE, default=[100.0, 10_000.0], metavar="X",
+        help="bases of the sinusoids (default: 100 10000)",
+    )  # fmt: skip
+    steps, seconds = "steps of each run (default: 800)", "time of each run, instead of --steps"
+    common_options(verb, "positions", "1 2 3", steps, seconds)
+
+
+def positions(options: argparse.Namespace) -> int:
+    """Sinusoids against theory; sinusoidal, learned, rotary and no positions at new lengths."""
+    from regard.lab.positions.measure import PositionsOptions, measure_positions
+
+    chosen = PositionsOptions(
+        options.out, options.length, options.d_model, options.base, options.steps,
+        options.seconds, options.seed, options.device, options.quiet,
+    )  # fmt: skip
+    finish(measure_positions(chosen), options)
+    return 0
+
+
+def complexity_options(verb: argparse.ArgumentParser) -> None:
+    layer_options(verb, [], "kinds of layers", 64, 3)
+    lengths, widths = (bounded(int, 2, most) for most in (MOST_LENGTH, MOST_WIDTH))
+    for name, kind, letter, text in (
+        ("--lengths", lengths, "N", "sequence lengths (default: 64 to 16384)"),
+        ("--widths", widths, "D", "model widths (default: 64 to 1024)"),
+    ):
+        verb.add_argument(name, nargs="+", type=kind, default=[], metavar=letter, help=text)
+    number(verb, "--limit", SECONDS, 1.0, "skip a pass that would take longer", metavar="SECONDS")
+    verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    common_options(verb, "complexity")
+
+
+def complexity(options: argparse.Namespace) -> int:
+    """Measure the paper's table 1: operations, sequential steps, path length, time, memory."""
+    from regard.lab.complexity.measure import measure_complexity
+    from regard.lab.complexity.report import make_report
+
+    measured = measure_complexity(
+        options.kinds, options.lengths, options.widths, options.window, options.kernel,
+        options.limit, options.device, options.dtype, options.quiet, options.out,
+    )  # fmt: skip
+    finish(make_report(measured), options)
     return 0
 
 

@@ -1,0 +1,1 @@
+"""`regard lab complexity`: table 1 of the paper, measured."""

@@ -1,0 +1,1 @@
+"""`regard lab path`: gradients over distance."""

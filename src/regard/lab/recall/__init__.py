@@ -1,0 +1,1 @@
+"""`regard lab recall`: accuracy over distance."""

@@ -1,0 +1,1 @@
+"""`regard lab styles`: the three styles on one task."""

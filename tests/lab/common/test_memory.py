@@ -1,0 +1,45 @@
+"""What does not fit is refused in one line, with the estimate."""
+
+import pytest
+import torch
+
+from regard.errors import InputError
+from regard.lab.common import memory
+
+CPU = torch.device("cpu")
+
+
+def test_what_the_system_says_is_available_is_what_is_free(tmp_path, monkeypatch):
+    said = tmp_path / "meminfo"
+    said.write_text("MemTotal:       16 kB\nMemFree:        2 kB\nMemAvailable:   8 kB\n")
+    monkeypatch.setattr(memory, "MEMORY", said)
+    monkeypatch.setattr(memory, "GROUPS", ())
+    assert memory.available_memory(CPU) == 8 * 1024
+
+
+@pytest.mark.parametrize(("limit", "free"), [("3000", 2000), ("max", 8192), ("500", 0)])
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, limit, free):
+    said, most, used = (tmp_path / name for name in ("meminfo", "max", "current"))
+    said.write_text("MemAvailable:   8 kB\n")
+    most.write_text(f"{limit}\n")
+    used.write_text("1000\n")
+    monkeypatch.setattr(memory, "MEMORY", said)
+    monkeypatch.setattr(memory, "GROUPS", ((str(most), str(used)),))
+    assert memory.available_memory(CPU) == free
+
+
+def test_more_than_is_free_is_refused_with_the_estimate(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device: 21_300_000_000)
+    memory.check_memory(21.3e9, CPU, "--lengths 16384")
+    with pytest.raises(InputError) as refused:
+        memory.check_memory(36e9, CPU, "--lengths 65536")
+    assert str(refused.value) == (
+        "--lengths 65536 needs about 36.0 GB but 21.3 GB are free on the cpu: "
+        "choose smaller sizes, or use a machine with more memory"
+    )
+
+
+def test_without_what_linux_says_all_memory_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "MEMORY", tmp_path / "nothing")
+    monkeypatch.setattr(memory, "GROUPS", ())
+    assert memory.available_memory(CPU) > 2**28

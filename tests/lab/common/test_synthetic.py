@@ -1,0 +1,93 @@
+"""Examples are generated, learned with the real trainer, and predicted correctly afterwards."""
+
+import numpy as np
+import pytest
+import torch
+
+from regard.lab.common.synthetic import Example, SyntheticTask, small_encoder, train_synthetic
+from regard.model.transformer import Transformer
+
+CPU = torch.device("cpu")
+
+
+def repeat(random: np.random.Generator, length: int) -> Example:
+    """Predict the token itself: no position needs another."""
+    tokens = random.integers(8, size=length)
+    return Example(tokens, np.arange(length), tokens)
+
+
+def small(**changes):
+    options = {"vocabulary_size": 9, "d_model": 16, "d_ff": 16, "heads": 2, "encoder_layers": 1}
+    return small_encoder({**options, **changes})
+
+
+def test_a_batch_has_the_examples_end_to_end_and_the_positions_of_targets():
+    def last(random: np.random.Generator, length: int) -> Example:
+        return Example(np.full(length, length), np.array([length - 1]), np.array([length]))
+
+    batch = SyntheticTask(last).make_batch(np.array([3, 5, 2]), CPU, np.random.default_rng(1))
+    assert batch.source.tokens.tolist() == [3] * 3 + [5] * 5 + [2] * 2
+    assert batch.source.lengths == (3, 5, 2)
+    assert batch.where.tolist() == [2, 7, 9]
+    assert batch.labels.tolist() == [3, 5, 2]
+
+
+def test_training_learns_what_can_be_learned():
+    done = train_synthetic(
+        small(), repeat, [4, 6], steps=40, device="cpu",
+        training={"batch_tokens": 256, "learning_rate": 1e-2, "warmup": 5},
+    )  # fmt: skip
+    assert done.steps == 40
+    assert done.seconds > 0
+    assert SyntheticTask(repeat).accuracy(done.model, 5, 100, 7) > 0.95
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
+    def weights(seed: int) -> torch.Tensor:
+        done = train_synthetic(small(), repeat, [5], steps=3, device="cpu", seed=seed)
+        return torch.cat([p.detach().flatten() for p in done.model.parameters()])
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_training_continues_from_a_model_and_a_callback_can_end_it():
+    config = small()
+    model = Transformer(config)
+    before = model.output_matrix().detach().clone()
+    seen = []
+    done = train_synthetic(
+        config, repeat, [5], steps=9, device="cpu", start=model,
+        after_step=lambda done: seen.append(done.steps) or done.steps == 4,
+    )  # fmt: skip
+    assert done.model is model
+    assert done.steps == 4
+    assert seen == [1, 2, 3, 4]
+    assert not torch.equal(before, model.output_matrix())
+
+
+def test_time_ends_training():
+    assert train_synthetic(small(), repeat, [5], seconds=1e-9, device="cpu").steps == 1
+
+
+@pytest.mark.parametrize("count", [1, 37])
+def test_accuracy_counts_every_question(count):
+    """A model whose answers are its input, against exercises half of which ask for just that."""
+    model = Transformer(small(d_model=16, mixer="none")).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("encoder") and "norm" not in name:
+                parameter.zero_()
+
+    def half(random: np.random.Generator, length: int) -> Example:
+        tokens = random.integers(8, size=length)
+        told = tokens.copy()
+        told[1] = 8  # a token that never stands there
+        return Example(tokens, np.array([0, 1]), told[:2])
+
+    accuracy = SyntheticTask(half).accuracy(model, 2, count, 3)
+    right = np.random.default_rng([3, 2])
+    batch = SyntheticTask(half).make_batch(np.full(count, 2), CPU, right)
+    told = model(batch.source).argmax(-1)[batch.where]
+    assert accuracy == float((told == batch.labels).double().mean())
+    assert accuracy <= 0.5
