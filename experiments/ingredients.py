@@ -63,8 +63,6 @@ def configuration(
 def trainings(
     options: argparse.Namespace, real: Callable[[str], str]
 ) -> dict[str, list[TrainingProcess]]:
-    options: argparse.Namespace, real: Callable[[str], str]
-) -> dict[str, list[TrainingProcess]]:
     """One training per seed for each row, without rows that change nothing."""
     rows: dict[str, list[TrainingProcess]] = {}
     for name, changes in ROWS.items():
