@@ -205,7 +205,7 @@ def test_one_process_at_a_time_builds_and_the_next_finds_it(tmp_path):
                           capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
     (tmp_path / f"cache/native/.tmp-{gone}-one-plain.so").touch()
     code = (
-        "import sys, pathlib, subprocess; from regard import native\n"
+        "import sys, pathlib, subprocess; from regard.ops.cpu import build as native\n"
         "native.FOLDER, run = pathlib.Path(sys.argv[1]), subprocess.run\n"
         "def counted(*words, **options): print('built'); return run(*words, **options)\n"
         "subprocess.run = counted\n"

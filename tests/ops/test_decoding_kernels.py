@@ -18,7 +18,6 @@ from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams
 from regard.decoding.engines import cuda_step as fused
 from regard.decoding.engines.cuda_step import FusedStep
-from regard.model.attention import Visibility
 
 SMALL = dict(d_model=32, heads=2, d_ff=48, dropout=0.0, vocabulary_size=50, decoder_layers=2)
 BOTH = SMALL | dict(encoder_layers=1)
@@ -47,8 +46,9 @@ def compare(config, beam, sentences, steps=5, min_length=0):
     step = FusedStep(net, beams, cache, torch.zeros(sentences, dtype=torch.bool))
     if both:
         row = Packed.of(sources)
-        x = net.encoder.embed(net.table("source"), row.tokens, row.positions())
-        plan = net._plan(row, row, Visibility())
+        rows = net.encoder.rows_until(max(row.lengths), torch.device("cpu"))
+        x = net.encoder.embed(net.table("source"), row.tokens, row.positions(), rows)
+        plan = net.plans(row, None).encoder
         memory = step.encode(net.encoder, x, plan.attend)
         torch.testing.assert_close(memory, net.encode(row), rtol=0, atol=1e-5)
     assert FusedStep.can(net, beams)

@@ -1,25 +1,16 @@
-"""The loss in pieces is the loss, and its gradient does not care how a batch is split."""
+"""The loss in pieces is the loss; `divergence` is symmetric and counts the tokens it should."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from regard import ModelConfig, Transformer
-from regard.files import cache_folder
-from regard.ops import cross_entropy as loss_module
-from regard.ops.cross_entropy import cross_entropy, divergence
-from regard.tasks.make import learn_task
+from regard.ops import cross_entropy, divergence, reference
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("piece", [7, 1 << 22])
 def test_the_loss_in_pieces_equals_pytorchs_with_its_gradients(smoothing, piece, monkeypatch):
-    monkeypatch.setattr(loss_module, "PIECE", piece * 11)
+    monkeypatch.setattr(reference, "PIECE", piece * 11)
     hidden = torch.randn(23, 6, dtype=torch.float64, requires_grad=True)
     matrix = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(11, (23,))
@@ -74,32 +65,3 @@ def test_divergence_is_zero_for_equal_passes_symmetric_and_of_tokens_that_are_as
     torch.testing.assert_close(
         apart(first, second, some), apart(first[some >= 0], second[some >= 0], every[:4])
     )
-
-
-def test_splitting_a_batch_in_any_way_gives_the_same_gradient(configure):
-    """The loss is divided by the tokens of the whole step, not by those of each part."""
-    config = configure()
-    task = learn_task(config, None, print, quiet=True)
-    files = [Path(file) for file in config.data.train]
-    store, _ = task.build(files, cache_folder(), config, True)
-    values = {**config.model.to_dict(), "vocabulary_size": task.target.size,
-              "source_vocabulary_size": task.source.size}  # fmt: skip
-    model = Transformer(ModelConfig.from_dict(values)).double().eval()
-    examples = np.arange(20)
-    tokens = int(store.lengths[1][examples].sum())
-
-    def gradients(parts):
-        model.zero_grad()
-        for part in parts:
-            batch = task.batch(store, part, torch.device("cpu"))
-            (task.loss(model, batch, 0.1)[0] / tokens).backward()
-        return [p.grad.clone() for p in model.parameters()]
-
-    whole = gradients([examples])
-
-    @given(cuts=st.lists(st.integers(1, 19), unique=True, max_size=6))
-    def check(cuts):
-        for a, b in zip(gradients(np.split(examples, sorted(cuts))), whole, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-    check()

@@ -91,7 +91,7 @@ def step_by_step() -> Iterator[None]:
 @torch.no_grad()
 def counted(layer: Layer, n: int) -> tuple[int, int]:
     """Operations of a forward pass of n tokens, and the longest chain of dependent ones, by the
-    engine whose operations are all PyTorch's: what runs in C++ cannot be seen."""
+    backend whose operations are all PyTorch's: what runs in C++ cannot be seen."""
     x, plan = torch.randn(n, layer.config.d_model), layer.plan(n, "padded")
     with step_by_step(), Counter() as counter:
         layer(x, plan)

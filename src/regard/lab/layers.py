@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from regard.config.model import ModelConfig
 from regard.lab.kinds import KINDS, kinds
 from regard.lab.kinds import title as kind_title
-from regard.model.attention import MultiHeadAttention, Plan, Visibility
+from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.block import FeedForward
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.parameters import visible
+from regard.model.visibility import Visibility
 
 REFERENCE = "reference"  # self-attention by its definition: the n x n weights are held in memory
 LAYERS = (*KINDS, REFERENCE)
@@ -85,14 +86,14 @@ class Layer:
         assert module is not None
         self.module = module.to(device, dtype)
 
-    def plan(self, n: int, engine: str = "auto") -> Any:
+    def plan(self, n: int, backend: str = "auto") -> Any:
         if self.name == "feed-forward":
             return None
         if self.config.mixer != "attention":
             return RowPlan([n], self.device)
-        engine = "reference" if self.name == REFERENCE else engine
+        backend = "reference" if self.name == REFERENCE else backend
         visibility = Visibility(window=self.config.window)
-        return Plan([n], [n], visibility, engine=engine, device=self.device)
+        return Plan([n], [n], visibility, backend=backend, device=self.device)
 
     def __call__(self, x: Tensor, plan: Any) -> Tensor:
         return self.module(x) if plan is None else self.module(x, plan)
@@ -113,7 +114,7 @@ def parameters(name: str, d: int, kernel: int) -> tuple[str, int]:
 
 def operations(name: str, n: int, d: int, window: int, kernel: int) -> tuple[str, float]:
     """The closed form of a layer's operations (a multiplication and an addition are two), and its
-    value. Attention: what its definition asks for; an engine may compute more."""
+    value. Attention: what its definition asks for; a backend may compute more."""
     if name in ("attention", REFERENCE):
         return "4 n² d + 8 n d²", 4.0 * n * n * d + 8.0 * n * d * d
     if name == "restricted":

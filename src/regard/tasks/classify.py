@@ -28,7 +28,7 @@ from regard.decoding.score import score
 from regard.errors import InputError
 from regard.files import write_file
 from regard.model.transformer import Transformer
-from regard.ops.cross_entropy import disagreement
+from regard.ops import disagreement
 from regard.tasks.metrics import (
     calibration_error,
     classification,

@@ -22,8 +22,8 @@ from regard.decoding.answers import Answer
 from regard.decoding.engines.cpu import hidden
 from regard.decoding.requests import by_size
 from regard.errors import InputError
-from regard.model.transformer import Transformer
-from regard.ops.cross_entropy import cross_entropy, divergence
+from regard.model.transformer import Plans, Transformer
+from regard.ops import cross_entropy, divergence
 from regard.tasks.bootstrap import Metric
 from regard.text.batching import Packed
 from regard.text.corpus import Report
@@ -44,6 +44,7 @@ class Batch:
     target: Packed | None
     labels: Tensor  # [T]
     where: Tensor | None = None  # [T]: the tokens whose vectors are asked; None: all of them
+    plans: Plans | None = None  # of attention, if they were made ahead
 
     @property
     def tokens(self) -> int:
@@ -177,7 +178,7 @@ def words_loss(
     matrix, bias = model.output_matrix(), model.head.bias
 
     def vectors() -> Tensor:
-        hidden = model.hidden(batch.source, batch.target)  # [N, D]
+        hidden = model.hidden(batch.source, batch.target, plans=batch.plans)  # [N, D]
         return model.head.words(hidden if batch.where is None else hidden[batch.where])
 
     first = vectors()

@@ -19,11 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.model.attention import Plan, Visibility, choose_engine
-from regard.model.transformer import Transformer
-from regard.ops.cuda import training as fused
-from regard.ops.cuda.attention import TiledLayout, tables
-from regard.text.batching import Packed, positions_array
+from regard.model.attention import Plan
+from regard.model.transformer import Plans, Transformer
+from regard.model.visibility import Visibility
+from regard.ops import attention_backend
+from regard.ops.common import cast_once
+from regard.ops.cuda.attention import CudaLayout, tables
+from regard.ops.cuda.training import seeded_dropout
+from regard.ops.layout import positions_array
+from regard.text.batching import Packed
 
 SHARES = 8  # sizes of recordings: so many parts of the largest row that is planned
 MOST = 2 * SHARES  # what BPE-dropout cuts anew has more tokens than were counted
@@ -43,13 +47,15 @@ class Batch(Protocol):
     def labels(self) -> Tensor: ...
     @property
     def where(self) -> Tensor | None: ...
+    @property
+    def plans(self) -> Plans | None: ...
 
 
 class Held(Packed):
     """A packed row that stays where it is while its contents change."""
 
     def __init__(self, tokens: Tensor, positions: Tensor, longest: int) -> None:
-        self.tokens, self.places, self.lengths, self.plans = tokens, positions, (longest,), {}
+        self.tokens, self.places, self.lengths = tokens, positions, (longest,)
 
     def positions(self) -> Tensor:
         return self.places
@@ -63,6 +69,7 @@ class HeldBatch:
     source: Held | None
     target: Held
     labels: Tensor
+    plans: Plans
     where: None = None
 
 
@@ -82,8 +89,8 @@ class Recorder:
         self.recordings: dict[tuple[int, int], deque[Recording]] = {}
         c = model.config
         drops = c.attention_dropout + c.feed_forward_dropout  # whose masks PyTorch makes
-        engine = choose_engine(model.engine, self.device, c.attention_dropout)
-        unrecordable = c.embedding_norm or c.mixer != "attention" or drops > 0 or engine != "tiled"
+        backend = attention_backend(model.backend, self.device, c.attention_dropout)
+        unrecordable = c.embedding_norm or c.mixer != "attention" or drops > 0 or backend != "cuda"
         self.able = self.device.type == "cuda" and not unrecordable
         self.pool = torch.cuda.graph_pool_handle() if self.able else None
 
@@ -139,15 +146,18 @@ class Recording:
             [(torch.empty(size, dtype=torch.uint8).pin_memory(), torch.cuda.Event()) for _ in "ab"]
         )
         held = {side: Held(views.pop(0), views.pop(0), longest) for side in self.room}
-        self.batch = HeldBatch(held.get("source"), held["target"], views.pop(0))
-        self.seed = views.pop(0)
+        labels, self.seed = views.pop(0), views.pop(0)
+        plans: list[Plan] = []
         for asking, asked, visibility in self.kinds():
             queries, keys = getattr(batch, asking), getattr(batch, asked)
             plan = Plan(queries.lengths, keys.lengths, visibility, device=self.device)
             plan.queries, plan.keys = self.room[asking], self.room[asked]
-            assert isinstance(plan.layout, TiledLayout)
+            assert isinstance(plan.layout, CudaLayout)
             plan.layout.hold(longest, views.pop(0), views.pop(0), views.pop(0))
-            held[asking].plans[id(held[asked]), visibility] = plan
+            plans.append(plan)
+        source = held.get("source")
+        made = Plans(decoder=plans[0]) if source is None else Plans(*plans)
+        self.batch = HeldBatch(source, held["target"], labels, made)
         self.upload(arrays)
         # The first time kernels are compiled and handles made, none of which can be recorded.
         stream = torch.cuda.Stream(self.device)
@@ -185,7 +195,8 @@ class Recording:
         arrays.append(np.array([seed]))
         for asking, asked, visibility in self.kinds():
             lengths = getattr(batch, asking).lengths, getattr(batch, asked).lengths
-            arrays.extend(tables(*lengths, visibility, (self.room[asking], self.room[asked])))
+            room = self.room[asking], self.room[asked]
+            arrays.extend(tables(*lengths, visibility.causal, visibility.window, room))
         return arrays
 
     def upload(self, arrays: list[NDArray[Any]]) -> None:
@@ -199,18 +210,16 @@ class Recording:
 
     def work(self) -> Tensor:
         """Loss and gradients of what the buffer holds."""
-        base = fused.base(self.device)
-        base.copy_(self.seed)
-        torch.default_generator.manual_seed(0)  # the seeds of masks, to which the base is added
+        torch.default_generator.manual_seed(0)  # the seeds of masks, to which self.seed is added
         dtype = self.recorder.dtype
-        shorter = [] if dtype == torch.float32 else self.recorder.parameters
+        parameters = [] if dtype == torch.float32 else self.recorder.parameters
         with (
-            fused.rounded_once(shorter, dtype),
+            seeded_dropout(self.seed),
+            cast_once(parameters, dtype),
             torch.autocast("cuda", dtype, dtype != torch.float32),
         ):
             loss, likelihood = self.recorder.loss(self.batch)
         loss.backward()
-        base.zero_()
         return torch.stack([loss.detach(), likelihood.detach()])
 
     def forget(self) -> None:

@@ -38,10 +38,10 @@ class Job:
         return max(len(tokens) for tokens in self.given)
 
 
-def attention_engine(model: Transformer) -> str:
-    """The attention engine for inference: that of the model or, with "auto", the one that needs
+def attention_backend(model: Transformer) -> str:
+    """The attention backend for inference: that of the model or, with "auto", the one that needs
     neither a compiler nor gradients."""
-    return "padded" if model.engine == "auto" else model.engine
+    return "padded" if model.backend == "auto" else model.backend
 
 
 class Eager:
@@ -58,7 +58,7 @@ class Eager:
         read = Packed.of(job.read).to(device) if job.read[0] else None
         self.native = engine_of(model)
         if self.native is None:
-            start = partial(model.start, engine=attention_engine(model))
+            start = partial(model.start, backend=attention_backend(model))
         else:
             start = partial(self.native.start, model)
         self.cache = start(source, read, sentences=sentences, width=self.beams.width, steps=steps)

@@ -1,4 +1,5 @@
-// Attention of one sentence and head: softmax(q Kᵀ / sqrt(K)) V over the slots that a row sees.
+// The specification is ops/reference.py: `attention` of one sentence and head, over the slots that
+// a row sees.
 #pragma once
 
 #include "product.h"

@@ -24,7 +24,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
@@ -54,9 +54,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _off: ContextVar[bool] = ContextVar("_off", default=False)  # set by `without`
-# Set by `later`: the libraries that were skipped because they were never built, each with its
-# variant.
-_missed: ContextVar[list[tuple[str, str]] | None] = ContextVar("_missed", default=None)
+_later: ContextVar[ExitStack | None] = ContextVar("_later", default=None)  # set by `later`
 
 
 def once(function: Callable[P, R]) -> Callable[P, R]:
@@ -121,30 +119,31 @@ def features() -> frozenset[str]:
 @contextmanager
 def later(hurried: bool) -> Iterator[None]:
     """If `hurried`, skip libraries that were never built. At the end of the block, start a process
-    that builds them; it continues after this process has ended."""
-    missed: list[tuple[str, str]] = []
-    token = _missed.set(missed if hurried else None)
-    try:
-        yield
-    finally:
-        _missed.reset(token)
-        for name, chosen in missed:
-            build_elsewhere(name, chosen)
+    that builds them; it continues after this process has ended.
+
+    From the first library that is skipped to the end of the block, PyTorch uses one thread: in the
+    small products of one sentence, threads would mostly wait for each other, especially on a busy
+    machine.
+    """
+    with ExitStack() as at_end:
+        token = _later.set(at_end if hurried else None)
+        try:
+            yield
+        finally:
+            _later.reset(token)
 
 
 def library(name: str) -> ctypes.CDLL | None:
     """The library made of `name`.cpp, or None where it cannot be had."""
     chosen = variant()
-    if chosen is None or (_missed.get() is not None and left_for_later(name, chosen)):
+    if chosen is None or (_later.get() is not None and left_for_later(name, chosen)):
         return None
     return opened(name, chosen)
 
 
 @once
 def left_for_later(name: str, chosen: str) -> bool:
-    """Whether the library was never built, but could be. PyTorch then uses one thread for the rest
-    of the process, because `later` encloses a complete command: in the small products of one
-    sentence, threads would mostly wait for each other, especially on a busy machine."""
+    """Whether the library was never built, but could be; then `later` builds it at its end."""
     import torch
 
     try:
@@ -153,9 +152,10 @@ def left_for_later(name: str, chosen: str) -> bool:
         return False
     if compiler is None or path.is_file() or path.with_suffix(FAILED).is_file():
         return False
-    missed = _missed.get()
-    assert missed is not None, "only called inside `later`"
-    missed.append((name, chosen))
+    at_end = _later.get()
+    assert at_end is not None, "only called inside `later`"
+    at_end.callback(build_elsewhere, name, chosen)
+    at_end.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)
     return True
 

@@ -1,5 +1,5 @@
-// What the search does with logits: Beams.advance for beam search (greedy included), on the very
-// tensors of decoding/beams.py, where its rules are told.
+// The specification is decoding/beams.py: Beams.advance for beam search and greedy search, on the
+// same tensors.
 #pragma once
 
 #include "layers.h"

@@ -1,4 +1,5 @@
-// A decoder's step with its search, and a pass of a stack over packed rows, in one call each.
+// The specification is Transformer.step and Stack in model/transformer.py, with decoding/beams.py:
+// a decoder's step with its search, and a pass of a stack over packed rows, in one call each.
 //
 // Every stage (a product, attention, add & norm) is split among the threads (team.h); nothing goes
 // back to Python in between.

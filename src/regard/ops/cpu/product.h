@@ -1,4 +1,5 @@
-// x Wᵀ + b with weights that were packed once: float32, bfloat16 or int8.
+// The specification is ops/reference.py: `linear`, with weights in a blocked layout in float32,
+// bfloat16 or int8 (model/quantise.py).
 //
 // The one idea of all three: a word of four bytes holds as many numbers as go into one instruction
 // (1 float, 2 bfloat16, 4 bytes), a register has a word for each of some outputs, and a row's word

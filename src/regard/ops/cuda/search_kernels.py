@@ -1,8 +1,8 @@
-"""Triton kernels of beam search over the vocabulary, the other half of a decoding step on a GPU.
+"""The specification is decoding/beams.py: Triton kernels of beam search over the vocabulary.
 
-Logits are read once, at the speed of memory: what is chosen from afterwards is a few pieces of
-them. The last kernel also moves the clocks and tells the host which sentences are done, by writing
-to its memory: a copy of its own would cost more than all that it copies.
+Logits are read once, at the speed of memory; the choice is then made from a few blocks of them. The
+last kernel also advances the clocks and writes which sentences are done to memory of the host: a
+separate copy would take longer.
 """
 
 # Triton reads the annotations of its kernels: they must not be strings.
