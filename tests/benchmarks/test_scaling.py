@@ -51,7 +51,7 @@ def test_what_the_budget_does_not_reach_is_left_out_and_said(monkeypatch):
 
 def test_the_backends_that_run_on_a_cpu_are_measured_and_the_others_said(capsys):
     assert "padded" in backends(CPU)
-    assert "tiled is skipped: " in capsys.readouterr().out
+    assert "cuda is skipped: " in capsys.readouterr().out
 
 
 def test_blocks_are_measured_as_they_are(monkeypatch):

@@ -121,7 +121,7 @@ class MultiHeadAttention(nn.Module):
         plan: Plan | CachedSelf | Reading | None,
         memory: Tensor | CachedMemory | None = None,
         rotation: Rotation | None = None,
-        captured: list[list[Tensor]] | None = None,
+        capture: list[list[Tensor]] | None = None,
     ) -> Tensor:
         """x[N, D], memory[M, D] for cross-attention -> [N, D]."""
         if memory is None:
@@ -134,9 +134,9 @@ class MultiHeadAttention(nn.Module):
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         assert plan is not None
-        if captured is not None:  # computed separately, so that capturing changes nothing
-            assert not isinstance(plan, CachedSelf | Reading)  # only the full pass is captured
-            captured.append(plan.weights(query.detach(), key.detach()))
+        if capture is not None:  # computed separately, so that capturing changes nothing
+            assert not isinstance(plan, CachedSelf | Reading)  # only the full pass has it
+            capture.append(plan.weights(query.detach(), key.detach()))
         return self.output(plan.attend(query, key, value).flatten(1))  # [N, H*K] -> [N, D]
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:

@@ -94,13 +94,13 @@ class Block(nn.Module):
         memory: Tensor | CachedMemory | None = None,
         cross_plan: Plan | None = None,
         rotation: Rotation | None = None,
-        captured: list[list[Tensor]] | None = None,
-        captured_cross: list[list[Tensor]] | None = None,
+        capture: list[list[Tensor]] | None = None,
+        cross_capture: list[list[Tensor]] | None = None,
     ) -> Tensor:
         """x[N, D], memory[M, D] -> [N, D]."""
         if not isinstance(plan, RowPlan):
             x = self.self_attention_norm(
-                x, lambda x: self.self_attention(x, plan, rotation=rotation, captured=captured)
+                x, lambda x: self.self_attention(x, plan, rotation=rotation, capture=capture)
             )
         elif self.mixer is not None:
             mixer = self.mixer
@@ -108,6 +108,6 @@ class Block(nn.Module):
         if self.cross_attention is not None and self.cross_attention_norm is not None:
             attention = self.cross_attention
             x = self.cross_attention_norm(
-                x, lambda x: attention(x, cross_plan, memory=memory, captured=captured_cross)
+                x, lambda x: attention(x, cross_plan, memory=memory, capture=cross_capture)
             )
         return self.feed_forward_norm(x, self.feed_forward)

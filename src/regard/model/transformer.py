@@ -101,14 +101,14 @@ class Stack(nn.Module):
         plans: Sequence[Plan | CachedSelf | Reading | RowPlan],
         memories: Sequence[Tensor | CachedMemory] | None = None,
         cross_plan: Plan | None = None,
-        captured: list[list[Tensor]] | None = None,
-        captured_cross: list[list[Tensor]] | None = None,
+        capture: list[list[Tensor]] | None = None,
+        cross_capture: list[list[Tensor]] | None = None,
     ) -> Tensor:
         """x[N, D] -> [N, D]; a plan and a memory for each layer (the same, unless cached)."""
         rotation = self.rotation(positions)
         for i, block in enumerate(self.layers):
             memory = memories[i] if memories else None
-            x = block(x, plans[i], memory, cross_plan, rotation, captured, captured_cross)
+            x = block(x, plans[i], memory, cross_plan, rotation, capture, cross_capture)
         return x if self.final_norm is None else ops.add_norm(x, None, self.final_norm)
 
 
@@ -205,8 +205,9 @@ class Transformer(nn.Module):
         positions = source.positions()
         rows = self.encoder.rows_until(max(source.lengths), positions.device)
         x = self.encoder.embed(self.table("source"), source.tokens, positions, rows)
-        captured = None if capture is None else capture.encoder
-        return self.encoder(x, positions, [plan] * len(self.encoder.layers), captured=captured)
+        weights = None if capture is None else capture.encoder
+        plans = [plan] * len(self.encoder.layers)
+        return self.encoder(x, positions, plans, capture=weights)
 
     def decode(
         self,

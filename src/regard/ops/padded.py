@@ -130,7 +130,7 @@ class Rows:
     def pad(self, x: Tensor) -> Tensor:
         if self.same:
             return x
-        if self.packed is None:  # rows stand in several segments: their gradients add up
+        if self.packed is None:  # rows are in several segments: their gradients add up
             return x.index_select(0, self.padded)
         return Gather.apply(x, self.padded, self.packed, False)
 
@@ -139,8 +139,8 @@ class Rows:
 
 
 class Gather(torch.autograd.Function):
-    """x[forth], whose gradient is a gather too, since every row that counts stands once in both:
-    several times faster on a CPU than the adding that autograd would have to do."""
+    """x[forth], whose gradient is a gather too, since every row that counts is in both once: this is
+    several times faster on a CPU than the additions of autograd."""
 
     @staticmethod
     def forward(x: Tensor, forth: Tensor, back: Tensor, holes: bool) -> Tensor:
@@ -154,7 +154,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         forth, back = ctx.saved_tensors
-        if ctx.holes:  # x had rows that nothing was taken from: their gradient is zero
+        if ctx.holes:  # rows of x that are not in the result have gradient 0
             result = gradient.new_zeros((len(back), *gradient.shape[1:]))
             return result.index_copy_(0, forth, gradient), None, None, None
         return gradient.index_select(0, back), None, None, None

@@ -32,7 +32,7 @@ from regard.files import (
     read_bounded,
     remove_leftovers,
 )
-from regard.model.quantise import unpacked
+from regard.model.quantise import dequantise_all
 
 FILES = ("model.safetensors", "optimiser.safetensors")
 LARGEST_STATE, LARGEST_HEADER = 2**20, 16 * 2**20  # bytes of state.json, of a safetensors header
@@ -258,7 +258,7 @@ def _size(value: object) -> int:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, once they are those that were written; matrices that are
     in bytes there are numbers again."""
-    return unpacked(read_raw(path), path)
+    return dequantise_all(read_raw(path), path)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ constexpr long PIECE = 256;                           // queries of a piece, und
 constexpr int TALL = REGISTER_BYTES == 64 ? 8 : 4;    // a tile of results that fills the registers
 constexpr int WIDE = 2;
 
-// What both passes are told. Rows of queries, keys and values may be strided: they are parts of
+// The arguments of both passes. Rows of queries, keys and values may be strided: they are parts of
 // one product. Strides and sizes count numbers, offsets [B + 1] rows.
 struct Shape {
     const int64_t *query_offsets, *key_offsets;
@@ -34,7 +34,7 @@ struct Run {
 
 struct Sequence {
     long query_start, queries, key_start, keys;
-    long ahead;  // the first query stands at this key
+    long ahead;  // the first query has the position of this key
     const Shape& shape;
 
     Sequence(const Shape& s, long b)

@@ -4,7 +4,7 @@
 
 #include "product.h"
 
-constexpr long MANY = 32;  // rows of a sentence from which on it pays to pack its keys and values
+constexpr long MANY = 32;  // rows of a sentence from which on it pays to copy its keys and values to blocks
 
 // Keys and values of one layer: the number at [sentence, head, slot, k].
 struct Slots {

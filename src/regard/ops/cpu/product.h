@@ -67,7 +67,7 @@ inline uint32_t word_at(Kind kind, const float* row, long inputs, long k) {
 
 // weight[outputs, inputs] -> tiles; what is padded is zero. int8: the weights are whole numbers from
 // -127 to 127 already (model/quantise.py).
-inline void pack(Kind kind, const float* weight, int64_t outputs, int64_t inputs, uint32_t* tiles,
+inline void to_blocks(Kind kind, const float* weight, int64_t outputs, int64_t inputs, uint32_t* tiles,
                  int32_t* start) {
     long words = words_of(kind, inputs);
 #pragma omp parallel for
