@@ -139,7 +139,7 @@ class Rows:
 
 
 class Gather(torch.autograd.Function):
-    """x[forth], whose gradient is a gather too, since every row that counts is in both once: this is
+    """x[forth], whose gradient is a gather too, since every row that counts is in both once:
     several times faster on a CPU than the additions of autograd."""
 
     @staticmethod
