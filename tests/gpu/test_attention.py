@@ -6,9 +6,9 @@ Where there is none, these are skipped: CI has no GPU. By hand: `pytest tests/gp
 import pytest
 import torch
 
+from attend import attend
 from regard.config.model import STYLES
 from regard.errors import InputError
-from regard.model.attention import attend
 from regard.model.visibility import Visibility
 
 pytestmark = [

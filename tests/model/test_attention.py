@@ -7,8 +7,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from attend import attend
 from regard.errors import InputError
-from regard.model.attention import Plan, attend
+from regard.model.attention import Plan
 from regard.model.visibility import Visibility
 from regard.ops.cpu import build as native
 from regard.ops.cuda.attention import TILE, most_tiles, tables

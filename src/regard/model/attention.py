@@ -80,26 +80,6 @@ class Plan:
         ]
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_offsets: Tensor,
-    key_offsets: Tensor,
-    visibility: Visibility,
-    *,
-    backend: str = "auto",
-    dropout: float = 0.0,
-) -> Tensor:
-    """Scaled dot-product attention of packed rows.
-
-    query[N, H, K], key[M, H, K], value[M, H, K], offsets[B+1] on both sides -> [N, H, K].
-    """
-    queries, keys = query_offsets.diff().tolist(), key_offsets.diff().tolist()
-    plan = Plan(queries, keys, visibility, backend=backend, device=query.device, dropout=dropout)
-    return plan.attend(query, key, value)
-
-
 class MultiHeadAttention(nn.Module):
     """Section 3.2.2: H attentions in parallel, each on its own K features.
 

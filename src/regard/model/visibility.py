@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from regard import ops
@@ -31,15 +29,6 @@ class Visibility:
     @property
     def full(self) -> bool:
         return not self.causal and self.window is None
-
-    def runs(self, queries: Sequence[int], keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The run of keys that each query sees, counted within its own sequence.
-
-        queries, keys: lengths of the B sequences on both sides.
-        Returns first[N] and last[N], both inclusive.
-        """
-        first, last = ops.runs(queries, keys, self.causal, self.window)
-        return torch.from_numpy(first), torch.from_numpy(last)
 
     def matrix(self, queries: int, keys: int | None = None) -> Tensor:
         """[queries, keys] booleans, to look at: True where a query sees a key."""

@@ -22,13 +22,13 @@ from regard.ops.cpu import training as cpu
 from regard.ops.cpu.build import library
 from regard.ops.cuda import training as cuda
 from regard.ops.heads import split_heads
-from regard.ops.layout import Layout, runs, visible
+from regard.ops.layout import Layout, visible
 from regard.ops.losses import CrossEntropy
 
 __all__ = [
     "ATTENTION_BACKENDS", "Layout", "add_norm", "attention_backend", "attention_layout", "backend",
-    "cache_dtype", "cross_entropy", "disagreement", "divergence", "embed", "linear", "runs",
-    "split_heads", "visible",
+    "cache_dtype", "cross_entropy", "disagreement", "divergence", "embed", "linear", "split_heads",
+    "visible",
 ]  # fmt: skip
 
 
@@ -78,14 +78,9 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float
 
 
 def embed(
-    table: nn.Embedding,
-    tokens: Tensor,
-    scale: float,
-    rows: Tensor | None,
-    positions: Tensor,
-    dropout: float = 0.0,
-    norm: nn.Module | None = None,
-) -> Tensor:
+    table: nn.Embedding, tokens: Tensor, scale: float, rows: Tensor | None, positions: Tensor,
+    dropout: float = 0.0, norm: nn.Module | None = None,
+) -> Tensor:  # fmt: skip
     """dropout(norm(table[tokens] * scale + rows[positions])): tokens[N], positions[N] -> [N, D].
 
     rows[T, D]: what each position adds; None adds nothing.

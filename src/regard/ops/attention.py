@@ -45,15 +45,9 @@ BACKENDS = ("auto", *LAYOUTS)
 
 
 def attention_layout(
-    query_lengths: Sequence[int],
-    key_lengths: Sequence[int],
-    causal: bool,
-    window: int | None,
-    *,
-    backend: str = "auto",
-    device: torch.device,
-    dropout: float = 0.0,
-) -> Layout:
+    query_lengths: Sequence[int], key_lengths: Sequence[int], causal: bool, window: int | None, *,
+    backend: str = "auto", device: torch.device, dropout: float = 0.0,
+) -> Layout:  # fmt: skip
     """What a backend computes once for a batch; its `attend` is called by every layer."""
     name = attention_backend(backend, device, dropout)
     arguments = tuple(query_lengths), tuple(key_lengths), causal, window, device, dropout

@@ -51,25 +51,17 @@ class Layout(ABC):
 def runs(
     query_lengths: Sequence[int], key_lengths: Sequence[int], causal: bool, window: int | None
 ) -> tuple[Ids, Ids]:
-    """The run of keys of each query, counted within its own sequence: first[N] and last[N], both
-    inclusive. The queries of a sequence are at the positions of its last keys."""
+    """The run of keys of each query in the packed row: first[N] and last[N], both inclusive. The
+    queries of a sequence are at the positions of its last keys."""
     queries, keys = np.array(query_lengths), np.array(key_lengths)
-    end = (keys - 1).repeat(queries)  # [N]: the last key of the sequence
+    base = (keys.cumsum() - keys).repeat(queries)  # [N]: the first key of the sequence
+    end = (keys - 1).repeat(queries)  # [N]: its last key, counted from the first
     if not causal and window is None:
-        return np.zeros_like(end), end
+        return base, base + end
     own = positions_array(query_lengths) + (keys - queries).repeat(queries)
     reach = window if window is not None else int(keys.max())
-    return np.maximum(own - reach, 0), own if causal else np.minimum(own + reach, end)
-
-
-def packed_runs(
-    query_lengths: Sequence[int], key_lengths: Sequence[int], causal: bool, window: int | None
-) -> tuple[Ids, Ids]:
-    """The same, counted from the beginning of the packed row."""
-    first, last = runs(query_lengths, key_lengths, causal, window)
-    keys = np.array(key_lengths)
-    base = (keys.cumsum() - keys).repeat(query_lengths)
-    return first + base, last + base
+    last = own if causal else np.minimum(own + reach, end)
+    return base + np.maximum(own - reach, 0), base + last
 
 
 def visible(queries: int, keys: int, causal: bool, window: int | None) -> Tensor:

@@ -25,14 +25,9 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        backend: ModuleType,
-        hidden: Tensor,
-        matrix: Tensor,
-        labels: Tensor,
-        smoothing: float,
-        bias: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, backend: ModuleType, hidden: Tensor, matrix: Tensor, labels: Tensor,
+        smoothing: float, bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = autocast_dtype(hidden)
         needs_gradient = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         vocabulary = len(matrix)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from regard.ops.layout import Layout, packed_runs
+from regard.ops.layout import Layout, runs
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PaddedLayout(Layout):
 
     def prepare(self) -> None:
         lengths, window, device = (self.query_lengths, self.key_lengths), self.window, self.device
-        first, last = map(torch.from_numpy, packed_runs(*lengths, self.causal, window))
+        first, last = map(torch.from_numpy, runs(*lengths, self.causal, window))
         query_count, key_count = map(torch.tensor, lengths)
         query_start, key_start = starts(query_count), starts(key_count)
 

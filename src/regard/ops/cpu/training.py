@@ -75,15 +75,9 @@ class Add(torch.autograd.Function):
 class AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        y: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None,
-        kind: int,
-        epsilon: float,
-        fraction: float,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, y: Tensor | None, weight: Tensor, bias: Tensor | None, kind: int,
+        epsilon: float, fraction: float,
+    ) -> Tensor:  # fmt: skip
         ctx.dropout, ctx.biased = Dropout.of(fraction), bias is not None
         ctx.norm = Norm(weight.data_ptr(), bias.data_ptr() if bias is not None else 0, epsilon,
                         kind == LAYER)  # fmt: skip
@@ -142,14 +136,9 @@ class Linear(torch.autograd.Function):
 
 
 def embed(
-    table: nn.Embedding,
-    tokens: Tensor,
-    scale: float,
-    rows: Tensor | None,
-    positions: Tensor,
-    dropout: float,
-    norm: nn.Module | None,
-) -> Tensor:
+    table: nn.Embedding, tokens: Tensor, scale: float, rows: Tensor | None, positions: Tensor,
+    dropout: float, norm: nn.Module | None,
+) -> Tensor:  # fmt: skip
     if norm is not None:
         return reference.embed(table, tokens, scale, rows, positions, dropout, norm)
     rows = None if rows is None else rows.to(table.weight.dtype).contiguous()
@@ -160,14 +149,9 @@ def embed(
 class Embed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        table: Tensor,
-        tokens: Tensor,
-        scale: float,
-        add: Tensor | None,
-        positions: Tensor,
-        fraction: float,
-    ) -> Tensor:
+        ctx: Any, table: Tensor, tokens: Tensor, scale: float, add: Tensor | None,
+        positions: Tensor, fraction: float,
+    ) -> Tensor:  # fmt: skip
         dtype = autocast_dtype(table)
         ctx.dropout, ctx.scale = Dropout.of(fraction), scale
         out = table.new_empty((len(tokens), table.shape[1]), dtype=dtype)

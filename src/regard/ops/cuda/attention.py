@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.ops.heads import gradients_like, heads_contiguous
-from regard.ops.layout import Layout, packed_runs, to_device
+from regard.ops.layout import Layout, runs, to_device
 
 TILE = 64  # tokens of a tile
 COLUMNS = 32  # tokens of one step of a walk
@@ -60,12 +60,9 @@ class CudaLayout(Layout):
 
 
 def tables(
-    query_lengths: Sequence[int],
-    key_lengths: Sequence[int],
-    causal: bool,
-    window: int | None,
+    query_lengths: Sequence[int], key_lengths: Sequence[int], causal: bool, window: int | None,
     room: tuple[int, int] | None = None,
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:  # fmt: skip
     """The runs [2, N] of keys of each query in the packed row, and the tiles of queries and of
     keys, [T, 6] each.
 
@@ -74,7 +71,7 @@ def tables(
     can have at most.
     """
     keys = np.array(key_lengths)
-    first, last = packed_runs(query_lengths, key_lengths, causal, window)
+    first, last = runs(query_lengths, key_lengths, causal, window)
     more = [0, 0]
     if room is not None:
         more = [room[0] - len(first), room[1] - int(keys.sum())]

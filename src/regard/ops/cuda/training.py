@@ -89,15 +89,9 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float
 class AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        y: Tensor | None,
-        gain: Tensor | None,
-        shift: Tensor | None,
-        kind: int,
-        epsilon: float,
-        dropout: Dropout,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, y: Tensor | None, gain: Tensor | None, shift: Tensor | None, kind: int,
+        epsilon: float, dropout: Dropout,
+    ) -> Tensor:  # fmt: skip
         from regard.ops.cuda.training_kernels import add_norm_kernel
 
         rows, width = x.shape
@@ -216,14 +210,9 @@ def summed(partial: Tensor) -> Tensor:
 
 
 def embed(
-    table: nn.Embedding,
-    tokens: Tensor,
-    scale: float,
-    rows: Tensor | None,
-    positions: Tensor,
-    dropout: float,
-    norm: nn.Module | None,
-) -> Tensor:
+    table: nn.Embedding, tokens: Tensor, scale: float, rows: Tensor | None, positions: Tensor,
+    dropout: float, norm: nn.Module | None,
+) -> Tensor:  # fmt: skip
     if norm is not None:
         return reference.embed(table, tokens, scale, rows, positions, dropout, norm)
     dropping = Dropout(dropout, tokens.device)
@@ -234,14 +223,9 @@ def embed(
 class Embed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        table: Tensor,
-        tokens: Tensor,
-        scale: float,
-        add: Tensor | None,
-        positions: Tensor,
-        dropout: Dropout,
-    ) -> Tensor:
+        ctx: Any, table: Tensor, tokens: Tensor, scale: float, add: Tensor | None,
+        positions: Tensor, dropout: Dropout,
+    ) -> Tensor:  # fmt: skip
         from regard.ops.cuda.training_kernels import embed_kernel
 
         rows, width = len(tokens), table.shape[1]
