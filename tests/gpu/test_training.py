@@ -95,10 +95,10 @@ def test_the_embedding_equals_pytorchs_with_the_same_mask(learned):
     table, add = nn.Embedding(30, D).cuda(), leaf(20, D)
     tokens, positions = torch.randint(30, (N,)).cuda(), torch.randint(20, (N,)).cuda()
     torch.manual_seed(3)
-    ours = fused.embed(table, tokens, 3.0, add if learned else None, positions, 0.4, None)
+    ours = fused.embed(table, tokens, 3.0, add if learned else None, positions, 0.4)
     torch.manual_seed(3)
     ones = nn.Embedding.from_pretrained(torch.ones_like(table.weight))
-    mask = fused.embed(ones, tokens, 1.0, None, positions, 0.4, None).detach()
+    mask = fused.embed(ones, tokens, 1.0, None, positions, 0.4).detach()
     plain = (table.weight[tokens] * 3.0 + (add[positions] if learned else 0.0)) * mask
     assert_same(ours, plain, [table.weight, add] if learned else [table.weight])
 

@@ -134,7 +134,7 @@ def test_embed(backend, learned):
         made = nn.Embedding(1, 1)
         del made._parameters["weight"]
         made.weight = table
-        return embed(made, tokens, 3.0, rows[0] if learned else None, positions, 0.0, None)
+        return embed(made, tokens, 3.0, rows[0] if learned else None, positions, 0.0)
 
     both = (partial(function, m.embed) for m in (module, reference))
     compare(*both, inputs, device, shared=(tokens, positions))

@@ -85,9 +85,10 @@ def embed(
 
     rows[T, D]: what each position adds; None adds nothing.
     """
-    out: Tensor = implementation("embed", table.weight)(
-        table, tokens, scale, rows, positions, dropout, norm
-    )
+    arguments = table, tokens, scale, rows, positions, dropout
+    if norm is not None:  # which only the reference has
+        return reference.embed(*arguments, norm)
+    out: Tensor = implementation("embed", table.weight)(*arguments)
     return out
 
 

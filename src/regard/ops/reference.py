@@ -36,7 +36,7 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float
 
 def embed(
     table: nn.Embedding, tokens: Tensor, scale: float, rows: Tensor | None, positions: Tensor,
-    dropout: float, norm: nn.Module | None,
+    dropout: float, norm: nn.Module | None = None,
 ) -> Tensor:  # fmt: skip
     """dropout(norm(table[tokens] * scale + rows[positions])): [N, D] (sections 3.4 and 3.5)."""
     x: Tensor = table(tokens)

@@ -137,10 +137,8 @@ class Linear(torch.autograd.Function):
 
 def embed(
     table: nn.Embedding, tokens: Tensor, scale: float, rows: Tensor | None, positions: Tensor,
-    dropout: float, norm: nn.Module | None,
+    dropout: float,
 ) -> Tensor:  # fmt: skip
-    if norm is not None:
-        return reference.embed(table, tokens, scale, rows, positions, dropout, norm)
     rows = None if rows is None else rows.to(table.weight.dtype).contiguous()
     out: Tensor = Embed.apply(table.weight, tokens, scale, rows, positions, dropout)
     return out

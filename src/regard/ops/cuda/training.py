@@ -211,10 +211,8 @@ def summed(partial: Tensor) -> Tensor:
 
 def embed(
     table: nn.Embedding, tokens: Tensor, scale: float, rows: Tensor | None, positions: Tensor,
-    dropout: float, norm: nn.Module | None,
+    dropout: float,
 ) -> Tensor:  # fmt: skip
-    if norm is not None:
-        return reference.embed(table, tokens, scale, rows, positions, dropout, norm)
     dropping = Dropout(dropout, tokens.device)
     out: Tensor = Embed.apply(table.weight, tokens, scale, rows, positions, dropping)
     return out
