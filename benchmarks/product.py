@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.model.linear import product
+from regard.ops import linear
 
 BYTES = 1e8  # of all matrices of one shape together: larger than any cache
 
@@ -44,8 +44,8 @@ def main(arguments: list[str]) -> None:
             x = torch.randn(rows, width)
             with torch.no_grad():
                 theirs = seconds(partial(F.linear, x), matrices, options.repeats)
-                ours = seconds(partial(product, x), matrices, options.repeats)
-                error = (product(x, matrices[0]) - F.linear(x, matrices[0])).abs().max()
+                ours = seconds(partial(linear, x), matrices, options.repeats)
+                error = (linear(x, matrices[0]) - F.linear(x, matrices[0])).abs().max()
             assert error < 1e-2, error
             print(
                 f"{size:6,} x {width:5,} {rows:6} {theirs * 1e6:8,.0f} us {ours * 1e6:7,.0f} us "

@@ -38,8 +38,10 @@ from regard.lab.common.fits import fit_power_law
 from regard.lab.common.layers import REFERENCE, Layer
 from regard.lab.common.memory import available_memory
 from regard.lab.common.timing import PASSES, Pass, needed_memory
-from regard.model.attention import ENGINES, Plan, Visibility
+from regard.model.attention import Plan
 from regard.model.transformer import Stack
+from regard.model.visibility import Visibility
+from regard.ops import ATTENTION_BACKENDS
 
 LENGTHS = [2**k for k in range(8, 17)]
 WIDTH, WINDOW = 64, 64  # of the layer with growing length
@@ -80,12 +82,14 @@ class Point:
 class Attention(Layer):
     """One self-attention layer with one attention backend."""
 
-    def __init__(self, engine: str, window: bool, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, backend: str, window: bool, device: torch.device, dtype: torch.dtype
+    ) -> None:
         super().__init__("restricted" if window else "attention", WIDTH, WINDOW, 3, device, dtype)
-        self.engine = engine
+        self.backend = backend
 
-    def plan(self, n: int, engine: str = "auto") -> Any:
-        return super().plan(n, self.engine)
+    def plan(self, n: int, backend: str = "auto") -> Any:
+        return super().plan(n, self.backend)
 
 
 class Blocks(Layer):
@@ -96,9 +100,9 @@ class Blocks(Layer):
         self.layers = layers
         self.module = Stack(self.config, layers, False).to(device, dtype)
 
-    def plan(self, n: int, engine: str = "auto") -> list[Plan]:
+    def plan(self, n: int, backend: str = "auto") -> list[Plan]:
         lengths = [SEQUENCE] * (n // SEQUENCE)
-        plan = Plan(lengths, lengths, Visibility(), engine=engine, device=self.device)
+        plan = Plan(lengths, lengths, Visibility(), backend=backend, device=self.device)
         return [plan] * self.layers
 
     def __call__(self, x: Tensor, plan: list[Plan]) -> Tensor:
@@ -112,10 +116,10 @@ def measured(layer: Layer, n: int, size: int, which: str) -> Point:
 
 
 def by_length(
-    engine: str, window: bool, which: str, where: tuple[torch.device, torch.dtype], share: float
+    backend: str, window: bool, which: str, where: tuple[torch.device, torch.dtype], share: float
 ) -> tuple[list[Point], str]:
     """The points of one backend, as far as time (share) and memory allow, and what is left out."""
-    layer, points, spent = Attention(engine, window, *where), list[Point](), 0.0
+    layer, points, spent = Attention(backend, window, *where), list[Point](), 0.0
     for n in LENGTHS:
         grown = 1.0 if not points else (n / points[-1].size) ** (1 if window else 2)
         next_one = PASSES_OF_A_POINT * grown * points[-1].seconds if points else 0.0
@@ -216,10 +220,10 @@ def steps(search: Search, device: torch.device) -> Iterator[tuple[int, float]]:
         start = time.perf_counter()
 
 
-def engines(device: torch.device) -> list[str]:
+def backends(device: torch.device) -> list[str]:
     """The fast attention backends that run here."""
     available = []
-    for name in ENGINES:
+    for name in ATTENTION_BACKENDS:
         if name not in ("auto", REFERENCE):
             try:
                 layer = Attention(name, False, device, torch.float32)
@@ -241,16 +245,16 @@ def main(arguments: list[str]) -> int:
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
     log = RatioLog("scaling", arguments, options, options.device)
     print(f"{log.hardware}, {options.dtype}; y ~ size^exponent")
-    fast = engines(device)
+    fast = backends(device)
     where = device, dtype
     jobs: list[Job] = []
-    for engine in fast:
+    for backend in fast:
         for window, which in product((False, True), PASSES):
             seen = f", window {WINDOW}" if window else ""
-            measure: Measure = partial(by_length, engine, window, which, where)
+            measure: Measure = partial(by_length, backend, window, which, where)
             exponents = (1.0 if window else 2.0, 1.0)
             part = 1 if window or which == "training" else 2  # the forward pass reaches all lengths
-            jobs.append((f"attention by {engine}{seen}, {which}", measure, exponents, part))
+            jobs.append((f"attention by {backend}{seen}, {which}", measure, exponents, part))
     for (what, which), most in THEORY.items():
         measure = partial(by_size, what, which, where)
         jobs.append((f"blocks, {what}, {which}", measure, most, 1))

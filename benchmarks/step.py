@@ -27,7 +27,7 @@ from regard import ModelConfig, Packed, Transformer
 from regard.device import keep_freed_memory, synchronise
 from regard.model.parameters import operations
 from regard.model.positions import sinusoids
-from regard.ops.cross_entropy import cross_entropy
+from regard.ops import cross_entropy
 
 if TYPE_CHECKING:
     from transformers import MarianConfig

@@ -29,8 +29,8 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line in this process waits for native code: which engine answers must not depend
-    on what was built before."""
+    """The command line in this process waits for native code: the engine must not depend on what
+    was built before."""
     monkeypatch.setattr("regard.cli.main.hurried", lambda options: False)
 
 
@@ -48,13 +48,13 @@ def row() -> Callable[..., Packed]:
 def model() -> Callable[..., Transformer]:
     """model(style="decoder", ...): a small model with random weights, float64, no dropout."""
 
-    def make(engine: str = "auto", dtype: torch.dtype = torch.float64, **changes) -> Transformer:
+    def make(backend: str = "auto", dtype: torch.dtype = torch.float64, **changes) -> Transformer:
         sizes = {"d_model": 16, "heads": 2, "d_ff": 24, "dropout": 0.0, "vocabulary_size": 20}
         style = changes.get("style", "encoder-decoder")
         for stack in ("encoder", "decoder"):
             if stack in style.split("-"):
                 sizes[f"{stack}_layers"] = 2
-        return Transformer(ModelConfig(**{**sizes, **changes}), engine).to(dtype).eval()
+        return Transformer(ModelConfig(**{**sizes, **changes}), backend).to(dtype).eval()
 
     return make
 

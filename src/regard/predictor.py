@@ -26,7 +26,7 @@ from regard.decoding.search import Details
 from regard.device import choose_device
 from regard.errors import InputError
 from regard.files import cache_folder, checksum, write_result
-from regard.model.quantise import packed, unpacked
+from regard.model.quantise import dequantise_all, quantise_all
 from regard.model.transformer import Transformer
 from regard.tasks.answer import Asked, Questions
 from regard.tasks.classify import Classify, Label
@@ -353,7 +353,7 @@ def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False
     transformer = Transformer(config.model)
     load_weights(transformer, read_weights(folder / "model.safetensors"), folder)
     if dtype == "int8":  # what is not done in int8, a view or a full pass, has the same weights
-        transformer.load_state_dict(unpacked(packed(transformer.state_dict()), folder))
+        transformer.load_state_dict(dequantise_all(quantise_all(transformer.state_dict()), folder))
     where = choose_device(device)
     if dtype == "auto":
         dtype = AUTO[where.type]

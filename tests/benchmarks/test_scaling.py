@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.ratios import RatioLog
-from benchmarks.scaling import Blocks, Point, by_length, engines, measured, show
+from benchmarks.scaling import Blocks, Point, backends, by_length, measured, show
 from benchmarks.startup import first_step
 
 CPU = torch.device("cpu")
@@ -50,9 +50,9 @@ def test_what_the_budget_does_not_reach_is_left_out_and_said(monkeypatch):
     assert left_out == "from 1,000,000 tokens on left out"
 
 
-def test_the_engines_that_run_on_a_cpu_are_measured_and_the_others_said(capsys):
-    assert "padded" in engines(CPU)
-    assert "tiled is skipped: " in capsys.readouterr().out
+def test_the_backends_that_run_on_a_cpu_are_measured_and_the_others_said(capsys):
+    assert "padded" in backends(CPU)
+    assert "cuda is skipped: " in capsys.readouterr().out
 
 
 def test_blocks_are_measured_as_they_are(monkeypatch):

@@ -72,7 +72,7 @@ def test_concurrent_searches_find_what_they_find_alone(changes, net):
     one = net(seed=11, **changes)
     calls = kinds_of_calls(one)
     assert check_concurrent(calls, rounds=4) == 8 * 4 * 12
-    assert one.engine == "auto"
+    assert one.backend == "auto"
 
 
 def test_concurrent_searches_by_pytorch_find_what_they_find_alone(net):
@@ -80,7 +80,7 @@ def test_concurrent_searches_by_pytorch_find_what_they_find_alone(net):
     calls = kinds_of_calls(one)
     chosen = {name: calls[name] for name in ("details", "beam", "samples, stepped", "score")}
     check_concurrent(chosen, threads=4, rounds=3)
-    assert one.engine == "auto"
+    assert one.backend == "auto"
 
 
 @needs_compiler
@@ -176,12 +176,12 @@ def test_a_call_assigns_no_attribute_of_the_model(dtype, net, monkeypatch):
     assert assigned == []
 
 
-def test_a_call_can_choose_its_attention_engine(model, row):
+def test_a_call_can_choose_its_attention_backend(model, row):
     """And the model keeps its own choice."""
-    net = model(engine="reference")
+    net = model(backend="reference")
     source, target = row([3, 5]), row([4, 2])
     expected = net.hidden(source, target)
-    found = net.hidden(source, target, engine="padded")
+    found = net.hidden(source, target, backend="padded")
     torch.testing.assert_close(found, expected)
     assert not found.equal(expected)
-    assert net.engine == "reference"
+    assert net.backend == "reference"

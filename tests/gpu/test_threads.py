@@ -48,4 +48,4 @@ def test_concurrent_searches_find_what_they_find_alone(style, model):
         "score", [one.logprobs for one in score(net, REQUESTS, [[5, 6, 2]] * 5)]
     )
     assert check_concurrent(calls, threads=6, rounds=4) == 6 * 4 * 9
-    assert net.engine == "auto"
+    assert net.backend == "auto"

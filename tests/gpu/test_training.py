@@ -8,10 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from regard import ModelConfig, Packed, Transformer
+from regard import ModelConfig, Packed, Transformer, ops
 from regard.config.sections import Config
-from regard.ops import cross_entropy as loss_module
-from regard.ops.cross_entropy import cross_entropy, divergence
+from regard.ops import cross_entropy, divergence, reference
 from regard.ops.cuda import training as fused
 from regard.training.cuda_graph import StepGraphs
 from regard.training.losses import Batch, token_loss
@@ -56,10 +55,10 @@ def test_add_and_norm_equals_pytorchs_with_the_same_mask(make, dropout, rows):
     norm = None if make is None else make(D, eps=1e-5).cuda()
     x, y = leaf(rows, D), leaf(rows, D)
     torch.manual_seed(3)
-    ours = fused.add_and_norm(x, y, norm, dropout)
+    ours = fused.add_norm(x, y, norm, dropout)
     torch.manual_seed(3)
     zeros, ones = torch.zeros_like(x), torch.ones_like(x)
-    mask = fused.add_and_norm(zeros, ones, None, dropout).detach()
+    mask = fused.add_norm(zeros, ones, None, dropout).detach()
     total = x + y * mask
     inputs = [x, y, *([] if norm is None else norm.parameters())]
     assert_same(ours, total if norm is None else norm(total), inputs)
@@ -67,7 +66,7 @@ def test_add_and_norm_equals_pytorchs_with_the_same_mask(make, dropout, rows):
 
 def test_dropout_keeps_as_many_as_it_should_and_other_numbers_for_another_seed():
     x, ones = torch.zeros(4000, 512, device="cuda"), torch.ones(4000, 512, device="cuda")
-    masks = [fused.add_and_norm(x, ones, None, 0.1) > 0 for _ in range(2)]
+    masks = [fused.add_norm(x, ones, None, 0.1) > 0 for _ in range(2)]
     for mask in masks:
         assert abs(mask.double().mean() - 0.9) < 5 * (0.09 / mask.numel()) ** 0.5
         for dim in (0, 1):  # and evenly over rows and columns
@@ -83,7 +82,7 @@ def test_a_product_with_its_activation_equals_pytorchs(activation, biased):
     x, weight = leaf(N, D), leaf(70, D)
     bias = leaf(70) if biased else None
     with torch.autocast("cuda", torch.bfloat16):
-        ours = fused.product(x, weight, bias, activation)
+        ours = fused.linear(x, weight, bias, activation)
     assert ours.dtype == torch.bfloat16
     plain = F.linear(x, weight, bias)
     # What is rounded to the other side of zero would count as an error of ReLU's gradient.
@@ -93,21 +92,22 @@ def test_a_product_with_its_activation_equals_pytorchs(activation, biased):
 
 @pytest.mark.parametrize("learned", [True, False])
 def test_the_embedding_equals_pytorchs_with_the_same_mask(learned):
-    table, add = leaf(30, D), leaf(20, D)
+    table, add = nn.Embedding(30, D).cuda(), leaf(20, D)
     tokens, positions = torch.randint(30, (N,)).cuda(), torch.randint(20, (N,)).cuda()
     torch.manual_seed(3)
     ours = fused.embed(table, tokens, 3.0, add if learned else None, positions, 0.4)
     torch.manual_seed(3)
-    mask = fused.embed(torch.ones_like(table), tokens, 1.0, None, positions, 0.4).detach()
-    plain = (table[tokens] * 3.0 + (add[positions] if learned else 0.0)) * mask
-    assert_same(ours, plain, [table, add] if learned else [table])
+    ones = nn.Embedding.from_pretrained(torch.ones_like(table.weight))
+    mask = fused.embed(ones, tokens, 1.0, None, positions, 0.4).detach()
+    plain = (table.weight[tokens] * 3.0 + (add[positions] if learned else 0.0)) * mask
+    assert_same(ours, plain, [table.weight, add] if learned else [table.weight])
 
 
 @pytest.mark.parametrize("vocabulary", [64, 1000, 9001])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_loss_equals_pytorchs(vocabulary, smoothing, biased, monkeypatch):
-    monkeypatch.setattr(loss_module, "FUSED_PIECE", 128 * vocabulary)  # several pieces
+    monkeypatch.setattr(fused, "PIECE", 128 * vocabulary)  # several pieces
     hidden, matrix = leaf(N, D), leaf(vocabulary, D)
     bias = leaf(vocabulary) if biased else None
     labels = torch.randint(vocabulary, (N,)).cuda()
@@ -124,7 +124,7 @@ def test_how_much_two_passes_disagree_equals_pytorchs(vocabulary, monkeypatch):
     labels = torch.randint(-1, 3, (N,), device="cuda")
     ours = divergence(first, second, matrix, None, labels)
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "can_ever", lambda x: False)
+        patch.setattr(ops, "backend", lambda x, training=None: reference)
         theirs = divergence(first, second, matrix, None, labels)
     assert_same(ours, theirs, [first, second, matrix])
 
@@ -162,8 +162,8 @@ def test_in_bfloat16_gradients_are_as_near_to_the_exact_ones_as_without_kernels(
         model = small_model(dropout=0.0, **shape)
         with monkeypatch.context() as patch:
             if name != "fused":
-                patch.setattr(fused, "can_ever", lambda x: False)
-                model.engine = "padded"
+                patch.setattr(ops, "backend", lambda x, training=None: reference)
+                model.backend = "padded"
             torch.manual_seed(2)
             batch = batch_of(model, LENGTHS, "cuda")
             with torch.autocast("cuda", torch.bfloat16, enabled=name != "exact"):
@@ -188,11 +188,10 @@ def test_a_replayed_row_has_the_gradients_of_the_row_itself(shape, r_drop):
         replayed = gradients(model)
         model.zero_grad(set_to_none=True)
         rows = [None if row is None else row.to("cuda") for row in (batch.source, batch.target)]
-        torch.manual_seed(0)  # with the base, the masks of the replay
-        fused.base(torch.device("cuda", 0)).fill_(7)
-        loss, likelihood = token_loss(model, Batch(*rows, batch.labels.cuda()), 0.1, r_drop)
+        torch.manual_seed(0)  # with the seed that is added, the masks of the replay
+        with fused.seeded_dropout(torch.tensor([7], device="cuda")):
+            loss, likelihood = token_loss(model, Batch(*rows, batch.labels.cuda()), 0.1, r_drop)
         loss.backward()
-        fused.base(torch.device("cuda", 0)).zero_()
         assert error(sums, torch.stack([loss.detach(), likelihood])) < 1e-5
         del loss, likelihood  # a capture fails while an autograd graph of before exists
         for ours, expected in zip(replayed, gradients(model), strict=True):

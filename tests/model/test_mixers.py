@@ -128,7 +128,7 @@ def test_operations_of_a_step_count_the_mixers_weights_and_no_pairs():
 
 @pytest.mark.parametrize("window", [None, 1, 3, 30])
 def test_visible_pairs_are_those_of_the_matrix(window):
-    from regard.model.attention import Visibility
+    from regard.model.visibility import Visibility
 
     for length in (1, 2, 7, 31):
         full, causal = (Visibility(causal=c, window=window).matrix(length).sum() for c in (False, True))  # fmt: skip

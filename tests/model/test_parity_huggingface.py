@@ -18,7 +18,7 @@ from regard import Capture, ModelConfig, Packed, Transformer
 TOLERANCE = 1e-9  # absolute, in float64: rounding leaves 3e-13, a wrong formula 1e-3 or more
 VOCABULARY, D, HEADS, D_FF, MAX_LENGTH, CLASSES = 31, 24, 3, 40, 23, 5
 ENCODER_LAYERS, DECODER_LAYERS = 3, 2
-SOURCE_LENGTHS = (5, 17, 1, 14, 3)  # uneven enough that our padded engine makes several groups
+SOURCE_LENGTHS = (5, 17, 1, 14, 3)  # uneven enough that our padded backend makes several groups
 TARGET_LENGTHS = (9, 2, 4, 19, 1)
 PAD = 0  # their embedding gives this id no gradient, so no real token is 0
 SIZES = {  # what their configurations call alike

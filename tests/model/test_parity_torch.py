@@ -15,14 +15,15 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from regard import ModelConfig, Packed, Transformer
-from regard.model.attention import MultiHeadAttention, Plan, Visibility
+from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.block import FeedForward, make_norm
 from regard.model.positions import Rotation
+from regard.model.visibility import Visibility
 
 TOLERANCE = 1e-10  # absolute, in float64: rounding leaves 3e-13, a wrong formula 1e-3 or more
 VOCABULARY, SOURCE_VOCABULARY, D, HEADS, D_FF = 31, 37, 24, 3, 40  # all different: no lucky shapes
 ENCODER_LAYERS, DECODER_LAYERS = 3, 2
-SOURCE_LENGTHS = (5, 17, 1, 14, 3)  # uneven enough that our padded engine makes several groups
+SOURCE_LENGTHS = (5, 17, 1, 14, 3)  # uneven enough that our padded backend makes several groups
 TARGET_LENGTHS = (9, 2, 4, 19, 1)
 
 
@@ -162,11 +163,11 @@ def randomise(module):
     return module
 
 
-def ours_like(theirs, engine="auto", **options):
+def ours_like(theirs, backend="auto", **options):
     config = ModelConfig(
         vocabulary_size=VOCABULARY, d_model=D, heads=HEADS, d_ff=D_FF, dropout=0.0, **options
     )
-    ours = Transformer(config, engine=engine).double()
+    ours = Transformer(config, backend=backend).double()
     ours.load_state_dict(weights_for_ours(theirs), strict=True)
     return ours
 
@@ -197,13 +198,13 @@ def random_sequences(lengths, vocabulary=VOCABULARY):
 # ---- the three styles -----------------------------------------------------------------------
 
 
-def check_encoder_decoder(norm_first, activation, tie="all", engine="auto"):
+def check_encoder_decoder(norm_first, activation, tie="all", backend="auto"):
     theirs = randomise(TorchEncoderDecoder(norm_first, activation, tie))
     sources = random_sequences(SOURCE_LENGTHS, theirs.source.num_embeddings)
     targets = random_sequences(TARGET_LENGTHS)
     ours = ours_like(
         theirs,
-        engine,
+        backend,
         source_vocabulary_size=theirs.source.num_embeddings,
         encoder_layers=ENCODER_LAYERS,
         decoder_layers=DECODER_LAYERS,
@@ -215,16 +216,16 @@ def check_encoder_decoder(norm_first, activation, tie="all", engine="auto"):
     assert_same_outputs_and_gradients(ours, logits, theirs, theirs(sources, targets))
 
 
-@pytest.mark.parametrize("engine", ["reference", "padded"])
+@pytest.mark.parametrize("backend", ["reference", "padded"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_post_norm_logits_and_gradients_equal_torch_nn_transformer(activation, engine):
-    check_encoder_decoder(norm_first=False, activation=activation, engine=engine)
+def test_post_norm_logits_and_gradients_equal_torch_nn_transformer(activation, backend):
+    check_encoder_decoder(norm_first=False, activation=activation, backend=backend)
 
 
-@pytest.mark.parametrize("engine", ["reference", "padded"])
+@pytest.mark.parametrize("backend", ["reference", "padded"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_pre_norm_logits_and_gradients_equal_torch_nn_transformer(activation, engine):
-    check_encoder_decoder(norm_first=True, activation=activation, engine=engine)
+def test_pre_norm_logits_and_gradients_equal_torch_nn_transformer(activation, backend):
+    check_encoder_decoder(norm_first=True, activation=activation, backend=backend)
 
 
 @pytest.mark.parametrize("tie", ["source-target", "target-output", "none"])

@@ -39,26 +39,26 @@ every_option = pytest.mark.parametrize("options", OPTIONS, ids=name)
 
 @every_style
 @every_option
-def test_engines_give_the_same_logits_and_gradients(style, options, model, row, run):
+def test_backends_give_the_same_logits_and_gradients(style, options, model, row, run):
     source, target = row(SOURCE), row(TARGET)
     results = []
-    for engine in ("reference", "padded"):
+    for backend in ("reference", "padded"):
         torch.manual_seed(1)
-        net = model(engine, style=style, **options)
+        net = model(backend, style=style, **options)
         logits = run(net, source, target)
         weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
         results.append((logits, torch.autograd.grad((logits * weights).sum(), net.parameters())))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("engine", ["reference", "padded"])
+@pytest.mark.parametrize("backend", ["reference", "padded"])
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
 @every_option
 def test_changing_a_future_token_changes_no_earlier_output_bit(
-    engine, style, options, model, row, run
+    backend, style, options, model, row, run
 ):
     net, source, target = (
-        model(engine, torch.float32, style=style, **options),
+        model(backend, torch.float32, style=style, **options),
         row([6, 40]),
         row([9, 30]),
     )
@@ -72,12 +72,12 @@ def test_changing_a_future_token_changes_no_earlier_output_bit(
         assert not torch.equal(after[position], before[position])
 
 
-@pytest.mark.parametrize("engine", ["reference", "padded"])
+@pytest.mark.parametrize("backend", ["reference", "padded"])
 @every_style
 @every_option
-def test_changing_one_sequence_changes_no_bit_of_another(engine, style, options, model, row, run):
+def test_changing_one_sequence_changes_no_bit_of_another(backend, style, options, model, row, run):
     net, source, target = (
-        model(engine, torch.float32, style=style, **options),
+        model(backend, torch.float32, style=style, **options),
         row(SOURCE),
         row(TARGET),
     )
@@ -113,15 +113,15 @@ def test_a_sequence_gives_the_same_alone_and_in_company(style, options, model, r
         torch.testing.assert_close(alone, parts[b].view_as(alone), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["reference", "padded"])
-def test_without_positions_an_encoder_is_permutation_equivariant(engine, model, row):
+@pytest.mark.parametrize("backend", ["reference", "padded"])
+def test_without_positions_an_encoder_is_permutation_equivariant(backend, model, row):
     source = row([9])
     order = torch.randperm(9)
     shuffled = Packed(source.tokens[order], source.offsets)
-    blind = model(engine, style="encoder", positions="none")
+    blind = model(backend, style="encoder", positions="none")
     torch.testing.assert_close(blind(shuffled), blind(source)[order], rtol=0, atol=1e-12)
     for positions in ("sinusoidal", "learned", "rotary"):
-        sees = model(engine, style="encoder", positions=positions)
+        sees = model(backend, style="encoder", positions=positions)
         assert (sees(shuffled) - sees(source)[order]).abs().max() > 1e-3
 
 
@@ -156,7 +156,8 @@ def test_gradcheck_through_each_style(style, norm_first, model, row, run):
 
 
 def test_gradcheck_through_a_block(model):
-    from regard.model.attention import Plan, Visibility
+    from regard.model.attention import Plan
+    from regard.model.visibility import Visibility
 
     block = model(d_model=4, d_ff=6, activation="gelu").decoder.layers[0]
     x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
@@ -166,13 +167,13 @@ def test_gradcheck_through_a_block(model):
 
 
 @every_style
-@pytest.mark.parametrize("engine", ["reference", "padded"])
+@pytest.mark.parametrize("backend", ["reference", "padded"])
 @pytest.mark.parametrize("window", [None, 2])
 def test_capture_has_every_head_of_every_layer_and_leaves_the_output_bit_identical(
-    style, engine, window, model, row, run
+    style, backend, window, model, row, run
 ):
     net = model(
-        engine,
+        backend,
         torch.float32,
         style=style,
         window=window,
@@ -274,9 +275,9 @@ def test_a_sequence_longer_than_the_learned_table_is_refused(model, row):
         net(row([2, 9]))
 
 
-def test_tiled_and_attention_dropout_exclude_each_other_when_the_model_is_built():
+def test_cuda_and_attention_dropout_exclude_each_other_when_the_model_is_built():
     config = ModelConfig.preset("tiny", vocabulary_size=9, attention_dropout=0.1)
     with pytest.raises(
-        InputError, match="engine=tiled and attention_dropout=0.1 cannot be combined"
+        InputError, match="backend=cuda and attention_dropout=0.1 cannot be combined"
     ):
-        Transformer(config, engine="tiled")
+        Transformer(config, backend="cuda")

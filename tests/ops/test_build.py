@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+import torch
 
 from regard import InputError
 from regard.ops.cpu import build as native
@@ -149,12 +150,17 @@ def started(monkeypatch):
 def test_who_is_hurried_waits_for_no_compiler_and_another_process_is_asked_once(
     tmp_path, monkeypatch, started
 ):
+    threads = [5]
     (tmp_path / "one.cpp").write_text(ANSWER)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
     with native.later(True), monkeypatch.context() as patch:
         patch.setattr(native.subprocess, "run", None)  # whoever compiles now fails
         assert native.library("one") is None
+        assert threads == [5, 1]
         assert native.library("one") is None
         assert started == []  # while somebody waits, nobody else is in the way
+    assert threads == [5, 1, 5]
     ((command, options),) = started
     assert command[1:4] == ["-P", "-m", "regard.ops.cpu"]
     assert command[4:] == ["one", native.variant()]
@@ -205,7 +211,7 @@ def test_one_process_at_a_time_builds_and_the_next_finds_it(tmp_path):
                           capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
     (tmp_path / f"cache/native/.tmp-{gone}-one-plain.so").touch()
     code = (
-        "import sys, pathlib, subprocess; from regard import native\n"
+        "import sys, pathlib, subprocess; from regard.ops.cpu import build as native\n"
         "native.FOLDER, run = pathlib.Path(sys.argv[1]), subprocess.run\n"
         "def counted(*words, **options): print('built'); return run(*words, **options)\n"
         "subprocess.run = counted\n"

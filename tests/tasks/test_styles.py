@@ -192,7 +192,7 @@ def test_the_gradient_reaches_what_is_read_of_the_input_but_never_its_prediction
         head, output_matrix = model.head, model.output_matrix
 
         @staticmethod
-        def hidden(source, target):
+        def hidden(source, target, plans):
             return hidden
 
     token_loss(Head, batch, 0.0, 0.0)[0].backward()

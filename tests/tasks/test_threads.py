@@ -99,7 +99,7 @@ def test_calls_of_all_kinds_on_all_models_at_once(loaded, documents):
         for call, function in calls_of(name, model, documents).items()
     }
     assert check_concurrent(calls, rounds=2) > 450
-    assert {model.transformer.engine for model in models.values()} == {"auto"}
+    assert {model.transformer.backend for model in models.values()} == {"auto"}
 
 
 @pytest.mark.parametrize("name", ["translate", "generate", "classify", "fill", "embed"])

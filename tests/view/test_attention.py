@@ -38,9 +38,9 @@ def recorded(model, monkeypatch, act):
     """The rows (source, target) of every pass that an act makes."""
     rows, real = [], model.transformer.hidden
 
-    def hidden(source=None, target=None, capture=None, engine=None):
+    def hidden(source=None, target=None, capture=None, backend=None):
         rows.append(tuple(None if row is None else row.tokens.tolist() for row in (source, target)))
-        return real(source, target, capture, engine)
+        return real(source, target, capture, backend)
 
     with monkeypatch.context() as patch:
         patch.setattr(model.transformer, "hidden", hidden)

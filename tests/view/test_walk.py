@@ -15,8 +15,8 @@ import torch
 from rich.cells import cell_len
 
 from regard.errors import InputError
-from regard.model.attention import scaled_scores
 from regard.model.transformer import Transformer
+from regard.ops.reference import scaled_scores
 from regard.text.batching import Packed
 from regard.view import trace
 from regard.view.walk import SPECIALS, Step, read, walk_config, walk_steps, write_walk

@@ -21,7 +21,7 @@ from regard.files import (
     read_bounded,
     real_path,
 )
-from regard.model.quantise import packed
+from regard.model.quantise import quantise_all
 from regard.predictor import load
 from regard.training.checkpoint import to_bytes
 from regard.training.model_folder import file_checksums
@@ -73,7 +73,7 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
         (new / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         opened.task.save(new)
         checksums = file_checksums(new)
-        (new / "model.safetensors").write_bytes(to_bytes(packed(weights), files=checksums))
+        (new / "model.safetensors").write_bytes(to_bytes(quantise_all(weights), files=checksums))
         if metrics is not None:
             (new / "metrics.jsonl").write_bytes(metrics)
         if card is not None:

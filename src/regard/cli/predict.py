@@ -21,7 +21,6 @@ from regard.config.sections import DTYPES, DecodingConfig
 from regard.config.settings import section_settings
 from regard.errors import InputError
 from regard.files import check_destination
-from regard.ops.cpu import build as native
 from regard.training.shipped import boxed
 
 if TYPE_CHECKING:
@@ -107,15 +106,19 @@ def hurried(options: argparse.Namespace) -> bool:
 def at_once(hurried: bool) -> Iterator[None]:
     """If a person waits: no compiling, and no looking for garbage among the million objects that
     importing torch makes."""
+    if not hurried:
+        yield
+        return
     collecting = gc.isenabled()
-    with native.later(hurried):
-        try:
-            if hurried:
-                gc.disable()
+    gc.disable()
+    try:
+        from regard.ops.cpu.build import later  # imports torch
+
+        with later(True):
             yield
-        finally:
-            if collecting:
-                gc.enable()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def opened(options: argparse.Namespace) -> Model:

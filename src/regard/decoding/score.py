@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from regard.decoding.engines.eager import attention_engine
+from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
-from regard.model.linear import product
 from regard.model.transformer import Capture, Transformer
+from regard.ops import linear
 from regard.text.batching import Packed
 
 PIECE = 2**24  # logits in memory at once
@@ -73,7 +73,7 @@ def _score_batch(
         [[*begin, *output[:-1]] for begin, output in zip(begins, outputs, strict=True)]
     )
     capture = Capture() if attention else None
-    hidden = model.hidden(source, rows.to(device), capture, attention_engine(model))
+    hidden = model.hidden(source, rows.to(device), capture, attention_backend(model))
     # The rows that predict the tokens of an output: from the last one before it on.
     parts = [
         part[len(begin) - 1 :]
@@ -85,7 +85,7 @@ def _score_batch(
     logprobs, tops = [], []
     size = max(1, PIECE // len(matrix))
     for some, labels in zip(hidden.split(size), targets.split(size), strict=True):
-        all_logprobs = product(some, matrix).log_softmax(-1, dtype=torch.float32)
+        all_logprobs = linear(some, matrix).log_softmax(-1, dtype=torch.float32)
         logprobs += all_logprobs.gather(1, labels[:, None])[:, 0].tolist()
         if alternatives:
             top = all_logprobs.topk(min(alternatives, all_logprobs.shape[1]))

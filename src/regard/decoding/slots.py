@@ -15,8 +15,8 @@ from regard.decoding.answers import Answer, scored_answer
 from regard.decoding.engines import hidden
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size, until_eos
 from regard.errors import InputError
-from regard.model.linear import product
 from regard.model.transformer import Transformer
+from regard.ops import linear
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ def fill_slots(
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
         slots = row.tokens == Tokenizer.mask
         vectors = model.head.words(hidden(model, row)[slots])
-        best = product(vectors, matrix, model.head.bias).log_softmax(-1, dtype=torch.float32).max(1)
+        best = linear(vectors, matrix, model.head.bias).log_softmax(-1, dtype=torch.float32).max(1)
         counts = [list(requests[i].source).count(Tokenizer.mask) for i in batch]
         for i, tokens, logprobs in zip(
             batch, best.indices.split(counts), best.values.split(counts), strict=True

@@ -1,9 +1,8 @@
-"""The block that all three styles are made of (section 3.1): self-attention, cross-attention
-where there is a memory, feed-forward, and around each of them add & norm.
+"""The block of all three styles (section 3.1): self-attention, cross-attention where there is a
+memory, feed-forward, and around each of them add & norm.
 
-An encoder layer is a block that sees everything, a decoder-only layer is a block that sees the
-past, a decoder layer has cross-attention as well. What a block may see is not its business: it
-comes with the plan.
+An encoder layer is a block that sees all positions, a decoder-only layer is a block that sees the
+past, a decoder layer has cross-attention as well. The plan determines what a block may see.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard import ops
 from regard.config.model import ModelConfig
 from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.cache import CachedMemory, CachedSelf, Reading
-from regard.model.linear import Linear, activated
+from regard.model.linear import Linear
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.positions import Rotation
-from regard.model.residual import add, add_and_norm, normalised
 
 EPSILON = 1e-5
 
@@ -45,8 +44,8 @@ class AddAndNorm(nn.Module):
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         if self.norm_first:
-            return add(x, sublayer(normalised(x, self.norm)), dropout)
-        return add_and_norm(x, sublayer(x), self.norm, dropout)
+            return ops.add_norm(x, sublayer(ops.add_norm(x, None, self.norm)), None, dropout)
+        return ops.add_norm(x, sublayer(x), self.norm, dropout)
 
 
 class FeedForward(nn.Module):
@@ -67,12 +66,12 @@ class FeedForward(nn.Module):
             gate, x = self.inner(x).chunk(2, dim=-1)  # [N, F] each
             x = F.silu(gate) * x
         else:
-            x = activated(self.inner, x, self.activation)  # [N, F]
+            x = self.inner(x, self.activation)  # [N, F]
         return self.outer(F.dropout(x, self.dropout, self.training))  # [N, D]
 
 
 class Block(nn.Module):
-    """One layer; `mixer` may take self-attention's place (mixers.py)."""
+    """One layer; `mixer` may replace self-attention (mixers.py)."""
 
     def __init__(self, config: ModelConfig, cross: bool, layer: int = 0) -> None:
         super().__init__()
@@ -95,13 +94,13 @@ class Block(nn.Module):
         memory: Tensor | CachedMemory | None = None,
         cross_plan: Plan | None = None,
         rotation: Rotation | None = None,
-        captured: list[list[Tensor]] | None = None,
-        captured_cross: list[list[Tensor]] | None = None,
+        capture: list[list[Tensor]] | None = None,
+        cross_capture: list[list[Tensor]] | None = None,
     ) -> Tensor:
         """x[N, D], memory[M, D] -> [N, D]."""
         if not isinstance(plan, RowPlan):
             x = self.self_attention_norm(
-                x, lambda x: self.self_attention(x, plan, rotation=rotation, captured=captured)
+                x, lambda x: self.self_attention(x, plan, rotation=rotation, capture=capture)
             )
         elif self.mixer is not None:
             mixer = self.mixer
@@ -109,6 +108,6 @@ class Block(nn.Module):
         if self.cross_attention is not None and self.cross_attention_norm is not None:
             attention = self.cross_attention
             x = self.cross_attention_norm(
-                x, lambda x: attention(x, cross_plan, memory=memory, captured=captured_cross)
+                x, lambda x: attention(x, cross_plan, memory=memory, capture=cross_capture)
             )
         return self.feed_forward_norm(x, self.feed_forward)

@@ -1,14 +1,14 @@
-"""Keys and values of what was decoded so far, so that a step costs one token, not the prefix.
+"""Keys and values of the tokens decoded so far, so that a step processes one token, not the prefix.
 
 A search follows W hypotheses of each of B sentences. The memory of a sentence is projected to
-keys and values once, whatever W is: to cross-attention the hypotheses are just W queries. The
-decoder's own keys and values lie in slots that all hypotheses of a sentence share: what was read
-before the search takes the first slots, and each step adds W, one for each hypothesis. Which slots
+keys and values once for any W: to cross-attention the hypotheses are just W queries. The
+decoder's own keys and values are in slots that all hypotheses of a sentence share: tokens read
+before the search take the first slots, and each step adds W, one for each hypothesis. Which slots
 a hypothesis sees is one row of the table `visible`. When the search drops a hypothesis and splits
 another in two, rows of that table move; keys and values never do.
 
-Nothing in a step depends on a number that only the host knows, except how many slots are looked
-at, so that a step can be captured once and replayed (decoding/engines/cuda_graph.py).
+Nothing in a step depends on a number that only the host knows, except how many slots are read, so
+that a step can be a CUDA graph (decoding/engines/cuda_graph.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What may take self-attention's place in the encoder: recurrence or convolution (section 4).
+"""Alternatives to self-attention in the encoder: recurrence or convolution (section 4).
 
-A block mixes positions, then works on each by itself. `model.mixer` says what does the mixing, so
-that what the paper compares on paper can be trained: the same block, the same trainer, another
-mixer. All of them keep to their own sequence of the packed row.
+A block mixes positions, then processes each separately. `model.mixer` chooses the mixer, so that
+what the paper compares in theory can be trained: the same block, the same trainer, another mixer.
+No mixer mixes sequences of a packed row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ warnings.filterwarnings("ignore", "RNN module weights are not part of single con
 
 
 class RowPlan:
-    """What a mixer needs to know of a packed row. Made once for a batch, shared by its layers."""
+    """The structure of a packed row for a mixer. Made once for a batch, shared by its layers."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str) -> None:
         length, position = torch.tensor(lengths), positions_of(lengths)

@@ -1,7 +1,7 @@
-"""Where the parameters are: a closed formula for each part, and a count of the real tensors.
+"""The number of parameters of each part: a closed formula, and a count of the real tensors.
 
-The formula needs no model, so it answers for any size at once; the count makes sure that it is
-the formula of this model. `regard info` shows both.
+The formula needs no model, so it works for any size at once; the count checks that it is the
+formula of this model. `regard info` shows both.
 """
 
 from __future__ import annotations
@@ -114,12 +114,12 @@ def part_of(name: str) -> str:
 
 
 def operations(
-    config: ModelConfig, sources: Sequence[int], targets: Sequence[int], told: int | None = None
+    config: ModelConfig, sources: Sequence[int], targets: Sequence[int], labels: int | None = None
 ) -> float:
     """Floating-point operations of a training step of sequences of these lengths, forward and
     backward: 6 for each weight and token it meets, and 12 H K for each query and key that meet.
 
-    told: of so many tokens the head says what they are; by itself all of the last stack.
+    labels: tokens that the head predicts (default: all of the last stack).
     """
     d, width = config.d_model, config.heads * config.head_size
     gates = 3 if config.activation == "swiglu" else 2
@@ -136,12 +136,14 @@ def operations(
         weights += decoder * (n + m) * 2 * d * width
         pairs += decoder * sum(s * t for s, t in zip(sources, targets, strict=True))
     if config.head in ("language-model", "masked-language-model"):
-        weights += (told if told is not None else n if decoder else m) * config.vocabulary_size * d
+        weights += (
+            (labels if labels is not None else n if decoder else m) * config.vocabulary_size * d
+        )
     return 6.0 * weights + 12.0 * pairs * width
 
 
 def visible(length: int, window: int | None) -> int:
-    """How many pairs of query and key there are in a sequence, nobody looking further than the
-    window; the causal ones are half of them and half the diagonal."""
+    """How many pairs of query and key a sequence has within the window; the causal pairs are half
+    of them and half the diagonal."""
     far = length - 1 if window is None else min(window, length - 1)
     return length * (2 * far + 1) - far * (far + 1)

@@ -1,9 +1,9 @@
-"""Where a token stands (section 3.5): sinusoidal, learned, rotary, or not at all.
+"""Positions of tokens (section 3.5): sinusoidal, learned, rotary, or none.
 
-Attention by itself is blind to order, so order must be put into its input. Sinusoids and
-rotations are functions of the position, not tables: they know no longest sequence and cost no
-parameter. Angles are computed in float64 because position x frequency loses the low digits of a
-float32 within a few thousand positions.
+Attention does not depend on order, so order must be part of its input. Sinusoids and rotations are
+functions of the position, not tables: they have no maximum length and no parameters. Angles are
+computed in float64 because position x frequency loses the low digits of a float32 within a few
+thousand positions.
 """
 
 from __future__ import annotations

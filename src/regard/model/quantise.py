@@ -1,10 +1,9 @@
-"""Weights in a byte each: a matrix W [O, I] as whole numbers from -127 to 127 and a scale for each
-row, [O].
+"""Weights in int8: a matrix W [O, I] as integers from -127 to 127 and a scale for each row, [O].
 
-Weights are quantised only here: for a packed model folder (box/pack.py), for `--dtype int8`, and
+Weights are quantised only here: for a quantised model folder (box/pack.py), for `--dtype int8`, and
 for int8 products on a CPU (decoding/engines/cpu_weights.py). A scale has 17 significant bits
 instead of 24, so that its product with a 7-bit integer is exact in float32. Quantising restored
-weights again therefore gives the same integers and scales, and a packed model gives the same
+weights again therefore gives the same integers and scales, and a quantised model gives the same
 predictions.
 """
 
@@ -18,12 +17,12 @@ from torch import Tensor
 from regard.errors import InputError
 
 LARGEST = 127
-SPARE = 2**7 - 1  # the last binary digits of a scale, which stay zero
+SPARE = 2**7 - 1  # the lowest bits of a scale, which are zero
 SUFFIX = ".scale"  # the scale of the tensor NAME is called NAME.scale
 
 
-def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight[O, I] -> whole numbers [O, I] in int8, and what a unit of each row is worth, [O]."""
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight[O, I] -> integers [O, I] in int8, and the scale of each row, [O]."""
     weight = weight.detach().float()
     scale = weight.abs().amax(1) / LARGEST
     # Rounded up: the largest weight of a row must not become more than 127 units.
@@ -32,24 +31,28 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / units).round().to(torch.int8), scale
 
 
-def restored(numbers: Tensor, scale: Tensor) -> Tensor:
-    """What `rounded` gave, as weights again: [O, I]."""
+def dequantise(numbers: Tensor, scale: Tensor) -> Tensor:
+    """The weights of integers and scales: [O, I]."""
     return numbers.float() * scale[:, None]
 
 
-def packed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Every matrix in bytes, with its scales beside it; what is no matrix is small, and stays."""
+def quantise_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Every matrix in int8 and its scales; other tensors are small and stay as they are."""
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2:
-            small[name], small[name + SUFFIX] = rounded(tensor)
+            small[name], small[name + SUFFIX] = quantise(tensor)
         else:
             small[name] = tensor
     return small
 
 
-def unpacked(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The weights of a file, packed or not, once every matrix in bytes has the scales it needs."""
+def dequantise_all(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The weights of a file, quantised or not.
+
+    Raises:
+        InputError: a quantised matrix has no valid scales.
+    """
     weights = dict(tensors)
     for name, numbers in tensors.items():
         if numbers.dtype != torch.int8:
@@ -66,5 +69,5 @@ def unpacked(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
             )
         if not bool((scale.isfinite() & (scale >= 0)).all()):
             raise InputError(f"{path}: {name}{SUFFIX} has a number that is no scale")
-        weights[name] = restored(numbers, scale)
+        weights[name] = dequantise(numbers, scale)
     return weights

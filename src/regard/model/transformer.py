@@ -1,4 +1,4 @@
-"""The Transformer in its three styles (figure 1), and their heads.
+"""The Transformer in its three styles (figure 1).
 
 encoder-decoder: source -> memory; target, memory -> logits of the next target token
 encoder:         source -> logits of each token, classes, or one vector for a sentence
@@ -15,19 +15,17 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from regard import ops
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.model.attention import MultiHeadAttention, Plan, Visibility, choose_engine
+from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.block import Block, make_norm
 from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
-from regard.model.linear import Linear, product
+from regard.model.head import Head
 from regard.model.mixers import RowPlan
 from regard.model.positions import LearnedPositions, Rotation, sinusoids
-from regard.model.residual import normalised
-from regard.ops.cpu import training as native
-from regard.ops.cuda import training as fused
+from regard.model.visibility import Visibility
 from regard.text.batching import Packed
 
 
@@ -43,8 +41,17 @@ class Capture:
     cross: list[list[Tensor]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Plans:
+    """The attention plans of a batch."""
+
+    encoder: Plan | RowPlan | None = None
+    decoder: Plan | None = None
+    cross: Plan | None = None
+
+
 class Stack(nn.Module):
-    """An encoder or a decoder: where tokens become vectors, and the layers that follow."""
+    """An encoder or a decoder: the embedding of tokens, and the layers after it."""
 
     def __init__(self, config: ModelConfig, layers: int, cross: bool) -> None:
         super().__init__()
@@ -57,31 +64,18 @@ class Stack(nn.Module):
         self.final_norm = make_norm(config) if config.norm_first else None
 
     def embed(
-        self, table: nn.Embedding, tokens: Tensor, positions: Tensor, rows: Tensor | None = None
+        self, table: nn.Embedding, tokens: Tensor, positions: Tensor, rows: Tensor | None
     ) -> Tensor:
-        """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D]; `rows` are position_rows of all
-        positions there may be, for who asks often."""
+        """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D].
+
+        rows: what each position adds (`rows_until`).
+        """
         scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
-        known = rows is not None or self.config.positions in ("rotary", "none")
-        if known and self.embedding_norm is None:
-            dropout = self.config.dropout if self.training else 0.0
-            if fused.can(table.weight):
-                return fused.embed(table.weight, tokens, scale, rows, positions, dropout)
-            if native.can(table.weight):
-                return native.embed(table.weight, tokens, scale, rows, positions, dropout)
-        x = table(tokens)
-        if self.config.scale_embeddings:
-            x = x * scale
-        if rows is not None:
-            x = x + F.embedding(positions, rows.to(x.dtype))
-        elif (add := self.position_rows(positions)) is not None:
-            x = x + add.to(x.dtype)
-        if self.embedding_norm is not None:
-            x = self.embedding_norm(x)
-        return F.dropout(x, self.config.dropout, self.training)
+        dropout = self.config.dropout if self.training else 0.0
+        return ops.embed(table, tokens, scale, rows, positions, dropout, self.embedding_norm)
 
     def position_rows(self, positions: Tensor) -> Tensor | None:
-        """What the positions add to the tokens that stand there, [N, D], if they add anything."""
+        """What positions[N] add to the embeddings of their tokens, [N, D]; None for nothing."""
         if self.positions is not None:
             return self.positions(positions)
         if self.config.positions != "sinusoidal":
@@ -89,8 +83,8 @@ class Stack(nn.Module):
         return sinusoids(positions, self.config.d_model, self.config.position_base)
 
     def rows_until(self, length: int, device: torch.device) -> Tensor | None:
-        """position_rows of at least as many positions: each is computed once, not for each token
-        that stands there."""
+        """position_rows of at least the first `length` positions: each is computed once, not once
+        for each token at that position."""
         if self.positions is not None:
             return self.positions.weight
         return self.position_rows(torch.arange(length, device=device))
@@ -107,28 +101,28 @@ class Stack(nn.Module):
         plans: Sequence[Plan | CachedSelf | Reading | RowPlan],
         memories: Sequence[Tensor | CachedMemory] | None = None,
         cross_plan: Plan | None = None,
-        captured: list[list[Tensor]] | None = None,
-        captured_cross: list[list[Tensor]] | None = None,
+        capture: list[list[Tensor]] | None = None,
+        cross_capture: list[list[Tensor]] | None = None,
     ) -> Tensor:
         """x[N, D] -> [N, D]; a plan and a memory for each layer (the same, unless cached)."""
         rotation = self.rotation(positions)
         for i, block in enumerate(self.layers):
             memory = memories[i] if memories else None
-            x = block(x, plans[i], memory, cross_plan, rotation, captured, captured_cross)
-        return x if self.final_norm is None else normalised(x, self.final_norm)
+            x = block(x, plans[i], memory, cross_plan, rotation, capture, cross_capture)
+        return x if self.final_norm is None else ops.add_norm(x, None, self.final_norm)
 
 
 class Transformer(nn.Module):
-    """`Transformer(config)(source, target)`; `engine` overrides the choice of attention engine."""
+    """`Transformer(config)(source, target)`; `backend` overrides the attention backend."""
 
-    def __init__(self, config: ModelConfig, engine: str = "auto") -> None:
+    def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         super().__init__()
-        choose_engine(engine, torch.device("cpu"), config.attention_dropout)  # refuse early
-        self.config, self.engine = config, engine
-        # Of a native step's weights (decoding/native.py): float32, bfloat16, int8; None: their own.
+        ops.attention_backend(backend, torch.device("cpu"), config.attention_dropout)  # fail early
+        self.config, self.backend = config, backend
+        # Weights of the CPU decoding engine: float32, bfloat16, int8; None: as they are.
         self.precision: str | None = None
         d_model, size = config.d_model, config.vocabulary_size
-        # A matrix that is tied exists once: one name, one tensor, one line in the saved file.
+        # A tied matrix exists once: one name, one tensor, one entry in the saved file.
         self.embeddings = nn.ModuleDict()
         if config.style != "encoder-decoder" or config.tie_embeddings in ("all", "source-target"):
             self.embeddings["shared"] = nn.Embedding(size, d_model)
@@ -148,7 +142,7 @@ class Transformer(nn.Module):
         return table
 
     def output_matrix(self) -> Tensor:
-        """What the last vectors are compared with to give logits: [V, D]."""
+        """The matrix that turns the last layer's vectors into logits: [V, D]."""
         own = self.head.output
         return self.table("target").weight if own is None else own.weight
 
@@ -171,33 +165,49 @@ class Transformer(nn.Module):
         source: Packed | None = None,
         target: Packed | None = None,
         capture: Capture | None = None,
-        engine: str | None = None,
+        backend: str | None = None,
+        plans: Plans | None = None,
     ) -> Tensor:
-        """The last layer's output before the head: [N, D]; `engine` as in `encode`."""
+        """The last layer's output before the head: [N, D].
+
+        backend: the attention backend of this call, by default the model's.
+        plans: as made by `plans`, if they were made ahead.
+        """
         self._check(source, target)
-        memory = None if source is None else self.encode(source, capture, engine)
+        plans = self.plans(source, target, backend) if plans is None else plans
+        memory = None if source is None else self.encode(source, capture, plan=plans.encoder)
         if target is None:
             assert memory is not None
             return memory
-        return self.decode(target, memory, source, capture, engine=engine)
+        return self.decode(
+            target, memory, source, capture, plan=plans.decoder, cross_plan=plans.cross
+        )
+
+    def plans(
+        self, source: Packed | None, target: Packed | None, backend: str | None = None
+    ) -> Plans:
+        """The attention plans of a batch."""
+        encoder = None if source is None else self._encoder_plan(source, backend)
+        if target is None:
+            return Plans(encoder)
+        return Plans(encoder, *self._decoder_plans(target, source, backend))
 
     def encode(
-        self, source: Packed, capture: Capture | None = None, engine: str | None = None
+        self,
+        source: Packed,
+        capture: Capture | None = None,
+        backend: str | None = None,
+        plan: Plan | RowPlan | None = None,
     ) -> Tensor:
-        """source -> memory[M, D]; `engine`: the attention engine of this call, by default the
-        model's."""
+        """source -> memory[M, D]; `backend` and `plan` as in `hidden`."""
         assert self.encoder is not None
-        plan: Plan | RowPlan
-        if self.config.mixer == "attention":
-            plan = self._plan(source, source, Visibility(window=self.config.window), engine)
-        else:
-            plan = RowPlan(source.lengths, source.tokens.device)
+        plan = self._encoder_plan(source, backend) if plan is None else plan
         positions = source.positions()
         rows = self.encoder.rows_until(max(source.lengths), positions.device)
         x = self.encoder.embed(self.table("source"), source.tokens, positions, rows)
-        captured = None if capture is None else capture.encoder
+        weights = None if capture is None else capture.encoder
         plans = [plan] * len(self.encoder.layers)
-        return self.encoder(x, positions, plans, captured=captured)
+        return self.encoder(x, positions, plans, capture=weights)
 
     def decode(
         self,
@@ -206,24 +216,25 @@ class Transformer(nn.Module):
         source: Packed | None = None,
         capture: Capture | None = None,
         cache: Cache | None = None,
-        engine: str | None = None,
+        backend: str | None = None,
+        plan: Plan | None = None,
+        cross_plan: Plan | None = None,
     ) -> Tensor:
-        """target, and memory[M, D] with the source it came from -> [N, D]; a cache keeps what
-        steps after it will need. `engine` as in `encode`."""
+        """target, and memory[M, D] with the source it was computed from -> [N, D]; a cache keeps
+        keys and values for later steps. `backend` and the plans as in `hidden`."""
         assert self.decoder is not None
         layers = len(self.decoder.layers)
-        causal = Visibility(causal=True, window=self.config.window)
-        plan = self._plan(target, target, causal, engine)
+        if plan is None:
+            plan, cross_plan = self._decoder_plans(target, source, backend)
         plans: list[Plan | CachedSelf | Reading] = [plan] * layers
         if cache is not None:
             plans = [Reading(plan, cache, layer) for layer in range(layers)]
-        cross = None if source is None else self._plan(target, source, Visibility(), engine)
         memories = None if memory is None else [memory] * layers
         positions = target.positions()
         rows = self.decoder.rows_until(max(target.lengths), positions.device)
         x = self.decoder.embed(self.table("target"), target.tokens, positions, rows)
         lists = (None, None) if capture is None else (capture.decoder, capture.cross)
-        return self.decoder(x, positions, plans, memories, cross, *lists)
+        return self.decoder(x, positions, plans, memories, cross_plan, *lists)
 
     # ---- step by step -------------------------------------------------------------------
 
@@ -236,14 +247,14 @@ class Transformer(nn.Module):
         sentences: int = 1,
         width: int = 1,
         steps: int,
-        engine: str | None = None,
+        backend: str | None = None,
     ) -> Cache:
         """A cache for a search of at most `steps` steps, with `width` hypotheses a sentence.
 
-        source: what is encoded, where there is an encoder.
-        read: what the decoder reads before the first step: a prompt, the beginning of an answer.
-        sentences: how many there are, where neither row says it.
-        engine: as in `encode`.
+        source: the input of the encoder, if there is one.
+        read: the tokens that the decoder reads before the first step, for example a prompt.
+        sentences: their number, if there is neither source nor read.
+        backend: as in `hidden`.
         """
         if self.decoder is None:
             raise InputError("model.style=encoder decodes nothing: it has no decoder")
@@ -259,21 +270,19 @@ class Transformer(nn.Module):
         cache = self.empty_cache(sentences, width, before, steps)
         memory = None
         if source is not None:
-            memory = self.encode(source, engine=engine)
+            memory = self.encode(source, backend=backend)
             cache.remember(source.lengths, self.project(memory))
         if read is not None:
-            self.decode(read, memory, source, cache=cache, engine=engine)
+            self.decode(read, memory, source, cache=cache, backend=backend)
             cache.began(read.lengths)
         return cache
 
     def empty_cache(self, sentences: int, width: int, before: int, steps: int) -> Cache:
-        """Room for `before` tokens that are read and `steps` steps."""
+        """A cache for `before` tokens that are read and `steps` steps."""
         assert self.decoder is not None
         weight = self.table("target").weight
-        # A CPU is slow at attention in bfloat16: several times slower than in float32.
-        slow = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
-        dtype = torch.float32 if slow else weight.dtype
         slots, places = before + steps * width, before + steps
+        dtype = ops.cache_dtype(weight)
         cache = Cache(self.config, sentences, width, slots, dtype, weight.device)
         if self.config.positions == "learned":
             places = min(places, self.config.max_length)
@@ -294,10 +303,10 @@ class Transformer(nn.Module):
     def step(
         self, tokens: Tensor, parents: Tensor | None, cache: Cache, seen: int | None = None
     ) -> Tensor:
-        """One token more for every hypothesis: tokens[B, W] -> logits[B, W, V] of what follows.
+        """One more token for every hypothesis: tokens[B, W] -> logits[B, W, V] of the next token.
 
-        parents[B, W]: the hypothesis of the last step that each goes on with; None: itself.
-        This is all that a search asks of an engine: tokens in, logits out, the cache between.
+        parents[B, W]: the hypothesis of the previous step that each continues; None: itself.
+        seen: how many slots of the cache are read, by default all that are used.
         """
         assert self.decoder is not None
         step = Step(cache, parents, cache.used + cache.width if seen is None else seen)
@@ -314,23 +323,33 @@ class Transformer(nn.Module):
         cache.positions += 1
         cache.next += cache.width
         cache.used += cache.width
-        return product(x, self.output_matrix()).unflatten(0, tokens.shape)
+        return ops.linear(x, self.output_matrix()).unflatten(0, tokens.shape)
 
     # ---- checks -------------------------------------------------------------------------
 
+    def _encoder_plan(self, source: Packed, backend: str | None) -> Plan | RowPlan:
+        if self.config.mixer != "attention":
+            return RowPlan(source.lengths, source.tokens.device)
+        return self._plan(source, source, Visibility(window=self.config.window), backend)
+
+    def _decoder_plans(
+        self, target: Packed, source: Packed | None, backend: str | None
+    ) -> tuple[Plan, Plan | None]:
+        causal = Visibility(causal=True, window=self.config.window)
+        own = self._plan(target, target, causal, backend)
+        return own, None if source is None else self._plan(target, source, Visibility(), backend)
+
     def _plan(
-        self, queries: Packed, keys: Packed, visibility: Visibility, engine: str | None
+        self, queries: Packed, keys: Packed, visibility: Visibility, backend: str | None
     ) -> Plan:
-        if plan := queries.plans.get((id(keys), visibility)):
-            return plan
         dropout = self.config.attention_dropout if self.training else 0.0
         return Plan(
             queries.lengths, keys.lengths, visibility,
-            engine=engine or self.engine, device=queries.tokens.device, dropout=dropout,
+            backend=backend or self.backend, device=queries.tokens.device, dropout=dropout,
         )  # fmt: skip
 
     def _check(self, source: Packed | None, target: Packed | None) -> Packed:
-        """Refuse rows that do not fit the style, before any work; give back the row of the head."""
+        """Check that the rows fit the style; return the row of the head."""
         needs = {"source": self.config.has_encoder, "target": self.config.has_decoder}
         for name, row in (("source", source), ("target", target)):
             if row is None and needs[name]:
@@ -360,49 +379,6 @@ class Transformer(nn.Module):
             )
         limit = self.config.max_length if self.config.positions == "learned" else None
         row.check(len(weight), limit, side)
-
-
-class Head(nn.Module):
-    """What is read off the last layer."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.kind, self.pooling, self.dropout = config.head, config.pooling, config.dropout
-        d_model, size = config.d_model, config.vocabulary_size
-        tied = config.tie_embeddings in ("all", "target-output")
-        words = config.head in ("language-model", "masked-language-model")
-        self.bias: nn.Parameter | None = None
-        self.output = Linear(d_model, size, bias=False) if words and not tied else None
-        if config.head == "masked-language-model":  # as in BERT: a layer more, and a bias
-            self.transform = Linear(d_model, d_model)
-            self.norm = make_norm(config)
-            self.bias = nn.Parameter(torch.zeros(size))
-        elif config.head == "classifier":
-            assert config.classes is not None
-            self.transform = Linear(d_model, d_model)
-            self.classes = Linear(d_model, config.classes)
-
-    def forward(self, hidden: Tensor, row: Packed, matrix: Tensor) -> Tensor:
-        if self.kind == "pooling":
-            return pool(hidden, row, self.pooling)
-        if self.kind == "classifier":
-            first = self.transform(pool(hidden, row, "cls")).tanh()  # [B, D]
-            return self.classes(F.dropout(first, self.dropout, self.training))
-        return product(self.words(hidden), matrix, self.bias)  # [N, V]
-
-    def words(self, hidden: Tensor) -> Tensor:
-        """What is compared with the output matrix: [N, D]."""
-        if self.kind != "masked-language-model":
-            return hidden
-        transformed: Tensor = self.norm(F.gelu(self.transform(hidden)))
-        return transformed
-
-
-def pool(hidden: Tensor, row: Packed, how: str) -> Tensor:
-    """One vector for each sequence: hidden[N, D] -> [B, D]."""
-    if how == "mean":
-        return torch.segment_reduce(hidden, "mean", lengths=row.offsets.diff(), axis=0)
-    return hidden[row.offsets[:-1] if how == "cls" else row.offsets[1:] - 1]
 
 
 def initialise(module: nn.Module) -> None:

@@ -1,1 +1,129 @@
-"""Operations that have more than one implementation."""
+"""Every operation that has more than one implementation.
+
+`reference.py` defines each operation in plain PyTorch. `cpu/` (C++) and `cuda/` (Triton) compute
+the same values and gradients faster. `backend` chooses between them; callers never do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from regard.ops import reference
+from regard.ops.attention import BACKENDS as ATTENTION_BACKENDS
+from regard.ops.attention import attention_backend, attention_layout
+from regard.ops.cpu import few_rows
+from regard.ops.cpu import training as cpu
+from regard.ops.cpu.build import library
+from regard.ops.cuda import training as cuda
+from regard.ops.heads import split_heads
+from regard.ops.layout import Layout, visible
+from regard.ops.losses import CrossEntropy
+
+__all__ = [
+    "ATTENTION_BACKENDS", "Layout", "add_norm", "attention_backend", "attention_layout", "backend",
+    "cache_dtype", "cross_entropy", "disagreement", "divergence", "embed", "linear", "split_heads",
+    "visible",
+]  # fmt: skip
+
+
+def backend(x: Tensor, training: bool | None = None) -> ModuleType:
+    """The module with the fastest implementations for x: `cuda.training` or `cpu.training` in a
+    training step, `cpu.few_rows` for inference on a CPU, else `reference`.
+
+    training: whether this is a training step; by default, whether gradients are enabled.
+    """
+    if training is None:
+        training = torch.is_grad_enabled()
+    if not training:
+        return few_rows if x.is_cpu else reference
+    if x.dtype in (torch.float32, torch.bfloat16):
+        if x.is_cuda and cuda.has_triton():
+            return cuda
+        if x.is_cpu and library("training") is not None:
+            return cpu
+    return reference
+
+
+def implementation(name: str, x: Tensor) -> Callable[..., Any]:
+    """An operation of the backend for x, or of the reference if the backend lacks it."""
+    function: Callable[..., Any] = getattr(backend(x), name, None) or getattr(reference, name)
+    return function
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    """activation(x Wᵀ + b): x[N, D], weight[V, D], bias[V] -> [N, V].
+
+    activation: none, relu or gelu.
+    """
+    out: Tensor = implementation("linear", x)(x, weight, bias, activation)
+    return out
+
+
+def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float = 0.0) -> Tensor:
+    """norm(x + dropout(y)), all [N, D]: the residual connection and its norm in one pass.
+
+    y: None adds nothing. norm: an nn.LayerNorm or nn.RMSNorm; None returns the sum.
+    dropout: the fraction of y that is dropped; 0 outside training.
+    """
+    out: Tensor = implementation("add_norm", x)(x, y, norm, dropout)
+    return out
+
+
+def embed(
+    table: nn.Embedding, tokens: Tensor, scale: float, rows: Tensor | None, positions: Tensor,
+    dropout: float = 0.0, norm: nn.Module | None = None,
+) -> Tensor:  # fmt: skip
+    """dropout(norm(table[tokens] * scale + rows[positions])): tokens[N], positions[N] -> [N, D].
+
+    rows[T, D]: what each position adds; None adds nothing.
+    """
+    arguments = table, tokens, scale, rows, positions, dropout
+    if norm is not None:  # which only the reference has
+        return reference.embed(*arguments, norm)
+    out: Tensor = implementation("embed", table.weight)(*arguments)
+    return out
+
+
+def cross_entropy(
+    hidden: Tensor, matrix: Tensor, labels: Tensor, smoothing: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the logits hidden[N, D] @ matrix[V, D]ᵀ + bias[V] with labels[N].
+
+    Returns the sums over the N tokens of the loss with label smoothing and of the negative
+    log-likelihood, float64 scalars. On a GPU a token with label -1 does not count.
+    """
+    module = backend(hidden, training=True)
+    loss, likelihood = CrossEntropy.apply(module, hidden, matrix, labels, smoothing, bias)
+    return loss, likelihood
+
+
+def divergence(
+    first: Tensor, second: Tensor, matrix: Tensor, bias: Tensor | None, labels: Tensor
+) -> Tensor:
+    """R-Drop (Liang et al. 2021): the `disagreement` of two passes with different dropout masks
+    about the next token; a token with label -1 does not count."""
+    logits, others = (F.linear(vectors, matrix, bias) for vectors in (first, second))
+    return disagreement(logits, others, labels >= 0)
+
+
+def disagreement(first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:
+    """The mean of both Kullback-Leibler divergences of logits[N, V], summed over rows.
+
+    counted[N]: the rows that are summed. If it is given, the logits may be overwritten.
+    """
+    out: Tensor = implementation("disagreement", first)(first, second, counted)
+    return out
+
+
+def cache_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of cached keys and values. Attention in bfloat16 is several times slower on a CPU
+    than in float32."""
+    return torch.float32 if weight.is_cpu and weight.dtype == torch.bfloat16 else weight.dtype

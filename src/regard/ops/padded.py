@@ -1,66 +1,56 @@
-"""The engine that runs anywhere: PyTorch's scaled_dot_product_attention on padded groups.
+"""The attention backend that runs anywhere: PyTorch's scaled_dot_product_attention.
 
 A packed row is cut into segments (its sequences; pieces of them under a window, so that time
 stays linear in the length), segments of similar size are padded to rectangles, and each
 rectangle is one call. Padding exists only inside this file.
 
-A hole in a rectangle repeats the last row of its own segment. Its results are dropped, and
-because it never holds anything foreign, not even a NaN can pass from one sequence to another.
+Padding repeats the last row of its own segment and its results are discarded, so that not even a
+NaN can pass from one sequence to another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-if TYPE_CHECKING:
-    from regard.model.attention import Visibility
+from regard.ops.layout import Layout, runs
 
 
 @dataclass(frozen=True)
 class Group:
-    """Segments of similar size, as one rectangle: rows of the padded tensors and who sees what."""
+    """Segments of similar size as one rectangle of the padded tensors."""
 
     segments: int
     queries: int  # of the longest segment
     keys: int
-    visible: Tensor | None  # [segments, 1, queries or 1, keys] or None: everything, or causal
+    visible: Tensor | None  # [segments, 1, queries or 1, keys]; None: all keys, or causal
     causal: bool
 
 
-class PaddedLayout:
-    """Where each row of a packed tensor goes, and the groups it makes there."""
+class PaddedLayout(Layout):
+    """The place of each row of a packed tensor in the padded one, and its groups."""
 
-    def __init__(
-        self,
-        query_lengths: Sequence[int],
-        key_lengths: Sequence[int],
-        visibility: Visibility,
-        device: torch.device,
-    ) -> None:
-        first, last = visibility.runs(query_lengths, key_lengths)
-        query_count, key_count = torch.tensor(query_lengths), torch.tensor(key_lengths)
+    def prepare(self) -> None:
+        lengths, window, device = (self.query_lengths, self.key_lengths), self.window, self.device
+        first, last = map(torch.from_numpy, runs(*lengths, self.causal, window))
+        query_count, key_count = map(torch.tensor, lengths)
         query_start, key_start = starts(query_count), starts(key_count)
-        base = key_start.repeat_interleave(query_count)  # [N]: where the keys of a query begin
-        first, last = first + base, last + base  # in the packed row
 
         overlap = False  # of the keys of neighbouring segments
-        if visibility.window is not None:
-            cut = max(64, visibility.window)  # so that a piece of a sequence sees 3 cuts of keys
-            if overlap := max(query_lengths) > 2 * cut:
+        if window is not None:
+            cut = max(64, window)  # so that a piece of a sequence sees 3 cuts of keys
+            if overlap := max(self.query_lengths) > 2 * cut:
                 query_start, query_count = pieces(query_start, query_count, cut)
                 key_start = first[query_start]
                 key_count = last[query_start + query_count - 1] - key_start + 1
-        # Holes come last in their segment, so the plain causal kernel needs no mask for them.
-        causal = visibility.causal and visibility.window is None
-        causal = causal and torch.equal(query_count, key_count)
+        # Padding comes last in its segment, so the plain causal kernel needs no mask for it.
+        causal = self.causal and window is None and torch.equal(query_count, key_count)
 
         self.groups: list[Group] = []
         query_slots: list[tuple[Tensor, Tensor]] = []
@@ -70,7 +60,7 @@ class PaddedLayout:
             query_row, query_real = rectangle(query_start[chosen], query_count[chosen])
             key_row, key_real = rectangle(key_start[chosen], key_count[chosen])
             visible: Tensor | None = None
-            if visibility.full:
+            if self.full:
                 visible = None if bool(key_real.all()) else key_real[:, None, None]
             elif not causal:
                 key = (key_start[chosen, None] + torch.arange(key_real.shape[1]))[:, None]
@@ -85,7 +75,7 @@ class PaddedLayout:
         self.query_rows = Rows(query_slots, device)
         self.key_rows = Rows(key_slots, device, overlap)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query = self.query_rows.pad(query)
         key, value = self.key_rows.pad(key), self.key_rows.pad(value)
         outputs, q, k = [], 0, 0
@@ -98,7 +88,7 @@ class PaddedLayout:
 
             output = attend_rectangles(
                 heads(query, q, q_size), heads(key, k, k_size), heads(value, k, k_size),
-                group.visible, dropout, group.causal,
+                group.visible, self.dropout, group.causal,
             )  # [S, H, T, K]  # fmt: skip
             outputs.append(output.transpose(1, 2).flatten(0, 1))  # [S*T, H, K]
             q, k = q + q_size, k + k_size
@@ -113,8 +103,8 @@ def attend_rectangles(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """[S, H, T, K] each -> [S, H, T, K]. Without cuDNN, which plans anew for every new shape: a
-    step of uneven sentences took about ten times as long with it on one H200."""
+    """[S, H, T, K] each -> [S, H, T, K]. Without cuDNN, which makes a new plan for every new shape:
+    a step of uneven sentences took about ten times as long with it on an H200."""
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     with sdpa_kernel(backends) if query.is_cuda else nullcontext():
         return scaled_dot_product_attention(query, key, value, visible, dropout, causal)
@@ -140,7 +130,7 @@ class Rows:
     def pad(self, x: Tensor) -> Tensor:
         if self.same:
             return x
-        if self.packed is None:  # rows stand in several segments: their gradients add up
+        if self.packed is None:  # rows are in several segments: their gradients add up
             return x.index_select(0, self.padded)
         return Gather.apply(x, self.padded, self.packed, False)
 
@@ -149,8 +139,8 @@ class Rows:
 
 
 class Gather(torch.autograd.Function):
-    """x[forth], whose gradient is a gather too, since every row that counts stands once in both:
-    several times faster on a CPU than the adding that autograd would have to do."""
+    """x[forth], whose gradient is a gather too, since every row that counts is in both once:
+    several times faster on a CPU than the additions of autograd."""
 
     @staticmethod
     def forward(x: Tensor, forth: Tensor, back: Tensor, holes: bool) -> Tensor:
@@ -164,7 +154,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         forth, back = ctx.saved_tensors
-        if ctx.holes:  # x had rows that nothing was taken from: their gradient is zero
+        if ctx.holes:  # rows of x that are not in the result have gradient 0
             result = gradient.new_zeros((len(back), *gradient.shape[1:]))
             return result.index_copy_(0, forth, gradient), None, None, None
         return gradient.index_select(0, back), None, None, None

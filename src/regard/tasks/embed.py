@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.model.transformer import Transformer, pool
+from regard.model.head import pool
+from regard.model.transformer import Transformer
 from regard.tasks.metrics import pearson, spearman
 from regard.tasks.task import Evaluation, Ids, Say, Task, forward, packed, read_rows
 from regard.text.batching import Packed

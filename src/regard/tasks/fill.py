@@ -20,8 +20,8 @@ from torch import Tensor
 from regard.config.sections import Config, DecodingConfig
 from regard.decoding.requests import by_size
 from regard.errors import InputError
-from regard.model.linear import product
 from regard.model.transformer import Transformer
+from regard.ops import linear
 from regard.tasks.documents import Documents
 from regard.tasks.task import EVALUATED_TOKENS, Evaluation, Ids, bounds, forward
 from regard.text.batching import Packed
@@ -123,7 +123,7 @@ class Fill(Documents):
 
         def read(row: Packed, hidden: Tensor) -> list[Any]:
             gaps = row.tokens == Tokenizer.mask
-            logits = product(model.head.words(hidden[gaps]), matrix, model.head.bias)
+            logits = linear(model.head.words(hidden[gaps]), matrix, model.head.bias)
             logits[:, : len(SPECIALS)] = -math.inf  # no text has them
             most = min(top, logits.shape[1] - len(SPECIALS))
             best = logits.softmax(-1, dtype=torch.float32).topk(most)
@@ -185,7 +185,7 @@ class Fill(Documents):
             assert batch.where is not None
             with torch.no_grad():
                 vectors = model.head.words(model.hidden(batch.source)[batch.where])
-                logits = product(vectors, matrix, model.head.bias).float()
+                logits = linear(vectors, matrix, model.head.bias).float()
                 said = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
             best = logits.argmax(-1) == batch.labels
             ends, places = batch.source.offsets.cpu().numpy(), batch.where.cpu().numpy()

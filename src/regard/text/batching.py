@@ -1,39 +1,36 @@
 """A batch is one packed row: all its sequences end to end, with their boundaries as offsets.
 
-Projections, norms, feed-forward and loss run on the N real tokens; only attention looks at the
-boundaries. There is no padding token and no mask, so nothing is computed for tokens that do not
-exist, and a sequence's result cannot depend on its neighbours.
+Projections, norms, feed-forward and loss process the N real tokens; only attention uses the
+boundaries. There is no padding token and no mask, so nothing is computed for padding, and the
+result of a sequence cannot depend on its neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.ops.layout import positions_array, to_device
 
 
 class Packed:
     """`tokens[N]` and `offsets[B+1]`: sequence b is `tokens[offsets[b]:offsets[b+1]]`.
 
     Everything is checked once, here, on the host: lengths and the range of the token ids are
-    plain Python numbers from then on, so that no later check has to wait for a GPU.
+    plain Python numbers from then on, so that no later check waits for a GPU.
     """
 
-    __slots__ = ("largest", "lengths", "offsets", "plans", "smallest", "tokens")
+    __slots__ = ("largest", "lengths", "offsets", "smallest", "tokens")
 
     tokens: Tensor  # [N] int64
     offsets: Tensor  # [B+1] int64
     lengths: tuple[int, ...]  # of each sequence, all at least 1
     smallest: int  # token id
     largest: int  # token id
-    plans: dict[Any, Any]  # of attention, if they were made ahead: (id of the keys, visibility)
 
     def __init__(self, tokens: Tensor, offsets: Tensor) -> None:
         for name, tensor in (("tokens", tokens), ("offsets", offsets)):
@@ -57,7 +54,6 @@ class Packed:
         self.tokens = tokens.long()
         self.offsets = offsets.long()
         self.lengths = tuple(end - start for start, end in pairwise(bounds))
-        self.plans = {}
         self.smallest, self.largest = int(tokens.min()), int(tokens.max())
 
     @classmethod
@@ -72,8 +68,7 @@ class Packed:
     def to(self, device: torch.device | str) -> Packed:
         """The same row on another device, without checking it again."""
         row = object.__new__(Packed)
-        row.tokens, row.offsets = moved(self.tokens, device), moved(self.offsets, device)
-        row.plans = {}
+        row.tokens, row.offsets = to_device(self.tokens, device), to_device(self.offsets, device)
         row.lengths, row.smallest, row.largest = self.lengths, self.smallest, self.largest
         return row
 
@@ -113,19 +108,4 @@ class Packed:
 
 def positions_of(lengths: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """[N]: 0, 1, ... within each sequence of a packed row."""
-    return moved(torch.from_numpy(positions_array(lengths)), device)
-
-
-def positions_array(lengths: Sequence[int]) -> NDArray[np.int64]:
-    """The same in numpy: PyTorch would share such small work among all cores, which takes
-    milliseconds where there are many."""
-    counts = np.array(lengths)
-    return np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
-
-
-def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on a device, without waiting for it: from memory that cannot be paged out, since
-    from any other a copy begins when all that was asked of the GPU before is done."""
-    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return to_device(torch.from_numpy(positions_array(lengths)), device)

@@ -32,7 +32,7 @@ from regard.files import (
     read_bounded,
     remove_leftovers,
 )
-from regard.model.quantise import unpacked
+from regard.model.quantise import dequantise_all
 from regard.training.names import CHECKPOINTS, OPTIMISER, STATE, WEIGHTS
 
 FILES = (WEIGHTS, OPTIMISER)
@@ -258,7 +258,7 @@ def _size(value: object) -> int:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; verifies their checksum and dequantises int8 matrices."""
-    return unpacked(read_raw(path), path)
+    return dequantise_all(read_raw(path), path)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -19,11 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.model.attention import Plan, Visibility, choose_engine
-from regard.model.transformer import Transformer
-from regard.ops.cuda import training as fused
-from regard.ops.cuda.attention import TiledLayout, tables
-from regard.text.batching import Packed, positions_array
+from regard.model.attention import Plan
+from regard.model.transformer import Plans, Transformer
+from regard.model.visibility import Visibility
+from regard.ops import attention_backend
+from regard.ops.common import cast_once
+from regard.ops.cuda.attention import CudaLayout, tables
+from regard.ops.cuda.training import seeded_dropout
+from regard.ops.layout import positions_array
+from regard.text.batching import Packed
 from regard.training.losses import Batch
 
 SIZES = 8  # graphs have sizes 1, 2, ... of which this one is the budget of a row
@@ -36,7 +40,7 @@ class StaticPacked(Packed):
     """A packed row at a fixed address, whose contents change."""
 
     def __init__(self, tokens: Tensor, positions: Tensor, longest: int) -> None:
-        self.tokens, self.places, self.lengths, self.plans = tokens, positions, (longest,), {}
+        self.tokens, self.places, self.lengths = tokens, positions, (longest,)
 
     def positions(self) -> Tensor:
         return self.places
@@ -69,8 +73,8 @@ class StepGraphs:
         self.graphs: dict[tuple[int, int], deque[StepGraph]] = {}
         c = model.config
         drops = c.attention_dropout + c.feed_forward_dropout  # PyTorch draws the masks of these
-        backend = choose_engine(model.engine, self.device, c.attention_dropout)
-        unsupported = c.embedding_norm or c.mixer != "attention" or drops > 0 or backend != "tiled"
+        backend = attention_backend(model.backend, self.device, c.attention_dropout)
+        unsupported = c.embedding_norm or c.mixer != "attention" or drops > 0 or backend != "cuda"
         self.usable = self.device.type == "cuda" and not unsupported
         self.pool = torch.cuda.graph_pool_handle() if self.usable else None
 
@@ -141,15 +145,18 @@ class StepGraph:
             [(torch.empty(size, dtype=torch.uint8).pin_memory(), torch.cuda.Event()) for _ in "ab"]
         )
         rows = {side: StaticPacked(views.pop(0), views.pop(0), longest) for side in self.room}
-        self.batch = Batch(rows.get("source"), rows["target"], views.pop(0))
-        self.seed = views.pop(0)
+        labels, self.seed = views.pop(0), views.pop(0)
+        plans: list[Plan] = []
         for query_side, key_side, visibility in self.attentions():
             queries, keys = getattr(batch, query_side), getattr(batch, key_side)
             plan = Plan(queries.lengths, keys.lengths, visibility, device=self.device)
             plan.queries, plan.keys = self.room[query_side], self.room[key_side]
-            assert isinstance(plan.layout, TiledLayout)
+            assert isinstance(plan.layout, CudaLayout)
             plan.layout.hold(longest, views.pop(0), views.pop(0), views.pop(0))
-            rows[query_side].plans[id(rows[key_side]), visibility] = plan
+            plans.append(plan)
+        source = rows.get("source")
+        made = Plans(decoder=plans[0]) if source is None else Plans(*plans)
+        self.batch = Batch(source, rows["target"], labels, plans=made)
         self.upload(arrays)
         # The first pass compiles kernels and creates library handles, which a capture cannot do.
         stream = torch.cuda.Stream(self.device)
@@ -189,7 +196,7 @@ class StepGraph:
         for query_side, key_side, visibility in self.attentions():
             lengths = getattr(batch, query_side).lengths, getattr(batch, key_side).lengths
             room = self.room[query_side], self.room[key_side]
-            arrays.extend(tables(*lengths, visibility, room))
+            arrays.extend(tables(*lengths, visibility.causal, visibility.window, room))
         return arrays
 
     def upload(self, arrays: list[NDArray[Any]]) -> None:
@@ -204,18 +211,16 @@ class StepGraph:
 
     def compute(self) -> Tensor:
         """Loss, likelihood and gradients of the row in the buffer."""
-        base = fused.base(self.device)
-        base.copy_(self.seed)
-        torch.default_generator.manual_seed(0)  # the seeds of masks, to which the base is added
+        torch.default_generator.manual_seed(0)  # the seeds of masks, to which self.seed is added
         dtype = self.owner.dtype
-        rounded = [] if dtype == torch.float32 else self.owner.parameters
+        parameters = [] if dtype == torch.float32 else self.owner.parameters
         with (
-            fused.rounded_once(rounded, dtype),
+            seeded_dropout(self.seed),
+            cast_once(parameters, dtype),
             torch.autocast("cuda", dtype, dtype != torch.float32),
         ):
             loss, likelihood = self.owner.loss(self.batch)
         loss.backward()
-        base.zero_()
         return torch.stack([loss.detach(), likelihood.detach()])
 
     def replay(self, batch: Batch, seed: int) -> Tensor:

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regard.errors import InputError
-from regard.model.transformer import Transformer
-from regard.ops.cross_entropy import cross_entropy, disagreement, divergence
+from regard.model.transformer import Plans, Transformer
+from regard.ops import cross_entropy, disagreement, divergence
 from regard.text.batching import Packed
 
 
@@ -30,6 +30,7 @@ class Batch:
     target: Packed | None  # input of the decoder
     labels: Tensor  # [T]: token ids or classes
     where: Tensor | None = None  # [T]: the tokens whose vectors are used; None: all tokens
+    plans: Plans | None = None  # of attention, if they were made in advance
 
     @property
     def tokens(self) -> int:
@@ -66,7 +67,7 @@ def token_loss(
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of the T tokens of a batch (section 5.4 of the paper).
 
-    The logits [T, V] are never stored as a whole (ops/cross_entropy.py). On a GPU, a token whose
+    The logits [T, V] are never stored as a whole (ops/losses.py). On a GPU, a token whose
     label is -1 does not count.
 
     Args:
@@ -81,7 +82,7 @@ def token_loss(
     matrix, bias = model.output_matrix(), model.head.bias
 
     def vectors() -> Tensor:
-        hidden = model.hidden(batch.source, batch.target)  # [N, D]
+        hidden = model.hidden(batch.source, batch.target, plans=batch.plans)  # [N, D]
         return model.head.words(hidden if batch.where is None else hidden[batch.where])
 
     return with_r_drop(

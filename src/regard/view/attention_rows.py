@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from regard.decoding.engines.eager import attention_engine
+from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import Request
 from regard.errors import InputError, unknown
 from regard.files import real_path
@@ -83,7 +83,7 @@ def capture(model: Model, rows: ModelInput) -> dict[str, Weights]:
         Packed.of([row]).to(device) if row else None for row in (rows.source, rows.target)
     )
     with torch.no_grad():
-        transformer.hidden(source, target, seen, attention_engine(transformer))
+        transformer.hidden(source, target, seen, attention_backend(transformer))
     return {
         name: np.stack([layer[0].float().cpu().numpy() for layer in layers])
         for name, layers in vars(seen).items()

@@ -18,14 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.model.attention import (
-    MultiHeadAttention,
-    Plan,
-    Visibility,
-    attention_weights,
-    scaled_scores,
-)
+from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.transformer import Capture, Stack, Transformer
+from regard.model.visibility import Visibility
+from regard.ops.reference import attention_weights, scaled_scores
 from regard.text.batching import Packed
 
 
@@ -95,8 +91,9 @@ class Trace:
         captured = self.capture.cross if kind == "cross" else getattr(self.capture, stack)
         query, key, visibility = watched.query, watched.key, watched.plan.visibility
         scaled = scaled_scores(query, key)
-        masked = scaled.masked_fill(~visibility.matrix(len(query), len(key)), -math.inf)
-        weights = attention_weights(query, key, visibility)
+        visible = visibility.matrix(len(query), len(key))
+        masked = scaled.masked_fill(~visible, -math.inf)
+        weights = attention_weights(query, key, visible)
         agree(f"{name}: softmax", masked.softmax(-1), weights)
         agree(f"{name}: weights", weights, captured[layer][0])
         mixed = (weights @ watched.value.transpose(0, 1)).transpose(0, 1)  # [H, N, K] -> [N, H, K]

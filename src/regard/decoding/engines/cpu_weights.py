@@ -19,7 +19,7 @@ from regard.config.model import ModelConfig
 from regard.model.attention import MultiHeadAttention
 from regard.model.block import EPSILON, Block
 from regard.model.positions import angles
-from regard.model.quantise import rounded
+from regard.model.quantise import quantise
 from regard.model.transformer import Stack
 from regard.ops.cpu.build import once
 
@@ -157,7 +157,7 @@ class BlockedWeights:
         scale = start = None
         if self.kind == KINDS["int8"]:
             scale, start = torch.zeros(padded), torch.empty(padded, dtype=torch.int)
-            numbers, scale[:outputs] = rounded(weight)
+            numbers, scale[:outputs] = quantise(weight)
             weight = numbers.float()
         made = CMatrix(
             self._pointer(tiles), self._pointer(scale), self._pointer(start),

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams, candidates_of
-from regard.decoding.engines.eager import attention_engine
+from regard.decoding.engines.eager import attention_backend
 from regard.decoding.engines.job import Job
 from regard.model.cache import Cache, to_add
 from regard.model.transformer import Stack, Transformer
@@ -286,11 +286,11 @@ class GraphBuffers:
         """Read what comes before the first step. This happens once, so it needs no graph."""
         fill = [[Tokenizer.bos]] * (self.sentences - len(job.read))
         read = Packed.of([*job.read, *fill]).to(self.device)
-        source, memory, engine = None, None, attention_engine(model)
+        source, memory, backend = None, None, attention_backend(model)
         if job.sources is not None:
             source = Packed.of([*job.sources, *fill]).to(self.device)
-            memory = model.encode(source, engine=engine)
-        model.decode(read, memory, source, cache=self.cache, engine=engine)
+            memory = model.encode(source, backend=backend)
+        model.decode(read, memory, source, cache=self.cache, backend=backend)
         self.cache.began(read.lengths)
         self.used = max(read.lengths)
 

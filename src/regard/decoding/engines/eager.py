@@ -22,10 +22,10 @@ from regard.text.tokenizer import Tokenizer
 SHRINK_AT = 1 / 8  # sentences of a batch that must be done before the others move together
 
 
-def attention_engine(model: Transformer) -> str:
-    """The attention engine for inference: that of the model or, with "auto", the one that needs
+def attention_backend(model: Transformer) -> str:
+    """The attention backend for inference: that of the model or, with "auto", the one that needs
     neither a compiler nor gradients."""
-    return "padded" if model.engine == "auto" else model.engine
+    return "padded" if model.backend == "auto" else model.backend
 
 
 class EagerSearch:
@@ -46,9 +46,9 @@ class EagerSearch:
         self, source: Packed | None, read: Packed | None, sentences: int, steps: int
     ) -> Cache:
         """Encode the source, read the prompt, and return the cache for `steps` steps."""
-        width, attention = self.beams.width, attention_engine(self.model)
+        width, attention = self.beams.width, attention_backend(self.model)
         return self.model.start(
-            source, read, sentences=sentences, width=width, steps=steps, engine=attention
+            source, read, sentences=sentences, width=width, steps=steps, backend=attention
         )
 
     def __iter__(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ def gradient_norms(model: Transformer, sequences: Sequence[Ids], seed: int = 1) 
     """
     length = len(sequences[0])
     model = copy.deepcopy(model).double().train()  # cuDNN has gradients of recurrence only so
-    model.engine = "padded"
+    model.backend = "padded"
     model.requires_grad_(False)
     random = np.random.default_rng(seed)
     at_once = max(1, AT_ONCE // length)

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from regard.config.model import ModelConfig
 from regard.lab.common.layer_kinds import LAYER_KINDS, layer_options
-from regard.model.attention import MultiHeadAttention, Plan, Visibility
+from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.block import FeedForward
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.parameters import visible
+from regard.model.visibility import Visibility
 
 REFERENCE = "reference"  # self-attention by its definition: all n x n weights are in memory
 LAYERS = (*LAYER_KINDS, REFERENCE)
@@ -87,7 +88,7 @@ class Layer:
             return RowPlan([n], self.device)
         backend = "reference" if self.name == REFERENCE else backend
         visibility = Visibility(window=self.config.window)
-        return Plan([n], [n], visibility, engine=backend, device=self.device)
+        return Plan([n], [n], visibility, backend=backend, device=self.device)
 
     def __call__(self, x: Tensor, plan: Any) -> Tensor:
         return self.module(x) if plan is None else self.module(x, plan)

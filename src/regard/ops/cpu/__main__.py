@@ -1,4 +1,4 @@
-"""`python -m regard.ops.cpu NAME VARIANT`: build a library that nobody waits for (see `later`)."""
+"""`python -m regard.ops.cpu NAME VARIANT`: build a library in the background (see `later`)."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from regard.ops.cpu.build import FAILED, built, place
 
-os.nice(10)  # whoever asks for an answer comes first; at 19 a busy machine would never end it
+os.nice(10)  # predictions come first; at 19 a build would never end on a busy machine
 try:
     built(sys.argv[1], sys.argv[2])
 except (OSError, subprocess.SubprocessError):

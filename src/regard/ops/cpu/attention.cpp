@@ -1,4 +1,4 @@
-// Attention over packed rows (section 3.2), forward and backward.
+// The specification is ops/reference.py: `attention`, over packed rows, forward and backward.
 //
 // One head of one sequence is one piece of work for one thread: its keys and values are copied to
 // the thread's own memory, where those of a sentence stay in the nearest cache. What a query sees
@@ -19,7 +19,7 @@ constexpr long PIECE = 256;                           // queries of a piece, und
 constexpr int TALL = REGISTER_BYTES == 64 ? 8 : 4;    // a tile of results that fills the registers
 constexpr int WIDE = 2;
 
-// What both passes are told. Rows of queries, keys and values may be strided: they are parts of
+// The arguments of both passes. Rows of queries, keys and values may be strided: they are parts of
 // one product. Strides and sizes count numbers, offsets [B + 1] rows.
 struct Shape {
     const int64_t *query_offsets, *key_offsets;
@@ -34,7 +34,7 @@ struct Run {
 
 struct Sequence {
     long query_start, queries, key_start, keys;
-    long ahead;  // the first query stands at this key
+    long ahead;  // the first query has the position of this key
     const Shape& shape;
 
     Sequence(const Shape& s, long b)
@@ -244,11 +244,11 @@ void forward(const Shape& shape, const T* query, const T* key, const T* value, T
     }
 }
 
-// `to` has the strides of the slopes that are written.
+// `to` has the strides of the grads that are written.
 template <class T>
 void backward(const Shape& shape, const Shape& to, const T* query, const T* key, const T* value,
-              const T* output, const NumberOf<T>* totals, const T* slope, T* query_slope,
-              T* key_slope, T* value_slope) {
+              const T* output, const NumberOf<T>* totals, const T* grad, T* query_grad,
+              T* key_grad, T* value_grad) {
     typedef NumberOf<T> C;
     const long H = shape.heads, size = shape.size;
     const C scale = 1 / std::sqrt(C(size));
@@ -259,7 +259,7 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
         C *keys = room.take(rectangle), *turned_key = room.take(rectangle);
         C *turned_value = room.take(rectangle);
         std::vector<C> key_sums, value_sums;
-        C *queries = room.take(BLOCK * width), *slopes = room.take(BLOCK * width);
+        C *queries = room.take(BLOCK * width), *grads = room.take(BLOCK * width);
         C* results = room.take(BLOCK * width);
         C *weights = room.take(BLOCK * room.columns), *products = room.take(BLOCK * room.columns);
 #pragma omp for schedule(dynamic)
@@ -285,20 +285,20 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
                     const long first = s.query_start + start;
                     copy_rows(query + first * shape.query_stride + head, shape.query_stride,
                               block.rows, size, scale, queries, width);
-                    copy_rows(slope + first * H * size + head, H * size, block.rows, size, C(1),
-                              slopes, width);
+                    copy_rows(grad + first * H * size + head, H * size, block.rows, size, C(1),
+                              grads, width);
                     copy_rows(output + first * H * size + head, H * size, block.rows, size, C(1),
                               results, width);
                     score(s, block, queries, width, turned_key, columns, weights);
-                    product(block.rows, block.high - block.low, size, slopes, width, 1L,
+                    product(block.rows, block.high - block.low, size, grads, width, 1L,
                             turned_value + block.low, columns, products + block.low, columns,
                             false);
                     for (long i = 0; i < block.rows; i++) {
-                        // The weights again, and the slope of the scores:
+                        // The weights again, and the grad of the scores:
                         // weight (product - their mean).
                         VectorOf<C> mean = {};
                         for (long k = 0; k < width; k += LANES<C>)
-                            mean += load(slopes + i * width + k) * load(results + i * width + k);
+                            mean += load(grads + i * width + k) * load(results + i * width + k);
                         const C average = sum_of(mean), total = totals[(first + i) * H + unit % H];
                         C *weight = weights + i * columns, *change = products + i * columns;
                         for (long j = block.low; j < block.high; j += LANES<C>) {
@@ -311,17 +311,17 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
                     product(block.rows, width, seen, products + block.low, columns, 1L,
                             keys + block.low * width, width, results, width, false);
                     write_rows(results, width, block.rows, size, scale,
-                               query_slope + first * to.query_stride + head, to.query_stride);
+                               query_grad + first * to.query_stride + head, to.query_stride);
                     product(seen, width, block.rows, products + block.low, 1L, columns, queries,
                             width, key_sum + block.low * width, width, true);
-                    product(seen, width, block.rows, weights + block.low, 1L, columns, slopes,
+                    product(seen, width, block.rows, weights + block.low, 1L, columns, grads,
                             width, value_sum + block.low * width, width, true);
                 }
             }
             write_rows(key_sums.data(), width, whole.keys, size, C(1),
-                       key_slope + whole.key_start * to.key_stride + head, to.key_stride);
+                       key_grad + whole.key_start * to.key_stride + head, to.key_stride);
             write_rows(value_sums.data(), width, whole.keys, size, C(1),
-                       value_slope + whole.key_start * to.value_stride + head, to.value_stride);
+                       value_grad + whole.key_start * to.value_stride + head, to.value_stride);
         }
     }
 }
@@ -335,10 +335,10 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
     }                                                                                              \
     extern "C" void attend_backward_##NAME(const Shape* shape, const Shape* to, const T* query,    \
                                            const T* key, const T* value, const T* output,          \
-                                           const NumberOf<T>* totals, const T* slope,              \
-                                           T* query_slope, T* key_slope, T* value_slope) {         \
-        backward(*shape, *to, query, key, value, output, totals, slope, query_slope, key_slope,    \
-                 value_slope);                                                                     \
+                                           const NumberOf<T>* totals, const T* grad,               \
+                                           T* query_grad, T* key_grad, T* value_grad) {            \
+        backward(*shape, *to, query, key, value, output, totals, grad, query_grad, key_grad,       \
+                 value_grad);                                                                      \
     }
 FOR_TYPE(bfloat16, BFloat16)
 FOR_TYPE(float32, float)

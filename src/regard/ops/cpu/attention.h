@@ -1,9 +1,10 @@
-// Attention of one sentence and head: softmax(q Kᵀ / sqrt(K)) V over the slots that a row sees.
+// The specification is ops/reference.py: `attention` of one sentence and head, over the slots that
+// a row sees.
 #pragma once
 
 #include "product.h"
 
-constexpr long MANY = 32;  // rows of a sentence from which on it pays to pack its keys and values
+constexpr long MANY = 32;  // rows of a sentence from which on it pays to copy its keys and values to blocks
 
 // Keys and values of one layer: the number at [sentence, head, slot, k].
 struct Slots {

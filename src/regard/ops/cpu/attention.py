@@ -1,24 +1,22 @@
-"""The engine for a CPU: attention in C++ on the packed row as it is, forward and backward.
+"""The attention backend for a CPU: C++ on the packed row, forward and backward.
 
-PyTorch's kernel wants rectangles, so short sentences had to be gathered, padded, masked and put
-back, and its bfloat16 backward is many times slower than its float32. Here each head of each
-sequence is one small piece of work (ops/cpu/attention.cpp).
+PyTorch's kernel needs rectangles, so short sentences must be gathered, padded, masked and
+scattered, and its bfloat16 backward is many times slower than its float32. Here each head of each
+sequence is one small piece of work (attention.cpp).
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.ops.cpu import build as native
-from regard.ops.cuda.attention import slopes_like
-
-if TYPE_CHECKING:
-    from regard.model.attention import Visibility
+from regard.ops.cpu import build
+from regard.ops.heads import gradients_like, heads_contiguous
+from regard.ops.layout import Layout
 
 TYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float64: "float64"}
 
@@ -33,47 +31,35 @@ class Shape(ctypes.Structure):
     ]  # fmt: skip
 
 
-class NativeLayout:
-    """Where the sequences begin, and what is visible."""
+class CpuLayout(Layout):
+    """The offsets of the sequences."""
 
-    def __init__(
-        self,
-        query_lengths: Sequence[int],
-        key_lengths: Sequence[int],
-        visibility: Visibility,
-        device: torch.device,
-    ) -> None:
+    def prepare(self) -> None:
         self.query_offsets, self.key_offsets = (
-            torch.tensor([0, *lengths]).cumsum(0) for lengths in (query_lengths, key_lengths)
+            torch.tensor([0, *lengths]).cumsum(0)
+            for lengths in (self.query_lengths, self.key_lengths)
         )
-        self.causal = int(visibility.causal)
-        self.window = -1 if visibility.window is None else visibility.window
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-        assert dropout == 0, "choose_engine excludes it"
-        output, _ = Attention.apply(*map(in_rows, (query, key, value)), self)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output, _ = Attention.apply(*map(heads_contiguous, (query, key, value)), self)
         return output
 
     def shape(self, query: Tensor, key: Tensor, value: Tensor) -> Shape:
         return Shape(
             self.query_offsets.data_ptr(), self.key_offsets.data_ptr(),
             len(self.query_offsets) - 1, *query.shape[1:],
-            query.stride(0), key.stride(0), value.stride(0), self.causal, self.window,
+            query.stride(0), key.stride(0), value.stride(0), self.causal,
+            -1 if self.window is None else self.window,
         )  # fmt: skip
 
 
-def in_rows(x: Tensor) -> Tensor:
-    """[N, H, K] in which a row lies in one piece; rows may be far apart."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
-
-
 class Attention(torch.autograd.Function):
-    """query[N, H, K], key[M, H, K], value[M, H, K] -> [N, H, K], and the logarithm of each
-    query's sum of exponentials, [N, H], which the way back starts from."""
+    """query[N, H, K], key[M, H, K], value[M, H, K] -> [N, H, K], and the log-sum-exp of each
+    query's scores, [N, H], which the backward pass needs."""
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: NativeLayout
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: CpuLayout
     ) -> tuple[Tensor, Tensor]:
         output = query.new_empty(query.shape)
         wide = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -86,16 +72,16 @@ class Attention(torch.autograd.Function):
         return output, totals
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
-        slopes = slopes_like(*inputs[:3])
-        shapes = ctx.layout.shape(*inputs[:3]), ctx.layout.shape(*slopes)
-        call("attend_backward", slope.dtype, shapes, *inputs, slope.contiguous(), *slopes)
-        return *slopes, None
+        gradients = gradients_like(*inputs[:3])
+        shapes = ctx.layout.shape(*inputs[:3]), ctx.layout.shape(*gradients)
+        call("attend_backward", gradient.dtype, shapes, *inputs, gradient.contiguous(), *gradients)
+        return *gradients, None
 
 
 def call(name: str, dtype: torch.dtype, shapes: Sequence[Shape], *tensors: Tensor) -> None:
-    library = native.library("attention")
-    assert library is not None, "choose_engine asked for it"
+    library = build.library("attention")
+    assert library is not None, "attention_backend checks it"
     pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
     library[f"{name}_{TYPES[dtype]}"](*map(ctypes.byref, shapes), *pointers)

@@ -1,4 +1,4 @@
-// BPE-dropout of the rows of a batch: text/dropout.py says what it is, and does the same in Python.
+// The specification is text/dropout.py: BPE-dropout of the rows of a batch.
 //
 // One row is one piece of work for one thread, and all chance in it comes from the row's own key:
 // neither the number of threads nor its neighbours change a token.

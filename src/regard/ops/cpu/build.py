@@ -1,11 +1,10 @@
-"""What a CPU does faster in C++ than through PyTorch: built where it is first used, and optional.
+"""Build the C++ libraries of this folder on first use. They are optional.
 
-Each .cpp file of this folder is one library of plain C functions over raw pointers. It is built
-for the instructions that this machine has (`VARIANTS`) and kept in the cache. Where there is no
-compiler PyTorch does the same work, and one line says so. So it does where somebody waits for one
-answer (`later`); then another process builds what was missing, for the next time. The libraries
-share PyTorch's OpenMP threads: a second pool of threads would fight with the first for the same
-cores.
+Each .cpp file is one library of plain C functions over raw pointers. It is built for the
+instructions of this machine (`VARIANTS`) and kept in the cache. Without a compiler PyTorch does the
+same work, and one line reports it. The same holds while a person waits for a single prediction
+(`later`); then another process builds what was missing, for the next time. The libraries share
+PyTorch's OpenMP threads: a second pool of threads would compete with the first for the same cores.
 
 REGARD_NATIVE_FLAGS adds flags to the compiler command, for example for sanitizers (`make
 sanitize`). The name of a library in the cache depends on them.
@@ -24,7 +23,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
@@ -37,7 +36,7 @@ from regard.files import PREFIX, cache_folder, remove_leftovers
 FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-fopenmp"]
-# The best first: what the compiler is told, and the features of the processor that it needs.
+# The best first: flags for the compiler, and the features of the processor that they need.
 VARIANTS: dict[str, tuple[list[str], set[str]]] = {
     "avx512": (
         ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni",
@@ -48,15 +47,13 @@ VARIANTS: dict[str, tuple[list[str], set[str]]] = {
     "plain": ([], set()),
 }  # fmt: skip
 SECONDS = 300  # that a compiler may take
-FAILED = ".failed"  # beside a library that nobody waited for: the next one waits, and is told why
+FAILED = ".failed"  # marks a failed background build: the next use builds again and reports why
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _off: ContextVar[bool] = ContextVar("_off", default=False)  # set by `without`
-# Set by `later`: the libraries that were skipped because they were never built, each with its
-# variant.
-_missed: ContextVar[list[tuple[str, str]] | None] = ContextVar("_missed", default=None)
+_later: ContextVar[ExitStack | None] = ContextVar("_later", default=None)  # set by `later`
 
 
 def once(function: Callable[P, R]) -> Callable[P, R]:
@@ -80,16 +77,16 @@ def once(function: Callable[P, R]) -> Callable[P, R]:
 
 def variant() -> str | None:
     """The variant for this machine, or the one that REGARD_NATIVE names (off: none)."""
-    wanted = os.environ.get("REGARD_NATIVE", "auto")
-    if wanted == "off" or _off.get():
+    name = os.environ.get("REGARD_NATIVE", "auto")
+    if name == "off" or _off.get():
         return None
-    if wanted == "auto":
+    if name == "auto":
         return possible()[0]
-    if wanted not in possible():
+    if name not in possible():
         raise InputError(
-            f"REGARD_NATIVE={wanted} cannot run here: use one of auto, off, {', '.join(possible())}"
+            f"REGARD_NATIVE={name} cannot run here: use one of auto, off, {', '.join(possible())}"
         )
-    return wanted
+    return name
 
 
 @contextmanager
@@ -109,7 +106,7 @@ def possible() -> list[str]:
 
 @cache
 def features() -> frozenset[str]:
-    """What the processor says it can."""
+    """The features of the processor."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -121,49 +118,51 @@ def features() -> frozenset[str]:
 @contextmanager
 def later(hurried: bool) -> Iterator[None]:
     """If `hurried`, skip libraries that were never built. At the end of the block, start a process
-    that builds them; it continues after this process has ended."""
-    missed: list[tuple[str, str]] = []
-    token = _missed.set(missed if hurried else None)
-    try:
-        yield
-    finally:
-        _missed.reset(token)
-        for name, chosen in missed:
-            build_elsewhere(name, chosen)
+    that builds them; it continues after this process has ended.
+
+    From the first library that is skipped to the end of the block, PyTorch uses one thread: in the
+    small products of one sentence, threads would mostly wait for each other, especially on a busy
+    machine.
+    """
+    with ExitStack() as at_end:
+        token = _later.set(at_end if hurried else None)
+        try:
+            yield
+        finally:
+            _later.reset(token)
 
 
 def library(name: str) -> ctypes.CDLL | None:
     """The library made of `name`.cpp, or None where it cannot be had."""
     chosen = variant()
-    if chosen is None or (_missed.get() is not None and left_for_later(name, chosen)):
+    if chosen is None or (_later.get() is not None and left_for_later(name, chosen)):
         return None
     return opened(name, chosen)
 
 
 @once
 def left_for_later(name: str, chosen: str) -> bool:
-    """Whether the library was never built, but could be. PyTorch then uses one thread for the rest
-    of the process, because `later` encloses a complete command: in the small products of one
-    sentence, threads would mostly wait for each other, especially on a busy machine."""
+    """Whether the library was never built, but could be; then `later` builds it at its end."""
     import torch
 
     try:
         path, compiler = place(name, chosen)
-    except OSError:  # no place to keep it, say: whoever opens it will tell
+    except OSError:  # for example, no cache folder: `opened` reports it
         return False
     if compiler is None or path.is_file() or path.with_suffix(FAILED).is_file():
         return False
-    missed = _missed.get()
-    assert missed is not None, "only called inside `later`"
-    missed.append((name, chosen))
+    at_end = _later.get()
+    assert at_end is not None, "only called inside `later`"
+    at_end.callback(build_elsewhere, name, chosen)
+    at_end.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)
     return True
 
 
 def build_elsewhere(name: str, chosen: str) -> None:
-    """Have a library built by a process that goes on when this one has ended."""
+    """Build a library in a process that continues after this one has ended."""
     paths = [str(FOLDER.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with suppress(OSError):  # then it is built when somebody waits for it
+    with suppress(OSError):  # then it is built on the next use
         subprocess.Popen(
             [sys.executable, "-P", "-m", __package__, name, chosen],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
@@ -199,7 +198,7 @@ def missing(why: str) -> None:
 
 
 def place(name: str, chosen: str) -> tuple[Path, str | None]:
-    """Where the library lies once it is built, and the compiler."""
+    """The path of the library, and the compiler."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     sources = [FOLDER / f"{name}.cpp", *sorted(FOLDER.glob("*.h"))]
     content = b"".join(path.read_bytes() for path in sources)
@@ -228,7 +227,7 @@ def built(name: str, chosen: str) -> Path:
     if sys.stderr.isatty():  # it takes some seconds, once
         print(f"regard: compiling native code for this processor ({name})", file=sys.stderr)
     with alone(path.parent):
-        if path.is_file():  # somebody else built it while we waited
+        if path.is_file():  # another process built it meanwhile
             return path
         remove_leftovers(path.parent)
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
@@ -246,10 +245,10 @@ def built(name: str, chosen: str) -> Path:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """One process at a time builds; the lock goes with the process that has it."""
+    """One process at a time builds; the lock is released when its process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(ImportError, OSError):  # not all can: then two may build, each for itself
+        with suppress(ImportError, OSError):  # without locks two processes may build at once
             import fcntl
 
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,5 +1,5 @@
-// A copy of Beams.advance for beam search; the specification is regard/decoding/beams.py.
-// It works on the tensors of Beams; tests/decoding/test_steps.py holds both equal.
+// The specification is decoding/beams.py: Beams.advance for beam search and greedy search, on the
+// same tensors.
 #pragma once
 
 #include "layers.h"

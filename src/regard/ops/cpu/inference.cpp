@@ -1,4 +1,5 @@
-// A decoder's step with its search, and a pass of a stack over packed rows, in one call each.
+// The specification is Transformer.step and Stack in model/transformer.py, with decoding/beams.py:
+// a decoder's step with its search, and a pass of a stack over packed rows, in one call each.
 //
 // Every stage (a product, attention, add & norm) is split among the threads (team.h); nothing goes
 // back to Python in between.
@@ -76,7 +77,7 @@ static void move(const Cache& cache, const Beams& beams, long b, RowTables& t) {
         memset(visible + w * cache.slots, 0, end);
         for (long i = 0; i < seen.count; i++) visible[w * cache.slots + seen.slots[i]] = 1;
         if (!cache.window) continue;
-        long near = 0;  // the slots that are too far away stay visible, for what is told of them
+        long near = 0;  // the slots that are too far away stay visible, for what is reported of them
         int32_t* kept = numbers + w * end;
         for (long i = 0; i < seen.count; i++)
             if (now - cache.slot_positions[b * cache.slots + kept[i]] <= cache.window)
@@ -94,7 +95,7 @@ int64_t words_in(int64_t kind, int64_t columns) { return words_of(Kind(kind), co
 
 void pack_matrix(int64_t kind, const float* weight, int64_t outputs, int64_t inputs,
                  uint32_t* tiles, int32_t* start) {
-    pack(Kind(kind), weight, outputs, inputs, tiles, start);
+    to_blocks(Kind(kind), weight, outputs, inputs, tiles, start);
 }
 
 // Numbers from everywhere in some tensors: what training changes, it changes here, too.
@@ -130,7 +131,7 @@ void read_rows(const Stack* stack, const int64_t* tokens, const int64_t* offsets
             t.position[offsets[b] + i] = t.slot[offsets[b] + i] = i;
         }
     }
-    // Where nobody keeps them, all layers put keys and values in the same place.
+    // Where they are not kept, all layers put keys and values in the same place.
     std::vector<float> kept;
     std::vector<Slots> same;
     if (!own) {

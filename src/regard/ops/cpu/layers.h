@@ -1,6 +1,6 @@
-// The layers of a stack over rows, with the names of model/block.py: one pass serves an encoder, a
-// decoder that reads, and a step. What differs is which slots a row's keys and values go to and
-// which slots it sees.
+// The specification is model/block.py, whose names are used here: the layers of a stack over rows.
+// One pass serves an encoder, a decoder that reads a prompt, and a step. They differ in the slots
+// that a row's keys and values go to and in the slots that it sees.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,5 @@
-// x Wᵀ + b with weights that were packed once: float32, bfloat16 or int8.
+// The specification is ops/reference.py: `linear`, with weights in a blocked layout in float32,
+// bfloat16 or int8 (model/quantise.py).
 //
 // The one idea of all three: a word of four bytes holds as many numbers as go into one instruction
 // (1 float, 2 bfloat16, 4 bytes), a register has a word for each of some outputs, and a row's word
@@ -66,7 +67,7 @@ inline uint32_t word_at(Kind kind, const float* row, long inputs, long k) {
 
 // weight[outputs, inputs] -> tiles; what is padded is zero. int8: the weights are whole numbers from
 // -127 to 127 already (model/quantise.py).
-inline void pack(Kind kind, const float* weight, int64_t outputs, int64_t inputs, uint32_t* tiles,
+inline void to_blocks(Kind kind, const float* weight, int64_t outputs, int64_t inputs, uint32_t* tiles,
                  int32_t* start) {
     long words = words_of(kind, inputs);
 #pragma omp parallel for

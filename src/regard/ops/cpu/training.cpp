@@ -1,5 +1,5 @@
-// What a training step does between its products: embedding, dropout, add & norm, bias and ReLU,
-// the loss and its slope.
+// The specification is ops/reference.py: embedding, add & norm with dropout, gradients of bias and
+// ReLU, the loss and its gradient.
 //
 // Each is one pass over memory that PyTorch would take several for. Storage may be bfloat16,
 // arithmetic and sums are in float. Rows are shared out among the threads in pieces of a fixed
@@ -97,17 +97,17 @@ void add_and_norm(const Dropout& dropout, const Norm& norm, const T* x, const T*
     }
 }
 
-// The slopes of x, y, and of weight and bias ([2, D]) from that of the output.
+// The grads of x, y, and of weight and bias ([2, D]) from that of the output.
 template <class T>
 void add_and_norm_backward(const Dropout& dropout, const Norm& norm, const T* x, const T* y,
-                           const float* statistics, const T* slope, T* x_slope, T* y_slope,
-                           float* norm_slope, long rows, long width) {
+                           const float* statistics, const T* grad, T* x_grad, T* y_grad,
+                           float* norm_grad, long rows, long width) {
     const long pieces = (rows + PIECE - 1) / PIECE, padded = rounded_up<float>(width);
     std::vector<float> parts(pieces * 2 * width);
 #pragma omp parallel
     {
         std::vector<float> memory(5 * padded);
-        float *normed = memory.data(), *slopes = normed + padded, *factors = slopes + padded;
+        float *normed = memory.data(), *grads = normed + padded, *factors = grads + padded;
         float *weight_sum = factors + padded, *bias_sum = weight_sum + padded;
 #pragma omp for
         for (long piece = 0; piece < pieces; piece++) {
@@ -118,7 +118,7 @@ void add_and_norm_backward(const Dropout& dropout, const Norm& norm, const T* x,
                 Floats total = {}, product = {};
                 for (long i = 0; i < width; i += LANES<float>) {
                     const long rest = width - i;
-                    Floats sum = load(x + row + i, rest), upstream = load(slope + row + i, rest);
+                    Floats sum = load(x + row + i, rest), upstream = load(grad + row + i, rest);
                     if (y) {
                         Floats factor = dropout.factors(row + i);
                         sum += load(y + row + i, rest) * factor;
@@ -131,27 +131,27 @@ void add_and_norm_backward(const Dropout& dropout, const Norm& norm, const T* x,
                     total += upstream;
                     product += upstream * value;
                     store(normed + i, value);
-                    store(slopes + i, upstream);
+                    store(grads + i, upstream);
                 }
                 const float constant = norm.centred ? sum_of(total) / width : 0.0f;
                 const float linear = sum_of(product) / width;
                 for (long i = 0; i < width; i += LANES<float>) {
-                    Floats change = load(slopes + i) - constant - load(normed + i) * linear;
-                    store(x_slope + row + i, change * scale, width - i);
-                    if (y) store(y_slope + row + i, change * scale * load(factors + i), width - i);
+                    Floats change = load(grads + i) - constant - load(normed + i) * linear;
+                    store(x_grad + row + i, change * scale, width - i);
+                    if (y) store(y_grad + row + i, change * scale * load(factors + i), width - i);
                 }
             }
             std::copy(weight_sum, weight_sum + width, parts.data() + piece * 2 * width);
             std::copy(bias_sum, bias_sum + width, parts.data() + (piece * 2 + 1) * width);
         }
     }
-    sum_pieces(parts, norm_slope, 2 * width);
+    sum_pieces(parts, norm_grad, 2 * width);
 }
 
-// The way back through ReLU (where there was one: output) and the bias: result[N, F] is the slope
-// where the output is not 0, bias_slope[F] the sum of its rows.
+// The way back through ReLU (where there was one: output) and the bias: result[N, F] is the grad
+// where the output is not 0, bias_grad[F] the sum of its rows.
 template <class T>
-void bias_backward(const T* slope, const T* output, T* result, float* bias_slope, long rows,
+void bias_backward(const T* grad, const T* output, T* result, float* bias_grad, long rows,
                    long width) {
     const long pieces = (rows + PIECE - 1) / PIECE, padded = rounded_up<float>(width);
     std::vector<float> parts(pieces * width);
@@ -164,7 +164,7 @@ void bias_backward(const T* slope, const T* output, T* result, float* bias_slope
             for (long n = piece * PIECE; n < std::min((piece + 1) * PIECE, rows); n++)
                 for (long i = 0; i < width; i += LANES<float>) {
                     const long at = n * width + i, rest = width - i;
-                    Floats x = load(slope + at, rest);
+                    Floats x = load(grad + at, rest);
                     if (output) {
                         x = load(output + at, rest) > 0.0f ? x : Floats{};
                         store(result + at, x, rest);
@@ -174,7 +174,7 @@ void bias_backward(const T* slope, const T* output, T* result, float* bias_slope
             std::copy(sums.begin(), sums.begin() + width, parts.begin() + piece * width);
         }
     }
-    sum_pieces(parts, bias_slope, width);
+    sum_pieces(parts, bias_grad, width);
 }
 
 // output[N, D] = dropout(table[tokens] * scale + places[positions]); places may be missing.
@@ -191,21 +191,21 @@ void embed(const Dropout& dropout, const float* table, const int64_t* tokens, fl
         }
 }
 
-// table_slope[V, D]: the sum of dropout(slope) * scale over the rows that took a row of the table.
+// table_grad[V, D]: the sum of dropout(grad) * scale over the rows that took a row of the table.
 template <class T>
-void embed_backward(const Dropout& dropout, const T* slope, const int64_t* tokens, float scale,
-                    float* table_slope, long rows, long width, long vocabulary) {
+void embed_backward(const Dropout& dropout, const T* grad, const int64_t* tokens, float scale,
+                    float* table_grad, long rows, long width, long vocabulary) {
 #pragma omp parallel
     {
 #pragma omp for
         for (long v = 0; v < vocabulary; v++)
-            std::fill(table_slope + v * width, table_slope + (v + 1) * width, 0.0f);
+            std::fill(table_grad + v * width, table_grad + (v + 1) * width, 0.0f);
         // Each thread has columns of its own, so that no two add to the same number.
 #pragma omp for
         for (long i = 0; i < width; i += LANES<float>)
             for (long n = 0; n < rows; n++) {
-                float* to = table_slope + tokens[n] * width + i;
-                Floats x = load(slope + n * width + i, width - i);
+                float* to = table_grad + tokens[n] * width + i;
+                Floats x = load(grad + n * width + i, width - i);
                 x *= dropout.factors(n * width + i) * scale;
                 store(to, load(to, width - i) + x, width - i);
             }
@@ -213,7 +213,7 @@ void embed_backward(const Dropout& dropout, const T* slope, const int64_t* token
 }
 
 // For each row of logits[N, V]: -log p(label), and the same averaged over all labels. Where the
-// logits were comes their slope: p - (1 - smoothing) [label] - smoothing / V.
+// logits were comes their grad: p - (1 - smoothing) [label] - smoothing / V.
 template <class T>
 void losses(T* logits, const int64_t* labels, float smoothing, long needed, float* likelihood,
             float* uniform, long rows, long vocabulary) {
@@ -265,23 +265,23 @@ void losses(T* logits, const int64_t* labels, float smoothing, long needed, floa
     }                                                                                              \
     extern "C" void add_and_norm_backward_##NAME(                                                  \
         const Dropout* dropout, const Norm* norm, const T* x, const T* y, const float* statistics, \
-        const T* slope, T* x_slope, T* y_slope, float* norm_slope, long rows, long width) {        \
-        add_and_norm_backward(*dropout, *norm, x, y, statistics, slope, x_slope, y_slope,          \
-                              norm_slope, rows, width);                                            \
+        const T* grad, T* x_grad, T* y_grad, float* norm_grad, long rows, long width) {            \
+        add_and_norm_backward(*dropout, *norm, x, y, statistics, grad, x_grad, y_grad,             \
+                              norm_grad, rows, width);                                             \
     }                                                                                              \
-    extern "C" void bias_backward_##NAME(const T* slope, const T* output, T* result,               \
-                                         float* bias_slope, long rows, long width) {               \
-        bias_backward(slope, output, result, bias_slope, rows, width);                             \
+    extern "C" void bias_backward_##NAME(const T* grad, const T* output, T* result,                \
+                                         float* bias_grad, long rows, long width) {                \
+        bias_backward(grad, output, result, bias_grad, rows, width);                               \
     }                                                                                              \
     extern "C" void embed_##NAME(const Dropout* dropout, const float* table,                       \
                                  const int64_t* tokens, float scale, const float* places,          \
                                  const int64_t* positions, T* output, long rows, long width) {     \
         embed(*dropout, table, tokens, scale, places, positions, output, rows, width);             \
     }                                                                                              \
-    extern "C" void embed_backward_##NAME(const Dropout* dropout, const T* slope,                  \
-                                          const int64_t* tokens, float scale, float* table_slope,  \
+    extern "C" void embed_backward_##NAME(const Dropout* dropout, const T* grad,                   \
+                                          const int64_t* tokens, float scale, float* table_grad,   \
                                           long rows, long width, long vocabulary) {                \
-        embed_backward(*dropout, slope, tokens, scale, table_slope, rows, width, vocabulary);      \
+        embed_backward(*dropout, grad, tokens, scale, table_grad, rows, width, vocabulary);        \
     }                                                                                              \
     extern "C" void losses_##NAME(T* logits, const int64_t* labels, float smoothing, long needed,  \
                                   float* likelihood, float* uniform, long rows, long vocabulary) { \

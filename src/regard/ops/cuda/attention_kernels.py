@@ -1,9 +1,9 @@
-"""Triton kernels of attention over packed rows, forward and backward (tiled.py calls them).
+"""The specification is ops/reference.py: `attention`, over packed rows, forward and backward.
 
-A program holds one tile of queries (or of keys) of one head and walks over the keys (queries)
-that its own may see, a block at a time, so that no score ever reaches memory. What a query sees is
-the run of keys from `first` to `last`; the table `tiles` says where each tile and its walk begin
-and end; a tile of nothing fills the table up.
+Triton kernels; attention.py calls them. A program processes one tile of queries (or of keys) of one
+head. It iterates over the keys (queries) that its own may see, a block at a time, so that no score
+is written to memory. A query sees the run of keys from `first` to `last`; the table `tiles` has the
+begin and end of each tile and of the range it processes, and is padded with empty tiles.
 """
 
 # Triton reads the annotations of its kernels: they must not be strings.
@@ -127,13 +127,13 @@ def query_block(
 
 
 @triton.jit(do_not_specialize=["count"])
-def query_slope_kernel(
-    query_slope, delta, slope, out, normal, query, key, value, tiles, first, last,
+def query_grad_kernel(
+    query_grad, delta, grad, out, normal, query, key, value, tiles, first, last,
     scale, log_scale, count, query_stride, key_stride, value_stride, result_stride, size,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
     LONG: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the queries of a tile, and delta[H, N] = sum of slope * out, which the
+    """The gradient of the queries of a tile, and delta[H, N] = sum of gradient * out, which the
     gradients of keys need as well."""
     head, heads = tl.program_id(0), tl.num_programs(0)
     start, end, low, high, inner, outer = tile_of(tiles, COLUMNS)
@@ -142,7 +142,7 @@ def query_slope_kernel(
     n = start + tl.arange(0, ROWS)
     real = n < end
     q = block(query, n, real, query_stride, head, size, SIZE)
-    g = block(slope, n, real, heads * size, head, size, SIZE)
+    g = block(grad, n, real, heads * size, head, size, SIZE)
     o = block(out, n, real, heads * size, head, size, SIZE)
     begin, until = tl.load(first + n, real, 0), tl.load(last + n, real, -1)
     norm = tl.load(normal + head * count + n, real, 0.0)
@@ -165,13 +165,13 @@ def query_slope_kernel(
                 at, high, q, g, norm, own, begin, until, total, key, value, log_scale, key_stride,
                 value_stride, head, size, True, COLUMNS, SIZE, PRECISION,
             )  # fmt: skip
-    put(query_slope, total * scale, n, real, result_stride, head, size, SIZE)
+    put(query_grad, total * scale, n, real, result_stride, head, size, SIZE)
 
 
 @triton.jit
 def key_block(
-    at, high, k, v, m, key_total, value_total, query, slope, normal, delta, first, last, log_scale,
-    count, query_stride, slope_stride, head, size, LOOK: tl.constexpr, COLUMNS: tl.constexpr,
+    at, high, k, v, m, key_total, value_total, query, grad, normal, delta, first, last, log_scale,
+    count, query_stride, grad_stride, head, size, LOOK: tl.constexpr, COLUMNS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One step of the walk of keys: their gradient and that of the values so far. Scores stand on
@@ -179,7 +179,7 @@ def key_block(
     n = at + tl.arange(0, COLUMNS)
     there = n < high
     q = block(query, n, there, query_stride, head, size, SIZE)
-    g = block(slope, n, there, slope_stride, head, size, SIZE)
+    g = block(grad, n, there, grad_stride, head, size, SIZE)
     norm = tl.load(normal + head * count + n, there, 0.0)
     own = tl.load(delta + head * count + n, there, 0.0)
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * log_scale  # [ROWS, COLUMNS]
@@ -195,8 +195,8 @@ def key_block(
 
 
 @triton.jit(do_not_specialize=["count"])
-def key_slope_kernel(
-    key_slope, value_slope, delta, slope, normal, query, key, value, tiles, first, last,
+def key_grad_kernel(
+    key_grad, value_grad, delta, grad, normal, query, key, value, tiles, first, last,
     scale, log_scale, count, query_stride, key_stride, value_stride,
     key_result_stride, value_result_stride, size,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
@@ -215,22 +215,22 @@ def key_slope_kernel(
     v_total = tl.zeros([ROWS, SIZE], tl.float32)
     for at in range(low, inner if LONG else high, COLUMNS):
         k_total, v_total = key_block(
-            at, high, k, v, m, k_total, v_total, query, slope, normal, delta, first, last,
+            at, high, k, v, m, k_total, v_total, query, grad, normal, delta, first, last,
             log_scale, count, query_stride, heads * size, head, size, True, COLUMNS, SIZE,
             PRECISION,
         )  # fmt: skip
     if LONG:
         for at in range(inner, outer, COLUMNS):
             k_total, v_total = key_block(
-                at, high, k, v, m, k_total, v_total, query, slope, normal, delta, first, last,
+                at, high, k, v, m, k_total, v_total, query, grad, normal, delta, first, last,
                 log_scale, count, query_stride, heads * size, head, size, False, COLUMNS, SIZE,
                 PRECISION,
             )  # fmt: skip
         for at in range(outer, high, COLUMNS):
             k_total, v_total = key_block(
-                at, high, k, v, m, k_total, v_total, query, slope, normal, delta, first, last,
+                at, high, k, v, m, k_total, v_total, query, grad, normal, delta, first, last,
                 log_scale, count, query_stride, heads * size, head, size, True, COLUMNS, SIZE,
                 PRECISION,
             )  # fmt: skip
-    put(key_slope, k_total * scale, m, real, key_result_stride, head, size, SIZE)
-    put(value_slope, v_total, m, real, value_result_stride, head, size, SIZE)
+    put(key_grad, k_total * scale, m, real, key_result_stride, head, size, SIZE)
+    put(value_grad, v_total, m, real, value_result_stride, head, size, SIZE)

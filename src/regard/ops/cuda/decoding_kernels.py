@@ -1,4 +1,4 @@
-"""Triton kernels of a decoding step on a GPU.
+"""The specification is Transformer.step in model/transformer.py: kernels of a decoding step.
 
 A step has few rows and reads every weight once, so its floor is the time to read them; what it
 really costs is the number of kernels. These do in one launch what PyTorch does in several: a

@@ -1,10 +1,8 @@
-"""A copy of Beams.advance for beam search in Triton; the specification is decoding/beams.py.
+"""The specification is decoding/beams.py: Triton kernels of beam search over the vocabulary.
 
-tests/decoding/test_steps.py holds both equal.
-
-Logits are read once, at the speed of memory: what is chosen from afterwards is a few pieces of
-them. The last kernel also moves the clocks and tells the host which sentences are done, by writing
-to its memory: a copy of its own would cost more than all that it copies.
+Logits are read once, at the speed of memory; the choice is then made from a few blocks of them. The
+last kernel also advances the clocks and writes which sentences are done to memory of the host: a
+separate copy would take longer.
 """
 
 # Triton reads the annotations of its kernels: they must not be strings.
@@ -103,7 +101,7 @@ def narrow_kernel(
 
 @triton.jit
 def choose_kernel(
-    values, tokens, scores, newest, parents, answers, done, told, limits, records, time, next,
+    values, tokens, scores, newest, parents, answers, done, host_done, limits, records, time, next,
     positions, finished, rows, room, eos,
     WIDTH: tl.constexpr, CANDIDATES: tl.constexpr, ALL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -122,7 +120,7 @@ def choose_kernel(
     token = tl.load(tokens + place, there, 0)
     before = tl.load(scores + sentence * WIDTH + parent, there, -float("inf"))
     now, limit = tl.load(time), tl.load(limits + sentence)
-    found, over = tl.load(answers + sentence), tl.load(done + sentence) != 0
+    total, over = tl.load(answers + sentence), tl.load(done + sentence) != 0
     position, slot = tl.load(positions + sentence), tl.load(next)
     record = (now * room + tl.load(rows + sentence)) * CANDIDATES * 4
     score = before + logprob.to(tl.float64)
@@ -146,11 +144,11 @@ def choose_kernel(
     tl.store(newest + sentence * WIDTH + live, token.to(tl.int64), kept)
     tl.store(parents + sentence * WIDTH + live, parent.to(tl.int64), kept)
     tl.store(scores + sentence * WIDTH + live, score, kept)
-    found += ended
-    over = over | (found >= WIDTH) | (now + 1 >= limit) | (alive == 0)
-    tl.store(answers + sentence, found)
+    total += ended
+    over = over | (total >= WIDTH) | (now + 1 >= limit) | (alive == 0)
+    tl.store(answers + sentence, total)
     tl.store(done + sentence, over)
-    tl.store(told + sentence, over)
+    tl.store(host_done + sentence, over)
     tl.store(positions + sentence, position + 1)
     if tl.atomic_add(finished, 1) == tl.num_programs(0) - 1:  # all others have read the time
         tl.store(finished, 0)

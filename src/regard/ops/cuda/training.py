@@ -1,15 +1,16 @@
-"""A training step on a GPU, with what lies between the products fused (training_kernels.py).
+"""Training operations on a GPU in Triton (training_kernels.py, loss_kernels.py).
 
-Each function here computes what the plain code beside its call computes, forward and backward, and
-tests/gpu holds it to that. Weights stay float32 and are rounded once for each use; a product's
-result is in the shorter format (bfloat16 under autocast), and so is everything between products;
-all arithmetic inside a kernel and all sums are float32.
+Each function computes what the function of the same name in ops/reference.py computes, forward and
+backward; tests/gpu compares them. Weights stay float32 and are cast once for each use; the result
+of a product is in the autocast dtype, and so is everything between products; all arithmetic inside
+a kernel and all sums are float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -18,62 +19,56 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-LAYER, RMS = 1, 2  # norms
+from regard.ops import reference
+from regard.ops.common import autocast_dtype, cast, in_autocast, norm_inputs
+
+PIECE = 1 << 29  # logits: every piece costs a pass over the gradient of the matrix
+ALIGNMENT = 64  # of rows of logits: products with other sizes are slow
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2}
-PROGRAMS = (
-    1056  # that share the rows where sums over them are taken: 8 for each processor of a H200
-)
-SUMMED = 64  # rows whose sum is one program's
+PROGRAMS = 1056  # that share the rows of a sum: 8 for each multiprocessor of an H200
+SUMMED = 64  # rows that one program sums
+
+_seed: ContextVar[Tensor | None] = ContextVar("_seed", default=None)  # set by `seeded_dropout`
 
 
 @cache
-def triton_is_there() -> bool:
+def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def can_ever(x: Tensor) -> bool:
-    """Whether there are kernels for x."""
-    return x.is_cuda and x.dtype in (torch.float32, torch.bfloat16) and triton_is_there()
-
-
-def can(x: Tensor) -> bool:
-    """Whether x is part of a training step that these functions know."""
-    return torch.is_grad_enabled() and can_ever(x)
-
-
-def can_multiply(x: Tensor) -> bool:
-    """Whether that step has its products in a shorter format than its weights."""
-    return torch.is_autocast_enabled("cuda") and x.dim() == 2 and can(x)
-
-
-def shorter(x: Tensor) -> torch.dtype:
-    """What a product gives."""
-    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-
-
 @cache
-def base(device: torch.device) -> Tensor:
-    """A number in device memory that is added to the seed of every dropout mask: 0, unless a CUDA
-    graph is replayed and must use a different mask each time (training/cuda_graph.py)."""
+def zero(device: torch.device) -> Tensor:
     return torch.zeros(1, dtype=torch.int64, device=device)
 
 
+@contextmanager
+def seeded_dropout(seed: Tensor) -> Iterator[None]:
+    """Inside this block seed[1], int64 in device memory, is added to the seed of every dropout
+    mask, so that each replay of a CUDA graph can use different masks."""
+    token = _seed.set(seed)
+    try:
+        yield
+    finally:
+        _seed.reset(token)
+
+
 class Dropout:
-    """Which numbers a kernel drops: a seed, its base, the least random 32 bits that are kept, and
-    the factor for these. The seed comes from the host's generator."""
+    """Which numbers a kernel drops: a seed from PyTorch's generator on the host, what is added to
+    it, the smallest random 32 bits that are kept, and the factor for what is kept."""
 
     def __init__(self, fraction: float, device: torch.device) -> None:
-        self.drops, self.base = fraction > 0, base(device)
+        added = _seed.get()
+        self.drops, self.added = fraction > 0, zero(device) if added is None else added
         self.seed = int(torch.randint(2**31 - 1, ())) if self.drops else 0
         self.least, self.factor = min(round(fraction * 2**32), 2**32 - 1), 1 / (1 - fraction)
 
     @property
     def arguments(self) -> tuple[int, Tensor, int, float]:
-        return self.seed, self.base, self.least, self.factor
+        return self.seed, self.added, self.least, self.factor
 
 
 def block_of(width: int) -> dict[str, int]:
-    """How many rows a program takes at once, and how many columns: all of them."""
+    """How many rows a program processes at once; it always processes all columns."""
     block = 1 << max(4, (width - 1).bit_length())
     rows = max(1, 1024 // block)
     return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(2, rows * block // 512))}
@@ -86,33 +81,17 @@ def programs_for(rows: int, block: dict[str, int]) -> tuple[int]:
 # ---- add & norm -----------------------------------------------------------------------------
 
 
-def add_and_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float) -> Tensor:
-    """norm(x + dropout(y)), all [N, D]; without y nothing is added, without norm it stays a sum."""
-    kind, gain, shift, epsilon = 0, None, None, 0.0
-    if isinstance(norm, nn.LayerNorm):
-        kind, gain, shift, epsilon = LAYER, norm.weight, norm.bias, norm.eps
-    elif isinstance(norm, nn.RMSNorm):
-        kind, gain, epsilon = RMS, norm.weight, norm.eps or 0.0
-    x = x.to(shorter(x))
-    y = None if y is None else y.to(x.dtype).contiguous()
-    out: Tensor = AddNorm.apply(
-        x.contiguous(), y, gain, shift, Dropout(dropout, x.device), kind, epsilon
-    )
+def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float) -> Tensor:
+    out: Tensor = AddNorm.apply(*norm_inputs(x, y, norm), Dropout(dropout, x.device))
     return out
 
 
 class AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        y: Tensor | None,
-        gain: Tensor | None,
-        shift: Tensor | None,
-        dropout: Dropout,
-        kind: int,
-        epsilon: float,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, y: Tensor | None, gain: Tensor | None, shift: Tensor | None, kind: int,
+        epsilon: float, dropout: Dropout,
+    ) -> Tensor:  # fmt: skip
         from regard.ops.cuda.training_kernels import add_norm_kernel
 
         rows, width = x.shape
@@ -124,90 +103,61 @@ class AddNorm(torch.autograd.Function):
             out, x, y, gain, shift, *dropout.arguments, rows, width, epsilon,
             ADD=y is not None, DROP=dropout.drops, NORM=kind, SHIFT=ctx.shifted, **block,
         )  # fmt: skip
-        # The sum is made again from its terms, which others keep anyway or are smaller than it.
+        # The sum is computed again from its terms, which are kept anyway or are smaller than it.
         ctx.save_for_backward(*((x, y, gain) if kind else (None, None, None)))
         return out
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        from regard.ops.cuda.training_kernels import add_norm_slope_kernel
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from regard.ops.cuda.training_kernels import add_norm_grad_kernel
 
         x, y, gain = ctx.saved_tensors
-        slope, dropout = slope.contiguous(), ctx.dropout
-        rows, width = slope.shape
+        gradient, dropout = gradient.contiguous(), ctx.dropout
+        rows, width = gradient.shape
         adds = ctx.needs_input_grad[1]
-        x_slope = torch.empty_like(slope) if ctx.kind else slope
-        y_slope = torch.empty_like(slope) if adds and dropout.drops else x_slope
-        if not ctx.kind and not dropout.drops:
-            return slope, slope if adds else None, None, None, None, None, None
-        block = block_of(width)
-        programs = min(PROGRAMS, *programs_for(rows, block))
-        partial = slope.new_empty((programs, 3, width), dtype=torch.float32)
-        add_norm_slope_kernel[(programs,)](
-            x_slope, y_slope, partial, slope, x, y, gain, *dropout.arguments, rows, width,
-            ctx.epsilon, ADD=y is not None, DROP=dropout.drops, NORM=ctx.kind, **block,
-        )  # fmt: skip
-        gain_slope, shift_slope, bias_slope = summed(partial)
-        if adds:
-            # for the product that y comes from, if nobody changes the slope on the way
-            y_slope.sums = bias_slope, y_slope._version  # type: ignore[attr-defined]
-        if not ctx.kind:
-            gain_slope = shift_slope = None
+        x_gradient = torch.empty_like(gradient) if ctx.kind else gradient
+        y_gradient = torch.empty_like(gradient) if adds and dropout.drops else x_gradient
+        gain_gradient = shift_gradient = None
+        if ctx.kind or dropout.drops:
+            block = block_of(width)
+            programs = min(PROGRAMS, *programs_for(rows, block))
+            partial = gradient.new_empty((programs, 2, width), dtype=torch.float32)
+            add_norm_grad_kernel[(programs,)](
+                x_gradient, y_gradient, partial, gradient, x, y, gain, *dropout.arguments, rows,
+                width, ctx.epsilon, ADD=y is not None, DROP=dropout.drops, NORM=ctx.kind, **block,
+            )  # fmt: skip
+            if ctx.kind:
+                gain_gradient, shift_gradient = summed(partial)
         return (
-            x_slope, y_slope if adds else None, gain_slope, shift_slope if ctx.shifted else None,
-            None, None, None,
+            x_gradient, y_gradient if adds else None, gain_gradient,
+            shift_gradient if ctx.shifted else None, None, None, None,
         )  # fmt: skip
-
-
-# ---- weights --------------------------------------------------------------------------------
-
-_copies: dict[int, Tensor] = {}  # of parameters, by their id
-
-
-@contextmanager
-def rounded_once(parameters: Sequence[Tensor], dtype: torch.dtype) -> Iterator[None]:
-    """While this lasts all parameters have a copy in the shorter format, made at once."""
-    copies = [torch.empty_like(p, dtype=dtype) for p in parameters]
-    if copies:
-        torch._foreach_copy_(copies, [p.detach() for p in parameters])
-    _copies.update({id(p): copy for p, copy in zip(parameters, copies, strict=True)})
-    try:
-        yield
-    finally:
-        _copies.clear()
-
-
-def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A parameter, or a part of one, in the shorter format."""
-    copy = _copies.get(id(weight if weight._base is None else weight._base))
-    if copy is None or copy.dtype != dtype:
-        return weight.to(dtype)
-    return copy.as_strided(weight.shape, weight.stride(), weight.storage_offset())
 
 
 # ---- products -------------------------------------------------------------------------------
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:
-    """activation(x Wᵀ + b) in the shorter format: x[N, D], weight[V, D], bias[V] -> [N, V]."""
-    out: Tensor = Product.apply(x, weight, bias, ACTIVATIONS[activation])
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    if not in_autocast(x) or x.dim() != 2:
+        return reference.linear(x, weight, bias, activation)
+    out: Tensor = Linear.apply(x, weight, bias, ACTIVATIONS[activation])
     return out
 
 
-class Product(torch.autograd.Function):
+class Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: int
     ) -> Tensor:
-        dtype = shorter(x)
-        with torch.autocast("cuda", enabled=False):
-            given, matrix = x.to(dtype), rounded(weight, dtype)
-            add = None if bias is None else rounded(bias, dtype)
+        dtype = autocast_dtype(x)
+        with torch.autocast(x.device.type, enabled=False):
+            given, matrix = x.to(dtype), cast(weight, dtype)
+            shift = None if bias is None else cast(bias, dtype)
             seen = None
-            if activation == ACTIVATIONS["relu"] and add is not None:
-                out = seen = torch._addmm_activation(add, given, matrix.t())
+            if activation == ACTIVATIONS["relu"] and shift is not None:
+                out = seen = torch._addmm_activation(shift, given, matrix.t())
             else:
-                out = F.linear(given, matrix, add)
+                out = F.linear(given, matrix, shift)
                 if activation == ACTIVATIONS["relu"]:
                     out = seen = out.relu_()
                 elif activation:
@@ -217,30 +167,31 @@ class Product(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, matrix, seen = ctx.saved_tensors
-        bias_slope: Tensor | None = None
-        known, version = getattr(slope, "sums", (None, 0))  # add & norm takes them
-        if known is not None and version == slope._version and not ctx.activation:
-            bias_slope = known
-        elif ctx.activation or ctx.biased:
-            slope, bias_slope = through_bias(slope.contiguous(), seen, ctx.activation)
-        x_slope = (slope @ matrix).to(ctx.dtype) if ctx.needs_input_grad[0] else None
-        weight_slope = torch.mm(slope.t(), x, out_dtype=torch.float32)
-        return x_slope, weight_slope, bias_slope if ctx.biased else None, None
+        bias_gradient = None
+        if ctx.activation or ctx.biased:
+            gradient, bias_gradient = through_bias(gradient.contiguous(), seen, ctx.activation)
+        x_gradient = (gradient @ matrix).to(ctx.dtype) if ctx.needs_input_grad[0] else None
+        bias_gradient = bias_gradient if ctx.biased else None
+        return x_gradient, weight_gradient(gradient, x), bias_gradient, None
 
 
-def through_bias(slope: Tensor, seen: Tensor | None, activation: int) -> tuple[Tensor, Tensor]:
-    """The slope[N, F] before an activation, and its sum over rows [F]."""
-    from regard.ops.cuda.training_kernels import bias_slope_kernel
+def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    return torch.mm(gradient.t(), x, out_dtype=torch.float32)
 
-    rows, width = slope.shape
-    result = torch.empty_like(slope) if activation else slope
+
+def through_bias(gradient: Tensor, seen: Tensor | None, activation: int) -> tuple[Tensor, Tensor]:
+    """The gradient[N, F] before an activation, and its sum over rows, [F]: that of the bias."""
+    from regard.ops.cuda.training_kernels import bias_grad_kernel
+
+    rows, width = gradient.shape
+    result = torch.empty_like(gradient) if activation else gradient
     block = {"ROWS": 32, "BLOCK": 64}
     programs = -(-rows // SUMMED)
-    partial = slope.new_empty((programs, width), dtype=torch.float32)
-    bias_slope_kernel[programs, -(-width // block["BLOCK"])](
-        partial, result, slope, seen, rows, width,
+    partial = gradient.new_empty((programs, width), dtype=torch.float32)
+    bias_grad_kernel[programs, -(-width // block["BLOCK"])](
+        partial, result, gradient, seen, rows, width,
         ACTIVATION=activation, STEPS=SUMMED // block["ROWS"], **block,
     )  # fmt: skip
     return result, summed(partial)
@@ -259,35 +210,24 @@ def summed(partial: Tensor) -> Tensor:
 
 
 def embed(
-    table: Tensor,
-    tokens: Tensor,
-    scale: float,
-    add: Tensor | None,
-    positions: Tensor,
+    table: nn.Embedding, tokens: Tensor, scale: float, rows: Tensor | None, positions: Tensor,
     dropout: float,
-) -> Tensor:
-    """dropout(table[tokens] * scale + add[positions]): [N, D], in the shorter format."""
-    dropping = Dropout(dropout, table.device)
-    out: Tensor = Embed.apply(table, tokens, scale, add, positions, dropping, shorter(table))
+) -> Tensor:  # fmt: skip
+    dropping = Dropout(dropout, tokens.device)
+    out: Tensor = Embed.apply(table.weight, tokens, scale, rows, positions, dropping)
     return out
 
 
 class Embed(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        table: Tensor,
-        tokens: Tensor,
-        scale: float,
-        add: Tensor | None,
-        positions: Tensor,
-        dropout: Dropout,
-        dtype: torch.dtype,
-    ) -> Tensor:
+        ctx: Any, table: Tensor, tokens: Tensor, scale: float, add: Tensor | None,
+        positions: Tensor, dropout: Dropout,
+    ) -> Tensor:  # fmt: skip
         from regard.ops.cuda.training_kernels import embed_kernel
 
         rows, width = len(tokens), table.shape[1]
-        out = torch.empty((rows, width), dtype=dtype, device=table.device)
+        out = torch.empty((rows, width), dtype=autocast_dtype(table), device=table.device)
         block = block_of(width)
         embed_kernel[programs_for(rows, block)](
             out, table, tokens, add, positions, scale, *dropout.arguments, rows, width,
@@ -299,21 +239,67 @@ class Embed(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        from regard.ops.cuda.training_kernels import embed_slope_kernel
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from regard.ops.cuda.training_kernels import embed_grad_kernel
 
         tokens, positions = ctx.saved_tensors
-        rows, width = slope.shape
+        rows, width = gradient.shape
         block = block_of(width)
         *random, factor = ctx.dropout.arguments
-        scaled = torch.empty_like(slope, dtype=torch.float32)
-        embed_slope_kernel[programs_for(rows, block)](
-            scaled, slope.contiguous(), *random, factor * ctx.scale, rows, width,
+        scaled = torch.empty_like(gradient, dtype=torch.float32)
+        embed_grad_kernel[programs_for(rows, block)](
+            scaled, gradient.contiguous(), *random, factor * ctx.scale, rows, width,
             DROP=ctx.dropout.drops, **block,
         )  # fmt: skip
         gather = torch.ops.aten.embedding_dense_backward
-        table_slope = gather(scaled, tokens, ctx.sizes[0], -1, False)
-        add_slope = None
+        table_gradient = gather(scaled, tokens, ctx.sizes[0], -1, False)
+        add_gradient = None
         if ctx.needs_input_grad[3]:
-            add_slope = gather(scaled, positions, ctx.sizes[1], -1, False) / ctx.scale
-        return table_slope, None, None, add_slope, None, None, None
+            add_gradient = gather(scaled, positions, ctx.sizes[1], -1, False) / ctx.scale
+        return table_gradient, None, None, add_gradient, None, None
+
+
+# ---- losses ---------------------------------------------------------------------------------
+
+
+def token_losses(
+    logits: Tensor, labels: Tensor, smoothing: float, needs_gradient: bool, vocabulary: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A row of logits may be longer than the vocabulary; a token with label -1 does not count."""
+    from regard.ops.cuda.loss_kernels import loss_kernel
+
+    losses = torch.empty((len(logits), 2), dtype=torch.float32, device=logits.device)
+    loss_kernel[(len(logits),)](
+        logits, losses, labels, smoothing, vocabulary, logits.shape[1],
+        GRADIENT=needs_gradient, DEPTH=2, LANES=2048, num_warps=8,
+    )  # fmt: skip
+    return *losses.sum(0, dtype=torch.float64), logits
+
+
+def disagreement(first: Tensor, second: Tensor, counted: Tensor | None) -> Tensor:
+    if counted is None:
+        return reference.disagreement(first, second, counted)
+    out: Tensor = Disagreement.apply(first, second, counted)
+    return out
+
+
+class Disagreement(torch.autograd.Function):
+    """The gradients overwrite the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor, counted: Tensor) -> Tensor:
+        from regard.ops.cuda.loss_kernels import disagreement_kernel
+
+        rows, vocabulary = first.shape
+        sums = torch.empty(rows, dtype=torch.float32, device=first.device)
+        disagreement_kernel[(rows,)](
+            first, second, sums, counted, vocabulary, LANES=2048, num_warps=8
+        )
+        ctx.save_for_backward(first, second)
+        return sums.sum(dtype=torch.float64)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        first, second = ctx.saved_tensors
+        gradient = gradient.to(first.dtype)
+        return first * gradient, second * gradient, None

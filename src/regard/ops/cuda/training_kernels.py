@@ -1,10 +1,9 @@
-"""Triton kernels of what a training step does between its products (training.py calls them): add &
-norm with dropout, the embedding, the activation's gradient.
+"""The specification is ops/reference.py: add & norm with dropout, the embedding, bias gradients.
 
-They cost the bytes they touch, so each touches every number once. No mask of dropout is stored:
-it is made again from the place of a number and a seed. Sums over rows are taken in two steps, of
-each program's rows and then of programs, in a fixed order, so that a run can be repeated bit by
-bit.
+Triton kernels of a training step; training.py calls them. Their time is that of reading and writing
+memory, so each kernel touches every number once. No dropout mask is stored: it is computed again
+from the place of a number and a seed. Sums over rows are computed in two steps, over the rows of
+each program and then over programs, in a fixed order, so that runs are reproducible bit for bit.
 """
 
 # Triton reads the annotations of its kernels: they must not be strings.
@@ -77,26 +76,24 @@ def add_norm_kernel(
 
 
 @triton.jit(do_not_specialize=["seed", "least", "rows"])
-def add_norm_slope_kernel(
-    x_slope, y_slope, partial, slope, x, y, gain, seed, base, least, factor, rows, D, epsilon,
+def add_norm_grad_kernel(
+    x_grad, y_grad, partial, grad, x, y, gain, seed, base, least, factor, rows, D, epsilon,
     ADD: tl.constexpr, DROP: tl.constexpr, NORM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of x and y, and of this program's rows those of gain and shift and the sum of
-    y's gradient, which is that of a bias in y: partial[programs, 3, D]. Without a norm x has the
-    slope itself."""
+    """The gradients of x and y, and the sums over this program's rows of those of gain and shift:
+    partial[programs, 2, D]. Without a norm the gradient of x is that of the output."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     d = tl.arange(0, BLOCK)
     gain_total = tl.zeros([ROWS, BLOCK], tl.float32)
     shift_total = tl.zeros([ROWS, BLOCK], tl.float32)
-    y_total = tl.zeros([ROWS, BLOCK], tl.float32)
     if NORM > 0:
         g = tl.load(gain + d, d < D, 0.0).to(tl.float32)[None, :]
     for at in range(program * ROWS, rows, programs * ROWS):
         row = at + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (d < D)[None, :]
         place = row[:, None].to(tl.int64) * D + d[None, :]
-        up = tl.load(slope + place, inside, 0.0).to(tl.float32)
+        up = tl.load(grad + place, inside, 0.0).to(tl.float32)
         if NORM > 0:
             total = added(x, y, place, inside, seed, base, row, d, least, factor, ADD, DROP)
             total, inverse = centred(total, inside, D, epsilon, NORM)
@@ -107,15 +104,14 @@ def add_norm_slope_kernel(
             if NORM == 1:
                 up -= (tl.sum(up, 1) / D)[:, None]
             up = (up - total * along[:, None]) * inverse[:, None]
-            tl.store(x_slope + place, up.to(x_slope.dtype.element_ty), inside)
+            tl.store(x_grad + place, up.to(x_grad.dtype.element_ty), inside)
         if DROP:
             up = tl.where(kept(seed, base, row, d, least), up * factor, 0.0)
-            tl.store(y_slope + place, up.to(y_slope.dtype.element_ty), inside)
-        y_total += up
-    place = partial + program * 3 * D + d
-    tl.store(place, tl.sum(gain_total, 0), d < D)
-    tl.store(place + D, tl.sum(shift_total, 0), d < D)
-    tl.store(place + 2 * D, tl.sum(y_total, 0), d < D)
+            tl.store(y_grad + place, up.to(y_grad.dtype.element_ty), inside)
+    if NORM > 0:
+        place = partial + program * 2 * D + d
+        tl.store(place, tl.sum(gain_total, 0), d < D)
+        tl.store(place + D, tl.sum(shift_total, 0), d < D)
 
 
 @triton.jit(do_not_specialize=["seed", "least", "rows"])
@@ -139,29 +135,29 @@ def embed_kernel(
 
 
 @triton.jit(do_not_specialize=["seed", "least", "rows"])
-def embed_slope_kernel(
-    result, slope, seed, base, least, factor, rows, D,
+def embed_grad_kernel(
+    result, grad, seed, base, least, factor, rows, D,
     DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of what was dropped out of; factor: all that it was multiplied with."""
+    """The gradient before dropout; factor: all that the output was multiplied by."""
     row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (d < D)[None, :]
     place = row[:, None].to(tl.int64) * D + d[None, :]
-    up = tl.load(slope + place, inside, 0.0).to(tl.float32) * factor
+    up = tl.load(grad + place, inside, 0.0).to(tl.float32) * factor
     if DROP:
         up = tl.where(kept(seed, base, row, d, least), up, 0.0)
     tl.store(result + place, up, inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def bias_slope_kernel(
-    partial, result, slope, seen, rows, F,
+def bias_grad_kernel(
+    partial, result, grad, seen, rows, F,
     ACTIVATION: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sums of some rows of the slope[N, F] of a product with a bias: partial[programs, F].
+    """The sums over some rows of the gradient[N, F] of a product with a bias: partial[programs, F].
 
-    ACTIVATION: the slope is that of an activation of the product, and its own is written as well.
-    seen: what came out of ReLU (1), what went into GELU (2).
+    ACTIVATION: `grad` is the gradient after an activation; that before it is written to `result`.
+    seen: the output of ReLU (1), the input of GELU (2).
     """
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -169,7 +165,7 @@ def bias_slope_kernel(
         row = (tl.program_id(0) * STEPS + step) * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & (f < F)[None, :]
         place = row[:, None].to(tl.int64) * F + f[None, :]
-        up = tl.load(slope + place, inside, 0.0).to(tl.float32)
+        up = tl.load(grad + place, inside, 0.0).to(tl.float32)
         if ACTIVATION > 0:
             x = tl.load(seen + place, inside, 0.0).to(tl.float32)
             if ACTIVATION == 1:

@@ -1,4 +1,4 @@
-"""Engines on a CUDA device equal the reference, forward and backward.
+"""Backends on a CUDA device equal the reference, forward and backward.
 
 Where there is none, these are skipped: CI has no GPU. By hand: `pytest tests/gpu`.
 """
@@ -6,9 +6,10 @@ Where there is none, these are skipped: CI has no GPU. By hand: `pytest tests/gp
 import pytest
 import torch
 
+from attend import attend
 from regard.config.model import STYLES
 from regard.errors import InputError
-from regard.model.attention import Visibility, attend
+from regard.model.visibility import Visibility
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,8 +33,8 @@ def relative_error(ours, expected):
 
 
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
-@pytest.mark.parametrize("engine", ["padded", "tiled"])
-def test_attention_and_its_gradients_equal_the_reference_in_float64(engine, visibility):
+@pytest.mark.parametrize("backend", ["padded", "cuda"])
+def test_attention_and_its_gradients_equal_the_reference_in_float64(backend, visibility):
     packings = [[1], [2, 1, 127], [128, 128], [129, 300, 1, 1, 40], [7] * 60]
     for lengths in packings:
         for heads, size in ((2, 8), (3, 32), (2, 64)):
@@ -43,11 +44,11 @@ def test_attention_and_its_gradients_equal_the_reference_in_float64(engine, visi
             ]
             upstream = torch.randn_like(exact[0])
             bounds = offsets(lengths), offsets(lengths)
-            reference = attend(*exact, *bounds, visibility, engine="reference")
+            reference = attend(*exact, *bounds, visibility, backend="reference")
             expected = reference, *torch.autograd.grad(reference, exact, upstream)
             for dtype, tolerance in ((torch.float32, 2e-3), (torch.bfloat16, 2e-2)):
                 inputs = [x.detach().to("cuda", dtype).requires_grad_() for x in exact]
-                output = attend(*inputs, *bounds, visibility, engine=engine)
+                output = attend(*inputs, *bounds, visibility, backend=backend)
                 ours = output, *torch.autograd.grad(output, inputs, upstream.to("cuda", dtype))
                 for a, b in zip(ours, expected, strict=True):
                     assert a.isfinite().all()
@@ -60,38 +61,38 @@ def test_attention_and_its_gradients_equal_the_reference_in_float64(engine, visi
 def test_the_whole_model_equals_the_reference_on_the_cpu(style, window, model, row, run):
     source, target = row([200, 1, 130, 40]), row([150, 2, 128, 90])
     results = {}
-    for engine, device in (("reference", "cpu"), ("tiled", "cuda"), ("padded", "cuda")):
+    for backend, device in (("reference", "cpu"), ("cuda", "cuda"), ("padded", "cuda")):
         torch.manual_seed(1)
-        net = model(engine, torch.float32, style=style, d_model=64, window=window).to(device)
+        net = model(backend, torch.float32, style=style, d_model=64, window=window).to(device)
         logits = run(net, source.to(device), target.to(device))
         weights = torch.linspace(-1, 1, logits.numel()).view_as(logits).to(device)
         gradients = torch.autograd.grad((logits * weights).sum(), net.parameters())
-        results[engine] = [x.cpu() for x in (logits, *gradients)]
-    for engine in ("tiled", "padded"):
-        for ours, expected in zip(results[engine], results["reference"], strict=True):
+        results[backend] = [x.cpu() for x in (logits, *gradients)]
+    for backend in ("cuda", "padded"):
+        for ours, expected in zip(results[backend], results["reference"], strict=True):
             assert relative_error(ours, expected.double()) < 3e-3
 
 
-def test_training_on_a_gpu_takes_tiled_and_dropped_weights_padded():
-    from regard.model.attention import choose_engine
+def test_training_on_a_gpu_uses_cuda_and_with_attention_dropout_padded():
+    from regard.ops import attention_backend
 
     cuda = torch.device("cuda")
-    assert choose_engine("auto", cuda, 0.0) == "tiled"
-    assert choose_engine("auto", cuda, 0.1) == "padded"
-    assert choose_engine("auto", torch.device("cpu"), 0.0) in ("native", "padded")
+    assert attention_backend("auto", cuda, 0.0) == "cuda"
+    assert attention_backend("auto", cuda, 0.1) == "padded"
+    assert attention_backend("auto", torch.device("cpu"), 0.0) in ("cpu", "padded")
     with torch.no_grad():
-        assert choose_engine("auto", cuda, 0.0) == "padded"
+        assert attention_backend("auto", cuda, 0.0) == "padded"
 
 
-def test_what_tiled_does_not_know_is_padded_by_itself():
+def test_auto_uses_padded_for_what_cuda_does_not_support():
     bounds = offsets([5, 3]), offsets([5, 3])
     for size, dtype in ((8, torch.float64), (256, torch.float32)):
         tensors = [torch.randn(8, 2, size, dtype=dtype, device="cuda") for _ in "qkv"]
         ours = attend(*tensors, *bounds, Visibility(causal=True))
-        expected = attend(*tensors, *bounds, Visibility(causal=True), engine="reference")
+        expected = attend(*tensors, *bounds, Visibility(causal=True), backend="reference")
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-        with pytest.raises(InputError, match="engine=tiled takes float32 and bfloat16"):
-            attend(*tensors, *bounds, Visibility(causal=True), engine="tiled")
+        with pytest.raises(InputError, match="backend=cuda takes float32 and bfloat16"):
+            attend(*tensors, *bounds, Visibility(causal=True), backend="cuda")
 
 
 def test_stepping_with_the_cache_equals_the_full_pass(model, row):
