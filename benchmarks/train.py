@@ -36,8 +36,8 @@ from benchmarks.sentences import batches
 from benchmarks.step import SMOOTHING, Marian, PyTorch, padded_step
 from benchmarks.writers import gpt2_config
 from regard import ModelConfig, Transformer
+from regard.config.parameters import operations
 from regard.config.sections import Config
-from regard.model.parameters import operations
 from regard.tasks.sequences import arrange
 from regard.tasks.task import Batch, packed, words_loss
 from regard.training.distributed import Processes

@@ -15,9 +15,9 @@ from benchmarks.ingredients import BASE, ROWS, configuration
 from benchmarks.recipes import RECIPES, RUNS, Recipe
 
 from benchmarks import cards, data, ingredients, results, translation
+from regard.config.parameters import closed_form
 from regard.config.sections import Config, read_yaml
 from regard.errors import InputError
-from regard.model.parameters import closed_form
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "recipes"

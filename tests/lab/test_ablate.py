@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import command
+from regard.config.parameters import closed_form
 from regard.config.sections import Config
 from regard.errors import InputError
 from regard.lab import ablate_measured
@@ -31,7 +32,6 @@ from regard.lab.significance import (
     student,
     student_tails,
 )
-from regard.model.parameters import closed_form
 from regard.text.builtin import builtin_corpus
 
 # ---- statistics -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from regard.training.shipped import boxed, contents, folder_of
 
 def listing() -> list[dict[str, Any]]:
     """Each model: its name, style, parameters, bytes on the disk, and its final scores."""
-    from regard.model.parameters import closed_form
+    from regard.config.parameters import closed_form
     from regard.view.info import final_scores
 
     rows = []

@@ -112,7 +112,7 @@ class ModelConfig:
                 raise InputError(f"model.{name} must be at least 1, not 0")
 
     def _check_parameters(self) -> None:
-        from regard.model.parameters import closed_form  # imports this module
+        from regard.config.parameters import closed_form  # imports this module
 
         count = sum(part.parameters for part in closed_form(self).values())
         if count > MOST_PARAMETERS:

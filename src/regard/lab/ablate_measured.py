@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 from regard.cli.evaluating import SURE, evaluated, judged
+from regard.config.parameters import closed_form
 from regard.console import progress
 from regard.lab.ablate_rows import Row
 from regard.lab.significance import holm, pooled, student
 from regard.lab.stepping import time_steps
-from regard.model.parameters import closed_form
 from regard.predictor import load
 from regard.tasks.bootstrap import SAMPLES
 from regard.tasks.task import Evaluation, Task

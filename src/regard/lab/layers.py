@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.config.model import ModelConfig
+from regard.config.parameters import visible
 from regard.lab.kinds import KINDS, kinds
 from regard.lab.kinds import title as kind_title
 from regard.model.attention import MultiHeadAttention, Plan, Visibility
 from regard.model.block import FeedForward
 from regard.model.mixers import RowPlan, make_mixer
-from regard.model.parameters import visible
 
 REFERENCE = "reference"  # self-attention by its definition: the n x n weights are held in memory
 LAYERS = (*KINDS, REFERENCE)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from regard.config.model import ModelConfig
+from regard.config.parameters import closed_form
 from regard.console import make_console, make_progress
 from regard.errors import InputError
 from regard.lab.drill import exercise_model, practise
@@ -30,7 +31,6 @@ from regard.lab.lessons import (
 )
 from regard.lab.memory import refuse
 from regard.lab.trainings import check_budget, check_seeds
-from regard.model.parameters import closed_form
 from regard.model.transformer import Transformer
 from regard.training.distributed import choose_device
 

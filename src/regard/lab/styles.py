@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from regard.config.model import STYLES, ModelConfig
+from regard.config.parameters import closed_form
 from regard.config.sections import DEFAULTS, Config
 from regard.console import make_console
 from regard.device import keep_freed_memory
@@ -43,7 +44,6 @@ from regard.lab.trainings import (
     with_defaults,
     write_builtin,
 )
-from regard.model.parameters import closed_form
 from regard.predictor import load
 from regard.tasks.make import KINDS, learn_task, make_task
 from regard.text.rows import Rows

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from regard.config.parameters import closed_form
 from regard.config.sections import Config
 from regard.config.settings import read_yaml
 from regard.errors import InputError
 from regard.files import parse_json, read_bounded
-from regard.model.parameters import closed_form
 from regard.model.quantise import SUFFIX
 from regard.model.transformer import Transformer
 from regard.training.checkpoint import Checkpoints, Header, read_header, read_weights

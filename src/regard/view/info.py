@@ -11,9 +11,9 @@ import torch
 from rich.table import Table
 
 from regard.config.model import ModelConfig
+from regard.config.parameters import PARTS, Part, closed_form, count
 from regard.console import make_console
 from regard.files import open_regular, parse_json
-from regard.model.parameters import PARTS, Part, closed_form, count
 from regard.model.transformer import Transformer
 
 LONGEST_LINE = 100_000  # bytes of the last line of the metrics
