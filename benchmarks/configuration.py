@@ -19,7 +19,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
-from regard.config.model import DERIVED, PRESETS, STYLES, ModelConfig
+from regard.config.checks import DERIVED
+from regard.config.model import PRESETS, STYLES, ModelConfig
 from regard.config.model import RANGES as MODEL_RANGES
 from regard.config.sections import (
     OPTIONS_OF_TASKS,
