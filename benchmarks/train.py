@@ -39,8 +39,9 @@ from regard import ModelConfig, Transformer
 from regard.config.parameters import operations
 from regard.config.sections import Config
 from regard.tasks.sequences import arrange
-from regard.tasks.task import Batch, packed, words_loss
+from regard.tasks.task import packed
 from regard.training.distributed import Processes
+from regard.training.losses import Batch, Loss, token_loss
 from regard.training.progress import Progress
 from regard.training.trainer import Trainer
 
@@ -74,10 +75,9 @@ class Sentences:
         labels = torch.from_numpy(np.concatenate(targets)).to(device, non_blocking=True)
         return Batch(None, packed(targets, device), labels)
 
-    def loss(
-        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float
-    ) -> tuple[Tensor, Tensor]:
-        return words_loss(model, batch, smoothing, r_drop)
+    @property
+    def loss(self) -> Loss:
+        return token_loss
 
 
 class Given:

@@ -22,6 +22,7 @@ from regard.ops.cpu import build as native
 from regard.tasks.translate import Translate
 from regard.text.builtin import builtin_corpus
 from regard.training import checkpoint
+from regard.training.losses import token_loss
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
 SHOWN = re.compile(r"(?:<!-- (.+) -->\n)?```console\n\$ regard (.+)\n((?:.+\n)+)```")
@@ -144,12 +145,12 @@ def interrupted(patch, cache):
     yield
 
 
-def before_each_loss(happens, real=Translate.loss):
-    def loss(self, model, batch, smoothing, r_drop=0.0):
+def before_each_loss(happens):
+    def loss(model, batch, smoothing=0.0, r_drop=0.0):
         happens(batch)
-        return real(self, model, batch, smoothing, r_drop)
+        return token_loss(model, batch, smoothing, r_drop)
 
-    return loss
+    return staticmethod(loss)
 
 
 def out_of_memory(batch):

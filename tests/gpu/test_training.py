@@ -13,8 +13,8 @@ from regard.config.sections import Config
 from regard.ops import cross_entropy as loss_module
 from regard.ops.cross_entropy import cross_entropy, divergence
 from regard.ops.cuda import training as fused
-from regard.tasks.task import Batch, words_loss
 from regard.training.cuda_graph import Recorder
+from regard.training.losses import Batch, token_loss
 
 pytestmark = [
     pytest.mark.gpu,
@@ -167,7 +167,7 @@ def test_in_bfloat16_gradients_are_as_near_to_the_exact_ones_as_without_kernels(
             torch.manual_seed(2)
             batch = batch_of(model, LENGTHS, "cuda")
             with torch.autocast("cuda", torch.bfloat16, enabled=name != "exact"):
-                loss, _ = words_loss(model, batch, 0.1, 0.0)
+                loss, _ = token_loss(model, batch, 0.1, 0.0)
             loss.backward()
         found[name] = gradients(model)
     for exact, plain, ours in zip(*found.values(), strict=True):
@@ -179,7 +179,7 @@ def test_in_bfloat16_gradients_are_as_near_to_the_exact_ones_as_without_kernels(
 def test_a_replayed_row_has_the_gradients_of_the_row_itself(shape, r_drop):
     model = small_model(dropout=0.2 if r_drop else 0.0, **shape)
     budgets = [220, 220] if model.encoder is not None else [220]
-    recorder = Recorder(model, lambda b: words_loss(model, b, 0.1, r_drop), budgets, torch.float32)
+    recorder = Recorder(model, lambda b: token_loss(model, b, 0.1, r_drop), budgets, torch.float32)
     assert recorder.able
     for lengths in (LENGTHS, [[1, 2, 3], [3, 2, 1]], [[64, 64, 1], [1, 100, 101]], LENGTHS):
         batch = batch_of(model, lengths, "cpu")
@@ -190,7 +190,7 @@ def test_a_replayed_row_has_the_gradients_of_the_row_itself(shape, r_drop):
         rows = [None if row is None else row.to("cuda") for row in (batch.source, batch.target)]
         torch.manual_seed(0)  # with the base, the masks of the replay
         fused.base(torch.device("cuda", 0)).fill_(7)
-        loss, likelihood = words_loss(model, Batch(*rows, batch.labels.cuda()), 0.1, r_drop)
+        loss, likelihood = token_loss(model, Batch(*rows, batch.labels.cuda()), 0.1, r_drop)
         loss.backward()
         fused.base(torch.device("cuda", 0)).zero_()
         assert error(sums, torch.stack([loss.detach(), likelihood])) < 1e-5
@@ -202,7 +202,7 @@ def test_a_replayed_row_has_the_gradients_of_the_row_itself(shape, r_drop):
 
 def test_a_seed_decides_what_a_replay_drops_and_gradients_add_up():
     model = small_model(dropout=0.3)
-    recorder = Recorder(model, lambda b: words_loss(model, b, 0.1, 0.0), [220] * 2, torch.bfloat16)
+    recorder = Recorder(model, lambda b: token_loss(model, b, 0.1, 0.0), [220] * 2, torch.bfloat16)
     batch = batch_of(model, LENGTHS, "cpu")
     found = []
     for seeds in ([7], [8], [7], [7, 8]):

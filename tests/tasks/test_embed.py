@@ -12,8 +12,9 @@ import torch
 from torch.nn import functional as F
 
 from regard import InputError, Packed
-from regard.tasks.embed import Embed, Pairs
+from regard.tasks.embed import Embed
 from regard.text.tokenizer import Tokenizer
+from regard.training.losses import Pairs
 
 CLS, EOS = Tokenizer.cls, Tokenizer.eos
 CPU = torch.device("cpu")

@@ -16,9 +16,9 @@ from regard.config.sections import Config, DecodingConfig
 from regard.decoding.requests import Request
 from regard.tasks.answer import Asked, Questions
 from regard.tasks.sequences import arrange, asked, slots
-from regard.tasks.task import words_loss
 from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
+from regard.training.losses import token_loss
 
 BOS, EOS, SEP, MASK = Tokenizer.bos, Tokenizer.eos, Tokenizer.sep, Tokenizer.mask
 CPU = torch.device("cpu")
@@ -144,14 +144,14 @@ def test_the_loss_is_that_of_a_plain_pass_over_each_example(style, network):
         for source, target in zip(sources, targets, strict=True)
     ]
     alone = [
-        words_loss(model, arrange(style, [source], [target], CPU), 0.0, 0.0)
+        token_loss(model, arrange(style, [source], [target], CPU), 0.0, 0.0)
         for source, target in zip(sources, targets, strict=True)
     ]
     assert [float(loss) for loss, _ in alone] == pytest.approx(expected, rel=1e-5)
     assert [float(likelihood) for _, likelihood in alone] == pytest.approx(expected, rel=1e-5)
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 2, 0]):  # whoever stands beside it
         batch = arrange(style, [sources[i] for i in order], [targets[i] for i in order], CPU)
-        loss, likelihood = words_loss(model, batch, 0.0, 0.0)
+        loss, likelihood = token_loss(model, batch, 0.0, 0.0)
         assert float(loss) == pytest.approx(sum(expected[i] for i in order), rel=1e-5)
         assert float(likelihood) == pytest.approx(float(loss), rel=1e-6)
 
@@ -195,7 +195,7 @@ def test_the_gradient_reaches_what_is_read_of_the_input_but_never_its_prediction
         def hidden(source, target):
             return hidden
 
-    words_loss(Head, batch, 0.0, 0.0)[0].backward()
+    token_loss(Head, batch, 0.0, 0.0)[0].backward()
     rows = hidden.grad.abs().sum(1) > 0
     where = range(len(hidden)) if batch.where is None else batch.where.tolist()
     assert rows.nonzero()[:, 0].tolist() == list(where)
@@ -397,7 +397,7 @@ def test_learned_positions_that_are_too_few_are_refused_and_just_enough_will_do(
     model = Transformer(config(need).model)
     most = ids([9] * (longest - 1))  # <eos> is the last of them
     batch = arrange(style, most, most, CPU)
-    assert words_loss(model, batch, 0.0, 0.0)[0].isfinite()
+    assert token_loss(model, batch, 0.0, 0.0)[0].isfinite()
 
 
 @pytest.mark.parametrize("name", ["translate", "answer"])

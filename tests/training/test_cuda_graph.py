@@ -3,8 +3,8 @@
 import torch
 
 from regard import ModelConfig, Packed, Transformer
-from regard.tasks.task import Batch
 from regard.training.cuda_graph import MOST, SHARES, Recorder
+from regard.training.losses import Batch
 
 
 def test_a_row_that_was_cut_into_more_tokens_than_were_counted_is_recorded_too():

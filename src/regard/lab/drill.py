@@ -18,14 +18,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from regard.config.model import ModelConfig
 from regard.config.sections import Config
 from regard.device import synchronise
 from regard.model.transformer import Transformer
-from regard.tasks.task import Batch, Ids, packed, words_loss
+from regard.tasks.task import Ids, packed
 from regard.training.distributed import Processes
+from regard.training.losses import Batch, Loss, token_loss
 from regard.training.progress import Progress
 from regard.training.trainer import Trainer
 
@@ -74,10 +74,9 @@ class Drill:
             torch.from_numpy(answers).to(device), torch.from_numpy(where).to(device),
         )  # fmt: skip
 
-    def loss(
-        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float
-    ) -> tuple[Tensor, Tensor]:
-        return words_loss(model, batch, smoothing, r_drop)
+    @property
+    def loss(self) -> Loss:
+        return token_loss
 
     @torch.no_grad()
     def accuracy(self, model: Transformer, length: int, count: int, seed: int) -> float:

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional as F
 
 from regard.config.sections import MOST_LABELS, Config, DecodingConfig
 from regard.console import visible_line
@@ -28,7 +28,6 @@ from regard.decoding.score import score
 from regard.errors import InputError
 from regard.files import write_file
 from regard.model.transformer import Transformer
-from regard.ops.cross_entropy import disagreement
 from regard.tasks.metrics import (
     calibration_error,
     classification,
@@ -37,7 +36,6 @@ from regard.tasks.metrics import (
 )
 from regard.tasks.sequences import arrange, asked
 from regard.tasks.task import (
-    Batch,
     Evaluation,
     Ids,
     Say,
@@ -45,7 +43,6 @@ from regard.tasks.task import (
     forward,
     packed,
     read_rows,
-    words_loss,
 )
 from regard.text.batching import Packed
 from regard.text.corpus import Classified, Report, read_classified
@@ -53,6 +50,7 @@ from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
+from regard.training.losses import Batch, Loss, classification_loss
 
 LARGEST_LABELS = 8 * 2**20  # bytes of labels.json
 LONGEST_LABEL = 500  # characters
@@ -155,25 +153,11 @@ class Classify(Task):
         rows = [np.concatenate([[Tokenizer.cls], text[:-1]]) for text in texts]
         return Batch(packed(rows, device), None, torch.from_numpy(numbers).to(device))
 
-    def loss(
-        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
+    @property
+    def loss(self) -> Loss:
         if self.style != "encoder":
-            return words_loss(model, batch, smoothing, r_drop)
-        weights = None if self.weights is None else self.weights.to(batch.labels.device)
-
-        def wrong(logits: Tensor) -> Tensor:
-            return F.cross_entropy(
-                logits, batch.labels, weights, reduction="sum", label_smoothing=smoothing
-            )
-
-        logits = model(batch.source).float()  # [B, classes]
-        loss = wrong(logits)
-        if r_drop:
-            again = model(batch.source).float()
-            loss = 0.5 * (loss + wrong(again)) + r_drop * disagreement(logits, again)
-        likelihood = F.cross_entropy(logits.detach(), batch.labels, reduction="sum")
-        return loss, likelihood
+            return super().loss
+        return partial(classification_loss, weights=self.weights)
 
     def model_options(self) -> dict[str, Any]:
         classes = len(self.labels) if self.style == "encoder" else None

@@ -12,12 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from regard.config.sections import Config
 from regard.errors import InputError
-from regard.model.transformer import Transformer
-from regard.tasks.task import Batch, Ids, Say, Task, words_loss
+from regard.tasks.task import Ids, Say, Task
 from regard.text.corpus import Document, Report, read_documents
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position
@@ -114,8 +112,3 @@ class Documents(Task):
         if seed:
             return every.shifted(examples, self._lengths(store), seed)
         return Windows(*(column[examples] for column in every))
-
-    def loss(
-        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        return words_loss(model, batch, smoothing, r_drop)

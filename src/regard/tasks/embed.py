@@ -9,7 +9,7 @@ product is a cosine. Of a text longer than data.max_length its beginning is read
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,9 @@ from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.store import Chunk, Store, build, token_type
 from regard.text.tokenizer import Tokenizer
+from regard.training.losses import Loss, Pairs, similarity_loss
 
 Example = tuple[Path, Similar]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """The sentences of B pairs in one row: all a, then all b."""
-
-    source: Packed | None
-    target: Packed | None
-    scores: Tensor | None  # [B]
-    same: Tensor  # [B, B]: where two pairs share a sentence, so that neither is a wrong answer
-
-    @property
-    def tokens(self) -> int:
-        return len(self.same)
 
 
 class Embed(Task):
@@ -131,29 +118,9 @@ class Embed(Task):
         source, target = (row, None) if self.style == "encoder" else (None, row)
         return Pairs(source, target, scores, torch.from_numpy(same).to(device))
 
-    def loss(
-        self, model: Transformer, batch: Pairs, smoothing: float, r_drop: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """The mean over the pairs times their number, so that a step's rows weigh as they should;
-        the second is the same, without gradient."""
-        vectors = F.normalize(model(batch.source, batch.target).float(), dim=-1)  # [2B, D]
-        a, b = vectors.chunk(2)
-        if batch.scores is None:
-            similar = self.scale * a @ b.t()  # [B, B]
-            out = batch.same & ~torch.eye(len(a), dtype=torch.bool, device=a.device)
-            loss = similar.new_zeros(())
-            for each in (similar, similar.t()):  # a among all b, b among all a
-                odds = each.masked_fill(out, -torch.inf).log_softmax(-1)
-                # By hand, because smoothing must not count what is left out either.
-                spread = odds.masked_fill(out, 0).sum(-1) / (~out).sum(-1)
-                wanted = (1 - smoothing) * odds.diagonal() + smoothing * spread
-                loss = loss - 0.5 * wanted.sum()
-        else:
-            cosine = self.scale * (a * b).sum(-1)  # [B]
-            worse = batch.scores[:, None] > batch.scores  # [B, B]: i is more alike than j
-            excess = (cosine - cosine[:, None])[worse]
-            loss = len(a) * torch.cat([excess.new_zeros(1), excess]).logsumexp(0)
-        return loss, loss.detach()
+    @property
+    def loss(self) -> Loss:
+        return partial(similarity_loss, scale=self.scale)
 
     # ---- use ----------------------------------------------------------------------------
 

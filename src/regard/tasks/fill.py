@@ -23,11 +23,12 @@ from regard.errors import InputError
 from regard.model.linear import product
 from regard.model.transformer import Transformer
 from regard.tasks.documents import Documents
-from regard.tasks.task import EVALUATED_TOKENS, Batch, Evaluation, Ids, bounds, forward
+from regard.tasks.task import EVALUATED_TOKENS, Evaluation, Ids, bounds, forward
 from regard.text.batching import Packed
 from regard.text.corpus import Document
 from regard.text.store import Store
 from regard.text.tokenizer import SPECIALS, Tokenizer
+from regard.training.losses import Batch
 from regard.training.progress import perplexity
 
 HELD_OUT = 2026  # the seed of the words that are hidden when nothing is learned

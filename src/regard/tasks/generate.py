@@ -21,10 +21,11 @@ from regard.decoding.search import decode
 from regard.model.transformer import Transformer
 from regard.tasks.documents import Documents
 from regard.tasks.sequences import stream
-from regard.tasks.task import Batch, Evaluation, Ids, packed
+from regard.tasks.task import Evaluation, Ids, packed
 from regard.text.corpus import Document
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
+from regard.training.losses import Batch
 from regard.training.progress import perplexity
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from regard.config.sections import DecodingConfig
 from regard.decoding.answers import Answer, unchanged
@@ -26,10 +25,11 @@ from regard.decoding.score import score
 from regard.decoding.search import NOTHING, Search, Wanted, decode
 from regard.errors import InputError
 from regard.model.transformer import Transformer
-from regard.tasks.task import Batch, Ids, Task, bounds, packed, words_loss
+from regard.tasks.task import Ids, Task, bounds, packed
 from regard.text.dropout import Dropout
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
+from regard.training.losses import Batch
 
 SEP, MASK, EOS, BOS = Tokenizer.sep, Tokenizer.mask, Tokenizer.eos, Tokenizer.bos
 
@@ -107,11 +107,6 @@ class Sequences(Task):
                 rows = self.dropouts[side](rows, examples, 2 * seed + side)
             sides.append(rows)
         return arrange(self.style, sides[0], sides[1], device)
-
-    def loss(
-        self, model: Transformer, batch: Batch, smoothing: float, r_drop: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        return words_loss(model, batch, smoothing, r_drop)
 
     def model_options(self) -> dict[str, Any]:
         return {

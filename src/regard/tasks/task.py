@@ -23,32 +23,17 @@ from regard.decoding.engines.cpu import hidden
 from regard.decoding.requests import by_size
 from regard.errors import InputError
 from regard.model.transformer import Transformer
-from regard.ops.cross_entropy import cross_entropy, divergence
 from regard.tasks.bootstrap import Metric
 from regard.text.batching import Packed
 from regard.text.corpus import Report
 from regard.text.store import Store
 from regard.text.tokenizer import Tokenizer
+from regard.training.losses import Loss, token_loss
 
 Ids = NDArray[np.int64]
 Say = Callable[[str], None]
 Row = TypeVar("Row", bound="tuple[Any, ...]")
 EVALUATED_TOKENS = 16_384  # of one batch that is only looked at
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A row of examples: what the stacks read, and what the head has to say."""
-
-    source: Packed | None
-    target: Packed | None
-    labels: Tensor  # [T]
-    where: Tensor | None = None  # [T]: the tokens whose vectors are asked; None: all of them
-
-    @property
-    def tokens(self) -> int:
-        """What the sums of the loss are sums over."""
-        return len(self.labels)
 
 
 @dataclass
@@ -119,11 +104,10 @@ class Task(ABC):
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Any:
         """The examples of one row, packed. seed: of all that is left to chance; 0: nothing is."""
 
-    @abstractmethod
-    def loss(
-        self, model: Transformer, batch: Any, smoothing: float, r_drop: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """Sums over the batch's tokens: what is minimised, and the negative log-likelihood."""
+    @property
+    def loss(self) -> Loss:
+        """The loss of a batch (training/losses.py)."""
+        return token_loss
 
     def model_options(self) -> dict[str, Any]:
         """What of a model's configuration only the files can tell."""
@@ -168,26 +152,6 @@ def packed(rows: Sequence[NDArray[Any]], device: torch.device) -> Packed:
 def bounds(rows: Sequence[NDArray[Any]]) -> Ids:
     """[B+1]: where each row begins when they stand end to end."""
     return np.concatenate([[0], np.cumsum([len(row) for row in rows])])
-
-
-def words_loss(
-    model: Transformer, batch: Batch, smoothing: float, r_drop: float
-) -> tuple[Tensor, Tensor]:
-    """The loss of every task whose answer is words of the vocabulary."""
-    matrix, bias = model.output_matrix(), model.head.bias
-
-    def vectors() -> Tensor:
-        hidden = model.hidden(batch.source, batch.target)  # [N, D]
-        return model.head.words(hidden if batch.where is None else hidden[batch.where])
-
-    first = vectors()
-    loss, likelihood = cross_entropy(first, matrix, batch.labels, smoothing, bias)
-    if r_drop:
-        again = vectors()
-        second, _ = cross_entropy(again, matrix, batch.labels, smoothing, bias)
-        apart = divergence(first, again, matrix, bias, batch.labels)
-        loss = 0.5 * (loss + second) + r_drop * apart
-    return loss, likelihood
 
 
 @torch.no_grad()

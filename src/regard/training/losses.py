@@ -1,0 +1,212 @@
+"""The batches that a training step reads, and the losses of all tasks.
+
+A loss is a function `loss(model, batch, smoothing, r_drop)` (see `Loss`) that returns sums over the
+predictions of a batch. The trainer adds up the sums of all rows and processes and divides once, so
+that every prediction of a step has the same weight. A task names its loss: `token_loss` for
+predictions that are tokens, `classification_loss` for classes, `similarity_loss` for vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from regard.errors import InputError
+from regard.model.transformer import Transformer
+from regard.ops.cross_entropy import cross_entropy, disagreement, divergence
+from regard.text.batching import Packed
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The examples of one packed row: the inputs of the stacks, and the labels of the head."""
+
+    source: Packed | None  # input of the encoder
+    target: Packed | None  # input of the decoder
+    labels: Tensor  # [T]: token ids or classes
+    where: Tensor | None = None  # [T]: the tokens whose vectors are used; None: all tokens
+
+    @property
+    def tokens(self) -> int:
+        """The number T of predictions, which the sums of the loss are divided by."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The sentences of B pairs in one packed row: all first sentences, then all second ones."""
+
+    source: Packed | None  # input of the encoder
+    target: Packed | None  # input of the decoder
+    scores: Tensor | None  # [B]: how similar the sentences of each pair are
+    same: Tensor  # [B, B]: where two pairs share a sentence, so that neither is a negative example
+
+    @property
+    def tokens(self) -> int:
+        """The number B of pairs, which the sums of the loss are divided by."""
+        return len(self.same)
+
+
+class Loss(Protocol):
+    """The loss of a batch."""
+
+    def __call__(
+        self, model: Transformer, batch: Any, smoothing: float = 0.0, r_drop: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the loss of a batch as sums over its predictions.
+
+        Args:
+            model: the model to train.
+            batch: what the task's `batch` returned.
+            smoothing: label smoothing, the probability that is spread over all labels.
+            r_drop: the weight of R-Drop; 0 means one forward pass without it.
+
+        Returns:
+            Two scalars: the loss to minimise, and the negative log-likelihood of the labels, which
+            has no gradient.
+        """
+        ...
+
+
+def token_loss(
+    model: Transformer, batch: Batch, smoothing: float = 0.0, r_drop: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the T tokens of a batch (section 5.4 of the paper).
+
+    The logits [T, V] are never stored as a whole (ops/cross_entropy.py). On a GPU, a token whose
+    label is -1 does not count.
+
+    Args:
+        model: a model with a language-model or masked-language-model head.
+        batch: `labels` [T] are token ids, and `where` [T] the positions that predict them.
+        smoothing: label smoothing, the probability that is spread over the vocabulary.
+        r_drop: the weight of R-Drop; 0: without it.
+
+    Returns:
+        Two float64 scalars, sums over the T tokens: the loss and the negative log-likelihood.
+    """
+    matrix, bias = model.output_matrix(), model.head.bias
+
+    def vectors() -> Tensor:
+        hidden = model.hidden(batch.source, batch.target)  # [N, D]
+        return model.head.words(hidden if batch.where is None else hidden[batch.where])
+
+    return with_r_drop(
+        vectors,
+        lambda one: cross_entropy(one, matrix, batch.labels, smoothing, bias),
+        lambda one, other: divergence(one, other, matrix, bias, batch.labels),
+        r_drop,
+    )
+
+
+def classification_loss(
+    model: Transformer,
+    batch: Batch,
+    smoothing: float = 0.0,
+    r_drop: float = 0.0,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of the classes of B texts.
+
+    Args:
+        model: a model with a classifier head.
+        batch: `labels` [B] are the numbers of the classes.
+        smoothing: label smoothing, the probability that is spread over the classes.
+        r_drop: the weight of R-Drop; 0: without it.
+        weights: [classes]: a factor for the loss of each class; None: 1 for all classes.
+
+    Returns:
+        Two scalars, sums over the B texts: the weighted loss and the negative log-likelihood,
+        which is not weighted.
+    """
+    labels = batch.labels
+    weights = None if weights is None else weights.to(labels.device)
+
+    def criterion(logits: Tensor) -> tuple[Tensor, Tensor]:
+        loss = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+        return loss, F.cross_entropy(logits.detach(), labels, reduction="sum")
+
+    return with_r_drop(
+        lambda: model(batch.source).float(),  # [B, classes]
+        criterion,
+        disagreement,
+        r_drop,
+    )
+
+
+def similarity_loss(
+    model: Transformer,
+    batch: Pairs,
+    smoothing: float = 0.0,
+    r_drop: float = 0.0,
+    scale: float = 20.0,
+) -> tuple[Tensor, Tensor]:
+    """Contrastive loss of B pairs of sentences, or the CoSENT loss of pairs with scores.
+
+    Without scores, the sentences of a pair belong together, and all other sentences of the batch
+    are negative examples. With scores, only their order counts: a pair with a higher score should
+    have a higher cosine (Su 2022).
+
+    Args:
+        model: a model with a pooling head.
+        batch: the pairs, with scores or without.
+        smoothing: label smoothing, the probability that is spread over the batch; without scores
+            only.
+        r_drop: must be 0, because this loss has no probabilities that R-Drop could compare.
+        scale: a factor for the cosines before the softmax.
+
+    Returns:
+        Two equal scalars, the second without gradient: the mean over the pairs times B, so that
+        every pair of a training step has the same weight.
+    """
+    if r_drop:
+        raise InputError("the similarity loss has no R-Drop: set training.r_drop=0")
+    vectors = F.normalize(model(batch.source, batch.target).float(), dim=-1)  # [2B, D]
+    a, b = vectors.chunk(2)
+    if batch.scores is None:
+        similarity = scale * a @ b.t()  # [B, B]
+        out = batch.same & ~torch.eye(len(a), dtype=torch.bool, device=a.device)
+        loss = similarity.new_zeros(())
+        for each in (similarity, similarity.t()):  # each a among all b, then each b among all a
+            logprobs = each.masked_fill(out, -torch.inf).log_softmax(-1)
+            # Not F.cross_entropy, because smoothing must not count what is left out either.
+            uniform = logprobs.masked_fill(out, 0).sum(-1) / (~out).sum(-1)
+            smoothed = (1 - smoothing) * logprobs.diagonal() + smoothing * uniform
+            loss = loss - 0.5 * smoothed.sum()
+    else:
+        cosine = scale * (a * b).sum(-1)  # [B]
+        higher = batch.scores[:, None] > batch.scores  # [B, B]: pair i has a higher score than j
+        excess = (cosine - cosine[:, None])[higher]
+        loss = len(a) * torch.cat([excess.new_zeros(1), excess]).logsumexp(0)
+    return loss, loss.detach()
+
+
+def with_r_drop(
+    forward: Callable[[], Tensor],
+    criterion: Callable[[Tensor], tuple[Tensor, Tensor]],
+    distance: Callable[[Tensor, Tensor], Tensor],
+    weight: float,
+) -> tuple[Tensor, Tensor]:
+    """The loss of one forward pass or, if `weight` is not 0, of R-Drop (Liang et al. 2021): the
+    mean loss of two passes with different dropout, plus `weight` times their divergence.
+
+    Args:
+        forward: a forward pass; it draws new dropout masks each time.
+        criterion: the loss and the negative log-likelihood of the output of a pass.
+        distance: the divergence of the predictions of two passes.
+        weight: the factor of the divergence.
+
+    Returns:
+        The loss, and the negative log-likelihood of the first pass.
+    """
+    first = forward()
+    loss, likelihood = criterion(first)
+    if weight:
+        second = forward()
+        loss = 0.5 * (loss + criterion(second)[0]) + weight * distance(first, second)
+    return loss, likelihood
