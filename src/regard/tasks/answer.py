@@ -1,34 +1,35 @@
 """answer: a context and a question in, the answer out as text.
 
 The input is context <sep> question. A context that is too long for the model is read in windows
-that overlap by half, and the answer with the best score wins; in training such questions are left
-out, and counted.
+that overlap by half, and the answer with the best score wins; in training such questions are
+skipped and counted.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from regard.config.sections import Config, DecodingConfig
-from regard.decoding.answers import Answer
-from regard.decoding.requests import Request
 from regard.errors import InputError
-from regard.model.transformer import Transformer
-from regard.tasks.metrics import exact_match, token_f1
-from regard.tasks.sequences import SEP, Sequences, asked
-from regard.tasks.task import Evaluation, Ids, Say, in_pieces, read_rows
-from regard.text.corpus import Question, Report, read_questions
-from regard.text.pieces import in_chunks
-from regard.text.reading import Position
-from regard.text.store import Chunk, Store, build, token_type
-from regard.text.tokenizer import Tokenizer
+from regard.tasks.common import fields_of, in_pieces, n_best, one_line, refuse_nan, too_long
+from regard.tasks.sequences import Sequences, asked
+from regard.tasks.task import Evaluation, Option, Warn
+from regard.text.corpus import Question, read_questions
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from regard.decoding.answers import Answer
+    from regard.decoding.requests import Request
+    from regard.model.transformer import Transformer
+    from regard.text.corpus import Report
+    from regard.text.store import Chunk
+    from regard.text.tokenizer import Tokenizer
 
 Example = tuple[Path, Question]
 
@@ -39,7 +40,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, text: str, context: str | None, where: str) -> Asked:
-        """A line as people write it: CONTEXT<tab>QUESTION, JSON, or a question to a context."""
+        """Parse a line: CONTEXT<tab>QUESTION, JSON, or a question about the given context."""
         if context is not None:
             return cls(context, text)
         context, tab, question = text.partition("\t")
@@ -59,8 +60,25 @@ class Asked(NamedTuple):
 
 class Questions(Sequences):
     name = "answer"
+    help = "Answer questions from their context, one line for each."
+    doing = "answering"
+    input_name = "QUESTION"
+    files = "JSON lines"
     better = "f1"
     counted = 0  # contexts are a hundred times as long as answers
+    defaults: ClassVar = {
+        "data": {"max_length": 512}, "decoding": {"max_length": 30},
+        "training": {"label_smoothing": 0.0},
+    }  # fmt: skip
+    config_options = ("data.bpe_dropout", "data.duplicates")
+    options = (
+        Option(
+            "context",
+            "what the answer is found in; without it a line is CONTEXT<tab>QUESTION or JSON",
+            str, metavar="TEXT", argument=False,
+        ),
+    )  # fmt: skip
+    read_file = staticmethod(read_questions)
 
     def __init__(
         self,
@@ -74,10 +92,9 @@ class Questions(Sequences):
         self.longest = longest
 
     @classmethod
-    def read(
-        cls, files: Sequence[Path], config: Config, say: Say | None = None
-    ) -> Iterator[Example]:
-        return read_rows(files, read_questions, config, say)
+    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Questions:
+        data = config.data
+        return cls(*tokenizers, config.model.style, data.bpe_dropout, data.max_length)
 
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:
@@ -97,70 +114,31 @@ class Questions(Sequences):
             )
         return room
 
-    def build(
-        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, Report]:
-        tokenizer, most = self.target, config.data.max_length
+    def encode(self, examples: list[Example], report: Report) -> Chunk:
+        tokenizer = self.target
+        contexts, questions, answers = (
+            tokenizer.encode_batch([getattr(row, side) for _, row in examples])
+            for side in ("context", "question", "answer")
+        )
+        sides: tuple[list[list[int]], list[list[int]]] = ([], [])
+        for context, question, target in zip(contexts, questions, answers, strict=True):
+            source = [*context, tokenizer.sep, *question]
+            if max(len(source), len(target)) >= self.longest:
+                report.skip("too long")
+                continue
+            for side, ids in zip(sides, (source, target), strict=True):
+                side.append([*ids, tokenizer.eos])
+        return sides
 
-        def encode(report: Report, position: Position) -> Iterator[Chunk]:
-            rows = (row for _, row in self.read(files, config))
-            for chunk in in_chunks(rows, lambda row: len(row.context) + len(row.question)):
-                contexts, questions, answers = (
-                    tokenizer.encode_batch([getattr(row, side) for row in chunk])
-                    for side in ("context", "question", "answer")
-                )
-                sides: tuple[list[list[int]], list[list[int]]] = ([], [])
-                for context, question, answer in zip(contexts, questions, answers, strict=True):
-                    source, target = [*context, SEP, *question], answer
-                    if max(len(source), len(target)) >= most:
-                        report.skip("too long")
-                        continue
-                    for side, ids in zip(sides, (source, target), strict=True):
-                        side.append([*ids, tokenizer.eos])
-                yield sides
+    def identity(self, config: Config) -> list[object]:
+        return ["answer", self.target.fingerprint, self.longest, config.data.duplicates]
 
-        identity = ["answer", tokenizer.fingerprint, most, config.data.duplicates]
-        types = [token_type(tokenizer.size)] * 2
-        return build(files, identity, types, encode, folder, quiet)
+    def types(self, files: Sequence[Path], config: Config) -> list[str]:
+        from regard.text.store import token_type
 
-    # ---- use ----------------------------------------------------------------------------
+        return [token_type(self.target.size)] * 2
 
-    def requests(self, asked_for: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
-        """One request for each question, or one for each window of its context. An answer has at
-        most `most` tokens, however long its context is."""
-        contexts = self.target.encode_batch([one.context for one in asked_for])
-        questions = self.target.encode_batch([one.question for one in asked_for])
-        found = []
-        for i, (context, question) in enumerate(zip(contexts, questions, strict=True)):
-            room = self.room(question, longest, f"question {i + 1}")
-            starts = range(0, max(1, len(context) - room // 2), max(1, room // 2))
-            if len(context) <= room:
-                starts = range(1)
-            found.append([
-                Request(asked(self.style, [*context[s : s + room], SEP, *question]), (), most)
-                for s in starts
-            ])  # fmt: skip
-        return found
-
-    def answer(
-        self,
-        model: Transformer,
-        asked_for: Sequence[Asked],
-        options: DecodingConfig,
-        longest: int,
-    ) -> list[Answer]:
-        """The answer to each question, the best of those to the windows of a long context."""
-        groups = self.requests(asked_for, longest, options.max_length)
-        flat = [request for group in groups for request in group]
-        found = iter(self.found(model, flat, options))
-        answers = []
-        for group in groups:
-            every = [next(found) for _ in group]
-            best = max(every, key=lambda answer: answer.score)
-            for one in (best, *best.others):
-                one.text = one.text.strip()
-            answers.append(replace(best, pieces=every if len(every) > 1 else []))
-        return answers
+    # ---- evaluation ---------------------------------------------------------------------
 
     def evaluate(
         self,
@@ -169,29 +147,113 @@ class Questions(Sequences):
         config: Config,
         decoding: DecodingConfig,
     ) -> Evaluation:
-        """Exact match and F1 as SQuAD defines them, and for each kind of question where the data
-        names it."""
+        """Exact match and F1 as SQuAD defines them, and exact match for each kind of question if
+        the data name it."""
+        import numpy as np
+
+        from regard.tasks.bootstrap import scores_of
+        from regard.tasks.metrics import exact_match, token_f1
+
         rows = [row for _, row in examples]
-        asked_for = [Asked(row.context, row.question) for row in rows]
-        found = self.answer(model, asked_for, decoding, config.data.max_length)
-        answers = [answer.text for answer in found]
-        pairs = list(zip(answers, rows, strict=True))
-        exact = np.array([exact_match(answer, row.answers) for answer, row in pairs])
-        f1 = np.array([token_f1(answer, row.answers) for answer, row in pairs])
-
-        def mean(values: Any) -> Any:
-            return lambda chosen: float(values[chosen].mean())
-
-        metrics = {"f1": mean(f1), "exact": mean(exact)}
-        whole: Ids = np.arange(len(rows))
-        scores: dict[str, Any] = {n: round(metric(whole), 4) for n, metric in metrics.items()}
+        questions = [Asked(row.context, row.question) for row in rows]
+        answers = self.answer(model, questions, decoding, config.data.max_length)
+        texts = [answer.text for answer in answers]
+        pairs = list(zip(texts, rows, strict=True))
+        exact = np.array([exact_match(text, row.answers) for text, row in pairs])
+        f1 = np.array([token_f1(text, row.answers) for text, row in pairs])
+        metrics = {
+            "f1": lambda chosen: float(f1[chosen].mean()),
+            "exact": lambda chosen: float(exact[chosen].mean()),
+        }
         kinds: dict[str, list[float]] = defaultdict(list)
         for row, right in zip(rows, exact.tolist(), strict=True):
             if row.task:
                 kinds[row.task].append(right)
         details = {kind: round(sum(right) / len(right), 4) for kind, right in kinds.items()}
-        samples = [f"{row.question} -> {a}  (wanted: {row.answer})" for a, row in pairs[:3]]
+        samples = [f"{row.question} -> {text}  (wanted: {row.answer})" for text, row in pairs[:3]]
         return Evaluation(
-            scores, metrics, len(rows), samples, answers, [row.answer for row in rows],
-            {"exact_by_task": details} if details else {}, in_pieces(found),
+            scores_of(metrics, len(rows)), metrics, len(rows), samples, texts,
+            [row.answer for row in rows],
+            {"exact_by_task": details} if details else {}, in_pieces(answers),
         )  # fmt: skip
+
+    # ---- prediction ---------------------------------------------------------------------
+
+    def requests(self, inputs: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
+        """One request for each question, or one for each window of its context. An answer has at
+        most `most` tokens, independent of the length of its context."""
+        from regard.decoding.requests import Request
+
+        contexts = self.target.encode_batch([one.context for one in inputs])
+        questions = self.target.encode_batch([one.question for one in inputs])
+        groups = []
+        for i, (context, question) in enumerate(zip(contexts, questions, strict=True)):
+            room = self.room(question, longest, f"question {i + 1}")
+            starts = range(0, max(1, len(context) - room // 2), max(1, room // 2))
+            if len(context) <= room:
+                starts = range(1)
+            windows = [[*context[s : s + room], self.target.sep, *question] for s in starts]
+            groups.append([Request(asked(self.style, ids), (), most) for ids in windows])
+        return groups
+
+    def answer(
+        self,
+        model: Transformer,
+        inputs: Sequence[Asked],
+        options: DecodingConfig,
+        longest: int,
+    ) -> list[Answer]:
+        """The answer to each question: the best of those from the windows of a long context."""
+        groups = self.requests(inputs, longest, options.max_length)
+        flat = [request for group in groups for request in group]
+        decoded = iter(self.decode(model, flat, options))
+        answers = []
+        for group in groups:
+            every = [next(decoded) for _ in group]
+            best = max(every, key=lambda answer: answer.score)
+            for one in (best, *best.others):
+                one.text = one.text.strip()
+            answers.append(replace(best, pieces=every if len(every) > 1 else []))
+        return answers
+
+    def predict(
+        self,
+        model: Transformer,
+        inputs: Sequence[Asked],
+        *,
+        decoding: DecodingConfig,
+        longest: int,
+        warn: Warn,
+    ) -> list[Answer]:
+        answers = self.answer(model, inputs, decoding, longest)
+        refuse_nan(answer.score for answer in answers)
+        for i, count in in_pieces(answers).items():
+            warn(i, self.split_warning(count, longest))
+        return answers
+
+    def split_warning(self, count: int, longest: int) -> str:
+        return too_long(longest, f"the best answer of {count} windows is given")
+
+    # ---- command line -------------------------------------------------------------------
+
+    def parse(self, text: str, options: Namespace, longest: int, where: str) -> Asked | None:
+        if not text.strip():
+            return None
+        question = Asked.of(text, options.context, where)
+        self.room(self.target.encode(question.question), longest, where)
+        return question
+
+    def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
+        if prediction is None:
+            return ""
+        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
+
+    def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
+        from regard.decoding.answers import Answer
+
+        answer = prediction or Answer([], [], 0.0, "empty")
+        question = Asked.of(text, options.context, "").question if prediction else ""
+        fields = {"question": question, "answer": answer.text} | fields_of(answer, self.target)
+        if answer.others:
+            fields["n_best"] = n_best(answer, self.target, "answer")
+        return fields
