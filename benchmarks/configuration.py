@@ -20,20 +20,13 @@ from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
 from regard.config.checks import DERIVED
-from regard.config.model import PRESETS, STYLES, ModelConfig
+from regard.config.model import PRESETS, ModelConfig
 from regard.config.model import RANGES as MODEL_RANGES
-from regard.config.sections import (
-    OPTIONS_OF_TASKS,
-    RANGES,
-    STYLES_OF_TASK,
-    TASKS,
-    Config,
-    DataConfig,
-    DecodingConfig,
-    TrainingConfig,
-)
+from regard.config.sections import RANGES, Config, DataConfig, DecodingConfig, TrainingConfig
 from regard.errors import InputError
 from regard.files import write_file
+from regard.tasks.configuration import tasks_by_option
+from regard.tasks.registry import find_task, task_names
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 SECTIONS: dict[str, Any] = {
@@ -99,7 +92,7 @@ def main(arguments: list[str]) -> None:
 
 
 def document() -> str:
-    usual = {task: Config.build(task, "base", {"data": {"train": ["?"]}}) for task in TASKS}
+    usual = {task: Config.build(task, "base", {"data": {"train": ["?"]}}) for task in task_names()}
     lines = [TOP, *presets(), *styles(usual)]
     for section, cls in SECTIONS.items():
         lines += [f"## {section}", "", WHAT[section], ""]
@@ -133,8 +126,7 @@ def styles(usual: dict[str, Config]) -> Iterator[str]:
     yield "`--style` is `model.style`. The styles of each task, with the default first:"
     yield ""
     for task, config in usual.items():
-        known = STYLES_OF_TASK.get(task, STYLES)
-        others = [style for style in known if style != config.model.style]
+        others = [style for style in find_task(task).styles if style != config.model.style]
         yield f"- `{task}`: " + ", ".join([config.model.style, *others])
     yield ""
 
@@ -194,7 +186,7 @@ def allowed(cls: type, section: str, name: str) -> str:
 
 def explained(name: str, section: str, said: dict[str, str]) -> str:
     """The comment beside a field, and which tasks it is for where the comment does not say."""
-    tasks = OPTIONS_OF_TASKS.get(name, ()) if section == "data" else ()
+    tasks = tasks_by_option().get(f"{section}.{name}", [])
     if not tasks or said[name].startswith(f"{tasks[0]}:"):
         return said[name].replace("|", "\\|")
     return f"{', '.join(tasks)}: {said[name]}".replace("|", "\\|")

@@ -8,9 +8,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from regard.cli.evaluating import evaluated, read
 from regard.files import new_folder
 from regard.predictor import load
+from regard.tasks.evaluation import read_examples
 from regard.training.checkpoint import FILES, Checkpoints
 
 PAPER = 2.5e9  # target tokens that the paper's base model saw: 100,000 steps of 25,000
@@ -19,7 +19,7 @@ PAPER = 2.5e9  # target tokens that the paper's base model saw: 100,000 steps of
 def score(folder: Path, files: list[Path], device: str) -> dict[str, Any]:
     """What `regard evaluate` would say, but for intervals, which take their time."""
     model = load(folder, device, "float32")
-    found = evaluated(model, read(model, files), {})
+    found = model.evaluate(read_examples(model.task, files, model.config))
     return {**found.scores, "examples": found.count}
 
 

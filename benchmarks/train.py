@@ -38,8 +38,8 @@ from benchmarks.writers import gpt2_config
 from regard import ModelConfig, Transformer
 from regard.config.parameters import operations
 from regard.config.sections import Config
+from regard.tasks.batches import packed
 from regard.tasks.sequences import arrange
-from regard.tasks.task import packed
 from regard.training.distributed import Processes
 from regard.training.losses import Batch, Loss, token_loss
 from regard.training.progress import Progress

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from regard.model.transformer import Capture as Capture
     from regard.model.transformer import Transformer as Transformer
     from regard.predictor import load as load
+    from regard.tasks.configuration import make_config as make_config
+    from regard.tasks.registry import register_task as register_task
+    from regard.tasks.task import Task as Task
     from regard.text.batching import Packed as Packed
     from regard.training.run import train as train
 
@@ -29,9 +32,12 @@ _WHERE = {
     "InputError": "regard.errors",
     "ModelConfig": "regard.config.model",
     "Packed": "regard.text.batching",
+    "Task": "regard.tasks.task",
     "Transformer": "regard.model.transformer",
     "load": "regard.predictor",
+    "make_config": "regard.tasks.configuration",
     "pack": "regard.box.pack",
+    "register_task": "regard.tasks.registry",
     "train": "regard.training.run",
 }
 __all__ = list(_WHERE)

@@ -220,7 +220,7 @@ def test_a_seed_decides_what_a_replay_drops_and_gradients_add_up():
 def test_a_run_on_a_gpu_resumes_to_the_same_bits(compiled, tmp_path):
     from safetensors.torch import load_file
 
-    from regard.cli.demo import write_corpus
+    from regard.tasks.builtin import write_corpus
     from regard.training.run import train
 
     files = write_corpus(tmp_path / "data")

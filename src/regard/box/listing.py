@@ -6,6 +6,7 @@ from typing import Any
 
 from regard.config.sections import Config
 from regard.console import as_json, make_console
+from regard.tasks.registry import task_names
 from regard.training.shipped import boxed, contents, folder_of
 
 
@@ -15,7 +16,7 @@ def listing() -> list[dict[str, Any]]:
     from regard.view.info import final_scores
 
     rows = []
-    for task in contents():
+    for task in sorted(contents(), key=task_names().index):
         folder = folder_of(boxed(task))
         model = Config.load(folder / "config.yaml").model
         rows.append({

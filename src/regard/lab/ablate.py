@@ -37,7 +37,7 @@ from regard.lab.trainings import (
     write_builtin,
 )
 from regard.model.transformer import Transformer
-from regard.tasks.make import KINDS, learn_task
+from regard.tasks.registry import find_task
 from regard.tasks.task import Task
 from regard.text.rows import Rows
 from regard.text.store import Store
@@ -130,10 +130,10 @@ def ablate(
 def read(base: Config, files: dict[str, list[str]], quiet: bool) -> tuple[Task, Store, list[Any]]:
     """The vocabulary, the training data, and the examples that quality is measured on: what is
     wrong with any file is found here, before the first training."""
-    learned = learn_task(base, None, lambda _: None, quiet)
+    learned = find_task(base.task).learn(base, None, lambda _: None, quiet)
     store, _ = learned.build([Path(file) for file in base.data.train], cache_folder(), base, quiet)
     paths = [Path(file) for file in files.get("test", files["valid"])]
-    KINDS[base.task].check_files(paths)
+    find_task(base.task).check_files(paths)
     examples = list(learned.read(paths, base))
     if not examples:
         raise InputError(f"{paths[0]} is empty: there is nothing to evaluate")

@@ -7,7 +7,6 @@ evaluate --against` over the examples, which knows nothing of how another seed w
 
 from __future__ import annotations
 
-import argparse
 import gc
 import math
 import statistics
@@ -18,14 +17,13 @@ from typing import Any
 
 import torch
 
-from regard.cli.evaluating import SURE, evaluated, judged
 from regard.config.parameters import closed_form
 from regard.console import progress
 from regard.lab.ablate_rows import Row
 from regard.lab.significance import holm, pooled, student
 from regard.lab.stepping import time_steps
 from regard.predictor import load
-from regard.tasks.bootstrap import SAMPLES
+from regard.tasks.evaluation import SURE, report_on
 from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store
 from regard.training.distributed import choose_device
@@ -134,13 +132,12 @@ def judge(
         for i, result in enumerate(found):
             for run in result.runs:
                 model = load(run, device, "float32")
-                own = evaluated(model, examples, GREEDY)
+                own = model.evaluate(examples, **GREEDY)
                 if tests:
                     result.tests.append(float(own.scores[result.metric]))
                 if once:
-                    options = argparse.Namespace(samples=SAMPLES, against=found[0].row.name)
-                    report = judged(model, own, base, options)
-                    result.interval = report.ranges[result.metric]
+                    report = report_on(model.task, model.config, own, base)
+                    result.interval = report.intervals[result.metric]
                     if base is not None:
                         between = report.differences[result.metric]
                         result.difference = Difference(between.difference, between.p)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from regard.cli.evaluating import SURE, WIDE
 from regard.console import make_console
 from regard.lab.ablate_measured import NEAR, QUALITY, Result
 from regard.lab.ablate_rows import GROUPS, SIGNS
 from regard.lab.significance import said_p
+from regard.tasks.evaluation import SURE, WIDE
 from regard.training.progress import duration
 from regard.view.picture import COLOURS, MARKERS, save_picture
 

@@ -23,7 +23,8 @@ from regard.config.model import ModelConfig
 from regard.config.sections import Config
 from regard.device import synchronise
 from regard.model.transformer import Transformer
-from regard.tasks.task import Ids, packed
+from regard.tasks.batches import packed
+from regard.tasks.task import Ids
 from regard.training.distributed import Processes
 from regard.training.losses import Batch, Loss, token_loss
 from regard.training.progress import Progress

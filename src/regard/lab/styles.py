@@ -26,7 +26,7 @@ import torch
 
 from regard.config.model import STYLES, ModelConfig
 from regard.config.parameters import closed_form
-from regard.config.sections import DEFAULTS, Config
+from regard.config.sections import Config
 from regard.console import make_console
 from regard.device import keep_freed_memory
 from regard.errors import unknown
@@ -45,7 +45,7 @@ from regard.lab.trainings import (
     write_builtin,
 )
 from regard.predictor import load
-from regard.tasks.make import KINDS, learn_task, make_task
+from regard.tasks.registry import find_task
 from regard.text.rows import Rows
 from regard.text.store import Store
 from regard.training.distributed import choose_device
@@ -139,10 +139,9 @@ def plan(
         return Config.build(task, preset, values | {"model": model})
 
     both = build(STYLES[0])
-    learned = learn_task(both, None, lambda _: None, quiet)
-    vocabularies = getattr(learned, "source", learned.tokenizer), learned.tokenizer
+    learned = find_task(task).learn(both, None, lambda _: None, quiet)
     store, _ = learned.build([Path(f) for f in both.data.train], cache_folder(), both, quiet)
-    KINDS[task].check_files(test)
+    find_task(task).check_files(test)
     examples = list(learned.read(test, both))
     for example in examples:
         learned.check(example)
@@ -151,7 +150,7 @@ def plan(
     styles: list[Style] = []
     for name in STYLES:
         config = both if name == STYLES[0] else build(name, **{f"{name}_layers": 1})
-        own = make_task(config, vocabularies, getattr(learned, "labels", []))
+        own = learned.with_config(config)
         model = replace(config.model, **own.model_options())
         if name != STYLES[0]:
             sizes = [with_layers(model, n) for n in range(1, most)]
@@ -161,7 +160,7 @@ def plan(
         read = float(sum(side.mean() for side in own.sizes(held_out)))
         told = everything.tokens / len(held_out)
         styles.append(Style(replace(config, model=model), own, [], read, told))
-    usual = DEFAULTS[task].get("model", {}).get("style", STYLES[0])
+    usual = find_task(task).defaults.get("model", {}).get("style", STYLES[0])
     counted = {one.name: one.task.sizes(store)[one.task.counted].mean() for one in styles}
     for style in styles:
         training = style.config.training

@@ -6,7 +6,6 @@ busy for a while is unfair to none of them; what counts is the median.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from dataclasses import dataclass, field
@@ -16,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.cli.evaluating import evaluated, judged
 from regard.config.sections import Config
 from regard.device import synchronise
 from regard.lab.stepping import Step, time_steps
 from regard.ops.cpu import build as native
 from regard.predictor import Model
-from regard.tasks.bootstrap import SAMPLES, intervals
-from regard.tasks.make import KINDS
+from regard.tasks.bootstrap import intervals
+from regard.tasks.evaluation import report_on
+from regard.tasks.registry import find_task
 from regard.tasks.task import Task
 from regard.tasks.translate import Translate
 from regard.text.store import Store
@@ -99,7 +98,7 @@ class Style:
 
 def judge(style: Style, model: Model, examples: list[Any], sure: bool) -> None:
     """The task's metrics on the test data by greedy search; sure: with their 95% intervals."""
-    found = evaluated(model, examples, GREEDY)
+    found = model.evaluate(examples, **GREEDY)
     scores = dict(found.scores)
     if found.answers:
         right = np.array(list(map(str.__eq__, found.answers, found.references)))
@@ -107,8 +106,7 @@ def judge(style: Style, model: Model, examples: list[Any], sure: bool) -> None:
         exact = {"exact": lambda chosen: float(right[chosen].mean())}
         style.ranges |= intervals(exact, len(right)) if sure else {}
     if sure:
-        chosen = argparse.Namespace(samples=SAMPLES)
-        style.ranges |= judged(model, found, None, chosen).ranges
+        style.ranges |= report_on(model.task, model.config, found).intervals
     style.qualities.append({name: scores[name] for name in QUALITY[style.config.task]})
 
 
@@ -124,7 +122,7 @@ def time_answers(
     """Greedy answers to the same sentences, spread over the test data: one by one, and all at
     once. Before that, to warm up, how much is written in how many steps."""
     spread = np.linspace(0, len(examples) - 1, SENTENCES).round().astype(int).tolist()
-    texts = [next(iter(KINDS[styles[0].config.task].texts(examples[i]))) for i in spread]
+    texts = [next(iter(find_task(styles[0].config.task).texts(examples[i]))) for i in spread]
     for style, model in zip(styles, models, strict=True):
         counts = [passes(model, text) for text in texts]
         style.turns, style.written = np.array(counts).mean(0).tolist()

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from regard.console import make_console
 from regard.lab.styles_measured import QUALITY, SENTENCES, Style
-from regard.tasks.make import KINDS
+from regard.tasks.registry import find_task
 from regard.view.curves import Curves, Point, add_labels, draw_lines, read_curves
 from regard.view.picture import COLOURS, MARKERS, save_picture
 
@@ -139,7 +139,7 @@ def draw(task: str, styles: list[Style]) -> Figure:
     picture = Figure(figsize=(16, 7.5), dpi=100, layout="constrained")
     left, right = picture.subplots(1, 2)
     draw_quality(left, QUALITY[task][0], styles)
-    key = f"valid_{KINDS[task].better}"
+    key = f"valid_{find_task(task).better}"
     curves = [learning(style, key) for style in styles]
     draw_lines(right, curves, key)
     ends = [curve.series[key][-1] for curve in curves]

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.cli.demo import OPTIONS, write_corpus
 from regard.config.sections import Config
 from regard.errors import InputError
 from regard.files import check_destination, write_result
+from regard.tasks.builtin import OPTIONS, write_corpus
 from regard.tasks.translate import Translate
 from regard.text.store import Store
 from regard.training.checkpoint import Checkpoints

@@ -125,6 +125,9 @@ class Classify(Task):
         whole = {"labels": self.labels, "temperature": self.temperature}
         write_file(folder / "labels.json", json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
 
+    def with_config(self, config: Config) -> Classify:
+        return self.make(config, (self.tokenizer, self.tokenizer), self.labels, self.temperature)
+
     def same_head(self, other: Task) -> bool:
         return isinstance(other, Classify) and other.labels == self.labels
 

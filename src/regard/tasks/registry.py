@@ -1,7 +1,7 @@
 """All tasks by name.
 
-Nothing else in the package lists the tasks. To add one, write its file and add one line to BUILT_IN, or
-call `register_task` from another package.
+Nothing else in the package lists the tasks. To add one, write its file and add one line to
+BUILT_IN; another package calls `register_task`.
 """
 
 from __future__ import annotations

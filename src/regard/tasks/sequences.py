@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.config.model import ModelConfig
-from regard.config.sections import DataConfig, DecodingConfig
+from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.task import Ids, Task
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from regard.text.store import Store
     from regard.text.tokenizer import Tokenizer
     from regard.training.losses import Batch
+
+
+S = TypeVar("S", bound="Sequences")
 
 
 def slots(source: Any) -> Any:
@@ -137,6 +140,9 @@ class Sequences(Task):
             "vocabulary_size": self.target.size,
             "source_vocabulary_size": self.source.size,
         }
+
+    def with_config(self: S, config: Config) -> S:
+        return self.make(config, (self.source, self.target))
 
     def save(self, folder: Path) -> None:
         super().save(folder)

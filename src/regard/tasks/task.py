@@ -178,6 +178,10 @@ class Task(ABC):
         """What `save` wrote beside the vocabularies: arguments of `make`."""
         return {}
 
+    def with_config(self: T, config: Config) -> T:
+        """The same task, with its vocabularies, for another configuration."""
+        return self.make(config, (self.tokenizer, self.tokenizer))
+
     def save(self, folder: Path) -> None:
         """Write the vocabulary, and what else `load` needs, into a model folder."""
         self.tokenizer.save(folder / "tokenizer.json")
@@ -203,6 +207,10 @@ class Task(ABC):
     @abstractmethod
     def texts(cls, example: Any) -> Iterable[str]:
         """All text of an example, from which the vocabulary is learned."""
+
+    def split_warning(self, count: int, longest: int) -> str:
+        """The warning about an input that was read in `count` pieces."""
+        raise NotImplementedError
 
     @classmethod
     def place(cls, example: Any, files: Sequence[Path]) -> str:

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from regard.config.sections import Config, brought
+from regard.config.sections import Config, inherited_vocabulary
 from regard.config.settings import SECTIONS
 from regard.device import keep_freed_memory
 from regard.errors import InputError, TrainingFailed
 from regard.files import FolderLock, cache_folder, new_folder, place_of, write_file
 from regard.model.transformer import Transformer
-from regard.tasks.make import KINDS, learn_task, load_task, load_tokenizers
+from regard.tasks.registry import find_task
 from regard.tasks.task import Task
+from regard.tasks.vocabularies import load_tokenizers
 from regard.training.checkpoint import Checkpoints
 from regard.training.distributed import Processes
 from regard.training.finish import NoModel, Validation, averaged_steps, card, finish
@@ -166,15 +167,15 @@ def prepare(
         processes.wait()
         config = Config.load(out / "config.yaml")
     if exists or not first:
-        KINDS[config.task].check_files(train_files)
-        task = load_task(out, config)
+        find_task(config.task).check_files(train_files)
+        task = find_task(config.task).load(out, config)
     else:
         given = None
         if start_from is not None:
             before = Config.load(start_from / "config.yaml")
-            brought(config.task, before.data, vars(data))
+            inherited_vocabulary(before.data, vars(data))
             given = load_tokenizers(start_from)
-        task = learn_task(config, given, progress.say, quiet)
+        task = find_task(config.task).learn(config, given, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)
     report.show(progress.console)
     config = replace(config, model=replace(config.model, **task.model_options()))
@@ -203,9 +204,8 @@ def load_body(model: Transformer, task: Task, start_from: Path) -> None:
     head says something else."""
     tensors, before = newest_weights(start_from), Config.load(start_from / "config.yaml")
     same = before.model.head == model.config.head and before.model.classes == model.config.classes
-    if task.name == "classify" and before.task == "classify":
-        then = load_task(start_from, before)
-        same = same and getattr(then, "labels", None) == getattr(task, "labels", None)
+    if same and task.name == before.task:
+        same = task.same_head(find_task(before.task).load(start_from, before))
     if not same:
         own = {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
         tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")} | own

@@ -7,9 +7,9 @@ each was made is in its README.md, and `regard pack` makes such a folder of any 
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
-from regard.config.sections import TASKS
 from regard.errors import InputError, unknown
 
 FOLDER = Path(__file__).parent.parent / "box"
@@ -26,9 +26,10 @@ def is_boxed(model: str | Path) -> bool:
 
 
 def contents() -> list[str]:
-    """The tasks that there is a model for, in the order of the tasks."""
+    """The tasks that have a model in the box, in alphabetical order."""
     needed = ("config.yaml", "model.safetensors")
-    return [task for task in TASKS if all((FOLDER / task / name).is_file() for name in needed)]
+    folders = sorted(path for path in FOLDER.iterdir() if path.is_dir())
+    return [path.name for path in folders if all((path / name).is_file() for name in needed)]
 
 
 def folder_of(model: str | Path) -> Path:
@@ -36,9 +37,10 @@ def folder_of(model: str | Path) -> Path:
     if not is_boxed(model):
         return Path(model)
     task = str(model).removeprefix(PREFIX)
-    if task not in TASKS:
-        raise unknown("model in the box", task, contents())
-    if task not in contents():
+    known = contents()
+    if task not in known:
+        if not task.isidentifier() or get_close_matches(task, known, cutoff=0.75):
+            raise unknown("model in the box", task, known)
         raise InputError(
             f"there is no model in the box to {task}: train one with `regard train --task {task}` "
             "and name its folder with -m (docs/tasks.md)"
