@@ -33,7 +33,7 @@ from regard.tasks.fill import Fill, Filled
 from regard.tasks.generate import Generate
 from regard.tasks.index import Hit, Index, find_or_build
 from regard.tasks.registry import find_task
-from regard.tasks.task import Evaluation, Task, Warn
+from regard.tasks.task import Context, Evaluation, Task, Warn
 from regard.tasks.translate import Translate
 from regard.training.checkpoint import read_raw, read_weights, to_bytes
 from regard.training.distributed import choose_device
@@ -119,10 +119,8 @@ class Model:
     ) -> Any:
         """Predict with this task; decoding: options of decoding."""
         own = task if isinstance(task, Task) else self.of(task)
-        return own.predict(
-            self.transformer, inputs, decoding=self.decoding(decoding or {}), longest=self.longest,
-            warn=warn, **options,
-        )  # fmt: skip
+        context = Context(self.decoding(decoding or {}), self.longest, warn)
+        return own.predict(self.transformer, inputs, context, **options)
 
     def evaluate(self, examples: Sequence[Any], **decoding: Any) -> Evaluation:
         """The metrics of the task on examples (`regard.tasks.evaluation.read_examples`)."""
@@ -168,10 +166,8 @@ class Model:
         check_text(text, prefix)
         task = self.task if isinstance(self.task, Generate) else self.of(Translate)
         own = {"prefix": prefix} if isinstance(task, Translate) else {}
-        return task.stream_text(
-            self.transformer, text, decoding=self.decoding(options), longest=self.longest,
-            warn=warn, **own,
-        )  # fmt: skip
+        context = Context(self.decoding(options), self.longest, warn)
+        return task.stream_text(self.transformer, text, context, **own)
 
     def score(
         self, pairs: Sequence[tuple[str, str]], *, warn: Warn = python_warning

@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard import Config, Transformer
-from regard.tasks.make import make_task
+from regard.tasks.registry import find_task
 from regard.text.builtin import builtin_corpus
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import to_bytes
@@ -32,7 +32,8 @@ def make(tmp_path_factory):
         })  # fmt: skip
         texts = [sentence for pair in builtin_corpus("train", 200) for sentence in pair]
         tokenizer = Tokenizer.learn(texts, "bpe", 400, quiet=True)
-        task = make_task(config, (tokenizer, tokenizer), list(labels))
+        extra = {"labels": list(labels)} if task == "classify" else {}
+        task = find_task(task).make(config, (tokenizer, tokenizer), **extra)
         config = replace(config, model=replace(config.model, **task.model_options()))
         torch.manual_seed(5)
         model = Transformer(config.model)

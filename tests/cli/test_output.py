@@ -14,10 +14,11 @@ import pytest
 import command
 import regard
 from command import error_of
-from regard.cli.evaluating import Report
+from regard.cli.evaluate import show
 from regard.cli.main import build_parser
 from regard.cli.options import bounded
 from regard.console import as_json, make_console, make_progress, visible, visible_line
+from regard.tasks.evaluation import EvaluationReport
 from regard.tasks.task import Evaluation
 from regard.text.corpus import Report as Counts
 from regard.training.progress import Progress
@@ -35,7 +36,11 @@ def test_every_console_and_progress_bar_is_made_in_one_place():
     made = re.compile(
         r"(?<!make_)\b(?:Console|Progress)\(|from_markup|get_console|rich import print"
     )
-    ours = {"run.py", "lab/stepping.py", "lab/drill.py"}  # they use the Progress of training
+    ours = {
+        "training/run.py",
+        "lab/stepping.py",
+        "lab/drill.py",
+    }  # they use the Progress of training
     found = [
         str(path.relative_to(SOURCES))
         for path in SOURCES.rglob("*.py")
@@ -81,8 +86,9 @@ def test_evaluate_shows_labels_and_paths_literally(capsys):
     }
     scores = {f"f1_{HOSTILE}": 0.5, f"{HOSTILE}_signature": HOSTILE}
     evaluation = Evaluation(scores, count=10, details=details)
-    report = Report("classify", evaluation, {}, "models/[/b]:smile:\x1b", {f"f1_{HOSTILE}": 0.4})
-    report.show()
+    theirs = {f"f1_{HOSTILE}": 0.4}
+    report = EvaluationReport("classify", evaluation, {}, {}, "models/[/b]:smile:\x1b", theirs)
+    show(report)
     out = capsys.readouterr().out
     assert out.count(SHOWN) == 6
     assert r"b]:smile:\x1b" in out

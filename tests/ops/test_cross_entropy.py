@@ -13,7 +13,7 @@ from regard import ModelConfig, Transformer
 from regard.files import cache_folder
 from regard.ops import cross_entropy as loss_module
 from regard.ops.cross_entropy import cross_entropy, divergence
-from regard.tasks.make import learn_task
+from regard.tasks.registry import find_task
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -79,7 +79,7 @@ def test_divergence_is_zero_for_equal_passes_symmetric_and_of_tokens_that_are_as
 def test_splitting_a_batch_in_any_way_gives_the_same_gradient(configure):
     """The loss is divided by the tokens of the whole step, not by those of each part."""
     config = configure()
-    task = learn_task(config, None, print, quiet=True)
+    task = find_task(config.task).learn(config, None, print, quiet=True)
     files = [Path(file) for file in config.data.train]
     store, _ = task.build(files, cache_folder(), config, True)
     values = {**config.model.to_dict(), "vocabulary_size": task.target.size,

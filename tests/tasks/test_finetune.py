@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import regard
 from regard import InputError
 from regard.config.sections import Config
-from regard.tasks.make import load_tokenizers
+from regard.tasks.vocabularies import load_tokenizers
 from regard.training.run import train
 
 

@@ -17,6 +17,7 @@ from regard.cli.options import (
 )
 from regard.console import as_json, make_console, progress, warn
 from regard.errors import InputError
+from regard.tasks.task import too_long
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +68,8 @@ def evaluate(options: argparse.Namespace) -> int:
     with progress("evaluating", None, options.quiet):
         ours = model.evaluate(examples, **decoding)
         for i, count in ours.pieces.items():
-            warn(f"{task.place(examples[i], files)}: {task.split_warning(count, model.longest)}")
+            note = too_long(model.longest, task.split_note(count))
+            warn(f"{task.place(examples[i], files)}: {note}")
         if other is not None:
             check_examples(other.task, examples)  # the other model may not know all labels
             theirs = other.evaluate(examples, **decoding)

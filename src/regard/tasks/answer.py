@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.common import fields_of, in_pieces, n_best, one_line, refuse_nan, too_long
+from regard.tasks.common import fields_of, in_pieces, n_best, one_line, refuse_nan
 from regard.tasks.sequences import Sequences, asked
-from regard.tasks.task import Evaluation, Option, Warn
+from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import Question, read_questions
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Questions(Sequences):
             )
         return room
 
-    def encode(self, examples: list[Example], report: Report) -> Chunk:
+    def encode(self, examples: list[Example], config: Config, report: Report) -> Chunk:
         tokenizer = self.target
         contexts, questions, answers = (
             tokenizer.encode_batch([getattr(row, side) for _, row in examples])
@@ -123,7 +123,7 @@ class Questions(Sequences):
         sides: tuple[list[list[int]], list[list[int]]] = ([], [])
         for context, question, target in zip(contexts, questions, answers, strict=True):
             source = [*context, tokenizer.sep, *question]
-            if max(len(source), len(target)) >= self.longest:
+            if max(len(source), len(target)) >= config.data.max_length:
                 report.skip("too long")
                 continue
             for side, ids in zip(sides, (source, target), strict=True):
@@ -131,7 +131,8 @@ class Questions(Sequences):
         return sides
 
     def identity(self, config: Config) -> list[object]:
-        return ["answer", self.target.fingerprint, self.longest, config.data.duplicates]
+        data = config.data
+        return ["answer", self.target.fingerprint, data.max_length, data.duplicates]
 
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
         from regard.text.store import token_type
@@ -141,11 +142,7 @@ class Questions(Sequences):
     # ---- evaluation ---------------------------------------------------------------------
 
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Example],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
         """Exact match and F1 as SQuAD defines them, and exact match for each kind of question if
         the data name it."""
@@ -217,22 +214,17 @@ class Questions(Sequences):
         return answers
 
     def predict(
-        self,
-        model: Transformer,
-        inputs: Sequence[Asked],
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
+        self, model: Transformer, inputs: Sequence[Asked], context: Context
     ) -> list[Answer]:
-        answers = self.answer(model, inputs, decoding, longest)
+        answers = self.answer(model, inputs, context.decoding, context.longest)
         refuse_nan(answer.score for answer in answers)
         for i, count in in_pieces(answers).items():
-            warn(i, self.split_warning(count, longest))
+            context.warn_long(i, self.split_note(count))
         return answers
 
-    def split_warning(self, count: int, longest: int) -> str:
-        return too_long(longest, f"the best answer of {count} windows is given")
+    @staticmethod
+    def split_note(count: int) -> str:
+        return f"the best answer of {count} windows is given"
 
     # ---- command line -------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from regard.errors import InputError
 from regard.files import read_json, write_file
 from regard.tasks.common import one_line, refuse_nan, warn_cut
 from regard.tasks.sequences import arrange, asked
-from regard.tasks.task import Evaluation, Ids, Task, Warn
+from regard.tasks.task import Context, Evaluation, Ids, Task
 from regard.text.corpus import Classified, read_classified
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Classify(Task):
             raise unseen(path, line, label, self.labels)
         return self.numbers[label]
 
-    def encode(self, examples: list[Example], report: Report) -> Chunk:
+    def encode(self, examples: list[Example], config: Config, report: Report) -> Chunk:
         most = self.longest - 1  # 1: <cls>, or what closes the text
         texts = self.tokenizer.encode_batch([example.text for _, example in examples])
         for ids in texts:
@@ -233,11 +233,7 @@ class Classify(Task):
     # ---- evaluation ---------------------------------------------------------------------
 
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Example],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
         import numpy as np
 
@@ -323,16 +319,8 @@ class Classify(Task):
             labels.append(Label(self.labels[best], row[best], every))
         return labels
 
-    def predict(
-        self,
-        model: Transformer,
-        inputs: Sequence[str],
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
-    ) -> list[Label]:
-        warn_cut(self.tokenizer, inputs, longest, warn)
+    def predict(self, model: Transformer, inputs: Sequence[str], context: Context) -> list[Label]:
+        warn_cut(self.tokenizer, inputs, context)
         labels = self.classify(model, inputs)
         refuse_nan(label.probability for label in labels)
         return labels

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from regard.decoding.answers import Answer
-    from regard.tasks.task import Warn
+    from regard.tasks.task import Context
     from regard.text.tokenizer import Tokenizer
 
 
@@ -21,16 +21,11 @@ def in_pieces(answers: Sequence[Answer]) -> dict[int, int]:
     return {i: len(answer.pieces) for i, answer in enumerate(answers) if answer.pieces}
 
 
-def too_long(longest: int, consequence: str) -> str:
-    """The warning about an input that is longer than the model can read at once."""
-    return f"longer than the {longest} tokens that the model was trained on: {consequence}"
-
-
-def warn_cut(tokenizer: Tokenizer, texts: Sequence[str], longest: int, warn: Warn) -> None:
+def warn_cut(tokenizer: Tokenizer, texts: Sequence[str], context: Context) -> None:
     """Warn about texts of which only the beginning is read."""
     for i, ids in enumerate(tokenizer.encode_batch(list(texts))):
-        if len(ids) >= longest:
-            warn(i, too_long(longest, "only its beginning was read"))
+        if len(ids) >= context.longest:
+            context.warn_long(i, "only its beginning was read")
 
 
 def refuse_nan(values: Iterable[float]) -> None:

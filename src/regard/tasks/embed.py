@@ -22,7 +22,7 @@ from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
 from regard.tasks.sequences import Sequences
-from regard.tasks.task import Evaluation, Ids, Option, Say, Task, Warn
+from regard.tasks.task import Context, Evaluation, Ids, Option, Say, Task
 from regard.text.corpus import Similar, read_similar
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Embed(Task):
             return [[*ids, self.tokenizer.eos] for ids in rows]
         return [[self.tokenizer.cls, *ids] for ids in rows]
 
-    def encode(self, examples: list[Example], report: Report) -> Chunk:
+    def encode(self, examples: list[Example], config: Config, report: Report) -> Chunk:
         sides: list[Any] = [
             self.ids([getattr(row, side) for _, row in examples]) for side in ("a", "b")
         ]
@@ -174,11 +174,7 @@ class Embed(Task):
         return partial(similarity_loss, scale=self.scale)
 
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Example],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
         """With scores: their correlation with the cosines. Without: how often the partner of a
         sentence is the nearest of all partners."""
@@ -242,17 +238,14 @@ class Embed(Task):
         self,
         model: Transformer,
         inputs: Sequence[str],
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
+        context: Context,
         pooling: str = "",
         tokens: bool = False,
     ) -> Any:
         """A vector of unit length for each text: [texts, D]. tokens: for each text its tokens, and
         the vector of each."""
         check_pooling(model.config, pooling)
-        warn_cut(self.tokenizer, inputs, longest, warn)
+        warn_cut(self.tokenizer, inputs, context)
         if tokens:
             return self.embed_tokens(model, inputs)
         vectors = self.embed(model, inputs, pooling)

@@ -16,8 +16,7 @@ from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import one_line, refuse_nan
 from regard.tasks.documents import Documents
-from regard.tasks.task import Evaluation, Ids, Option, Warn
-from regard.text.corpus import Document
+from regard.tasks.task import Context, Evaluation, Ids, Option
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -130,11 +129,7 @@ class Fill(Documents):
         return {"perplexity": perplexity(loss)}
 
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Document],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
         """How well the model predicts words that are hidden as in training, always the same."""
         import numpy as np
@@ -188,10 +183,7 @@ class Fill(Documents):
         self,
         model: Transformer,
         inputs: Sequence[str],
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
+        context: Context,
         top: int = 5,
         where: Callable[[int], str] = lambda i: f"text {i + 1}",
     ) -> list[Filled]:
@@ -203,6 +195,7 @@ class Fill(Documents):
         from regard.text.tokenizer import SPECIALS
 
         parts = [text.split(MASK) for text in inputs]
+        longest = context.longest
         rows = [self.encode_parts(part, longest, where(i)) for i, part in enumerate(parts)]
         matrix = model.output_matrix()
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.sections import Config, DecodingConfig
-from regard.tasks.common import exclude, fields_of, n_best, one_line, refuse_nan, too_long
+from regard.tasks.common import exclude, fields_of, n_best, one_line, refuse_nan
 from regard.tasks.documents import Documents
 from regard.tasks.sequences import stream
-from regard.tasks.task import Evaluation, Ids, Option, Warn
-from regard.text.corpus import Document
+from regard.tasks.task import Context, Evaluation, Ids, Option
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -81,11 +80,7 @@ class Generate(Documents):
         return {"perplexity": perplexity(loss), "bits_per_byte": round(bits, 4)}
 
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Document],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
         """Perplexity of the tokens, <eos> included, and bits for each byte of the text, which can
         be compared between vocabularies. Every window is evaluated separately."""
@@ -134,21 +129,14 @@ class Generate(Documents):
         return Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
 
     def predict(
-        self,
-        model: Transformer,
-        inputs: Sequence[str],
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
-        until: str = "",
+        self, model: Transformer, inputs: Sequence[str], context: Context, until: str = ""
     ) -> list[Answer]:
-        """The completion of each prompt. Of a prompt of more than `longest` tokens, the end is
-        read. The completion stops before `until`, if that is given."""
+        """The completion of each prompt, which stops before the text `until`, if that is given. Of a
+        prompt that is too long, the end is read."""
         from regard.decoding.search import decode
 
-        requests = [self.request(prompt, longest) for prompt in inputs]
-        answers = decode(model, requests, decoding)
+        requests = [self.request(prompt, context.longest) for prompt in inputs]
+        answers = decode(model, requests, context.decoding)
         for answer in answers:
             for one in (answer, *answer.others):
                 one.text = self.tokenizer.decode(one.tokens)
@@ -156,7 +144,7 @@ class Generate(Documents):
                     self.cut(one, until)
         refuse_nan(answer.score for answer in answers)
         for i, request in enumerate(requests):
-            self.warn_cut(i, request, longest, warn)
+            self.warn_cut(i, request, context)
         return answers
 
     def cut(self, answer: Answer, until: str) -> None:
@@ -167,23 +155,15 @@ class Generate(Documents):
         answer.tokens, answer.logprobs = answer.tokens[:kept], answer.logprobs[:kept]
         answer.score, answer.stopped = sum(answer.logprobs), "until"
 
-    def warn_cut(self, i: int, request: Request, longest: int, warn: Warn) -> None:
-        """Warn about a prompt of which only the end is read."""
+    def warn_cut(self, i: int, request: Request, context: Context) -> None:
+        """Context about a prompt of which only the end is read."""
         if request.source[0] != self.tokenizer.bos:
-            warn(i, too_long(longest, "only its end was read"))
+            context.warn_long(i, "only its end was read")
 
-    def stream_text(
-        self,
-        model: Transformer,
-        text: str,
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
-    ) -> Iterator[str]:
-        request = self.request(text, longest)
-        self.warn_cut(0, request, longest, warn)
-        return stream(model, request, decoding, self.tokenizer)
+    def stream_text(self, model: Transformer, text: str, context: Context) -> Iterator[str]:
+        request = self.request(text, context.longest)
+        self.warn_cut(0, request, context)
+        return stream(model, request, context.decoding, self.tokenizer)
 
     # ---- command line -------------------------------------------------------------------
 

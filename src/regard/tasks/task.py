@@ -56,6 +56,19 @@ class Option:
     argument: bool = True  # an argument of `Task.predict`; False: only of the command line
 
 
+@dataclass(frozen=True)
+class Context:
+    """What a prediction depends on beside its input."""
+
+    decoding: DecodingConfig  # how to search, if the task decodes
+    longest: int  # tokens of the longest input that the model reads in one piece
+    warn: Warn  # called with the index of a longer input and a message
+
+    def warn_long(self, i: int, consequence: str = "") -> None:
+        """Warn that input i is too long to be read in one piece."""
+        self.warn(i, too_long(self.longest, consequence))
+
+
 @dataclass
 class Evaluation:
     """The scores of a model on some examples, and what their confidence intervals need."""
@@ -208,10 +221,6 @@ class Task(ABC):
     def texts(cls, example: Any) -> Iterable[str]:
         """All text of an example, from which the vocabulary is learned."""
 
-    def split_warning(self, count: int, longest: int) -> str:
-        """The warning about an input that was read in `count` pieces."""
-        raise NotImplementedError
-
     @classmethod
     def place(cls, example: Any, files: Sequence[Path]) -> str:
         """FILE:LINE of an example."""
@@ -237,12 +246,12 @@ class Task(ABC):
         def encode(report: Report, position: Position) -> Iterator[Chunk]:
             examples = self.read(files, config)
             for chunk in in_chunks(examples, lambda one: sum(map(len, self.texts(one)))):
-                yield self.encode(chunk, report)
+                yield self.encode(chunk, config, report)
 
         identity, types = self.identity(config), self.types(files, config)
         return build(files, identity, types, encode, folder, quiet)
 
-    def encode(self, examples: list[Any], report: Report) -> Chunk:
+    def encode(self, examples: list[Any], config: Config, report: Report) -> Chunk:
         """The token ids of examples: for each side of the store a list of sequences."""
         raise NotImplementedError
 
@@ -295,6 +304,11 @@ class Task(ABC):
     ) -> Evaluation:
         """The metrics of the task on examples."""
 
+    @staticmethod
+    def split_note(count: int) -> str:
+        """What happens to an input that is read in `count` pieces."""
+        raise NotImplementedError
+
     def check_comparable(self, other: Any) -> None:  # noqa: B027
         """Refuse a model of the same task whose scores cannot be compared with this one's."""
 
@@ -319,36 +333,11 @@ class Task(ABC):
         return task
 
     @abstractmethod
-    def predict(
-        self,
-        model: Transformer,
-        inputs: Sequence[Any],
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
-    ) -> list[Any]:
-        """One prediction for each input.
+    def predict(self, model: Transformer, inputs: Sequence[Any], context: Context) -> list[Any]:
+        """One prediction for each input, as `parse` returns them. Further keyword arguments are the
+        options that the task declares."""
 
-        Args:
-            model: the trained model.
-            inputs: what `parse` returns.
-            decoding: how to search, if the task decodes.
-            longest: tokens of the longest input that the model reads in one piece.
-            warn: called with the index of an input that is longer, and what was done with it.
-
-        Further keyword arguments are the options that the task declares.
-        """
-
-    def stream_text(
-        self,
-        model: Transformer,
-        text: str,
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
-    ) -> Iterator[str]:
+    def stream_text(self, model: Transformer, text: str, context: Context) -> Iterator[str]:
         """The prediction for one text, part by part."""
         raise InputError(f"this model was trained to {self.name}: it cannot stream")
 
@@ -397,6 +386,12 @@ def needs_one_vocabulary(task: str) -> InputError:
     return InputError(
         f"--from a model with two vocabularies and --task {task} cannot be combined: it has one"
     )
+
+
+def too_long(longest: int, consequence: str = "") -> str:
+    """The warning about an input that is longer than the model can read at once."""
+    warning = f"longer than the {longest} tokens that the model was trained on"
+    return f"{warning}: {consequence}" if consequence else warning
 
 
 def without_duplicates(

@@ -22,10 +22,9 @@ from regard.tasks.common import (
     one_line,
     refuse_nan,
     rounded,
-    too_long,
 )
 from regard.tasks.sequences import Sequences, asked
-from regard.tasks.task import Evaluation, Option, Say, Warn
+from regard.tasks.task import Context, Evaluation, Option, Say
 from regard.text.corpus import Pair, read_pairs
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Translate(Sequences):
     # ---- evaluation ---------------------------------------------------------------------
 
     def evaluate(
-        self, model: Transformer, examples: Sequence[Pair], config: Config, decoding: DecodingConfig
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
         sources = [source for _, source, _ in examples]
         references = [target for _, _, target in examples]
@@ -184,10 +183,7 @@ class Translate(Sequences):
         self,
         model: Transformer,
         inputs: Sequence[Any],
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
+        context: Context,
         prefix: str = "",
         score: bool = False,
         alternatives: int = 0,
@@ -201,35 +197,29 @@ class Translate(Sequences):
 
         if score:
             limit = model.config.max_length if model.config.positions == "learned" else None
-            scored = self.score(model, inputs, decoding.length_penalty, limit)
+            scored = self.score(model, inputs, context.decoding.length_penalty, limit)
             for i, answer in enumerate(scored):
-                if max(len(answer.source), len(answer.tokens)) > longest:
-                    warn(i, f"longer than the {longest} tokens that the model was trained on")
+                if max(len(answer.source), len(answer.tokens)) > context.longest:
+                    context.warn_long(i)
             return scored
         wanted = Wanted(history, alternatives, attention)
-        answers = self.translate(model, inputs, decoding, longest, prefix, wanted)
+        answers = self.translate(model, inputs, context.decoding, context.longest, prefix, wanted)
         refuse_nan(answer.score for answer in answers)
         for i, count in in_pieces(answers).items():
-            warn(i, self.split_warning(count, longest))
+            context.warn_long(i, self.split_note(count))
         return answers
 
-    def split_warning(self, count: int, longest: int) -> str:
-        return too_long(longest, f"translated in {count} pieces")
+    @staticmethod
+    def split_note(count: int) -> str:
+        return f"translated in {count} pieces"
 
     def stream_text(
-        self,
-        model: Transformer,
-        text: str,
-        *,
-        decoding: DecodingConfig,
-        longest: int,
-        warn: Warn,
-        prefix: str = "",
+        self, model: Transformer, text: str, context: Context, prefix: str = ""
     ) -> Iterator[str]:
-        requests = self.requests([text], longest, prefix)[0]
+        requests = self.requests([text], context.longest, prefix)[0]
         if len(requests) > 1:
-            warn(0, self.split_warning(len(requests), longest))
-        return self.stream(model, requests, decoding)
+            context.warn_long(0, self.split_note(len(requests)))
+        return self.stream(model, requests, context.decoding)
 
     # ---- command line -------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ import pytest
 
 from regard import console
 from regard.cli import answering
-from regard.cli.answering import one_line
 from regard.cli.main import main
+from regard.tasks.common import one_line
 from regard.text import lines
 
 
