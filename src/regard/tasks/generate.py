@@ -131,8 +131,8 @@ class Generate(Documents):
     def predict(
         self, model: Transformer, inputs: Sequence[str], context: Context, until: str = ""
     ) -> list[Answer]:
-        """The completion of each prompt, which stops before the text `until`, if that is given. Of a
-        prompt that is too long, the end is read."""
+        """The completion of each prompt, which stops before the text `until`, if that is given. Of
+        a prompt that is too long, the end is read."""
         from regard.decoding.search import decode
 
         requests = [self.request(prompt, context.longest) for prompt in inputs]
