@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.common import fields_of, in_pieces, n_best, one_line, refuse_nan
+from regard.tasks.common import fields_of, in_pieces, n_best, one_line
 from regard.tasks.sequences import Sequences, asked
 from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import Question, read_questions
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from regard.model.transformer import Transformer
     from regard.text.corpus import Report
     from regard.text.store import Chunk
-    from regard.text.tokenizer import Tokenizer
 
 Example = tuple[Path, Question]
 
@@ -79,22 +78,6 @@ class Questions(Sequences):
         ),
     )  # fmt: skip
     read_file = staticmethod(read_questions)
-
-    def __init__(
-        self,
-        source: Tokenizer,
-        target: Tokenizer,
-        style: str = "encoder-decoder",
-        bpe_dropout: float = 0.0,
-        longest: int = 512,
-    ) -> None:
-        super().__init__(source, target, style, bpe_dropout)
-        self.longest = longest
-
-    @classmethod
-    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Questions:
-        data = config.data
-        return cls(*tokenizers, config.model.style, data.bpe_dropout, data.max_length)
 
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:
@@ -217,10 +200,7 @@ class Questions(Sequences):
         self, model: Transformer, inputs: Sequence[Asked], context: Context
     ) -> list[Answer]:
         answers = self.answer(model, inputs, context.decoding, context.longest)
-        refuse_nan(answer.score for answer in answers)
-        for i, count in in_pieces(answers).items():
-            context.warn_long(i, self.split_note(count))
-        return answers
+        return self.checked(answers, context)
 
     @staticmethod
     def split_note(count: int) -> str:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from regard.config.model import ModelConfig
 from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.task import Ids, Task
+from regard.tasks.common import in_pieces, refuse_nan
+from regard.tasks.task import Context, Ids, Task
 
 if TYPE_CHECKING:
     import torch
@@ -101,12 +102,19 @@ class Sequences(Task):
         target: Tokenizer,
         style: str = "encoder-decoder",
         bpe_dropout: float = 0.0,
+        longest: int = 512,
     ) -> None:
         from regard.text.dropout import Dropout
 
         super().__init__(target, style)
         self.source, self.target, self.bpe_dropout = source, target, bpe_dropout
+        self.longest = longest  # tokens of the longest input in training
         self.dropouts = [Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
+
+    @classmethod
+    def make(cls: type[S], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> S:
+        data = config.data
+        return cls(*tokenizers, config.model.style, data.bpe_dropout, data.max_length)
 
     @classmethod
     def longest_target(cls, model: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> int:
@@ -217,6 +225,13 @@ class Sequences(Task):
             answer.source = request.source
             scored.append(self.spell(answer))
         return scored
+
+    def checked(self, answers: list[Answer], context: Context) -> list[Answer]:
+        """The predictions, after an error for NaN and a warning for each input that was split."""
+        refuse_nan(answer.score for answer in answers)
+        for i, count in in_pieces(answers).items():
+            context.warn_long(i, self.split_note(count))
+        return answers
 
     def spell(self, answer: Answer) -> Answer:
         """Add the text to an output and to the rest of its n-best list."""

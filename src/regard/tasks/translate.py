@@ -20,7 +20,6 @@ from regard.tasks.common import (
     in_pieces,
     n_best,
     one_line,
-    refuse_nan,
     rounded,
 )
 from regard.tasks.sequences import Sequences, asked
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from regard.tasks.bootstrap import Comparison
     from regard.text.corpus import Report
     from regard.text.store import Store
-    from regard.text.tokenizer import Tokenizer
 
 DETAILS = ("alternatives", "history", "attention")  # options that only JSON can show
 
@@ -63,10 +61,6 @@ class Translate(Sequences):
         Option("history", "with --json: all that the search kept and pruned"),
         Option("attention", "with --json: where every head of every layer looks"),
     )  # fmt: skip
-
-    @classmethod
-    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Translate:
-        return cls(*tokenizers, config.model.style, config.data.bpe_dropout)
 
     @classmethod
     def check_files(cls, files: Sequence[Path]) -> None:
@@ -204,10 +198,7 @@ class Translate(Sequences):
             return scored
         wanted = Wanted(history, alternatives, attention)
         answers = self.translate(model, inputs, context.decoding, context.longest, prefix, wanted)
-        refuse_nan(answer.score for answer in answers)
-        for i, count in in_pieces(answers).items():
-            context.warn_long(i, self.split_note(count))
-        return answers
+        return self.checked(answers, context)
 
     @staticmethod
     def split_note(count: int) -> str:

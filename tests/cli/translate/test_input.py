@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from regard import console
-from regard.tasks import translate
 from regard.cli.main import main
+from regard.tasks import translate
 from regard.tasks.common import one_line
 from regard.text import lines
 
