@@ -15,7 +15,7 @@ from regard import InputError, Packed
 from regard.config.sections import Config, DecodingConfig
 from regard.decoding.requests import Request
 from regard.tasks.answer import Asked, Questions
-from regard.tasks.sequences import arrange, asked, slots
+from regard.tasks.sequences import arrange, input_ids, slots
 from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
 from regard.training.losses import token_loss
@@ -111,7 +111,7 @@ def test_a_question_reads_as_a_training_row_begins(style):
     for source, target in zip(SOURCES, TARGETS, strict=True):
         batch = arrange(style, [source], [target], CPU)
         row = rows_of(batch.target if style == "decoder" else batch.source)[0]
-        request = asked(style, source[:-1].tolist())
+        request = input_ids(style, source[:-1].tolist())
         assert row[: len(request)] == request
         if style != "decoder":
             assert row == request

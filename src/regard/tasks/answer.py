@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import fields_of, in_pieces, n_best, one_line
-from regard.tasks.sequences import Sequences, asked
+from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import Question, read_questions
 
@@ -173,7 +173,7 @@ class Questions(Sequences):
             if len(context) <= room:
                 starts = range(1)
             windows = [[*context[s : s + room], self.target.sep, *question] for s in starts]
-            groups.append([Request(asked(self.style, ids), (), most) for ids in windows])
+            groups.append([Request(input_ids(self.style, ids), (), most) for ids in windows])
         return groups
 
     def answer(

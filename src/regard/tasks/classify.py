@@ -21,7 +21,7 @@ from regard.console import visible_line
 from regard.errors import InputError
 from regard.files import read_json, write_file
 from regard.tasks.common import one_line, refuse_nan, warn_cut
-from regard.tasks.sequences import arrange, asked
+from regard.tasks.sequences import arrange, input_ids
 from regard.tasks.task import Context, Evaluation, Ids, Task
 from regard.text.corpus import Classified, read_classified
 
@@ -274,7 +274,7 @@ class Classify(Task):
         rows = (ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts)))
         if self.style == "encoder":
             return [[self.tokenizer.cls, *ids] for ids in rows]
-        return [asked(self.style, ids) for ids in rows]
+        return [input_ids(self.style, ids) for ids in rows]
 
     def written(self, label: str) -> list[int]:
         """The tokens of a label, for the styles that write it."""

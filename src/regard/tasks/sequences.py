@@ -43,7 +43,7 @@ def slots(source: Any) -> Any:
     return source * 3 // 2 + 8
 
 
-def asked(style: str, source: Sequence[int]) -> list[int]:
+def input_ids(style: str, source: Sequence[int]) -> list[int]:
     """What a model reads before it predicts the target of an input (ids without <eos>)."""
     from regard.text.tokenizer import Tokenizer
 
@@ -164,13 +164,13 @@ class Sequences(Task):
         model: Transformer,
         requests: Sequence[Request],
         options: DecodingConfig,
-        wanted: Wanted | None = None,
+        details: Wanted | None = None,
     ) -> list[Answer]:
         """The outputs of the search for requests, with their texts."""
         from regard.decoding.search import NOTHING, decode
 
         requests = [self.bounded(request, options) for request in requests]
-        answers = decode(model, requests, options, NOTHING if wanted is None else wanted)
+        answers = decode(model, requests, options, NOTHING if details is None else details)
         return [self.spell(answer) for answer in answers]
 
     def bounded(self, request: Request, options: DecodingConfig) -> Request:
@@ -208,7 +208,7 @@ class Sequences(Task):
         if self.style == "encoder":
             raise InputError("model.style=encoder fills all places at once: it cannot score a text")
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
-        requests = [Request(asked(self.style, i)) for i in self.source.encode_batch(sources)]
+        requests = [Request(input_ids(self.style, i)) for i in self.source.encode_batch(sources)]
         answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
         for i, (request, tokens) in enumerate(zip(requests, answers, strict=True)):
             longest = max(len(request.source), len(tokens))

@@ -22,7 +22,7 @@ from regard.tasks.common import (
     one_line,
     rounded,
 )
-from regard.tasks.sequences import Sequences, asked
+from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option, Say
 from regard.text.corpus import Pair, read_pairs
 
@@ -152,7 +152,7 @@ class Translate(Sequences):
                 parts = split(text, lambda part: len(self.source.encode(part)), longest - 1)
                 pieces = self.source.encode_batch(parts)
             groups.append([
-                Request(asked(self.style, piece), () if i else given)
+                Request(input_ids(self.style, piece), () if i else given)
                 for i, piece in enumerate(pieces)
             ])  # fmt: skip
         return groups
@@ -164,13 +164,13 @@ class Translate(Sequences):
         options: DecodingConfig,
         longest: int,
         prefix: str = "",
-        wanted: Wanted | None = None,
+        details: Wanted | None = None,
     ) -> list[Answer]:
         """A translation for each text, empty for an empty text. A text of more than `longest`
         tokens is translated in pieces (`Answer.pieces`)."""
         groups = self.requests(texts, longest, prefix)
         flat = [request for group in groups for request in group]
-        answers = iter(self.decode(model, flat, options, wanted))
+        answers = iter(self.decode(model, flat, options, details))
         return [join([next(answers) for _ in group]) for group in groups]
 
     def predict(
@@ -196,8 +196,8 @@ class Translate(Sequences):
                 if max(len(answer.source), len(answer.tokens)) > context.longest:
                     context.warn_long(i)
             return scored
-        wanted = Wanted(history, alternatives, attention)
-        answers = self.translate(model, inputs, context.decoding, context.longest, prefix, wanted)
+        details = Wanted(history, alternatives, attention)
+        answers = self.translate(model, inputs, context.decoding, context.longest, prefix, details)
         return self.checked(answers, context)
 
     @staticmethod
