@@ -23,6 +23,7 @@ from regard.lab.ablate_rows import Row
 from regard.lab.significance import holm, pooled, student
 from regard.lab.stepping import time_steps
 from regard.predictor import load
+from regard.tasks.bootstrap import SAMPLES
 from regard.tasks.evaluation import SURE, report_on
 from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store
@@ -136,7 +137,7 @@ def judge(
                 if tests:
                     result.tests.append(float(own.scores[result.metric]))
                 if once:
-                    report = report_on(model.task, model.config, own, base)
+                    report = report_on(model.task, model.config, own, base, samples=SAMPLES)
                     result.interval = report.intervals[result.metric]
                     if base is not None:
                         between = report.differences[result.metric]

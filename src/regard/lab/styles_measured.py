@@ -20,7 +20,7 @@ from regard.device import synchronise
 from regard.lab.stepping import Step, time_steps
 from regard.ops.cpu import build as native
 from regard.predictor import Model
-from regard.tasks.bootstrap import intervals
+from regard.tasks.bootstrap import SAMPLES, intervals
 from regard.tasks.evaluation import report_on
 from regard.tasks.registry import find_task
 from regard.tasks.task import Task
@@ -106,7 +106,7 @@ def judge(style: Style, model: Model, examples: list[Any], sure: bool) -> None:
         exact = {"exact": lambda chosen: float(right[chosen].mean())}
         style.ranges |= intervals(exact, len(right)) if sure else {}
     if sure:
-        style.ranges |= report_on(model.task, model.config, found).intervals
+        style.ranges |= report_on(model.task, model.config, found, samples=SAMPLES).intervals
     style.qualities.append({name: scores[name] for name in QUALITY[style.config.task]})
 
 
