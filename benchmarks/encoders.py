@@ -20,7 +20,7 @@ from benchmarks.limits import Limit
 from benchmarks.programs import END, entrants
 from benchmarks.ratios import RatioLog
 from regard import ModelConfig
-from regard.model.parameters import closed_form, operations
+from regard.config.parameters import closed_form, operations
 
 SHAPES = {"BERT-base": (12, 768, 12, 3072), "BERT-mini": (4, 256, 4, 1024)}  # layers, D, H, F
 BATCH, LONGEST, REAL = 32, 64, 0.39  # sentences, tokens, and the filled fraction of the rectangle

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import ratios
 from benchmarks.ratios import RatioLog
-from regard.cli.demo import write_corpus
+from regard.tasks.builtin import write_corpus
 
 CACHES = ("REGARD_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 LONGEST = 600.0  # time limit for the first step, in seconds

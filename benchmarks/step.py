@@ -24,8 +24,8 @@ from benchmarks.limits import best_peak
 from benchmarks.ratios import RatioLog
 from benchmarks.sentences import batches
 from regard import ModelConfig, Packed, Transformer
+from regard.config.parameters import operations
 from regard.device import keep_freed_memory, synchronise
-from regard.model.parameters import operations
 from regard.model.positions import sinusoids
 from regard.ops import cross_entropy
 

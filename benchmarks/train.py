@@ -36,10 +36,10 @@ from benchmarks.ratios import RatioLog
 from benchmarks.sentences import batches
 from benchmarks.step import SMOOTHING, Marian, PyTorch, padded_step
 from regard import ModelConfig, Transformer
-from regard.config.sections import Config
-from regard.model.parameters import operations
+from regard.config.parameters import operations
+from regard.tasks.batches import packed
+from regard.tasks.configuration import make_config
 from regard.tasks.sequences import arrange
-from regard.tasks.task import packed
 from regard.training.distributed import Processes
 from regard.training.losses import Batch, Loss, token_loss
 from regard.training.progress import Progress
@@ -98,7 +98,7 @@ class Given:
 def regard(config: ModelConfig, made: Made, dtype: str, run: Path) -> Round:
     """The trainer, without a corpus."""
     values = {"steps": 10**6, "dtype": dtype, "batch_tokens": 10**6, "label_smoothing": SMOOTHING}
-    whole = replace(Config.build("translate", "base", {"training": values}), model=config)
+    whole = replace(make_config("translate", "base", {"training": values}), model=config)
     task = Sentences(made)
     progress = Progress(10**6, quiet=True)
     progress.pause()

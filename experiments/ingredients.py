@@ -30,6 +30,7 @@ from experiments.scores import at_step, last_step, score
 from regard.config.sections import Config
 from regard.config.settings import read_yaml, settings
 from regard.lab.ablate.processes import TrainingProcess, train_all
+from regard.tasks.configuration import make_config
 from regard.training.model_folder import final_scores
 
 NAME, RECIPE, SEEDS = "ingredients", RECIPE_FOLDER / "multi30k.yaml", (1, 2, 3)
@@ -57,7 +58,7 @@ def configuration(
     changes.setdefault("training", {})["seed"] = seed
     for section, keys in changes.items():
         values[section] = {**values.get(section, {}), **keys}
-    return Config.build(task, None, values)
+    return make_config(task, None, values)
 
 
 def trainings(

@@ -8,9 +8,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from regard.cli.evaluating import evaluated, read
 from regard.files import new_folder
 from regard.predictor import load
+from regard.tasks.evaluation import read_examples
 from regard.training.checkpoint import FILES, Checkpoints
 
 PAPER = 2.5e9  # target tokens of the paper's base model: 100,000 steps of 25,000
@@ -19,7 +19,7 @@ PAPER = 2.5e9  # target tokens of the paper's base model: 100,000 steps of 25,00
 def score(folder: Path, files: list[Path], device: str) -> dict[str, Any]:
     """The scores of `regard evaluate`, without intervals, which take long."""
     model = load(folder, device, "float32")
-    evaluation = evaluated(model, read(model, files), {})
+    evaluation = model.evaluate(read_examples(model.task, files, model.config))
     return {**evaluation.scores, "examples": evaluation.count}
 
 

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_layering import ORDER
 
 import regard
 from command import regard as run_command
 from regard.ops.cpu import build
 from regard.text.builtin import builtin_corpus
+from test_layering import ORDER
 
 PACKAGE = Path(regard.__file__).parent
 DOCUMENT = Path(__file__).parents[1] / "docs" / "architecture.md"

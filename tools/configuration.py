@@ -1,7 +1,7 @@
 """Write docs/configuration.md from the dataclasses.
 
 Types, defaults and explanations come from the dataclasses and the comments next to their fields,
-the defaults of each task from `Config.build`, and the accepted values from the checks.
+the defaults of each task from `make_config`, and the accepted values from the checks.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
 from experiments.template import fill
-from regard.config.model import DERIVED, PRESETS, STYLES, ModelConfig
+from regard.config.checks import DERIVED
+from regard.config.model import PRESETS, ModelConfig
 from regard.config.model import RANGES as MODEL_RANGES
 from regard.config.sections import (
-    OPTIONS_OF_TASKS,
     RANGES,
-    STYLES_OF_TASK,
-    TASKS,
     Config,
     DataConfig,
     DecodingConfig,
@@ -32,6 +30,8 @@ from regard.config.sections import (
 )
 from regard.errors import InputError
 from regard.files import write_file
+from regard.tasks.configuration import make_config, tasks_by_option
+from regard.tasks.registry import find_task, task_names
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 SECTIONS: dict[str, Any] = {
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
 
 def document() -> str:
     """The whole page."""
-    usual = {task: Config.build(task, "base", {"data": {"train": ["?"]}}) for task in TASKS}
+    usual = {task: make_config(task, "base", {"data": {"train": ["?"]}}) for task in task_names()}
     tables = {section: table(section, usual) for section in SECTIONS}
     return fill(TEMPLATE, {"presets": presets(), "styles": styles(usual), **tables})
 
@@ -75,7 +75,7 @@ def styles(usual: dict[str, Config]) -> str:
     """A list of the styles of each task."""
     lines = []
     for task, config in usual.items():
-        known = STYLES_OF_TASK.get(task, STYLES)
+        known = find_task(task).styles
         others = [style for style in known if style != config.model.style]
         lines.append(f"- `{task}`: " + ", ".join([config.model.style, *others]))
     return "\n".join(lines)
@@ -150,7 +150,7 @@ def allowed(cls: type, section: str, name: str) -> str:
 
 def explained(name: str, section: str, notes: dict[str, str]) -> str:
     """The comment on a field, with the tasks it applies to if the comment does not name them."""
-    tasks = OPTIONS_OF_TASKS.get(name, ()) if section == "data" else ()
+    tasks = tasks_by_option().get(f"{section}.{name}", ()) if section == "data" else ()
     if not tasks or notes[name].startswith(f"{tasks[0]}:"):
         return notes[name].replace("|", "\\|")
     return f"{', '.join(tasks)}: {notes[name]}".replace("|", "\\|")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from regard.model.transformer import Capture as Capture
     from regard.model.transformer import Transformer as Transformer
     from regard.predictor import load as load
+    from regard.tasks.configuration import make_config as make_config
+    from regard.tasks.registry import register_task as register_task
+    from regard.tasks.task import Task as Task
     from regard.tasks.train import train as train
     from regard.text.batching import Packed as Packed
 
@@ -29,9 +32,12 @@ _WHERE = {
     "InputError": "regard.errors",
     "ModelConfig": "regard.config.model",
     "Packed": "regard.text.batching",
+    "Task": "regard.tasks.task",
     "Transformer": "regard.model.transformer",
     "load": "regard.predictor",
+    "make_config": "regard.tasks.configuration",
     "pack": "regard.box.pack",
+    "register_task": "regard.tasks.registry",
     "train": "regard.tasks.train",
 }
 __all__ = list(_WHERE)

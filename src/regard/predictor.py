@@ -1,16 +1,16 @@
 """A trained model, ready to use: `regard.load(folder)`.
 
-What a model can do is its task's; the same names are verbs of the command line.
+`Model.predict` does what the model was trained for, as its task defines it. The other methods are
+named after the tasks of the package; the same names are commands.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.config.model import CHOICES, choice
+from regard.config.checks import choice
 from regard.config.sections import DTYPES, Config, DecodingConfig, section
 from regard.decoding.answers import Answer
 from regard.decoding.engines.cpu import cpu_model
-from regard.decoding.search import Details
 from regard.device import choose_device
 from regard.errors import InputError
 from regard.files import cache_folder, checksum, write_result
@@ -34,27 +33,26 @@ from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill, Filled
 from regard.tasks.generate import Generate
 from regard.tasks.index import Hit, Index, find_or_build
-from regard.tasks.make import load_task
-from regard.tasks.task import Task
+from regard.tasks.registry import find_task
+from regard.tasks.task import Context, Evaluation, Task, Warn
 from regard.tasks.translate import Translate
 from regard.training.checkpoint import read_raw, read_weights, to_bytes
 from regard.training.model_folder import check_folder, file_checksums, load_weights
 from regard.training.shipped import folder_of
 
-Warn = Callable[[int, str], None]  # the number of a text, from 0, and what is to be said of it
-Kind = TypeVar("Kind", bound=Task)
+T = TypeVar("T", bound=Task)
 Texts = str | Sequence[str]
 
 MOST_CACHE = 2_000_000_000  # bytes of the keys and values of one sentence
-AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # what dtype=auto is on a device
+AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # the meaning of dtype=auto on each device
 
 
-def python_warning(i: int, said: str) -> None:
-    """The usual way to warn in Python: it names the line that called this module."""
+def python_warning(i: int, message: str) -> None:
+    """A Python warning about text i that names the line which called this package."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals is globals():
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("regard."):
         level, frame = level + 1, frame.f_back
-    warnings.warn(f"text {i + 1} is {said}", stacklevel=level)
+    warnings.warn(f"text {i + 1} is {message}", stacklevel=level)
 
 
 def check_text(*texts: object) -> None:
@@ -71,20 +69,11 @@ def listed(texts: Texts) -> list[str]:
     return texts
 
 
-def refuse_nan(results: Iterable[float]) -> None:
-    """Raise an error if a model computed NaN: all of its weights may still be finite."""
-    if any(map(math.isnan, results)):
-        raise InputError(
-            "the model computed NaN: its weights are damaged or too large for its precision; load "
-            "it with dtype float32, or train it again"
-        )
-
-
 class Model:
     """A trained model and its vocabularies.
 
-    Options of decoding are named as in the section `decoding` of a configuration, beam=1 for
-    example; what is not given is as the model's own configuration has it.
+    Options of decoding have the names of the section `decoding` of a configuration, for example
+    beam=1; the default is the value in the configuration of the model.
     """
 
     def __init__(
@@ -93,11 +82,50 @@ class Model:
         self.config, self.transformer, self.task = config, transformer.eval(), task
         self.folder = folder
 
-    def of(self, kind: type[Kind]) -> Kind:
-        """The task, if it is of this kind."""
-        if not isinstance(self.task, kind):
-            raise InputError(f"this model was trained to {self.task.name}: it cannot {kind.name}")
-        return self.task
+    def of(self, task: type[T]) -> T:
+        """The model's task as this one.
+
+        Raises:
+            InputError: the model cannot do it.
+        """
+        return task.of(self.task, self.config)
+
+    def predict(self, inputs: Any, *, warn: Warn = python_warning, **options: Any) -> Any:
+        """What the model was trained for: one prediction for each input.
+
+        Args:
+            inputs: one input, or a list of inputs.
+            warn: called with the index of an input that is too long, and what was done with it.
+                The default is a Python warning.
+            options: options of decoding, and those of the task.
+
+        Returns:
+            One prediction for one string; otherwise a list (for embed an array).
+        """
+        one = isinstance(inputs, str)
+        own = {option.name for option in self.task.options if option.argument}
+        arguments = {name: value for name, value in options.items() if name in own}
+        decoding = {name: value for name, value in options.items() if name not in own}
+        predictions = self.run(self.task, [inputs] if one else inputs, warn, decoding, **arguments)
+        return predictions[0] if one else predictions
+
+    def run(
+        self,
+        task: type[T] | Task,
+        inputs: Sequence[Any],
+        warn: Warn,
+        decoding: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Predict with this task; decoding: options of decoding."""
+        own = task if isinstance(task, Task) else self.of(task)
+        context = Context(self.decoding(decoding or {}), self.longest, warn)
+        return own.predict(self.transformer, inputs, context, **options)
+
+    def evaluate(self, examples: Sequence[Any], **decoding: Any) -> Evaluation:
+        """The metrics of the task on examples (`regard.tasks.evaluation.read_examples`)."""
+        options = self.decoding(decoding)
+        return self.task.evaluate(self.transformer, examples, self.config, options)
 
     # ---- translate ----------------------------------------------------------------------
 
@@ -116,63 +144,42 @@ class Model:
         warn: Warn = python_warning,
         **options: Any,
     ) -> list[Answer]:
-        """The same with tokens, log-probabilities, score and n-best list; on request with the best
-        `alternatives` to each token, the `history` of the search and the `attention` of all heads.
+        """Translations with tokens, log-probabilities, score and n-best list; on request with the
+        best `alternatives` to each token, the `history` of the search and the `attention` of all
+        heads.
 
-        warn: called with the number of a text (from 0) that had to be cut, and what was done;
-        otherwise that is a Python warning.
+        warn: called with the index of a text that had to be split, and a message. The default is a
+        Python warning.
         """
         texts = listed(texts)
         check_text(prefix)
-        task, details = self.of(Translate), Details(history, alternatives, attention)
-        decoding = self.decoding(options)
-        answers = task.answer(self.transformer, texts, decoding, self.longest, prefix, details)
-        refuse_nan(answer.score for answer in answers)
-        for i, answer in enumerate(answers):
-            if answer.pieces:
-                warn(i, self.in_pieces(len(answer.pieces)))
+        answers: list[Answer] = self.run(
+            Translate, texts, warn, options, prefix=prefix, alternatives=alternatives,
+            history=history, attention=attention,
+        )  # fmt: skip
         return answers
 
     def stream(
         self, text: str, *, prefix: str = "", warn: Warn = python_warning, **options: Any
     ) -> Iterator[str]:
-        """The translation, or what follows a prompt, bit by bit, as it comes."""
+        """The translation of a text, or the completion of a prompt, part by part."""
         check_text(text, prefix)
-        if isinstance(self.task, Generate):
-            decoding = self.decoding(options)
-            if self.task.is_cut(self.task.request(text, self.longest).source):
-                warn(0, self._only("end"))
-            return self.task.stream(self.transformer, text, decoding, self.longest)
-        task = self.of(Translate)
-        requests = task.requests([text], self.longest, prefix)[0]
-        if len(requests) > 1:
-            warn(0, self.in_pieces(len(requests)))
-        return task.stream(self.transformer, requests, self.decoding(options))
-
-    def in_pieces(self, count: int) -> str:
-        """What is said of a text that had to be cut."""
-        done = f"translated in {count} pieces"
-        if isinstance(self.task, Questions):
-            done = f"the best answer of {count} windows is given"
-        return f"longer than the {self.longest} tokens that the model was trained on: {done}"
+        task = self.task if isinstance(self.task, Generate) else self.of(Translate)
+        own = {"prefix": prefix} if isinstance(task, Translate) else {}
+        context = Context(self.decoding(options), self.longest, warn)
+        return task.stream_text(self.transformer, text, context, **own)
 
     def score(
         self, pairs: Sequence[tuple[str, str]], *, warn: Warn = python_warning
     ) -> list[Answer]:
-        """How probable given translations are: (source, translation) pairs. What is longer than
-        the model was trained on is scored whole, with a warning."""
+        """How probable given translations are: (source, translation) pairs. A text that is longer
+        than the model was trained on is scored as a whole, with a warning."""
         for pair in pairs:
             if isinstance(pair, str) or not isinstance(pair, Sized) or len(pair) != 2:
                 raise InputError(f"a pair is (source, translation), not {pair!r:.60}")
             check_text(*pair)
-        limit = self.config.model.max_length if self.config.model.positions == "learned" else None
-        found = self.of(Translate).score(
-            self.transformer, pairs, self.config.decoding.length_penalty, limit
-        )
-        for i, answer in enumerate(found):
-            if max(len(answer.source), len(answer.tokens)) > self.longest:
-                warn(i, f"longer than the {self.longest} tokens that the model was trained on")
-        return found
+        scored: list[Answer] = self.run(Translate, pairs, warn, score=True)
+        return scored
 
     # ---- the other tasks ----------------------------------------------------------------
 
@@ -180,39 +187,25 @@ class Model:
         self, questions: Texts, context: Texts, *, warn: Warn = python_warning, **options: Any
     ) -> list[Answer]:
         """The answer to each question from its context, or from one context for all."""
-        asked, contexts = listed(questions), listed(context)
+        texts, contexts = listed(questions), listed(context)
         if len(contexts) == 1:
-            contexts *= len(asked)
-        if len(contexts) != len(asked):
-            raise InputError(f"{len(asked)} questions but {len(contexts)} contexts")
-        pairs = [Asked(c, q) for c, q in zip(contexts, asked, strict=True)]
-        task, decoding = self.of(Questions), self.decoding(options)
-        answers = task.answer(self.transformer, pairs, decoding, self.longest)
-        refuse_nan(answer.score for answer in answers)
-        for i, answer in enumerate(answers):
-            if answer.pieces:
-                warn(i, self.in_pieces(len(answer.pieces)))
+            contexts *= len(texts)
+        if len(contexts) != len(texts):
+            raise InputError(f"{len(texts)} questions but {len(contexts)} contexts")
+        pairs = [Asked(c, q) for c, q in zip(contexts, texts, strict=True)]
+        answers: list[Answer] = self.run(Questions, pairs, warn, options)
         return answers
 
     def generate(
         self, prompts: Texts, *, until: str = "", warn: Warn = python_warning, **options: Any
     ) -> list[Answer]:
-        """What follows each prompt; it stops before the text `until`, if that is given."""
-        texts, task = listed(prompts), self.of(Generate)
-        decoding = self.decoding(options)
-        answers = task.answer(self.transformer, texts, decoding, self.longest, until)
-        refuse_nan(answer.score for answer in answers)
-        for i, answer in enumerate(answers):
-            if task.is_cut(answer.source):
-                warn(i, self._only("end"))
-        return answers
+        """The completion of each prompt; it stops before the text `until`, if that is given."""
+        completions: list[Answer] = self.run(Generate, listed(prompts), warn, options, until=until)
+        return completions
 
     def classify(self, texts: Texts, *, warn: Warn = python_warning) -> list[Label]:
-        """The label of each text, with the calibrated probabilities of all."""
-        texts, task = listed(texts), self.of(Classify)
-        self._warn_cut(texts, warn)
-        labels = task.classify(self.transformer, texts)
-        refuse_nan(label.probability for label in labels)
+        """The label of each text, with the calibrated probabilities of all labels."""
+        labels: list[Label] = self.run(Classify, listed(texts), warn)
         return labels
 
     def fill(
@@ -221,48 +214,33 @@ class Model:
         """The best words for each <mask> of each text; `where` names a text that has none."""
         if not isinstance(top, int | np.integer) or top < 1:
             raise InputError(f"top must be at least 1, not {top!r:.60}")
-        filled = self.of(Fill).fill(self.transformer, listed(texts), top, self.longest, where)
-        refuse_nan(p for one in filled for gap in one.gaps for _, p in gap.candidates)
+        filled: list[Filled] = self.run(Fill, listed(texts), python_warning, top=top, where=where)
         return filled
 
     def embed(
         self, texts: Texts, *, pooling: str = "", warn: Warn = python_warning
     ) -> NDArray[np.float32]:
         """A vector of unit length for each text: [texts, D]. pooling: mean, cls or last."""
-        texts, embedder = listed(texts), self.embedder()
-        self.check_pooling(pooling)
-        self._warn_cut(texts, warn)
-        vectors = embedder.embed(self.transformer, texts, pooling)
-        refuse_nan(vectors.sum(1).tolist())
+        vectors: NDArray[np.float32] = self.run(Embed, listed(texts), warn, pooling=pooling)
         return vectors
-
-    def check_pooling(self, pooling: str) -> None:
-        """Refuse what is no way to make one vector of many; none: the model's own."""
-        if pooling:
-            choice("pooling", pooling, CHOICES["pooling"])
-            replace(self.config.model, head="pooling", classes=None, pooling=pooling)
 
     def embed_tokens(
         self, texts: Texts, *, warn: Warn = python_warning
     ) -> list[tuple[list[str], NDArray[np.float32]]]:
         """For each text its tokens and the vector of each in this context: [n, D]."""
-        texts, embedder = listed(texts), self.embedder()
-        self._warn_cut(texts, warn)
-        return embedder.embed_tokens(self.transformer, texts)
+        tokens: list[tuple[list[str], NDArray[np.float32]]] = self.run(
+            Embed, listed(texts), warn, tokens=True
+        )
+        return tokens
 
     def embedder(self) -> Embed:
-        """The task embed, which every model of one stack can do that reads a text as it does."""
-        if isinstance(self.task, Embed):
-            return self.task
-        style = self.config.model.style
-        if style == "encoder-decoder" or not isinstance(self.task, Fill | Classify | Generate):
-            raise InputError(f"this model was trained to {self.task.name}: it cannot embed")
-        return Embed(self.task.tokenizer, style, "mean", self.longest)
+        """The task embed, which every model of one stack can do that reads single texts."""
+        return self.of(Embed)
 
     def index(
         self, documents: Path, folder: Path | None = None, quiet: bool = True, rebuild: bool = False
     ) -> Index:
-        """The vectors of a file's lines, made now or found: in `folder`, or in the cache."""
+        """The vectors of a file's lines, built now or found: in `folder`, or in the cache."""
         embedder, size = self.embedder(), self.config.model.d_model
         if self.folder is None:
             raise InputError(
@@ -281,15 +259,6 @@ class Model:
     def search(self, queries: Texts, documents: str | Path, top: int = 5) -> list[list[Hit]]:
         """The lines of a file that are nearest to each query, best first."""
         return self.index(Path(documents)).search(self.embed(queries), top)
-
-    def _warn_cut(self, texts: list[str], warn: Warn) -> None:
-        for i, ids in enumerate(self.task.tokenizer.encode_batch(texts)):
-            if len(ids) >= self.longest:
-                warn(i, self._only("beginning"))
-
-    def _only(self, part: str) -> str:
-        long = f"longer than the {self.longest} tokens that the model was trained on"
-        return f"{long}: only its {part} was read"
 
     # ---- options ------------------------------------------------------------------------
 
@@ -315,16 +284,15 @@ class Model:
     @property
     def longest(self) -> int:
         """Tokens of the longest text that is read in one piece."""
-        longest = self.config.data.max_length
-        if self.config.model.positions == "learned":
-            longest = min(longest, self.config.model.max_length)
-        return longest
+        return self.config.longest_input
 
 
 def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
-    """Open a model folder, or one in the box: "box:translate" (regard/box).
+    """Open a model folder, or a model in the box: "box:translate" (regard/box).
 
     Args:
+        path: the folder.
+        device: auto, cpu or cuda.
         dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO.
 
     Raises:
@@ -349,10 +317,10 @@ def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False
     choice("device", str(device).partition(":")[0], ("auto", *AUTO))
     choice("dtype", dtype, DTYPES)
     config = check_folder(folder, changed)
-    task = load_task(folder, config)
+    task = find_task(config.task).load(folder, config)
     transformer = Transformer(config.model)
     load_weights(transformer, read_weights(folder / "model.safetensors"), folder)
-    if dtype == "int8":  # what is not done in int8, a view or a full pass, has the same weights
+    if dtype == "int8":  # so that computations without int8 use the same weights
         transformer.load_state_dict(dequantise_all(quantise_all(transformer.state_dict()), folder))
     where = choose_device(device)
     if dtype == "auto":
@@ -366,7 +334,7 @@ def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False
 
 
 def check_int8(transformer: Transformer) -> None:
-    """Refuse int8 where only PyTorch can serve."""
+    """Refuse int8 if the native code cannot be used."""
     if transformer.output_matrix().is_cuda:
         raise InputError("dtype=int8 is for a CPU: use device=cpu or another dtype")
     if cpu_model(transformer) is None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import regard
-from regard import Config, Transformer
-from regard.tasks.make import make_task
+from regard import Transformer
+from regard.tasks.configuration import make_config
+from regard.tasks.registry import find_task
 from regard.text.builtin import builtin_corpus
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import to_bytes
@@ -23,7 +24,7 @@ def make(tmp_path_factory):
     def folder(task, model=None, labels=()):
         style = {} if task in ("translate", "answer") else {"encoder_layers": 2}
         style = {"decoder_layers": 2} if task == "generate" else style
-        config = Config.build(task, "tiny", {
+        config = make_config(task, "tiny", {
             "model": {**SIZES, **style, **(model or {})},
             "data": {"vocabulary_size": 400, "max_length": 60,
                      "train": ["/home/someone/data/built-in/train.en", "train.de"],
@@ -32,7 +33,8 @@ def make(tmp_path_factory):
         })  # fmt: skip
         texts = [sentence for pair in builtin_corpus("train", 200) for sentence in pair]
         tokenizer = Tokenizer.learn(texts, "bpe", 400, quiet=True)
-        task = make_task(config, (tokenizer, tokenizer), list(labels))
+        extra = {"labels": list(labels)} if task == "classify" else {}
+        task = find_task(task).make(config, (tokenizer, tokenizer), **extra)
         config = replace(config, model=replace(config.model, **task.model_options()))
         torch.manual_seed(5)
         model = Transformer(config.model)

@@ -9,6 +9,7 @@ import torch
 
 import regard
 from regard import InputError
+from regard.tasks.registry import task_names
 from regard.training.shipped import contents, folder_of
 
 SENTENCE = "The old man saw the small dog."
@@ -108,7 +109,9 @@ def test_info_lists_the_box_with_sizes_and_scores(stand_in, call):
     code, out, _ = call("info", "--json")
     assert code == 0
     rows = [json.loads(line) for line in out.splitlines()]
-    assert [row["model"] for row in rows] == [f"box:{task}" for task in contents()]
+    assert [row["model"] for row in rows] == [
+        f"box:{task}" for task in task_names() if task in contents()
+    ]
     for row in rows:
         told = json.loads(call("info", row["model"], "--json")[1])
         assert row["parameters"] == told["parameters"]

@@ -10,6 +10,7 @@ from safetensors import safe_open
 import regard
 from regard import Config, InputError
 from regard.config.sections import DecodingConfig
+from regard.tasks.configuration import make_config
 from regard.training.checkpoint import not_finite, read_raw, read_tensors, read_weights, to_bytes
 from regard.training.model_folder import file_checksums
 
@@ -191,7 +192,7 @@ def test_a_search_that_needs_more_memory_than_a_machine_has_is_refused(make):
 def test_a_configuration_survives_being_written_and_read(tmp_path):
     labels = ["2001-01-01", "null", "1e5", "yes", "~", "", "1:30", "0x1f", "a: b", "# c", "é\u2028",
               "<<", "=", "*a", "&b", "!c", "'", '"', "1_000", ".inf", "-", "1.5"]  # fmt: skip
-    config = Config.build("classify", "tiny", {
+    config = make_config("classify", "tiny", {
         "data": {"train": ["2001-01-01", "no"], "labels": labels},
         "training": {"learning_rate": 1e-05, "clip": 1e22, "steps": 10**9},
     })  # fmt: skip

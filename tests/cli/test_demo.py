@@ -4,16 +4,17 @@ import pytest
 
 from regard import InputError
 from regard.cli import demo
+from regard.tasks.builtin import OPTIONS
 
 
 def test_the_demo_trains_translates_reports_and_draws(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     short = {"steps": 12, "validate_every": 12, "checkpoint_every": 12, "average": 1}
-    monkeypatch.setitem(demo.OPTIONS, "training", short)
-    monkeypatch.setitem(demo.OPTIONS, "data", {"vocabulary_size": 400})
+    monkeypatch.setitem(OPTIONS, "training", short)
+    monkeypatch.setitem(OPTIONS, "data", {"vocabulary_size": 400})
     small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "heads": 2, "d_ff": 32}
-    monkeypatch.setitem(demo.OPTIONS, "model", small)
-    scores = demo.demo(tmp_path / "demo", quiet=True)
+    monkeypatch.setitem(OPTIONS, "model", small)
+    scores = demo.run_demo(tmp_path / "demo", quiet=True)
     said = " ".join(capsys.readouterr().out.split())
     assert scores["sentences"] == 500
     assert 0 <= scores["pronouns"] <= 1
@@ -28,11 +29,11 @@ def test_the_demo_trains_translates_reports_and_draws(tmp_path, monkeypatch, cap
     assert f"head {head['head']} of layer {head['layer']} of" in said
     for phrase in (f"{tired[animal]:.2f}, ", f" {wide[street]:.2f}"):
         assert phrase in said
-    demo.demo(tmp_path / "demo", quiet=True)  # a second one replaces the first
+    demo.run_demo(tmp_path / "demo", quiet=True)  # a second one replaces the first
 
 
 def test_the_demo_never_touches_a_folder_that_is_not_its_own(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(InputError, match="exists and was not created by regard demo"):
-        demo.demo(tmp_path, quiet=True)
+        demo.run_demo(tmp_path, quiet=True)
     assert (tmp_path / "thesis.txt").exists()

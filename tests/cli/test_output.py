@@ -14,10 +14,11 @@ import pytest
 import command
 import regard
 from command import error_of
-from regard.cli.evaluating import Report
+from regard.cli.evaluate import show
 from regard.cli.main import build_parser
 from regard.cli.options import bounded
 from regard.console import as_json, make_console, make_progress, print_counts, visible, visible_line
+from regard.tasks.evaluation import EvaluationReport
 from regard.tasks.task import Evaluation
 from regard.text.corpus import CorpusReport
 from regard.training.progress import Progress
@@ -85,8 +86,9 @@ def test_evaluate_shows_labels_and_paths_literally(capsys):
     }
     scores = {f"f1_{HOSTILE}": 0.5, f"{HOSTILE}_signature": HOSTILE}
     evaluation = Evaluation(scores, count=10, details=details)
-    report = Report("classify", evaluation, {}, "models/[/b]:smile:\x1b", {f"f1_{HOSTILE}": 0.4})
-    report.show()
+    theirs = {f"f1_{HOSTILE}": 0.4}
+    report = EvaluationReport("classify", evaluation, {}, {}, "models/[/b]:smile:\x1b", theirs)
+    show(report)
     out = capsys.readouterr().out
     assert out.count(SHOWN) == 6
     assert r"b]:smile:\x1b" in out

@@ -34,7 +34,7 @@ def no_work(monkeypatch, tmp_path):
     """Every verb is stopped where its work would begin."""
     begins = [
         "regard.cli.predict.opened", "regard.cli.view.opened", "regard.box.pack.load",
-        "regard.cli.demo.write_corpus", "regard.view.curves.save_picture",
+        "regard.tasks.builtin.write_corpus", "regard.view.curves.save_picture",
         "regard.view.positions.save_picture", "regard.training.run.prepare", "regard.lab.path.measure.create_out",
         "regard.lab.complexity.measure.peak", "regard.lab.positions.measure.create_out", "regard.lab.styles.measure.plan",
         "regard.lab.common.training.read_data",

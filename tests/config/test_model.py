@@ -5,7 +5,7 @@ import torch
 
 from regard import InputError, ModelConfig, Transformer
 from regard.config.model import PRESETS, STYLES
-from regard.model.parameters import closed_form, count
+from regard.config.parameters import closed_form, count
 
 
 def counted(config):

@@ -51,7 +51,7 @@ def test_the_bits_of_a_stream_make_up_the_answer(kind, mode, translator):
     task, one = translator(kind)
     options = DecodingConfig(max_length=4, **mode)
     for longest, prefix in ((1000, ""), (12, "ß😀")):
-        answers = task.answer(one, TEXTS, options, longest, prefix)
+        answers = task.translate(one, TEXTS, options, longest, prefix)
         for text, answer in zip(TEXTS, answers, strict=True):
             requests = task.requests([text], longest, prefix)[0]
             bits = list(task.stream(one, requests, options))
@@ -75,16 +75,16 @@ def test_characters_of_several_bytes_come_whole_and_one_by_one(kind, translator)
 def test_a_stream_of_nothing_is_nothing(translator):
     task, one = translator("byte")
     assert list(task.stream(one, task.requests([" \n"], 100, "Süß")[0], DecodingConfig())) == []
-    answers = task.answer(one, ["", " \n"], DecodingConfig(), 100, "Süß")
+    answers = task.translate(one, ["", " \n"], DecodingConfig(), 100, "Süß")
     assert [(a.tokens, a.text, a.stopped, a.score) for a in answers] == [([], "", "empty", 0)] * 2
-    assert task.answer(one, [], DecodingConfig(), 100) == []
+    assert task.translate(one, [], DecodingConfig(), 100) == []
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe", "character"])
 def test_texts_of_answers_are_their_tokens_and_begin_with_the_prefix(kind, translator, all_of):
     task, one = translator(kind)
     options = DecodingConfig(beam=3, n_best=3, max_length=9)
-    for answer in task.answer(one, TEXTS, options, 1000, "Süß", Details(alternatives=2)):
+    for answer in task.translate(one, TEXTS, options, 1000, "Süß", Details(alternatives=2)):
         for other in all_of(answer):
             assert other.text == task.target.decode(other.tokens)
             assert other.text.startswith("Süß")
@@ -94,8 +94,8 @@ def test_texts_of_answers_are_their_tokens_and_begin_with_the_prefix(kind, trans
 def test_an_answer_in_pieces_is_made_of_the_answers_to_the_pieces(translator):
     task, one = translator("byte")
     options, text = DecodingConfig(beam=2, max_length=9), "Das Haus. Der Hund! Ein Fluss?"
-    whole = task.answer(one, ["x", text, "Haus"], options, 12)[1]
-    alone = task.answer(one, ["Das Haus.", "Der Hund!", "Ein Fluss?"], options, 12)
+    whole = task.translate(one, ["x", text, "Haus"], options, 12)[1]
+    alone = task.translate(one, ["Das Haus.", "Der Hund!", "Ein Fluss?"], options, 12)
     assert len(whole.pieces) == 3
     for piece, other in zip(whole.pieces, alone, strict=True):
         assert (piece.tokens, piece.text) == (other.tokens, other.text)
@@ -108,7 +108,7 @@ def test_an_answer_in_pieces_is_made_of_the_answers_to_the_pieces(translator):
 def test_the_score_of_a_given_translation_is_that_of_the_search(translator):
     task, one = translator("character")
     options = DecodingConfig(beam=1, temperature=1.0, length_penalty=0.0)
-    answers = task.answer(one, TEXTS, options, 1000)
+    answers = task.translate(one, TEXTS, options, 1000)
     assert {answer.stopped for answer in answers} == {"end"}
     given = task.score(one, [(text, a.text) for text, a in zip(TEXTS, answers, strict=True)])
     for answer, scored in zip(answers, given, strict=True):

@@ -8,6 +8,7 @@ from experiments.box import ship
 from experiments.catalogue import Recipe
 from regard.config.sections import Config
 from regard.errors import InputError
+from regard.tasks.configuration import make_config
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,7 @@ def boxed_run(tmp_path_factory):
         "data": {"train": files, "vocabulary": "character", "max_length": 32},
         "training": {"steps": 2, "batch_tokens": 128}, "decoding": {"max_length": 5},
     }  # fmt: skip
-    train(Config.build("generate", None, values), folder / "run", device="cpu", quiet=True)
+    train(make_config("generate", None, values), folder / "run", device="cpu", quiet=True)
     recipe = Recipe("box-generate", ("plays.txt",), (), {"valid": ("plays.txt",)}, box="generate")
     calls = []
 

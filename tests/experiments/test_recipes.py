@@ -9,8 +9,9 @@ import yaml
 from experiments import data
 from experiments.catalogue import RECIPES, RUNS
 from experiments.results import command_line, load_results
-from regard.config.sections import Config, read_yaml
-from regard.model.parameters import closed_form
+from regard.config.parameters import closed_form
+from regard.config.sections import read_yaml
+from regard.tasks.configuration import make_config
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments/recipes"
@@ -20,7 +21,7 @@ RESULTS = load_results(ROOT / "docs/results")
 
 def built(recipe, start=None):
     values = read_yaml(FOLDER / f"{recipe.config or recipe.name}.yaml")
-    return Config.build(values.pop("task"), None, values, start)
+    return make_config(values.pop("task"), None, values, start)
 
 
 def start_of(recipe):

@@ -9,9 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from regard import ModelConfig, Packed, Transformer, ops
-from regard.config.sections import Config
 from regard.ops import cross_entropy, divergence, reference
 from regard.ops.cuda import training as fused
+from regard.tasks.configuration import make_config
 from regard.training.cuda_graph import StepGraphs
 from regard.training.losses import Batch, token_loss
 
@@ -220,12 +220,12 @@ def test_a_run_on_a_gpu_resumes_to_the_same_bits(cuda_graphs, tmp_path):
     from safetensors.torch import load_file
 
     from regard import train
-    from regard.cli.demo import write_corpus
+    from regard.tasks.builtin import write_corpus
 
     files = write_corpus(tmp_path / "data")
 
     def configured(steps):
-        return Config.build(
+        return make_config(
             "translate", "tiny",
             {
                 "data": {"train": [str(path) for path in files["train"]], "vocabulary_size": 500},

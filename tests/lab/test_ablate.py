@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import command
+from regard.config.parameters import closed_form
 from regard.config.sections import Config
 from regard.errors import InputError
 from regard.lab.ablate import measure
@@ -25,7 +26,7 @@ from regard.lab.ablate.report import VariantResult
 from regard.lab.ablate.variants import BASE, GROUPS, make_variants
 from regard.lab.common import training
 from regard.lab.common.significance import pool, t_test
-from regard.model.parameters import closed_form
+from regard.tasks.configuration import make_config
 from regard.text.builtin import builtin_corpus
 
 # ---- rows -----------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ def builder(preset="base", task="translate", **model):
         values = {"model": {"vocabulary_size": 37_000, "norm_first": False, **model}}
         for section, keys in changes.items():
             values[section] = {**values.get(section, {}), **keys}
-        return Config.build(task, preset, values)
+        return make_config(task, preset, values)
 
     return build
 

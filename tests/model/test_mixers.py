@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from regard import Capture, InputError, ModelConfig, Packed, Transformer
+from regard.config.parameters import closed_form, count, operations, visible
 from regard.model.mixers import Convolution, Recurrence, RowPlan, make_mixer
-from regard.model.parameters import closed_form, count, operations, visible
 
 MIXERS = ("lstm", "gru", "convolution", "dilated", "none")
 LENGTHS = [3, 9, 1, 5, 9]

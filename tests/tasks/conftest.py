@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard import Transformer
-from regard.config.sections import Config
+from regard.tasks.configuration import make_config
 from regard.tasks.train import train
 from regard.text.builtin import builtin_corpus
 from regard.text.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ def configure(data):
         }  # fmt: skip
         for section, keys in sections.items():
             values[section] = {**values[section], **keys}
-        return Config.build(task, None if start else "tiny", values, start)
+        return make_config(task, None if start else "tiny", values, start)
 
     return make
 

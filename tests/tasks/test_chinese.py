@@ -3,7 +3,7 @@
 import pytest
 
 import regard
-from regard.config.sections import Config
+from regard.tasks.configuration import make_config
 from regard.tasks.train import train
 
 PAIRS = [
@@ -26,7 +26,7 @@ def test_chinese_is_learned_by_heart_in_both_directions(tmp_path, monkeypatch, d
     for path, lines in zip(files, zip(*pairs, strict=True), strict=True):
         with open(path, "w", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
-    config = Config.build("translate", "tiny", {
+    config = make_config("translate", "tiny", {
         "model": {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "heads": 2, "d_ff": 64, "dropout": 0.0},
         "data": {"train": files, "valid": files, "vocabulary_size": 330, "bleu": "zh" if direction == 1 else "13a"},
         "training": {"steps": 120, "warmup": 20, "learning_rate": 0.01, "batch_tokens": 256, "validate_every": 60, "average": 1},

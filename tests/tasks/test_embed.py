@@ -68,7 +68,7 @@ def test_a_vector_does_not_depend_on_the_batch(loaded, monkeypatch):
     assert np.abs(together[:5] - model.embed(TEXTS)).max() < 1e-6
     for text, vector in zip(TEXTS, together, strict=False):
         assert np.abs(model.embed(text)[0] - vector).max() < 1e-6
-    monkeypatch.setattr("regard.tasks.task.EVALUATED_TOKENS", 16)
+    monkeypatch.setattr("regard.tasks.batches.EVALUATED_TOKENS", 16)
     assert np.abs(model.embed(TEXTS * 5) - together).max() < 1e-6
     assert model.embed([]).shape == (0, 16)
 
@@ -313,7 +313,7 @@ def test_an_unfinished_file_leaves_nothing_behind(stop, loaded, call, tmp_path, 
             raise stop("enough")
         return np.ones((1, 16), np.float32)
 
-    monkeypatch.setattr("regard.predictor.Model.embed", embed)
+    monkeypatch.setattr("regard.tasks.embed.Embed.embed", embed)
     monkeypatch.setattr("regard.text.lines.MOST_LINES", 1)  # a line at a time
     command = ["embed", "-m", model.folder, "--out", folder / "old.npy"]
     if stop is RuntimeError:

@@ -237,7 +237,7 @@ def test_characters_have_no_blank_of_their_own(loaded):
         assert [f.text for f in model.fill(["a <mask>b", "a<mask>b"])] == ["a  b", "a b"]
     with best(model, "d"):
         assert model.fill("The <mask>og")[0].text == "The dog"
-    assert model.task.encode(["The ", "日"], 99, "here")[-2:] == [MASK, UNK]
+    assert model.task.encode_parts(["The ", "日"], 99, "here")[-2:] == [MASK, UNK]
 
 
 def test_a_text_is_filled_the_same_whoever_is_beside_it(loaded):

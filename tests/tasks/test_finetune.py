@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import regard
 from regard import InputError
 from regard.config.sections import Config
-from regard.tasks.make import load_tokenizers
 from regard.tasks.train import train
+from regard.training.model_folder import load_tokenizers
 
 
 def weights(folder):

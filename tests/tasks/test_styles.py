@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import InputError, Packed
-from regard.config.sections import Config, DecodingConfig
+from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.tasks.answer import Asked, Questions
-from regard.tasks.sequences import arrange, asked, slots
+from regard.tasks.configuration import make_config
+from regard.tasks.sequences import arrange, input_ids, slots
 from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
 from regard.training.losses import token_loss
@@ -111,7 +112,7 @@ def test_a_question_reads_as_a_training_row_begins(style):
     for source, target in zip(SOURCES, TARGETS, strict=True):
         batch = arrange(style, [source], [target], CPU)
         row = rows_of(batch.target if style == "decoder" else batch.source)[0]
-        request = asked(style, source[:-1].tolist())
+        request = input_ids(style, source[:-1].tolist())
         assert row[: len(request)] == request
         if style != "decoder":
             assert row == request
@@ -262,11 +263,14 @@ GREEDY = DecodingConfig(beam=1, max_length=30)
 def test_what_was_learned_by_heart_is_translated_word_for_word(style, by_heart):
     task, model = by_heart(style, "translate")
     sources, targets = zip(*LINES, strict=True)
-    found = task.answer(model, sources, GREEDY, 100)
+    found = task.translate(model, sources, GREEDY, 100)
     assert [answer.text for answer in found] == list(targets)
     assert {answer.stopped for answer in found} == {"end"}
     assert all(answer.tokens[-1] == EOS for answer in found)
-    assert [a.text for a in task.answer(model, ["", sources[2]], GREEDY, 100)] == ["", targets[2]]
+    assert [a.text for a in task.translate(model, ["", sources[2]], GREEDY, 100)] == [
+        "",
+        targets[2],
+    ]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -294,9 +298,9 @@ def test_the_scores_of_what_was_learned_are_those_of_the_loss(style, by_heart):
 def test_a_prefix_is_how_an_answer_begins(style, by_heart):
     task, model = by_heart(style, "translate")
     source, target = LINES[1]
-    [answer] = task.answer(model, [source], GREEDY, 100, prefix="Eine Katze")
+    [answer] = task.translate(model, [source], GREEDY, 100, prefix="Eine Katze")
     assert answer.text == target
-    [answer] = task.answer(model, [source], GREEDY, 100, prefix="Der Hund")
+    [answer] = task.translate(model, [source], GREEDY, 100, prefix="Der Hund")
     assert answer.text.startswith("Der Hund")
     [request] = task.requests([source], 100, "Der Hund")[0]
     assert "".join(task.stream(model, [request], GREEDY)) == answer.text
@@ -309,7 +313,7 @@ def test_an_answer_may_be_so_much_longer_than_its_source_in_both_styles(style, b
     read = len(task.source.encode(source)) + 1  # <eos> or <sep>
     for more in (1, 5):
         options = DecodingConfig(beam=1, max_length=more, min_length=90)
-        [answer] = task.answer(model, [source], options, 100)
+        [answer] = task.translate(model, [source], options, 100)
         assert (len(answer.tokens), answer.stopped) == (read + more, "length")
         assert task.target.decode(answer.tokens) == "".join(
             task.stream(model, task.requests([source])[0], options)
@@ -331,22 +335,22 @@ def test_an_encoder_says_in_one_line_what_it_cannot_do(by_heart):
     task, model = by_heart("encoder", "translate")
     for options in ({"temperature": 1.0, "beam": 1}, {"n_best": 2, "beam": 2}):
         with pytest.raises(InputError, match="model.style=encoder fills all places"):
-            task.answer(model, ["The dog slept."], DecodingConfig(**options), 100)
+            task.translate(model, ["The dog slept."], DecodingConfig(**options), 100)
     with pytest.raises(InputError, match="model.style=encoder fills all places"):
-        task.answer(model, ["The dog slept."], GREEDY, 100, prefix="Der")
+        task.translate(model, ["The dog slept."], GREEDY, 100, prefix="Der")
     with pytest.raises(InputError, match="model.style=encoder fills all places at once: it cannot"):
         task.score(model, LINES)
     for options in ({"min_length": 3}, {"no_repeat": 2}):
         with pytest.raises(InputError, match="does not support sampling"):
-            task.answer(model, ["The dog slept."], DecodingConfig(beam=1, **options), 100)
+            task.translate(model, ["The dog slept."], DecodingConfig(beam=1, **options), 100)
 
 
 def test_an_encoder_streams_its_answer_in_one_piece_and_minds_the_longest(by_heart):
     task, model = by_heart("encoder", "translate")
-    [answer] = task.answer(model, ["The dog slept."], GREEDY, 100)
+    [answer] = task.translate(model, ["The dog slept."], GREEDY, 100)
     assert list(task.stream(model, task.requests(["The dog slept."])[0], GREEDY)) == [answer.text]
     request = replace(task.requests(["The dog slept."])[0][0], limit=2)
-    [short] = task.found(model, [request], GREEDY)
+    [short] = task.decode(model, [request], GREEDY)
     assert short.tokens == answer.tokens[:2]
     assert short.stopped == ("end" if answer.tokens[1] == Tokenizer.eos else "length")
 
@@ -381,7 +385,7 @@ def test_learned_positions_that_are_too_few_are_refused_and_just_enough_will_do(
 
     def config(rows):
         layers = {f"{stack}_layers": 1 for stack in style.split("-")}
-        return Config.build(name, "tiny", {
+        return make_config(name, "tiny", {
             "model": {"style": style, "d_model": 16, "heads": 2, "d_ff": 16, "positions": "learned",
                       "max_length": rows, **layers},
             "data": {"max_length": longest, "vocabulary_size": 400},

@@ -2,8 +2,8 @@
 
 import pytest
 
-from regard.config.sections import Config
 from regard.files import cache_folder
+from regard.tasks.configuration import make_config
 from regard.text.builtin import builtin_corpus
 
 
@@ -41,6 +41,6 @@ def configure(corpus):
         }  # fmt: skip
         for section, keys in sections.items():
             values[section] = {**values[section], **keys}
-        return Config.build("translate", "tiny", values)
+        return make_config("translate", "tiny", values)
 
     return make

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from regard import InputError, ModelConfig, Packed, Transformer
 from regard.files import cache_folder
-from regard.tasks.make import learn_task
+from regard.tasks.registry import find_task
 from regard.training.losses import Batch, Pairs, classification_loss, similarity_loss, token_loss
 
 
 def test_splitting_a_batch_in_any_way_gives_the_same_gradient(configure):
     """The loss is divided by the tokens of the whole step, not by those of each part."""
     config = configure()
-    task = learn_task(config, None, print, quiet=True)
+    task = find_task(config.task).learn(config, None, print, quiet=True)
     files = [Path(file) for file in config.data.train]
     store, _ = task.build(files, cache_folder(), config, True)
     values = {**config.model.to_dict(), "vocabulary_size": task.target.size,

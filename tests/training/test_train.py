@@ -15,6 +15,7 @@ import regard
 from regard import InputError
 from regard.config.sections import Config
 from regard.errors import TrainingFailed
+from regard.tasks.configuration import make_config
 from regard.tasks.train import train
 from regard.training import finish
 from regard.training.checkpoint import read_tensors, to_bytes
@@ -270,7 +271,7 @@ def test_a_model_of_a_program_is_not_said_to_be_of_a_command(configure, tmp_path
 
 
 def test_the_learning_rate_is_the_papers():
-    config = Config.build("translate", "base", {"training": {"warmup": 4000}}).training
+    config = make_config("translate", "base", {"training": {"warmup": 4000}}).training
     for step in (1, 100, 4000, 50_000):
         paper = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert abs(learning_rate(step, config) - paper) < 1e-12

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import regard
-from regard import Config, Transformer
-from regard.tasks.make import make_task
+from regard import Transformer
+from regard.tasks.configuration import make_config
+from regard.tasks.registry import find_task
 from regard.text.builtin import builtin_corpus
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import to_bytes
@@ -28,9 +29,10 @@ def folder(tmp_path_factory):
         sizes |= {f"{stack}_layers": sizes.get(f"{stack}_layers", 2) for stack in style.split("-")}
         data = {"vocabulary": vocabulary, "vocabulary_size": 400, "max_length": longest}
         values = {"model": sizes, "data": data, "decoding": {"max_length": 6}}
-        config = Config.build(task, "tiny", values)
+        config = make_config(task, "tiny", values)
         tokenizer = Tokenizer.learn(sentences, vocabulary, 400, quiet=True)
-        made = make_task(config, (tokenizer, tokenizer), ["good", "bad", "so so"])
+        labels = {"labels": ["good", "bad", "so so"]} if task == "classify" else {}
+        made = find_task(task).make(config, (tokenizer, tokenizer), **labels)
         config = replace(config, model=replace(config.model, **made.model_options()))
         torch.manual_seed(5)
         network = Transformer(config.model)

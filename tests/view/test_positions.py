@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import command
 from regard import Transformer
-from regard.config.sections import Config
+from regard.tasks.configuration import make_config
 from regard.view.positions import draw_positions, of_model, places
 
 pytest.importorskip("matplotlib")
@@ -34,7 +34,7 @@ def folder(tmp_path):
         sizes |= {"vocabulary_size": 9, "max_length": 20, "positions": positions}
         values = {"model": {**sizes, **changes}, "data": {"train": ["a", "b"], "max_length": 10}}
         values["decoding"] = {"max_length": 10}
-        config = Config.build("translate", "tiny", values)
+        config = make_config("translate", "tiny", values)
         torch.manual_seed(3)
         model = Transformer(config.model)
         where = tmp_path / positions

@@ -6,16 +6,17 @@ from typing import Any
 
 from regard.config.sections import Config
 from regard.console import as_json, make_console
+from regard.tasks.registry import task_names
 from regard.training.shipped import boxed, contents, folder_of
 
 
 def listing() -> list[dict[str, Any]]:
     """Each model: its name, style, parameters, bytes on the disk, and its final scores."""
-    from regard.model.parameters import closed_form
+    from regard.config.parameters import closed_form
     from regard.training.model_folder import final_scores
 
     rows = []
-    for task in contents():
+    for task in sorted(contents(), key=task_names().index):
         folder = folder_of(boxed(task))
         model = Config.load(folder / "config.yaml").model
         rows.append({

@@ -1,62 +1,53 @@
-"""`regard demo`: the whole story in minutes on a laptop.
+"""`regard demo`: train, translate and look at attention, in a few minutes on a laptop.
 
-Train on the built-in corpus from nothing, translate sentences it has never seen, and look at the
-word that needs attention: what "it" is in German depends on an adjective at the far end of the
-sentence. The head that finds out is searched and drawn.
+The demo trains a model on the built-in corpus and translates sentences of its test set. What "it"
+becomes in German depends on an adjective at the far end of the sentence: the demo searches for the
+attention head that finds it, and draws it.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from regard.config.sections import Config
-from regard.console import make_console
+from regard.cli.options import file_path
+from regard.console import as_json, make_console
 from regard.errors import InputError
-from regard.files import place_of, write_file
-from regard.predictor import load
-from regard.tasks.train import train
-from regard.tasks.translate import bleu
-from regard.text.builtin import PRONOUN_SENTENCE, builtin_corpus, pronoun_accuracy
-from regard.view.curves import draw_curves
-from regard.view.pronoun import (
-    PronounHead,
-    describe_heads,
-    draw_pronoun,
-    find_heads,
-    read_sentences,
-)
+from regard.files import place_of
+from regard.tasks.configuration import make_config
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "model": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 128, "dropout": 0.1},
-    "data": {"vocabulary_size": 1000},
-    "training": {
-        "steps": 600, "batch_tokens": 2048, "warmup": 100, "learning_rate": 3e-3,
-        "validate_every": 300, "checkpoint_every": 300, "average": 1,
-    },
-}  # fmt: skip
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from regard.view.pronoun import PronounHead
 
 
-def write_corpus(folder: Path) -> dict[str, list[str]]:
-    """The built-in corpus as files: English and German of each split."""
-    folder.mkdir(exist_ok=True)
-    files: dict[str, list[str]] = {}
-    for split in ("train", "valid", "test"):
-        pairs = builtin_corpus(split)
-        files[split] = [str(folder / f"{split}.{side}") for side in ("en", "de")]
-        for side, name in enumerate(files[split]):
-            write_file(Path(name), "".join(pair[side] + "\n" for pair in pairs))
-    return files
+def demo_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--out", type=file_path, default=Path("regard-demo"), metavar="DIR")
+    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 
-def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
-    """Train, translate and report; gives back the scores."""
+def demo(options: argparse.Namespace) -> int:
+    """Train on the built-in corpus, translate and report, in a few minutes."""
+    scores = run_demo(options.out, options.quiet, to_stderr=options.json)
+    if options.json:
+        print(as_json(scores))
+    return 0
+
+
+def run_demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
+    """Train, translate and report; returns the scores."""
+    from regard.predictor import load
+    from regard.tasks.builtin import OPTIONS, write_corpus
+    from regard.tasks.train import train
+    from regard.tasks.translate import bleu
+    from regard.text.builtin import builtin_corpus, pronoun_accuracy
+    from regard.view.pronoun import draw_pronoun, find_heads, read_sentences
+
     place_of(out)
     if out.exists():
         if not (out / "regard-demo").exists():
@@ -71,22 +62,23 @@ def demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     values["data"] |= {"train": files["train"], "valid": files["valid"]}
     began = time.perf_counter()
     command = ["demo", "--out", str(out)]
-    train(Config.build("translate", "tiny", values), out / "run", quiet=quiet, command=command)
+    train(make_config("translate", "tiny", values), out / "run", quiet=quiet, command=command)
     minutes = (time.perf_counter() - began) / 60
     test = builtin_corpus("test")
     model = load(out / "run")
-    answers = model.translate([english for english, _ in test])
-    wanted = [german for _, german in test]
-    right, total = pronoun_accuracy(wanted, answers)
+    translations = model.translate([english for english, _ in test])
+    references = [german for _, german in test]
+    right, total = pronoun_accuracy(references, translations)
+    exact = sum(map(str.__eq__, translations, references)) / len(test)
     scores = {
-        **bleu(answers, wanted), "exact": sum(map(str.__eq__, answers, wanted)) / len(test),
+        **bleu(translations, references), "exact": exact,
         "pronouns": right / total, "minutes": round(minutes, 2), "sentences": len(test),
     }  # fmt: skip
     sentences = read_sentences(model)
     looks = find_heads(sentences)
     draw_pronoun(sentences, looks[0], out / "pronoun")
     scores["pronoun_head"] = asdict(looks[0]) | {"margin": looks[0].margin}
-    show(make_console(stderr=to_stderr), out, scores, test, answers, total, looks)
+    show(make_console(stderr=to_stderr), out, scores, test, translations, total, looks)
     return scores
 
 
@@ -95,16 +87,23 @@ def show(
     out: Path,
     scores: dict[str, Any],
     test: list[tuple[str, str]],
-    answers: list[str],
+    translations: list[str],
     total: int,
     looks: list[PronounHead],
 ) -> None:
+    """Print translations, scores, and where the head for the pronoun looks."""
+    from rich.table import Table
+
+    from regard.text.builtin import PRONOUN_SENTENCE
+    from regard.view.curves import draw_curves
+    from regard.view.pronoun import describe_heads
+
     table = Table("sentences never seen in training", "what the model makes of them", expand=True)
     showcase = [english for english, _ in PRONOUN_SENTENCE]
     chosen = [i for i, (english, _) in enumerate(test) if english in showcase]
     for i in [*chosen, *range(len(test) // 6, len(test), len(test) // 6)]:
-        mark = "" if answers[i] == test[i][1] else f"  (wanted: {test[i][1]})"
-        table.add_row(test[i][0], answers[i] + mark)
+        mark = "" if translations[i] == test[i][1] else f"  (wanted: {test[i][1]})"
+        table.add_row(test[i][0], translations[i] + mark)
     console.print(table)
     console.print(
         f"sacreBLEU {scores['bleu']:.2f} on {len(test)} held-out sentences "

@@ -1,7 +1,7 @@
-"""Ctrl-C: one is enough.
+"""Ctrl-C: pressing it once ends the program.
 
-By itself Python loses some: those that fall into a finaliser, or into a library that turns them
-into another error. A person who presses it once should not have to press it again.
+Python loses an interrupt that arrives in a finaliser, or in a library that turns it into another
+error. `interruptible` raises it again until it arrives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def interruptible() -> Iterator[None]:
         pressed = True
         torch = sys.modules.get("torch")
         if torch and getattr(torch.__spec__, "_initializing", False):
-            os._exit(130)  # an exception there is an abort; and there is nothing to save yet
+            os._exit(130)  # an exception would abort the process; there is nothing to save yet
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         raise KeyboardInterrupt
 
@@ -40,7 +40,7 @@ def interruptible() -> Iterator[None]:
 
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # in the background of a script, for example, it is to be ignored
+        yield  # a script in the background, for example, ignores it
         return
     previous = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGALRM)}
     say, sys.unraisablehook = sys.unraisablehook, dropped

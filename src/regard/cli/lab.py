@@ -16,8 +16,8 @@ from regard.cli.options import (
     bounded,
     file_name,
     file_path,
+    machine_options,
 )
-from regard.cli.predict import machine_options
 from regard.cli.view import BASE, D_MODEL, LENGTH
 from regard.config.model import PRESETS
 from regard.config.settings import settings

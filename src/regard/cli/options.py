@@ -1,16 +1,25 @@
-"""Types of command-line options: numbers with bounds, and file names.
+"""Options of the command line: their types, and the groups that several commands share.
 
-They are passed to argparse as `type=`. An invalid value ends the program before any work, with one
-line: `--samples must be at least 1, not 0`.
+The types are passed to argparse as `type=`. An invalid value ends the program before any work, with
+one line: `--samples must be at least 1, not 0`.
 """
 
 from __future__ import annotations
 
 import math
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from regard.config.model import PRESETS, STYLES
+from regard.config.sections import DTYPES, DecodingConfig
+from regard.config.settings import section_settings
+from regard.errors import InputError
+from regard.tasks.registry import find_task, task_names
+from regard.tasks.task import Option
+from regard.training.shipped import boxed, folder_of
 
 Number = TypeVar("Number", int, float)
 
@@ -77,3 +86,96 @@ def file_path(text: str) -> Path:
 
 def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def existing_model(model: Path) -> Path:
+    """The folder of a model; refuses a path without one."""
+    folder = folder_of(model)
+    if not (folder / "config.yaml").is_file():
+        raise InputError(f"{folder} is not a model: it has no config.yaml")
+    return folder
+
+
+# ---- groups of options ------------------------------------------------------------------
+
+
+def machine_options(verb: ArgumentParser) -> None:
+    verb.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def model_to_use(verb: ArgumentParser, task: str) -> None:
+    """`-m`; the default is the model in the box for this task."""
+    verb.add_argument(
+        "-m", "--model", type=file_path, default=Path(boxed(task)), metavar="MODEL",
+        help=f"a model's folder (default: {boxed(task)}, which comes with the package)",
+    )  # fmt: skip
+    verb.add_argument("--dtype", default="auto", choices=DTYPES)
+    machine_options(verb)
+
+
+def preset_option(verb: ArgumentParser) -> None:
+    verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
+
+
+def architecture_options(verb: ArgumentParser) -> None:
+    verb.add_argument("--style", help=" | ".join(STYLES))
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
+        help="change one option, e.g. model.norm_first=true; repeatable",
+    )  # fmt: skip
+
+
+def text_options(verb: ArgumentParser, task: str, what: str = "TEXT") -> None:
+    verb.add_argument("texts", nargs="*", metavar=what, help="none: lines of standard input")
+    model_to_use(verb, task)
+
+
+def decoding_options(verb: ArgumentParser) -> None:
+    """Every option of the section `decoding`; the default is the value of the model."""
+    for name, kind, text in (
+        ("beam", int, "hypotheses followed at once; 1 is greedy"),
+        ("n-best", int, "outputs for each text, best first (one line, with tabs between)"),
+        ("length-penalty", float, "0: short outputs win; the paper's is 0.6"),
+        ("max-length", int, "tokens of an output (translate, answer: more than its source has)"),
+        ("min-length", int, "tokens before an output may end"),
+        ("no-repeat", int, "no sequence of so many tokens twice in an output"),
+        ("temperature", float, "above 0: sample instead of searching"),
+        ("top-k", int, "sample from so many best tokens only"),
+        ("top-p", float, "sample from the best tokens with this probability together"),
+        ("seed", int, "of sampling"),
+    ):
+        verb.add_argument(f"--{name}", type=kind, metavar="N" if kind is int else "X", help=text)
+    verb.add_argument(
+        "--set", action="append", default=[], metavar="decoding.key=value", dest="assignments",
+        help="the same as in a configuration file; repeatable",
+    )  # fmt: skip
+
+
+def chosen_decoding(options: Namespace) -> dict[str, Any]:
+    """The options of decoding that were given."""
+    given = {f.name: getattr(options, f.name) for f in fields(DecodingConfig)}
+    changes = section_settings(options.assignments, "decoding")
+    return changes | {k: v for k, v in given.items() if v is not None}
+
+
+def add_option(verb: ArgumentParser, option: Option) -> None:
+    """An option that a task declares."""
+    flag = f"--{option.name}"
+    if option.kind is bool:
+        verb.add_argument(flag, action="store_true", help=option.help)
+        return
+    kind: Callable[[str], Any] = file_path if option.kind is Path else str
+    if option.kind is int:
+        kind = bounded(int, option.least, option.most)
+    verb.add_argument(
+        flag, type=kind, default=option.default, metavar=option.metavar, help=option.help
+    )
+
+
+def file_formats() -> str:
+    """The format of the data files of each task: "generate, fill: text; ..."."""
+    tasks: dict[str, list[str]] = {}
+    for name in task_names():
+        tasks.setdefault(find_task(name).files, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {files}" for files, names in tasks.items())

@@ -6,8 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from regard.cli.options import MOST_LENGTH, MOST_WIDTH, bounded, file_path
-from regard.cli.predict import architecture_options, model_to_use, opened
+from regard.cli.options import (
+    MOST_LENGTH,
+    MOST_WIDTH,
+    architecture_options,
+    bounded,
+    file_path,
+    model_to_use,
+)
+from regard.cli.predict import opened
 from regard.config.model import STYLES
 from regard.config.settings import section_settings
 from regard.console import as_json, visible_line

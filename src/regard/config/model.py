@@ -7,11 +7,11 @@ import torch, so that `--help` and configuration errors are immediate.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from typing import Any
 
+from regard.config.checks import DERIVED, FRACTION, Range, check_types, choice
+from regard.config.parameters import closed_form
 from regard.errors import InputError, unknown
 
 STYLES = ("encoder-decoder", "encoder", "decoder")
@@ -30,7 +30,6 @@ HEADS_OF_STYLE = {
     "encoder": ("masked-language-model", "classifier", "pooling"),
     "decoder": ("language-model", "pooling"),
 }
-DERIVED: Any = None  # until the other fields are known; afterwards no field holds it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +111,6 @@ class ModelConfig:
                 raise InputError(f"model.{name} must be at least 1, not 0")
 
     def _check_parameters(self) -> None:
-        from regard.model.parameters import closed_form  # imports this module
-
         count = sum(part.parameters for part in closed_form(self).values())
         if count > MOST_PARAMETERS:
             raise InputError(
@@ -201,30 +198,6 @@ class ModelConfig:
         return asdict(self)
 
 
-class Range(NamedTuple):
-    """The allowed values of a number."""
-
-    least: float
-    most: float
-    above: bool = False  # `least` itself is excluded
-    below: bool = False  # `most` itself is excluded
-
-    def __str__(self) -> str:
-        low = f"{'above' if self.above else 'at least'} {self.least:,}"
-        return f"{low}, {'below' if self.below else 'at most'} {self.most:,}"
-
-    def check(self, name: str, value: float) -> None:
-        """Refuse a value outside the range."""
-        if value < self.least or (self.above and value == self.least):
-            rule = f"{'above' if self.above else 'at least'} {self.least:,}"
-        elif value > self.most or (self.below and value == self.most):
-            rule = f"{'below' if self.below else 'at most'} {self.most:,}"
-        else:
-            return
-        raise InputError(f"{name} must be {rule}, not {shown(value)}")
-
-
-FRACTION = Range(0, 1, below=True)
 # Far above any practical value, and far below an overflow or any machine's memory.
 RANGES = {
     "vocabulary_size": Range(1, 10_000_000), "source_vocabulary_size": Range(1, 10_000_000),
@@ -237,46 +210,6 @@ RANGES = {
 }  # fmt: skip
 MOST_PARAMETERS = 100_000_000_000
 FURTHEST = 1_000_000_000  # positions within reach of a dilated convolution
-
-
-def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
-    """Refuse a value of the wrong type (`model.heads=8.5`), NaN or infinity, and a number outside
-    its range, before anything uses it."""
-    for name, hint in get_type_hints(type(config)).items():
-        value = getattr(config, name)
-        allowed = getattr(hint, "__args__", (hint,)) if get_origin(hint) is not list else (list,)
-        if value is DERIVED and type(config).__dataclass_fields__[name].default is DERIVED:
-            continue
-        if float in allowed and type(value) is int:
-            try:
-                value = float(value)
-            except OverflowError:
-                value = math.inf if value > 0 else -math.inf
-            object.__setattr__(config, name, value)
-        elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
-            expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
-            raise InputError(f"{section}.{name} must be {expected}, not {shown(value)}")
-        if type(value) is list and not all(type(item) is str for item in value):
-            raise InputError(f"{section}.{name} must be a list of strings, not {shown(value)}")
-        if type(value) is float and not math.isfinite(value):
-            raise InputError(f"{section}.{name} must be a finite number, not {value}")
-        if name in ranges and value is not None:
-            ranges[name].check(f"{section}.{name}", value)
-
-
-def shown(value: object) -> str:
-    """A value for a message, shortened if it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write integers of over 4,300 digits
-        return "a number with thousands of digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise unknown(name, value, choices)
-
 
 # Layers, widths and heads as the paper (base, big), fairseq's IWSLT (small) and the text-only
 # Multi30k models (tiny) have them. Dropout is the published one, but for tiny (published: 0.3).

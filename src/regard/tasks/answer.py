@@ -1,35 +1,33 @@
 """answer: a context and a question in, the answer out as text.
 
 The input is context <sep> question. A context that is too long for the model is read in windows
-that overlap by half, and the answer with the best score wins; in training such questions are left
-out, and counted.
+that overlap by half, and the answer with the best score wins; in training such questions are
+skipped and counted.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from regard.config.sections import Config, DecodingConfig
-from regard.decoding.answers import Answer
-from regard.decoding.engines.cuda_graph import release_graphs
-from regard.decoding.requests import Request
 from regard.errors import InputError
-from regard.model.transformer import Transformer
-from regard.tasks.metrics import exact_match, token_f1
-from regard.tasks.sequences import SEP, Sequences, asked
-from regard.tasks.task import Evaluation, Ids, Say, in_pieces, read_rows
+from regard.tasks.common import fields_of, in_pieces, n_best, one_line
+from regard.tasks.sequences import Sequences, input_ids
+from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import CorpusReport, Question, read_questions
-from regard.text.pieces import in_chunks
-from regard.text.reading import Position
-from regard.text.store import Chunk, Store, build, token_type
-from regard.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from regard.decoding.answers import Answer
+    from regard.decoding.requests import Request
+    from regard.model.transformer import Transformer
+    from regard.text.store import Chunk
 
 Example = tuple[Path, Question]
 
@@ -40,7 +38,7 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(cls, text: str, context: str | None, where: str) -> Asked:
-        """A line as people write it: CONTEXT<tab>QUESTION, JSON, or a question to a context."""
+        """Parse a line: CONTEXT<tab>QUESTION, JSON, or a question about the given context."""
         if context is not None:
             return cls(context, text)
         context, tab, question = text.partition("\t")
@@ -60,25 +58,25 @@ class Asked(NamedTuple):
 
 class Questions(Sequences):
     name = "answer"
+    help = "Answer questions from their context, one line for each."
+    doing = "answering"
+    input_name = "QUESTION"
+    files = "JSON lines"
     better = "f1"
     counted = 0  # contexts are a hundred times as long as answers
-
-    def __init__(
-        self,
-        source: Tokenizer,
-        target: Tokenizer,
-        style: str = "encoder-decoder",
-        bpe_dropout: float = 0.0,
-        longest: int = 512,
-    ) -> None:
-        super().__init__(source, target, style, bpe_dropout)
-        self.longest = longest
-
-    @classmethod
-    def read(
-        cls, files: Sequence[Path], config: Config, say: Say | None = None
-    ) -> Iterator[Example]:
-        return read_rows(files, read_questions, config, say)
+    defaults: ClassVar = {
+        "data": {"max_length": 512}, "decoding": {"max_length": 30},
+        "training": {"label_smoothing": 0.0},
+    }  # fmt: skip
+    config_options = ("data.bpe_dropout", "data.duplicates")
+    options = (
+        Option(
+            "context",
+            "what the answer is found in; without it a line is CONTEXT<tab>QUESTION or JSON",
+            str, metavar="TEXT", argument=False,
+        ),
+    )  # fmt: skip
+    read_file = staticmethod(read_questions)
 
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:
@@ -98,102 +96,137 @@ class Questions(Sequences):
             )
         return room
 
-    def build(
-        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, CorpusReport]:
-        tokenizer, most = self.target, config.data.max_length
+    def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
+        tokenizer = self.target
+        contexts, questions, answers = (
+            tokenizer.encode_batch([getattr(row, side) for _, row in examples])
+            for side in ("context", "question", "answer")
+        )
+        sides: tuple[list[list[int]], list[list[int]]] = ([], [])
+        for context, question, target in zip(contexts, questions, answers, strict=True):
+            source = [*context, tokenizer.sep, *question]
+            if max(len(source), len(target)) >= config.data.max_length:
+                report.skip("too long")
+                continue
+            for side, ids in zip(sides, (source, target), strict=True):
+                side.append([*ids, tokenizer.eos])
+        return sides
 
-        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
-            rows = (row for _, row in self.read(files, config))
-            for chunk in in_chunks(rows, lambda row: len(row.context) + len(row.question)):
-                contexts, questions, answers = (
-                    tokenizer.encode_batch([getattr(row, side) for row in chunk])
-                    for side in ("context", "question", "answer")
-                )
-                sides: tuple[list[list[int]], list[list[int]]] = ([], [])
-                for context, question, answer in zip(contexts, questions, answers, strict=True):
-                    source, target = [*context, SEP, *question], answer
-                    if max(len(source), len(target)) >= most:
-                        report.skip("too long")
-                        continue
-                    for side, ids in zip(sides, (source, target), strict=True):
-                        side.append([*ids, tokenizer.eos])
-                yield sides
+    def identity(self, config: Config) -> list[object]:
+        data = config.data
+        return ["answer", self.target.fingerprint, data.max_length, data.duplicates]
 
-        identity = ["answer", tokenizer.fingerprint, most, config.data.duplicates]
-        types = [token_type(tokenizer.size)] * 2
-        return build(files, identity, types, encode, folder, quiet)
+    def types(self, files: Sequence[Path], config: Config) -> list[str]:
+        from regard.text.store import token_type
 
-    # ---- use ----------------------------------------------------------------------------
+        return [token_type(self.target.size)] * 2
 
-    def requests(self, asked_for: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
+    # ---- evaluation ---------------------------------------------------------------------
+
+    def evaluate(
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
+    ) -> Evaluation:
+        """Exact match and F1 as SQuAD defines them, and exact match for each kind of question if
+        the data name it."""
+        import numpy as np
+
+        from regard.decoding.engines.cuda_graph import release_graphs
+        from regard.tasks.bootstrap import scores_of
+        from regard.tasks.metrics import exact_match, token_f1
+
+        rows = [row for _, row in examples]
+        questions = [Asked(row.context, row.question) for row in rows]
+        answers = self.answer(model, questions, decoding, config.data.max_length)
+        release_graphs(model)  # training may continue and needs the memory
+        texts = [answer.text for answer in answers]
+        pairs = list(zip(texts, rows, strict=True))
+        exact = np.array([exact_match(text, row.answers) for text, row in pairs])
+        f1 = np.array([token_f1(text, row.answers) for text, row in pairs])
+        metrics = {
+            "f1": lambda chosen: float(f1[chosen].mean()),
+            "exact": lambda chosen: float(exact[chosen].mean()),
+        }
+        kinds: dict[str, list[float]] = defaultdict(list)
+        for row, right in zip(rows, exact.tolist(), strict=True):
+            if row.task:
+                kinds[row.task].append(right)
+        details = {kind: round(sum(right) / len(right), 4) for kind, right in kinds.items()}
+        samples = [f"{row.question} -> {text}  (wanted: {row.answer})" for text, row in pairs[:3]]
+        return Evaluation(
+            scores_of(metrics, len(rows)), metrics, len(rows), samples, texts,
+            [row.answer for row in rows],
+            {"exact_by_task": details} if details else {}, in_pieces(answers),
+        )  # fmt: skip
+
+    # ---- prediction ---------------------------------------------------------------------
+
+    def requests(self, inputs: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
         """One request for each question, or one for each window of its context. An answer has at
-        most `most` tokens, however long its context is."""
-        contexts = self.target.encode_batch([one.context for one in asked_for])
-        questions = self.target.encode_batch([one.question for one in asked_for])
-        found = []
+        most `most` tokens, independent of the length of its context."""
+        from regard.decoding.requests import Request
+
+        contexts = self.target.encode_batch([one.context for one in inputs])
+        questions = self.target.encode_batch([one.question for one in inputs])
+        groups = []
         for i, (context, question) in enumerate(zip(contexts, questions, strict=True)):
             room = self.room(question, longest, f"question {i + 1}")
             starts = range(0, max(1, len(context) - room // 2), max(1, room // 2))
             if len(context) <= room:
                 starts = range(1)
-            found.append([
-                Request(asked(self.style, [*context[s : s + room], SEP, *question]), (), most)
-                for s in starts
-            ])  # fmt: skip
-        return found
+            windows = [[*context[s : s + room], self.target.sep, *question] for s in starts]
+            groups.append([Request(input_ids(self.style, ids), (), most) for ids in windows])
+        return groups
 
     def answer(
         self,
         model: Transformer,
-        asked_for: Sequence[Asked],
+        inputs: Sequence[Asked],
         options: DecodingConfig,
         longest: int,
     ) -> list[Answer]:
-        """The answer to each question, the best of those to the windows of a long context."""
-        groups = self.requests(asked_for, longest, options.max_length)
+        """The answer to each question: the best of those from the windows of a long context."""
+        groups = self.requests(inputs, longest, options.max_length)
         flat = [request for group in groups for request in group]
-        found = iter(self.found(model, flat, options))
+        decoded = iter(self.decode(model, flat, options))
         answers = []
         for group in groups:
-            every = [next(found) for _ in group]
+            every = [next(decoded) for _ in group]
             best = max(every, key=lambda answer: answer.score)
             for one in (best, *best.others):
                 one.text = one.text.strip()
             answers.append(replace(best, pieces=every if len(every) > 1 else []))
         return answers
 
-    def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Example],
-        config: Config,
-        decoding: DecodingConfig,
-    ) -> Evaluation:
-        """Exact match and F1 as SQuAD defines them, and for each kind of question where the data
-        names it."""
-        rows = [row for _, row in examples]
-        asked_for = [Asked(row.context, row.question) for row in rows]
-        found = self.answer(model, asked_for, decoding, config.data.max_length)
-        release_graphs(model)  # training may continue and needs the memory
-        answers = [answer.text for answer in found]
-        pairs = list(zip(answers, rows, strict=True))
-        exact = np.array([exact_match(answer, row.answers) for answer, row in pairs])
-        f1 = np.array([token_f1(answer, row.answers) for answer, row in pairs])
+    def predict(
+        self, model: Transformer, inputs: Sequence[Asked], context: Context
+    ) -> list[Answer]:
+        answers = self.answer(model, inputs, context.decoding, context.longest)
+        return self.checked(answers, context)
 
-        def mean(values: Any) -> Any:
-            return lambda chosen: float(values[chosen].mean())
+    @staticmethod
+    def split_note(count: int) -> str:
+        return f"the best answer of {count} windows is given"
 
-        metrics = {"f1": mean(f1), "exact": mean(exact)}
-        whole: Ids = np.arange(len(rows))
-        scores: dict[str, Any] = {n: round(metric(whole), 4) for n, metric in metrics.items()}
-        kinds: dict[str, list[float]] = defaultdict(list)
-        for row, right in zip(rows, exact.tolist(), strict=True):
-            if row.task:
-                kinds[row.task].append(right)
-        details = {kind: round(sum(right) / len(right), 4) for kind, right in kinds.items()}
-        samples = [f"{row.question} -> {a}  (wanted: {row.answer})" for a, row in pairs[:3]]
-        return Evaluation(
-            scores, metrics, len(rows), samples, answers, [row.answer for row in rows],
-            {"exact_by_task": details} if details else {}, in_pieces(found),
-        )  # fmt: skip
+    # ---- command line -------------------------------------------------------------------
+
+    def parse(self, text: str, options: Namespace, longest: int, where: str) -> Asked | None:
+        if not text.strip():
+            return None
+        question = Asked.of(text, options.context, where)
+        self.room(self.target.encode(question.question), longest, where)
+        return question
+
+    def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
+        if prediction is None:
+            return ""
+        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
+
+    def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
+        from regard.decoding.answers import Answer
+
+        answer = prediction or Answer([], [], 0.0, "empty")
+        question = Asked.of(text, options.context, "").question if prediction else ""
+        fields = {"question": question, "answer": answer.text} | fields_of(answer, self.target)
+        if answer.others:
+            fields["n_best"] = n_best(answer, self.target, "answer")
+        return fields

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,12 @@ class Comparison:
     p: float  # how often chance alone would make so large a difference: see `paired`
 
 
+def scores_of(metrics: Mapping[str, Metric], n: int) -> dict[str, Any]:
+    """Each metric on all n examples, with four digits after the point."""
+    everything = np.arange(n, dtype=np.int64)
+    return {name: round(metric(everything), 4) for name, metric in metrics.items()}
+
+
 def intervals(
     metrics: Mapping[str, Metric],
     n: int,
@@ -41,8 +48,8 @@ def intervals(
 ) -> dict[str, tuple[float, float]]:
     """For each metric of n examples, the middle `level` of its values on resampled test sets (the
     percentile bootstrap). It tells of the choice of examples, not of another training run."""
-    found = _values(metrics, n, samples, seed)
-    return {name: _middle(values, level) for name, values in found.items()}
+    results = _values(metrics, n, samples, seed)
+    return {name: _middle(values, level) for name, values in results.items()}
 
 
 def paired(
@@ -69,10 +76,10 @@ def paired(
         return lambda indices: first(indices) - second(indices)
 
     differences = {name: difference(name) for name in ours}
-    found = _values(differences, n, samples, seed)
+    results = _values(differences, n, samples, seed)
     everything = np.arange(n, dtype=np.int64)
     compared = {}
-    for name, values in found.items():
+    for name, values in results.items():
         whole = float(differences[name](everything))
         extreme = np.abs(values - values.mean()) >= abs(whole)
         p = (int(extreme.sum()) + 1) / (samples + 1)
@@ -85,11 +92,11 @@ def _values(
 ) -> dict[str, NDArray[np.float64]]:
     """[samples] values of each metric, all on the same resampled test sets."""
     draws = _draws(n, samples, seed)
-    found = {name: np.empty(samples) for name in metrics}
+    results = {name: np.empty(samples) for name in metrics}
     for i, indices in enumerate(draws):
         for name, metric in metrics.items():
-            found[name][i] = metric(indices)
-    return found
+            results[name][i] = metric(indices)
+    return results
 
 
 def _draws(n: int, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:

@@ -1,56 +1,43 @@
-"""classify: a text in, a label out, with a probability that can be believed.
+"""classify: a text in, a label out, with a calibrated probability.
 
-encoder: <cls> and the text are read, and the vector of <cls> tells the class (BERT's way). The
-other styles write the label as a text (sequences.py); its probability among all labels is that of
-its tokens. Probabilities are calibrated on the validation data by one number, the temperature
-(Guo et al. 2017). Of a text longer than data.max_length its beginning is read.
+encoder: the model reads <cls> and the text, and the vector of <cls> determines the class (as in
+BERT). The other styles write the label as a text (sequences.py); the probability of a label is that
+of its tokens among all labels. Probabilities are calibrated on the validation data by one number,
+the temperature (Guo et al. 2017). Only the beginning of a text longer than data.max_length is read.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from regard.config.sections import MOST_LABELS, Config, DecodingConfig
+from regard.config.sections import MOST_LABELS, Config, DataConfig, DecodingConfig
 from regard.console import visible_line
-from regard.decoding.requests import Request
-from regard.decoding.score import score
 from regard.errors import InputError
 from regard.files import read_json, write_file
-from regard.model.transformer import Transformer
-from regard.tasks.metrics import (
-    calibration_error,
-    classification,
-    confusion,
-    fit_temperature,
-)
-from regard.tasks.sequences import arrange, asked
-from regard.tasks.task import (
-    Evaluation,
-    Ids,
-    Say,
-    Task,
-    forward,
-    packed,
-    read_rows,
-)
-from regard.text.batching import Packed
+from regard.tasks.common import one_line, refuse_nan, warn_cut
+from regard.tasks.sequences import arrange, input_ids
+from regard.tasks.task import Context, Evaluation, Ids, Task
 from regard.text.corpus import Classified, CorpusReport, read_classified
-from regard.text.pieces import in_chunks
-from regard.text.reading import Position
-from regard.text.store import Chunk, Store, build, token_type
-from regard.text.tokenizer import Tokenizer
-from regard.training.losses import Batch, Loss, classification_loss
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from regard.model.transformer import Transformer
+    from regard.text.batching import Packed
+    from regard.text.store import Chunk, Store
+    from regard.text.tokenizer import Tokenizer
+    from regard.training.losses import Batch, Loss
 
 LARGEST_LABELS = 8 * 2**20  # bytes of labels.json
 LONGEST_LABEL = 500  # characters
@@ -66,8 +53,14 @@ class Label:
 
 class Classify(Task):
     name = "classify"
+    help = "The label of each text and its probability, with a tab between."
+    doing = "classifying"
+    files = "label<tab>text"
     better = "accuracy"
     counted = 0
+    defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
+    config_options = ("data.duplicates", "data.labels")
+    read_file = staticmethod(read_classified)
 
     def __init__(
         self,
@@ -77,20 +70,67 @@ class Classify(Task):
         longest: int = 256,
         temperature: float = 1.0,
     ) -> None:
+        import numpy as np
+
         super().__init__(tokenizer, style)
         self.labels, self.longest, self.temperature = list(labels), longest, temperature
         self.numbers = {label: i for i, label in enumerate(self.labels)}
         rows = tokenizer.encode_batch(self.labels)
-        self._written = [np.array([*row, Tokenizer.eos]) for row in rows]
-        self.weights: Tensor | None = None  # of the classes, where they are balanced
+        self._written = [np.array([*row, tokenizer.eos]) for row in rows]
+        self.weights: Tensor | None = None  # of the classes, with training.balance
 
-    # ---- data ---------------------------------------------------------------------------
+    # ---- configuration and creation -----------------------------------------------------
 
     @classmethod
-    def read(
-        cls, files: Sequence[Path], config: Config, say: Say | None = None
-    ) -> Iterator[Example]:
-        return read_rows(files, read_classified, config, say)
+    def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
+        """An encoder has a classifier; the files define the number of classes later."""
+        if style != "encoder":
+            return {}
+        return {"head": "classifier", "classes": max(2, len(data.labels))}
+
+    @classmethod
+    def make(
+        cls,
+        config: Config,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        labels: Sequence[str] = (),
+        temperature: float = 1.0,
+    ) -> Classify:
+        longest = config.data.max_length
+        return cls(tokenizers[1], config.model.style, labels, longest, temperature)
+
+    @classmethod
+    def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
+        counts: Counter[str] = Counter()
+        declared = config.data.labels
+        for path, (line, _, label) in cls.read(files, config):
+            if declared and label not in declared:
+                raise InputError(f"{path}:{line}: the label {label!r} is not one of data.labels")
+            counts[label] += 1
+        return {"labels": find_labels(counts, config, files)}
+
+    @classmethod
+    def saved(cls, folder: Path, config: Config) -> dict[str, Any]:
+        labels, temperature = load_labels(folder)
+        if config.model.classes not in (None, len(labels)):
+            raise InputError(
+                f"{folder / 'labels.json'}: {len(labels)} labels, but the model has "
+                f"{config.model.classes} classes"
+            )
+        return {"labels": labels, "temperature": temperature}
+
+    def save(self, folder: Path) -> None:
+        super().save(folder)
+        whole = {"labels": self.labels, "temperature": self.temperature}
+        write_file(folder / "labels.json", json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
+
+    def with_config(self, config: Config) -> Classify:
+        return self.make(config, (self.tokenizer, self.tokenizer), self.labels, self.temperature)
+
+    def same_head(self, other: Task) -> bool:
+        return isinstance(other, Classify) and other.labels == self.labels
+
+    # ---- data ---------------------------------------------------------------------------
 
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:
@@ -100,33 +140,35 @@ class Classify(Task):
         self.number(example)
 
     def number(self, example: Example) -> int:
+        """The class of an example."""
         path, (line, _, label) = example
         if label not in self.numbers:
             raise unseen(path, line, label, self.labels)
         return self.numbers[label]
 
-    def build(
-        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, CorpusReport]:
-        tokenizer, most = self.tokenizer, self.longest - 1  # 1: <cls>, or what closes the text
+    def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
+        most = self.longest - 1  # 1: <cls>, or what closes the text
+        texts = self.tokenizer.encode_batch([example.text for _, example in examples])
+        for ids in texts:
+            if len(ids) > most:
+                report.note(f"cut to {self.longest} tokens")
+        return [
+            [[*ids[:most], self.tokenizer.eos] for ids in texts],
+            [[self.number(example)] for example in examples],
+        ]
 
-        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
-            examples = self.read(files, config)
-            for chunk in in_chunks(examples, lambda example: len(example[1].text)):
-                texts = tokenizer.encode_batch([example.text for _, example in chunk])
-                for ids in texts:
-                    if len(ids) > most:
-                        report.note(f"cut to {self.longest} tokens")
-                yield [
-                    [[*ids[:most], tokenizer.eos] for ids in texts],
-                    [[self.number(example)] for example in chunk],
-                ]
+    def identity(self, config: Config) -> list[object]:
+        vocabulary, most = self.tokenizer.fingerprint, self.longest - 1
+        return ["classify", vocabulary, self.labels, most, config.data.duplicates]
 
-        identity = ["classify", tokenizer.fingerprint, self.labels, most, config.data.duplicates]
-        types = [token_type(tokenizer.size), token_type(len(self.labels))]
-        return build(files, identity, types, encode, folder, quiet)
+    def types(self, files: Sequence[Path], config: Config) -> list[str]:
+        from regard.text.store import token_type
+
+        return [token_type(self.tokenizer.size), token_type(len(self.labels))]
 
     def sizes(self, store: Store) -> list[NDArray[Any]]:
+        import numpy as np
+
         text = store.lengths[0]
         if self.style == "encoder":
             return [text]  # <cls> instead of <eos>
@@ -134,27 +176,40 @@ class Classify(Task):
         return [text, label] if self.style == "encoder-decoder" else [text + label - 1]
 
     def _classes(self, store: Store) -> Ids:
+        import numpy as np
+
         return np.array([int(store.tokens(1, i)[0]) for i in range(len(store))])
 
     # ---- training -----------------------------------------------------------------------
 
     def prepare(self, store: Store, config: Config) -> None:
-        """Look at the classes of the training data."""
+        """Compute the weights of the classes, with training.balance."""
+        import numpy as np
+        import torch
+
         counts = np.bincount(self._classes(store), minlength=len(self.labels))
         if config.training.balance:
             weights = counts.sum() / len(counts) / np.maximum(counts, 1)
             self.weights = torch.from_numpy(weights).float()
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
+        import numpy as np
+        import torch
+
+        from regard.tasks.batches import packed
+        from regard.training.losses import Batch
+
         texts = [store.tokens(0, int(i)) for i in examples]
         numbers = np.array([int(store.tokens(1, int(i))[0]) for i in examples])
         if self.style != "encoder":
             return arrange(self.style, texts, [self._written[i] for i in numbers], device)
-        rows = [np.concatenate([[Tokenizer.cls], text[:-1]]) for text in texts]
+        rows = [np.concatenate([[self.tokenizer.cls], text[:-1]]) for text in texts]
         return Batch(packed(rows, device), None, torch.from_numpy(numbers).to(device))
 
     @property
     def loss(self) -> Loss:
+        from regard.training.losses import classification_loss
+
         if self.style != "encoder":
             return super().loss
         return partial(classification_loss, weights=self.weights)
@@ -163,38 +218,76 @@ class Classify(Task):
         classes = len(self.labels) if self.style == "encoder" else None
         return {**super().model_options(), "classes": classes}
 
-    def same_head(self, other: Task) -> bool:
-        return isinstance(other, Classify) and other.labels == self.labels
-
     def finish(self, model: Transformer, examples: Sequence[Example]) -> bool:
         """Fit the temperature on held-out examples."""
-        wanted = np.array([self.number(example) for example in examples])
+        import numpy as np
+
+        from regard.tasks.metrics import fit_temperature
+
+        targets = np.array([self.number(example) for example in examples])
         logits = self.logits(model, [example.text for _, example in examples])
-        self.temperature = round(fit_temperature(logits, wanted), 4)
+        self.temperature = round(fit_temperature(logits, targets), 4)
         return True
 
-    def save(self, folder: Path) -> None:
-        super().save(folder)
-        whole = {"labels": self.labels, "temperature": self.temperature}
-        write_file(folder / "labels.json", json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
+    # ---- evaluation ---------------------------------------------------------------------
 
-    # ---- use ----------------------------------------------------------------------------
+    def evaluate(
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
+    ) -> Evaluation:
+        import numpy as np
+
+        from regard.tasks.bootstrap import scores_of
+        from regard.tasks.metrics import calibration_error, classification, confusion
+
+        targets = np.array([self.number(example) for example in examples])
+        probabilities = self.probabilities(
+            self.logits(model, [example.text for _, example in examples])
+        )
+        predicted = probabilities.argmax(1)
+        classes = len(self.labels)
+
+        def metric(name: str) -> Any:
+            return lambda chosen: classification(targets[chosen], predicted[chosen], classes)[name]
+
+        names = ("accuracy", "macro_f1", "matthews")
+        metrics = {name: metric(name) for name in names} | {
+            "calibration_error": lambda chosen: calibration_error(
+                probabilities[chosen], targets[chosen]
+            )
+        }
+        samples = [
+            f"{self.labels[predicted[i]]} ({probabilities[i, predicted[i]]:.0%}), wanted "
+            f"{self.labels[targets[i]]}: {example.text:.100}"
+            for i, (_, example) in enumerate(examples[:3])
+        ]
+        table = confusion(targets, predicted, classes).tolist()
+        return Evaluation(
+            scores_of(metrics, len(targets)), metrics, len(targets), samples,
+            details={"labels": self.labels, "confusion": table},
+        )  # fmt: skip
+
+    # ---- prediction ---------------------------------------------------------------------
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """What is read of each text."""
+        """The token ids that the model reads of each text."""
         rows = (ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts)))
         if self.style == "encoder":
-            return [[Tokenizer.cls, *ids] for ids in rows]
-        return [asked(self.style, ids) for ids in rows]
+            return [[self.tokenizer.cls, *ids] for ids in rows]
+        return [input_ids(self.style, ids) for ids in rows]
 
     def written(self, label: str) -> list[int]:
-        """What is written for a label, where it is written."""
+        """The tokens of a label, for the styles that write it."""
         ids: list[int] = self._written[self.numbers[label]].tolist()
         return ids
 
-    @torch.no_grad()
     def logits(self, model: Transformer, texts: Sequence[str]) -> NDArray[np.float64]:
         """[texts, classes], before the temperature."""
+        import numpy as np
+
+        from regard.decoding.requests import Request
+        from regard.decoding.score import score
+        from regard.tasks.batches import forward
+
         rows = self.ids(texts)
         if self.style == "encoder":
 
@@ -202,62 +295,63 @@ class Classify(Task):
                 logits = model.head(hidden, row, model.output_matrix())
                 return list(logits.double().cpu().numpy())
 
-            found = forward(model, rows, read)
-            return np.array(found).reshape(len(texts), len(self.labels))
+            return np.array(forward(model, rows, read)).reshape(len(texts), len(self.labels))
         requests = [Request(ids) for ids in rows for _ in self.labels]
-        answers = [row.tolist() for _ in rows for row in self._written]
-        sums = [sum(seen.logprobs) for seen in score(model, requests, answers)]
+        labels = [row.tolist() for _ in rows for row in self._written]
+        sums = [sum(seen.logprobs) for seen in score(model, requests, labels)]
         return np.array(sums).reshape(len(texts), len(self.labels))
 
-    def classify(self, model: Transformer, texts: Sequence[str]) -> list[Label]:
-        found = []
-        for row in self.probabilities(self.logits(model, texts)).tolist():
-            best = max(range(len(row)), key=row.__getitem__)
-            found.append(
-                Label(self.labels[best], row[best], dict(zip(self.labels, row, strict=True)))
-            )
-        return found
-
     def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[texts, classes], calibrated."""
+        import numpy as np
+
         scaled = logits / self.temperature
         powers = np.exp(scaled - scaled.max(1, keepdims=True))
         return powers / powers.sum(1, keepdims=True)
 
-    def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Example],
-        config: Config,
-        decoding: DecodingConfig,
-    ) -> Evaluation:
-        wanted = np.array([self.number(example) for example in examples])
-        probabilities = self.probabilities(
-            self.logits(model, [example.text for _, example in examples])
-        )
-        given = probabilities.argmax(1)
-        classes = len(self.labels)
+    def classify(self, model: Transformer, texts: Sequence[str]) -> list[Label]:
+        """The label of each text, with the probabilities of all labels."""
+        labels = []
+        for row in self.probabilities(self.logits(model, texts)).tolist():
+            best = max(range(len(row)), key=row.__getitem__)
+            every = dict(zip(self.labels, row, strict=True))
+            labels.append(Label(self.labels[best], row[best], every))
+        return labels
 
-        def metric(name: str) -> Any:
-            return lambda chosen: classification(wanted[chosen], given[chosen], classes)[name]
+    def predict(self, model: Transformer, inputs: Sequence[str], context: Context) -> list[Label]:
+        warn_cut(self.tokenizer, inputs, context)
+        labels = self.classify(model, inputs)
+        refuse_nan(label.probability for label in labels)
+        return labels
 
-        names = ("accuracy", "macro_f1", "matthews")
-        metrics = {name: metric(name) for name in names} | {
-            "calibration_error": lambda chosen: calibration_error(
-                probabilities[chosen], wanted[chosen]
-            )
-        }
-        whole = np.arange(len(wanted))
-        scores = {name: round(one(whole), 4) for name, one in metrics.items()}
-        samples = [
-            f"{self.labels[given[i]]} ({probabilities[i, given[i]]:.0%}), wanted "
-            f"{self.labels[wanted[i]]}: {example.text:.100}"
-            for i, (_, example) in enumerate(examples[:3])
-        ]
-        table = confusion(wanted, given, classes).tolist()
-        return Evaluation(
-            scores, metrics, len(wanted), samples,
-            details={"labels": self.labels, "confusion": table},
-        )  # fmt: skip
+    # ---- command line -------------------------------------------------------------------
+
+    def parse(self, text: str, options: Namespace, longest: int, where: str) -> str | None:
+        return text if text.strip() else None
+
+    def line(self, text: str, prediction: Label | None, options: Namespace) -> str:
+        if prediction is None:
+            return ""
+        return f"{one_line(prediction.label)}\t{prediction.probability:.4f}"
+
+    def to_json(self, text: str, prediction: Label | None, options: Namespace) -> dict[str, Any]:
+        empty: dict[str, Any] = {"label": None, "probability": None, "probabilities": {}}
+        return {"text": text} | (vars(prediction) if prediction else empty)
+
+
+def load_labels(folder: Path) -> tuple[list[str], float]:
+    """The labels and the temperature of a model folder."""
+    path = folder / "labels.json"
+    whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
+    try:
+        labels, temperature = whole["labels"], whole["temperature"]
+        valid = isinstance(labels, list) and not wrong_labels(labels)
+        valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: not the labels of a model ({error})") from None
+    if not valid:
+        raise InputError(f"{path}: damaged (labels or temperature are not valid)")
+    return labels, float(temperature)
 
 
 def find_labels(counts: Counter[str], config: Config, files: Sequence[Path]) -> list[str]:
@@ -295,17 +389,3 @@ def unseen(path: Path, line: int, label: str, labels: Sequence[str]) -> InputErr
     return InputError(
         f"{path}:{line}: the label {label!r} was never seen in training (known: {known})"
     )
-
-
-def load_labels(folder: Path) -> tuple[list[str], float]:
-    path = folder / "labels.json"
-    whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
-    try:
-        labels, temperature = whole["labels"], whole["temperature"]
-        valid = isinstance(labels, list) and not wrong_labels(labels)
-        valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: not the labels of a model ({error})") from None
-    if not valid:
-        raise InputError(f"{path}: damaged (labels or temperature are not valid)")
-    return labels, float(temperature)

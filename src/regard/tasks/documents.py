@@ -1,63 +1,41 @@
 """Documents as training examples: what `generate` and `fill` have in common.
 
-A document of more than data.max_length tokens is read in windows of that length. Where they begin
-is shifted at random each time, so that every token is seen at every place.
+A document of more than data.max_length tokens is read in windows of that length. Their starts are
+shifted at random each time, so that every token is seen at every position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.task import Ids, Say, Task
 from regard.text.corpus import CorpusReport, Document, read_documents
 from regard.text.pieces import in_chunks
-from regard.text.reading import Position
-from regard.text.store import Chunk, Store, build, token_type
-from regard.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-class Windows(NamedTuple):
-    """Cuts of documents: window i is `lengths[i]` tokens of document `documents[i]`."""
-
-    documents: Ids
-    starts: Ids
-    lengths: Ids
-
-    def shifted(self, chosen: Ids, sizes: NDArray[Any], seed: int) -> Windows:
-        """Some of them, moved at random by up to half their length, within their document."""
-        documents, starts, lengths = (column[chosen] for column in self)
-        random = np.random.default_rng(seed)
-        half = lengths // 2
-        moved = starts + random.integers(-half, half + 1)
-        return Windows(documents, np.clip(moved, 0, sizes[documents] - lengths), lengths)
-
-
-def windows(sizes: NDArray[Any], longest: int) -> Windows:
-    """Documents of these sizes, end to end in windows of at most `longest` tokens."""
-    sizes = sizes.astype(np.int64)
-    counts = -(-sizes // longest)
-    documents = np.repeat(np.arange(len(sizes)), counts)
-    place = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = place * longest
-    return Windows(documents, starts, np.minimum(longest, sizes[documents] - starts))
+    from regard.tasks.windows import Windows
+    from regard.text.reading import Position
+    from regard.text.store import Chunk, Store
+    from regard.text.tokenizer import Tokenizer
 
 
 class Documents(Task):
     """A task that learns from text alone."""
 
+    files = "text"
+    better = "loss"
     ends: ClassVar[int]  # whether a document's <eos> is one of its tokens
-    before: ClassVar[int]  # tokens that stand before those of a window
+    before: ClassVar[int]  # number of tokens before those of a window
 
     def __init__(self, tokenizer: Tokenizer, style: str, longest: int) -> None:
         super().__init__(tokenizer, style)
-        self.longest = longest  # tokens that are read at once
+        self.longest = longest  # tokens of a window
         self._windows: dict[str, Windows] = {}
 
     @classmethod
@@ -74,6 +52,8 @@ class Documents(Task):
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
+        from regard.text.store import build, token_type
+
         whole, tokenizer = config.data.documents == "file", self.tokenizer
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
@@ -95,9 +75,12 @@ class Documents(Task):
             )
 
     def windows(self, store: Store) -> Windows:
+        """The windows of a store."""
+        from regard.tasks.windows import windows
+
         if store.fingerprint not in self._windows:
-            found = windows(self._lengths(store), self.longest - self.before)
-            self._windows[store.fingerprint] = found
+            every = windows(self._lengths(store), self.longest - self.before)
+            self._windows[store.fingerprint] = every
         return self._windows[store.fingerprint]
 
     def _lengths(self, store: Store) -> NDArray[Any]:
@@ -107,7 +90,9 @@ class Documents(Task):
         return [self.windows(store).lengths + self.before]
 
     def chosen(self, store: Store, examples: Ids, seed: int) -> Windows:
-        """The windows of a batch; seed: where they are moved to, 0: nowhere."""
+        """The windows of a batch; seed: of the random shifts, 0: no shifts."""
+        from regard.tasks.windows import Windows
+
         every = self.windows(store)
         if seed:
             return every.shifted(examples, self._lengths(store), seed)

@@ -1,44 +1,62 @@
 """embed: one vector for a sentence, near those of sentences that mean the same.
 
-Learned from pairs that belong together, every other sentence of the batch being a wrong answer
-(in-batch negatives), or from pairs with scores, where only their order counts: a pair that people
-find more alike should have the higher cosine (CoSENT, Su 2022). Vectors have unit length, so a dot
-product is a cosine. Of a text longer than data.max_length its beginning is read.
+Learned from pairs that belong together, where all other sentences of the batch are negative
+examples, or from pairs with scores, where only the order of the scores counts (CoSENT, Su 2022).
+Vectors have unit length, so a dot product is a cosine. Only the beginning of a text longer than
+data.max_length is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
-
-from regard.config.sections import Config, DecodingConfig
+from regard.config.checks import choice
+from regard.config.model import CHOICES, ModelConfig
+from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
-from regard.model.head import pool
-from regard.model.transformer import Transformer
-from regard.tasks.metrics import pearson, spearman
-from regard.tasks.task import Evaluation, Ids, Say, Task, forward, packed, read_rows
-from regard.text.batching import Packed
+from regard.files import check_destination
+from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
+from regard.tasks.sequences import Sequences
+from regard.tasks.task import Context, Evaluation, Ids, Option, Say, Task
 from regard.text.corpus import CorpusReport, Similar, read_similar
-from regard.text.pieces import in_chunks
-from regard.text.reading import Position
-from regard.text.store import Chunk, Store, build, token_type
-from regard.text.tokenizer import Tokenizer
-from regard.training.losses import Loss, Pairs, similarity_loss
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from regard.model.transformer import Transformer
+    from regard.text.batching import Packed
+    from regard.text.store import Chunk, Store
+    from regard.text.tokenizer import Tokenizer
+    from regard.training.losses import Loss, Pairs
 
 Example = tuple[Path, Similar]
 
 
 class Embed(Task):
     name = "embed"
+    help = "The vector of each text: one line of numbers for each."
+    doing = "embedding"
+    files = "JSON lines"
     better = "spearman"
+    styles = ("encoder", "decoder")
+    defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
+    config_options = ("data.duplicates", "training.similarity_scale")
+    options = (
+        Option("pooling", "mean | cls | last (default: the model's)", str, "", "POOLING"),
+        Option("tokens", "a vector for each token in its context"),
+        Option("out", "write a NumPy array instead", Path, metavar="FILE.npy", argument=False),
+    )
+    read_file = staticmethod(read_similar)
 
     def __init__(
         self,
@@ -51,6 +69,32 @@ class Embed(Task):
         super().__init__(tokenizer, style)
         self.pooling, self.longest, self.scale = pooling, longest, scale
 
+    # ---- configuration and creation -----------------------------------------------------
+
+    @classmethod
+    def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
+        return {"head": "pooling"}
+
+    @classmethod
+    def check_config(cls, config: Config) -> None:
+        if config.training.r_drop:
+            raise InputError("--task embed and training.r_drop cannot be combined")
+
+    @classmethod
+    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Embed:
+        model, scale = config.model, config.training.similarity_scale
+        return cls(tokenizers[1], model.style, model.pooling, config.data.max_length, scale)
+
+    @classmethod
+    def of(cls, task: Task, config: Config) -> Embed:
+        """Every model of one stack can embed, unless its input has several parts."""
+        if isinstance(task, Embed):
+            return task
+        style = config.model.style
+        if style == "encoder-decoder" or isinstance(task, Sequences):
+            raise InputError(f"this model was trained to {task.name}: it cannot embed")
+        return cls(task.tokenizer, style, "mean", config.longest_input)
+
     # ---- data ---------------------------------------------------------------------------
 
     @classmethod
@@ -58,7 +102,7 @@ class Embed(Task):
         cls, files: Sequence[Path], config: Config, say: Say | None = None
     ) -> Iterator[Example]:
         scored: bool | None = None
-        for path, row in read_rows(files, read_similar, config, say):
+        for path, row in super().read(files, config, say):
             if scored is None:
                 scored = row.score is not None
             if scored != (row.score is not None):
@@ -71,36 +115,33 @@ class Embed(Task):
         return [example[1].a, example[1].b]
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """What is read of each text: <cls> first for an encoder, <eos> last for a decoder, so that
-        there is a token that stands for the whole."""
+        """The token ids that the model reads of each text: with <cls> first for an encoder, <eos>
+        last for a decoder, so that one token can represent the complete text."""
         rows = (ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts)))
         if self.style == "decoder":
-            return [[*ids, Tokenizer.eos] for ids in rows]
-        return [[Tokenizer.cls, *ids] for ids in rows]
+            return [[*ids, self.tokenizer.eos] for ids in rows]
+        return [[self.tokenizer.cls, *ids] for ids in rows]
 
-    def build(
-        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
-    ) -> tuple[Store, CorpusReport]:
+    def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
+        sides: list[Any] = [
+            self.ids([getattr(row, side) for _, row in examples]) for side in ("a", "b")
+        ]
+        for ids in (ids for side in sides for ids in side):
+            if len(ids) == self.longest:
+                report.note(f"texts of {self.longest} tokens or cut to them")
+        if examples[0][1].score is not None:
+            sides.append([[row.score] for _, row in examples])
+        return sides
+
+    def identity(self, config: Config) -> list[object]:
+        vocabulary = self.tokenizer.fingerprint
+        return ["embed, stripped", vocabulary, self.style, self.longest, config.data.duplicates]
+
+    def types(self, files: Sequence[Path], config: Config) -> list[str]:
+        from regard.text.store import token_type
+
         scored = any(row.score is not None for _, row in self.read(files, config))
-
-        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
-            rows = self.read(files, config)
-            for chunk in in_chunks(rows, lambda row: len(row[1].a) + len(row[1].b)):
-                sides: list[Any] = [
-                    self.ids([getattr(row, side) for _, row in chunk]) for side in ("a", "b")
-                ]
-                for ids in (ids for side in sides for ids in side):
-                    if len(ids) == self.longest:
-                        report.note(f"texts of {self.longest} tokens or cut to them")
-                if scored:
-                    sides.append([[row.score] for _, row in chunk])
-                yield sides
-
-        token = token_type(self.tokenizer.size)
-        types = [token, token, *(["float32"] if scored else [])]
-        identity = ["embed, stripped", self.tokenizer.fingerprint, self.style, self.longest,
-                    config.data.duplicates]  # fmt: skip
-        return build(files, identity, types, encode, folder, quiet)
+        return [token_type(self.tokenizer.size)] * 2 + (["float32"] if scored else [])
 
     def sizes(self, store: Store) -> list[NDArray[Any]]:
         return [store.lengths[0] + store.lengths[1]]
@@ -108,6 +149,12 @@ class Embed(Task):
     # ---- training -----------------------------------------------------------------------
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Pairs:
+        import numpy as np
+        import torch
+
+        from regard.tasks.batches import packed
+        from regard.training.losses import Pairs
+
         sides = [[store.tokens(side, int(i)) for i in examples] for side in (0, 1)]
         row = packed([*sides[0], *sides[1]], device)
         a, b = (np.array([hash(ids.tobytes()) for ids in side]) for side in sides)
@@ -121,14 +168,49 @@ class Embed(Task):
 
     @property
     def loss(self) -> Loss:
+        from regard.training.losses import similarity_loss
+
         return partial(similarity_loss, scale=self.scale)
 
-    # ---- use ----------------------------------------------------------------------------
+    def evaluate(
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
+    ) -> Evaluation:
+        """With scores: their correlation with the cosines. Without: how often the partner of a
+        sentence is the nearest of all partners."""
+        import numpy as np
+
+        from regard.tasks.bootstrap import scores_of
+        from regard.tasks.metrics import pearson, spearman
+
+        a, b = (self.embed(model, [getattr(row, side) for _, row in examples]) for side in "ab")
+        if examples[0][1].score is None:
+            cosines = (b @ one for one in a)  # one product each: different ones round differently
+            better = np.array([int((row > row[i] + 1e-6).sum()) for i, row in enumerate(cosines)])
+            metrics = {
+                "nearest": lambda chosen: float((better[chosen] == 0).mean()),
+                "reciprocal_rank": lambda chosen: float((1 / (1 + better[chosen])).mean()),
+            }
+        else:
+            cosine = (a * b).sum(1)
+            targets = np.array([row.score for _, row in examples])
+            metrics = {
+                "spearman": lambda chosen: spearman(cosine[chosen], targets[chosen]),
+                "pearson": lambda chosen: pearson(cosine[chosen], targets[chosen]),
+            }
+        return Evaluation(scores_of(metrics, len(examples)), metrics, len(examples))
+
+    # ---- prediction ---------------------------------------------------------------------
 
     def embed(
         self, model: Transformer, texts: Sequence[str], pooling: str = ""
     ) -> NDArray[np.float32]:
         """[texts, D], of unit length."""
+        import numpy as np
+        from torch.nn import functional as F
+
+        from regard.model.head import pool
+        from regard.tasks.batches import forward
+
         how = pooling or self.pooling
 
         def read(row: Packed, hidden: Tensor) -> list[Any]:
@@ -142,6 +224,7 @@ class Embed(Task):
         self, model: Transformer, texts: Sequence[str]
     ) -> list[tuple[list[str], NDArray[np.float32]]]:
         """For each text its tokens, and the vector of each in this context: [n, D]."""
+        from regard.tasks.batches import forward
 
         def read(row: Packed, hidden: Tensor) -> list[Any]:
             return [part.float().cpu().numpy() for part in row.split(hidden)]
@@ -150,30 +233,75 @@ class Embed(Task):
         vectors = forward(model, rows, read)
         return [(self.tokenizer.tokens(ids), v) for ids, v in zip(rows, vectors, strict=True)]
 
-    def evaluate(
+    def predict(
         self,
         model: Transformer,
-        examples: Sequence[Example],
-        config: Config,
-        decoding: DecodingConfig,
-    ) -> Evaluation:
-        """With scores: their correlation with the cosines. Without: how often a sentence's partner
-        is the nearest of all partners."""
-        a, b = (self.embed(model, [getattr(row, side) for _, row in examples]) for side in "ab")
-        if examples[0][1].score is None:
-            cosines = (b @ one for one in a)  # all of one sum, or rounding would rank them
-            better = np.array([int((row > row[i] + 1e-6).sum()) for i, row in enumerate(cosines)])
-            metrics = {
-                "nearest": lambda chosen: float((better[chosen] == 0).mean()),
-                "reciprocal_rank": lambda chosen: float((1 / (1 + better[chosen])).mean()),
-            }
-        else:
-            cosine = (a * b).sum(1)
-            wanted = np.array([row.score for _, row in examples])
-            metrics = {
-                "spearman": lambda chosen: spearman(cosine[chosen], wanted[chosen]),
-                "pearson": lambda chosen: pearson(cosine[chosen], wanted[chosen]),
-            }
-        whole = np.arange(len(examples))
-        scores = {name: round(metric(whole), 4) for name, metric in metrics.items()}
-        return Evaluation(scores, metrics, len(examples))
+        inputs: Sequence[str],
+        context: Context,
+        pooling: str = "",
+        tokens: bool = False,
+    ) -> Any:
+        """A vector of unit length for each text: [texts, D]. tokens: for each text its tokens, and
+        the vector of each."""
+        check_pooling(model.config, pooling)
+        warn_cut(self.tokenizer, inputs, context)
+        if tokens:
+            return self.embed_tokens(model, inputs)
+        vectors = self.embed(model, inputs, pooling)
+        refuse_nan(vectors.sum(1).tolist())
+        return vectors
+
+    # ---- command line -------------------------------------------------------------------
+
+    @classmethod
+    def check_options(cls, options: Namespace) -> None:
+        exclude(options, "tokens", "pooling", "out")
+        exclude(options, "out", "json")
+        if options.out is not None:
+            check_destination(options.out)
+            if not (folder := options.out.parent).is_dir():
+                raise InputError(f"{options.out} cannot be written: no such folder: {folder}")
+
+    def check_model(self, model: ModelConfig, options: Namespace) -> None:
+        check_pooling(model, options.pooling)
+
+    @contextmanager
+    def output(
+        self, model: ModelConfig, options: Namespace
+    ) -> Iterator[Callable[[Any], None] | None]:
+        """--out: the vectors as a NumPy file, complete or not at all."""
+        from regard.text.vectors import VectorFile
+
+        if options.out is None:
+            yield None
+            return
+        file, whole = VectorFile(options.out, model.d_model), False
+        try:
+            yield file.write
+            whole = True
+        finally:
+            file.close(whole)
+
+    def line(self, text: str, prediction: Any, options: Namespace) -> str:
+        if not options.tokens:
+            return numbers(prediction.tolist())
+        tokens, vectors = prediction
+        pairs = zip(tokens, vectors.tolist(), strict=True)
+        return "".join(f"{token}\t{numbers(vector)}\n" for token, vector in pairs)
+
+    def to_json(self, text: str, prediction: Any, options: Namespace) -> dict[str, Any]:
+        if not options.tokens:
+            return {"text": text, "vector": rounded([prediction.tolist()])[0]}
+        tokens, vectors = prediction
+        return {"text": text, "tokens": tokens, "vectors": rounded(vectors.tolist())}
+
+
+def check_pooling(model: ModelConfig, pooling: str) -> None:
+    """Refuse a pooling that is unknown or that a model cannot have; empty: the model's own."""
+    if pooling:
+        choice("pooling", pooling, CHOICES["pooling"])
+        replace(model, head="pooling", classes=None, pooling=pooling)
+
+
+def numbers(vector: list[float]) -> str:
+    return " ".join(f"{number:.6f}" for number in vector)

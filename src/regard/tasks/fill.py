@@ -1,8 +1,8 @@
-"""fill: masked language modelling (BERT, Devlin et al. 2019): an encoder guesses hidden words.
+"""fill: masked language modelling (BERT, Devlin et al. 2019): an encoder predicts hidden words.
 
-Of data.mask of the tokens, 80% are replaced by <mask>, 10% by any token and 10% stay as they are;
-all of them are asked for. So a vector has to know its word whether it is hidden or not, and what
-is learned serves where nothing is hidden: `classify --from`, `embed --from`.
+Of the fraction data.mask of the tokens, 80% are replaced by <mask>, 10% by a random token and 10%
+stay unchanged; all of them are predicted. So the vector of a token must represent it whether it is
+hidden or not, and the model is useful for texts without masks: `classify --from`, `embed --from`.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.sections import Config, DecodingConfig
-from regard.decoding.requests import by_size
 from regard.errors import InputError
-from regard.model.transformer import Transformer
-from regard.ops import linear
+from regard.tasks.common import one_line, refuse_nan
 from regard.tasks.documents import Documents
-from regard.tasks.task import EVALUATED_TOKENS, Evaluation, Ids, bounds, forward
-from regard.text.batching import Packed
-from regard.text.corpus import Document
-from regard.text.store import Store
-from regard.text.tokenizer import SPECIALS, Tokenizer
-from regard.training.losses import Batch
-from regard.training.progress import perplexity
+from regard.tasks.task import Context, Evaluation, Ids, Option
 
-HELD_OUT = 2026  # the seed of the words that are hidden when nothing is learned
-MASK = SPECIALS[Tokenizer.mask]
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from regard.model.transformer import Transformer
+    from regard.text.batching import Packed
+    from regard.text.store import Store
+    from regard.text.tokenizer import Tokenizer
+    from regard.training.losses import Batch
+
+HELD_OUT = 2026  # seed of the hidden words in validation and evaluation
+MASK = "<mask>"
 
 
 @dataclass(frozen=True)
 class Gap:
     """The best words for one <mask>, most probable first."""
 
-    candidates: list[tuple[str, float]]  # a word as it stands in the text, and its probability
+    candidates: list[tuple[str, float]]  # a word as it would be in the text, and its probability
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,13 @@ class Filled:
 
 class Fill(Documents):
     name = "fill"
-    better = "loss"
-    ends, before = 0, 1  # no <eos>: an encoder sees where the text ends; but <cls>
+    help = "Fill each <mask> of a text; the best words and their probabilities stand behind a tab."
+    doing = "filling"
+    styles = ("encoder",)
+    defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
+    config_options = ("data.documents", "data.mask", "data.whole_words")
+    options = (Option("top", "words for each <mask> (default: 5)", int, 5, least=1, most=1000),)
+    ends, before = 0, 1  # no <eos>, because an encoder sees where the text ends; but <cls>
 
     def __init__(
         self,
@@ -64,10 +69,17 @@ class Fill(Documents):
         super().__init__(tokenizer, style, longest)
         self.mask, self.whole_words = mask, whole_words
 
+    @classmethod
+    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Fill:
+        data = config.data
+        return cls(tokenizers[1], config.model.style, data.max_length, data.mask, data.whole_words)
+
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
+        import numpy as np
+
         rows = [
             np.concatenate(
-                [[Tokenizer.cls], store.tokens(0, int(document))[start : start + length]]
+                [[self.tokenizer.cls], store.tokens(0, int(document))[start : start + length]]
             )
             for document, start, length in zip(*self.chosen(store, examples, seed), strict=True)
         ]
@@ -75,25 +87,33 @@ class Fill(Documents):
 
     def hide(self, rows: list[NDArray[Any]], device: torch.device, seed: int) -> Batch:
         """Hide words of rows that begin with <cls>; at least one in all."""
+        import numpy as np
+        import torch
+
+        from regard.tasks.batches import bounds
+        from regard.text.batching import Packed
+        from regard.text.tokenizer import SPECIALS
+        from regard.training.losses import Batch
+
         tokens = np.concatenate(rows).astype(np.int64)
         random = np.random.default_rng([seed, 1])
         chance = random.random(len(tokens))
         if self.whole_words:  # a word's tokens share the chance of its first
             chance = chance[self.tokenizer.word_starts(tokens)]
-        chance[tokens == Tokenizer.cls] = 2.0
+        chance[tokens == self.tokenizer.cls] = 2.0
         places = np.flatnonzero(chance < self.mask)
         if not len(places):
             places = np.array([chance.argmin()])
-        labels = tokens[places]
+        targets = tokens[places]
         how = random.random(len(places))
         hidden = tokens.copy()
-        hidden[places[how < 0.8]] = Tokenizer.mask
+        hidden[places[how < 0.8]] = self.tokenizer.mask
         any_token = random.integers(len(SPECIALS), self.tokenizer.size, len(places))
         other = (how >= 0.8) & (how < 0.9)
         hidden[places[other]] = any_token[other]
         row = Packed(torch.from_numpy(hidden), torch.from_numpy(bounds(rows))).to(device)
-        asked, where = (torch.from_numpy(side).to(device) for side in (labels, places))
-        return Batch(row, None, asked, where)
+        labels, where = (torch.from_numpy(side).to(device) for side in (targets, places))
+        return Batch(row, None, labels, where)
 
     def check_comparable(self, other: Documents) -> None:
         super().check_comparable(other)
@@ -104,76 +124,26 @@ class Fill(Documents):
             )
 
     def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
+        from regard.training.progress import perplexity
+
         return {"perplexity": perplexity(loss)}
 
-    # ---- use ----------------------------------------------------------------------------
-
-    def fill(
-        self,
-        model: Transformer,
-        texts: Sequence[str],
-        top: int,
-        longest: int,
-        where: Callable[[int], str],
-    ) -> list[Filled]:
-        """The best words for every <mask> of each text."""
-        parts = [text.split(MASK) for text in texts]
-        rows = [self.encode(part, longest, where(i)) for i, part in enumerate(parts)]
-        matrix = model.output_matrix()
-
-        def read(row: Packed, hidden: Tensor) -> list[Any]:
-            gaps = row.tokens == Tokenizer.mask
-            logits = linear(model.head.words(hidden[gaps]), matrix, model.head.bias)
-            logits[:, : len(SPECIALS)] = -math.inf  # no text has them
-            most = min(top, logits.shape[1] - len(SPECIALS))
-            best = logits.softmax(-1, dtype=torch.float32).topk(most)
-            counts = [int(part.sum()) for part in row.split(gaps)]
-            sides = (best.indices.split(counts), best.values.split(counts))
-            return [(i.tolist(), v.tolist()) for i, v in zip(*sides, strict=True)]
-
-        found = []
-        for part, (tokens, values) in zip(parts, forward(model, rows, read), strict=True):
-            gaps = [
-                Gap([(self.tokenizer.decode([t]), p) for t, p in zip(*gap, strict=True)])
-                for gap in zip(tokens, values, strict=True)
-            ]
-            text = part[0]
-            for gap, after in zip(gaps, part[1:], strict=True):
-                word = gap.candidates[0][0]
-                blank = self.tokenizer.kind == "bpe" and word.startswith(" ")
-                text = (text.removesuffix(" ") if blank else text) + word + after
-            found.append(Filled(text, gaps))
-        return found
-
-    def encode(self, parts: list[str], longest: int, where: str) -> list[int]:
-        """<cls> and the tokens of a text, cut where its masks stand. A blank before a mask belongs
-        to the word that is hidden: that is how words are cut into tokens."""
-        if len(parts) < 2:
-            raise InputError(f"{where}: there is no {MASK} to fill: write it in place of a word")
-        if self.tokenizer.kind == "bpe":
-            parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
-        ids = [Tokenizer.cls]
-        for i, part in enumerate(self.tokenizer.encode_batch(parts)):
-            ids += [Tokenizer.mask] if i else []
-            ids += part
-        if len(ids) > longest:
-            raise InputError(
-                f"{where}: {len(ids)} tokens, but the model was trained on at most {longest}: "
-                f"shorten the text around the {MASK}"
-            )
-        return ids
-
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Document],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
-        """How well words are guessed that are hidden as in training, the same ones each time."""
+        """How well the model predicts words that are hidden as in training, always the same."""
+        import numpy as np
+        import torch
+
+        from regard.decoding.requests import by_size
+        from regard.ops import linear
+        from regard.tasks.batches import EVALUATED_TOKENS
+        from regard.tasks.bootstrap import scores_of
+        from regard.training.progress import perplexity
+
         size = self.longest - 1
         rows = [
-            np.array([Tokenizer.cls, *ids[start : start + size]])
+            np.array([self.tokenizer.cls, *ids[start : start + size]])
             for ids in self.tokenizer.encode_batch([text for _, text in examples])
             for start in range(0, len(ids), size)
         ]
@@ -186,14 +156,14 @@ class Fill(Documents):
             with torch.no_grad():
                 vectors = model.head.words(model.hidden(batch.source)[batch.where])
                 logits = linear(vectors, matrix, model.head.bias).float()
-                said = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
+                logprobs = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
             best = logits.argmax(-1) == batch.labels
             ends, places = batch.source.offsets.cpu().numpy(), batch.where.cpu().numpy()
             owner = np.array(some)[np.searchsorted(ends, places, "right") - 1]
             for sums, values in (
-                (likelihood, -said),
+                (likelihood, -logprobs),
                 (right, best),
-                (count, torch.ones_like(said)),
+                (count, torch.ones_like(logprobs)),
             ):
                 np.add.at(sums, owner, values.double().cpu().numpy())
 
@@ -204,6 +174,90 @@ class Fill(Documents):
             "perplexity": lambda chosen: perplexity(mean(likelihood, chosen)),
             "accuracy": lambda chosen: mean(right, chosen),
         }
-        whole = np.arange(len(rows))
-        scores: dict[str, Any] = {n: round(metric(whole), 4) for n, metric in metrics.items()}
-        return Evaluation(scores | {"hidden": int(count.sum())}, metrics, len(rows))
+        scores = scores_of(metrics, len(rows)) | {"hidden": int(count.sum())}
+        return Evaluation(scores, metrics, len(rows))
+
+    # ---- prediction ---------------------------------------------------------------------
+
+    def predict(
+        self,
+        model: Transformer,
+        inputs: Sequence[str],
+        context: Context,
+        top: int = 5,
+        where: Callable[[int], str] = lambda i: f"text {i + 1}",
+    ) -> list[Filled]:
+        """The `top` best words for every <mask> of each text; `where` names a text in messages."""
+        import torch
+
+        from regard.ops import linear
+        from regard.tasks.batches import forward
+        from regard.text.tokenizer import SPECIALS
+
+        parts = [text.split(MASK) for text in inputs]
+        longest = context.longest
+        rows = [self.encode_parts(part, longest, where(i)) for i, part in enumerate(parts)]
+        matrix = model.output_matrix()
+
+        def read(row: Packed, hidden: Tensor) -> list[Any]:
+            gaps = row.tokens == self.tokenizer.mask
+            logits = linear(model.head.words(hidden[gaps]), matrix, model.head.bias)
+            logits[:, : len(SPECIALS)] = -math.inf  # they are not part of any text
+            most = min(top, logits.shape[1] - len(SPECIALS))
+            best = logits.softmax(-1, dtype=torch.float32).topk(most)
+            counts = [int(part.sum()) for part in row.split(gaps)]
+            sides = (best.indices.split(counts), best.values.split(counts))
+            return [(i.tolist(), v.tolist()) for i, v in zip(*sides, strict=True)]
+
+        filled = []
+        for part, (tokens, values) in zip(parts, forward(model, rows, read), strict=True):
+            gaps = [
+                Gap([(self.tokenizer.decode([t]), p) for t, p in zip(*gap, strict=True)])
+                for gap in zip(tokens, values, strict=True)
+            ]
+            text = part[0]
+            for gap, after in zip(gaps, part[1:], strict=True):
+                word = gap.candidates[0][0]
+                blank = self.tokenizer.kind == "bpe" and word.startswith(" ")
+                text = (text.removesuffix(" ") if blank else text) + word + after
+            filled.append(Filled(text, gaps))
+        refuse_nan(p for one in filled for gap in one.gaps for _, p in gap.candidates)
+        return filled
+
+    def encode_parts(self, parts: list[str], longest: int, where: str) -> list[int]:
+        """<cls> and the tokens of a text, given as the parts between its masks. A space before a
+        mask belongs to the hidden word, because that is how words become tokens."""
+        if len(parts) < 2:
+            raise InputError(f"{where}: there is no {MASK} to fill: write it in place of a word")
+        if self.tokenizer.kind == "bpe":
+            parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
+        ids = [self.tokenizer.cls]
+        for i, part in enumerate(self.tokenizer.encode_batch(parts)):
+            ids += [self.tokenizer.mask] if i else []
+            ids += part
+        if len(ids) > longest:
+            raise InputError(
+                f"{where}: {len(ids)} tokens, but the model was trained on at most {longest}: "
+                f"shorten the text around the {MASK}"
+            )
+        return ids
+
+    # ---- command line -------------------------------------------------------------------
+
+    def parse(self, text: str, options: Namespace, longest: int, where: str) -> str:
+        self.encode_parts(text.split(MASK), longest, where)
+        return text
+
+    def line(self, text: str, prediction: Filled, options: Namespace) -> str:
+        words = [
+            ", ".join(f"{word.strip() or repr(word)} {p:.3f}" for word, p in gap.candidates)
+            for gap in prediction.gaps
+        ]
+        return "\t".join(map(one_line, [prediction.text, *words]))
+
+    def to_json(self, text: str, prediction: Filled, options: Namespace) -> dict[str, Any]:
+        gaps = [
+            [{"word": word, "probability": p} for word, p in gap.candidates]
+            for gap in prediction.gaps
+        ]
+        return {"text": text, "filled": prediction.text, "gaps": gaps}

@@ -1,113 +1,109 @@
-"""generate: a decoder that says what comes next, of text or of dialogue (one turn a line).
+"""generate: a decoder that predicts the next token, of text or of dialogue (one turn per line).
 
-An example is a window of a document: at each place the token that follows. The first window begins
-behind <bos>, a later one behind the token before it, and <eos> ends the document.
+An example is a window of a document, and each position predicts the token that follows. The first
+window begins with <bos>, a later one with the token before it, and <eos> ends the document.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.sections import Config, DecodingConfig
-from regard.decoding.answers import Answer
-from regard.decoding.requests import SCORED_TOKENS, Request, by_size
-from regard.decoding.score import score
-from regard.decoding.search import decode
-from regard.model.transformer import Transformer
+from regard.tasks.common import exclude, fields_of, n_best, one_line, refuse_nan
 from regard.tasks.documents import Documents
 from regard.tasks.sequences import stream
-from regard.tasks.task import Evaluation, Ids, packed
-from regard.text.corpus import Document
-from regard.text.store import Store
-from regard.text.tokenizer import Tokenizer
-from regard.training.losses import Batch
-from regard.training.progress import perplexity
+from regard.tasks.task import Context, Evaluation, Ids, Option
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    import torch
+
+    from regard.decoding.answers import Answer
+    from regard.decoding.requests import Request
+    from regard.model.transformer import Transformer
+    from regard.text.store import Store
+    from regard.text.tokenizer import Tokenizer
+    from regard.training.losses import Batch
 
 
 class Generate(Documents):
     name = "generate"
-    better = "loss"
+    help = "Go on with a prompt, or with each line of standard input."
+    doing = "writing"
+    input_name = "PROMPT"
+    styles = ("decoder",)
+    defaults: ClassVar = {
+        "model": {"style": "decoder"},
+        "training": {"label_smoothing": 0.0},
+        "decoding": {"beam": 1, "temperature": 0.8, "max_length": 200},
+    }
+    config_options = ("data.documents",)
+    options = (
+        Option("stream", "show the text as it comes", argument=False),
+        Option(
+            "until", r"stop before this text; '\n': one line, a turn of a dialogue", str, "", "TEXT"
+        ),
+    )
+    decodes = True
+    continues = True
     ends, before = 1, 0
 
+    @classmethod
+    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Generate:
+        return cls(tokenizers[1], config.model.style, config.data.max_length)
+
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
-        read, said = [], []
+        import numpy as np
+        import torch
+
+        from regard.tasks.batches import packed
+        from regard.training.losses import Batch
+
+        inputs, targets = [], []
         for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
             ids = store.tokens(0, int(document))
-            before = ids[start - 1] if start else Tokenizer.bos
-            read.append(np.concatenate([[before], ids[start : start + length - 1]]))
-            said.append(ids[start : start + length])
-        labels = torch.from_numpy(np.concatenate(said).astype(np.int64))
-        return Batch(None, packed(read, device), labels.to(device, non_blocking=True))
+            before = ids[start - 1] if start else self.tokenizer.bos
+            inputs.append(np.concatenate([[before], ids[start : start + length - 1]]))
+            targets.append(ids[start : start + length])
+        labels = torch.from_numpy(np.concatenate(targets).astype(np.int64))
+        return Batch(None, packed(inputs, device), labels.to(device, non_blocking=True))
 
-    # ---- use ----------------------------------------------------------------------------
+    def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
+        from regard.training.progress import perplexity
 
-    def answer(
-        self,
-        model: Transformer,
-        prompts: Sequence[str],
-        options: DecodingConfig,
-        longest: int,
-        until: str = "",
-    ) -> list[Answer]:
-        """What follows each prompt. A prompt of more than `longest` tokens is read from its end;
-        the answer stops before `until`, where that is given."""
-        requests = [self.request(prompt, longest) for prompt in prompts]
-        answers = decode(model, requests, options)
-        for answer in answers:
-            for one in (answer, *answer.others):
-                one.text = self.tokenizer.decode(one.tokens)
-                if until and until in one.text:
-                    self.cut(one, until)
-        return answers
-
-    def cut(self, answer: Answer, until: str) -> None:
-        """End an answer with the token in which a text begins that it is to stop before."""
-        answer.text = answer.text.partition(until)[0]
-        counts = range(1, len(answer.tokens) + 1)
-        told = next(n for n in counts if until in self.tokenizer.decode(answer.tokens[:n]))
-        answer.tokens, answer.logprobs = answer.tokens[:told], answer.logprobs[:told]
-        answer.score, answer.stopped = sum(answer.logprobs), "until"
-
-    def request(self, prompt: str, longest: int) -> Request:
-        ids = self.tokenizer.encode(prompt)
-        return Request([Tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
-
-    def is_cut(self, source: Sequence[int]) -> bool:
-        """Whether only the end of a prompt is read."""
-        return source[0] != Tokenizer.bos
-
-    def stream(
-        self, model: Transformer, prompt: str, options: DecodingConfig, longest: int
-    ) -> Iterator[str]:
-        return stream(model, self.request(prompt, longest), options, self.tokenizer)
+        tokens = int(store.lengths[0].sum())
+        size = sum(int(self.tokenizer.sizes[store.tokens(0, i)].sum()) for i in range(len(store)))
+        bits = loss * tokens / math.log(2) / max(1, size)
+        return {"perplexity": perplexity(loss), "bits_per_byte": round(bits, 4)}
 
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Document],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
         """Perplexity of the tokens, <eos> included, and bits for each byte of the text, which can
-        be compared between vocabularies. Every window is read by itself."""
-        requests, said = [], []
+        be compared between vocabularies. Every window is evaluated separately."""
+        import numpy as np
+
+        from regard.decoding.requests import SCORED_TOKENS, Request, by_size
+        from regard.decoding.score import score
+        from regard.tasks.bootstrap import scores_of
+        from regard.training.progress import perplexity
+
+        requests, targets = [], []
         texts = self.tokenizer.encode_batch([text for _, text in examples])
-        for ids in ([*one, Tokenizer.eos] for one in texts):
+        for ids in ([*one, self.tokenizer.eos] for one in texts):
             for start in range(0, len(ids), self.longest):
-                requests.append(Request([ids[start - 1] if start else Tokenizer.bos]))
-                said.append(ids[start : start + self.longest])
-        likelihood = np.zeros(len(said))
+                requests.append(Request([ids[start - 1] if start else self.tokenizer.bos]))
+                targets.append(ids[start : start + self.longest])
+        likelihood = np.zeros(len(targets))
         # In batches, to save memory: only the sum of each window's log-probabilities is kept.
-        for batch in by_size([1 + len(ids) for ids in said], SCORED_TOKENS):
-            scored = score(model, [requests[i] for i in batch], [said[i] for i in batch])
+        for batch in by_size([1 + len(ids) for ids in targets], SCORED_TOKENS):
+            scored = score(model, [requests[i] for i in batch], [targets[i] for i in batch])
             likelihood[batch] = [-sum(one.logprobs) for one in scored]
-        tokens = np.array([len(ids) for ids in said])
-        size = np.array([self.tokenizer.sizes[ids].sum() for ids in said])
+        tokens = np.array([len(ids) for ids in targets])
+        size = np.array([self.tokenizer.sizes[ids].sum() for ids in targets])
 
         def loss(chosen: Ids) -> float:
             return float(likelihood[chosen].sum() / tokens[chosen].sum())
@@ -119,14 +115,71 @@ class Generate(Documents):
                 likelihood[chosen].sum() / math.log(2) / max(1, size[chosen].sum())
             ),
         }
-        whole = np.arange(len(said))
-        scores = {name: round(metric(whole), 4) for name, metric in metrics.items()}
+        scores = scores_of(metrics, len(targets))
         scores |= {"tokens": int(tokens.sum()), "bytes": int(size.sum())}
-        return Evaluation(scores, metrics, len(said))
+        return Evaluation(scores, metrics, len(targets))
 
-    def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
-        """What a validation says, from the loss alone."""
-        tokens = int(store.lengths[0].sum())
-        size = sum(int(self.tokenizer.sizes[store.tokens(0, i)].sum()) for i in range(len(store)))
-        bits = loss * tokens / math.log(2) / max(1, size)
-        return {"perplexity": perplexity(loss), "bits_per_byte": round(bits, 4)}
+    # ---- prediction ---------------------------------------------------------------------
+
+    def request(self, prompt: str, longest: int) -> Request:
+        """The request to the search for a prompt, of which at most `longest` tokens are read."""
+        from regard.decoding.requests import Request
+
+        ids = self.tokenizer.encode(prompt)
+        return Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
+
+    def predict(
+        self, model: Transformer, inputs: Sequence[str], context: Context, until: str = ""
+    ) -> list[Answer]:
+        """The completion of each prompt, which stops before the text `until`, if that is given. Of
+        a prompt that is too long, the end is read."""
+        from regard.decoding.search import decode
+
+        requests = [self.request(prompt, context.longest) for prompt in inputs]
+        answers = decode(model, requests, context.decoding)
+        for answer in answers:
+            for one in (answer, *answer.others):
+                one.text = self.tokenizer.decode(one.tokens)
+                if until and until in one.text:
+                    self.cut(one, until)
+        refuse_nan(answer.score for answer in answers)
+        for i, request in enumerate(requests):
+            self.warn_cut(i, request, context)
+        return answers
+
+    def cut(self, answer: Answer, until: str) -> None:
+        """End a completion with the token in which the text `until` begins."""
+        answer.text = answer.text.partition(until)[0]
+        counts = range(1, len(answer.tokens) + 1)
+        kept = next(n for n in counts if until in self.tokenizer.decode(answer.tokens[:n]))
+        answer.tokens, answer.logprobs = answer.tokens[:kept], answer.logprobs[:kept]
+        answer.score, answer.stopped = sum(answer.logprobs), "until"
+
+    def warn_cut(self, i: int, request: Request, context: Context) -> None:
+        """Context about a prompt of which only the end is read."""
+        if request.source[0] != self.tokenizer.bos:
+            context.warn_long(i, "only its end was read")
+
+    def stream_text(self, model: Transformer, text: str, context: Context) -> Iterator[str]:
+        request = self.request(text, context.longest)
+        self.warn_cut(0, request, context)
+        return stream(model, request, context.decoding, self.tokenizer)
+
+    # ---- command line -------------------------------------------------------------------
+
+    @classmethod
+    def check_options(cls, options: Namespace) -> None:
+        exclude(options, "stream", "json", "until")
+        options.until = options.until.replace("\\n", "\n")
+
+    def line(self, text: str, prediction: Answer, options: Namespace) -> str:
+        """Prompt and completion: unchanged for the arguments of the command, in one line for the
+        lines of standard input."""
+        every = [text + one.text for one in (prediction, *prediction.others)]
+        return "\n\n".join(every) if options.texts else "\t".join(map(one_line, every))
+
+    def to_json(self, text: str, prediction: Answer, options: Namespace) -> dict[str, Any]:
+        fields = {"prompt": text, "text": prediction.text} | fields_of(prediction, self.tokenizer)
+        if prediction.others:
+            fields["n_best"] = n_best(prediction, self.tokenizer, "text")
+        return fields

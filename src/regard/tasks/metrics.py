@@ -22,23 +22,23 @@ Floats = NDArray[np.floating[Any]]
 # ---- classes ----------------------------------------------------------------------------
 
 
-def confusion(wanted: Ints, given: Ints, classes: int) -> NDArray[np.int64]:
+def confusion(targets: Ints, given: Ints, classes: int) -> NDArray[np.int64]:
     """[classes, classes]: how many examples of each class (row) were given each class (column)."""
     # Both steps are strict: other lengths, or a class that does not exist, raise ValueError.
-    pair = tuple(np.stack([wanted, given]).astype(np.int64))
+    pair = tuple(np.stack([targets, given]).astype(np.int64))
     cells = np.ravel_multi_index(pair, (classes, classes))
     return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
-def classification(wanted: Ints, given: Ints, classes: int) -> dict[str, float]:
+def classification(targets: Ints, given: Ints, classes: int) -> dict[str, float]:
     """accuracy and macro_f1 in [0, 1], matthews in [-1, 1]; all 0 without examples.
 
-    macro_f1 is the mean over the classes that occur, in an example or in an answer: a class that
-    is never right counts 0, one that nobody mentions does not count. matthews is the correlation
-    of wanted and given (Gorodkin 2004): 0 for an answer that does not look at the example, however
-    unequal the classes; also where it is not defined, say if all answers are the same.
+    macro_f1 is the mean over the classes that occur, as a target or as a prediction: a class that
+    is never right counts 0, and one that does not occur does not count. matthews is the correlation
+    of targets and predictions (Gorodkin 2004): 0 for predictions that do not depend on the example,
+    and also where it is not defined, for example if all predictions are the same.
     """
-    table = confusion(wanted, given, classes).astype(np.float64)
+    table = confusion(targets, given, classes).astype(np.float64)
     n, right = table.sum(), table.diagonal()
     examples, answers = table.sum(1), table.sum(0)
     if n == 0:
@@ -57,39 +57,39 @@ def classification(wanted: Ints, given: Ints, classes: int) -> dict[str, float]:
 # ---- probabilities ----------------------------------------------------------------------
 
 
-def calibration_error(probabilities: Floats, wanted: Ints, bins: int = 15) -> float:
+def calibration_error(probabilities: Floats, targets: Ints, bins: int = 15) -> float:
     """Expected calibration error (Guo et al. 2017): how far "90 % sure" is from right in 90 of 100
     cases. The examples are sorted by their top probability into bins of equal width, (low, high];
     the mean over examples of each bin's |accuracy - mean probability|. 0 without examples."""
-    if len(wanted) == 0:
+    if len(targets) == 0:
         return 0.0
     top = probabilities.max(1).astype(np.float64)  # [n]
-    right = probabilities.argmax(1) == wanted
+    right = probabilities.argmax(1) == targets
     inner = np.linspace(0, 1, bins + 1)[1:-1]  # so that 1.0000001 falls into the last bin
     place = np.searchsorted(inner, top, side="left")
     gaps = np.bincount(place, weights=right - top, minlength=bins)  # per bin: the sum of both
-    return float(np.abs(gaps).sum() / len(wanted))
+    return float(np.abs(gaps).sum() / len(targets))
 
 
 COLDEST, HOTTEST = 0.05, 20.0  # the bounds of a temperature
 HALVINGS = 48  # of the bounds' distance on the scale of log T: 6 / 2^48
 
 
-def fit_temperature(logits: Floats, wanted: Ints) -> float:
-    """The temperature T in [0.05, 20] with which softmax(logits / T) makes the wanted classes most
+def fit_temperature(logits: Floats, targets: Ints) -> float:
+    """The temperature T in [0.05, 20] with which softmax(logits / T) makes the target classes most
     probable (Guo et al. 2017): fitted on held-out examples, it makes probabilities honest and
     changes no answer. 1 without examples, or where every temperature is as good.
 
-    The negative log-likelihood is convex in 1/T, so its slope changes sign once: halving the
-    bounds by that sign cannot miss it, and ends at a bound if it lies outside.
+    The negative log-likelihood is convex in 1/T, so its derivative changes sign once: halving the
+    bounds by that sign cannot miss it, and ends at a bound if it is outside.
     """
-    if len(wanted) == 0:
+    if len(targets) == 0:
         return 1.0
     scores = logits.astype(np.float64)
     scores -= scores.max(1, keepdims=True)
     # A class may be ruled out with -inf; 0 * -inf would be nan, and exp(-1e6 / T) is 0 as well.
     np.maximum(scores, -1e6, out=scores)
-    reached = np.take_along_axis(scores, wanted[:, None], 1).mean()
+    reached = np.take_along_axis(scores, targets[:, None], 1).mean()
     low, high = np.log(COLDEST), np.log(HOTTEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2  # 0 at first, that is T = 1
@@ -121,18 +121,18 @@ def normalise_answer(text: str) -> str:
 def exact_match(given: str, answers: Sequence[str]) -> float:
     """1 if the answer is one of the allowed ones after normalising, else 0. A question without an
     answer allows [""]; with nothing allowed, nothing is right."""
-    said = normalise_answer(given)
-    return float(any(said == normalise_answer(answer) for answer in answers))
+    given_words = normalise_answer(given)
+    return float(any(given_words == normalise_answer(answer) for answer in answers))
 
 
 def token_f1(given: str, answers: Sequence[str]) -> float:
     """How much of the words agrees, whatever their order: the best F1 over the allowed answers."""
-    said = normalise_answer(given).split()
+    given_words = normalise_answer(given).split()
 
     def f1(words: list[str]) -> float:
-        if not said or not words:
-            return float(said == words)
-        return 2 * (Counter(said) & Counter(words)).total() / (len(said) + len(words))
+        if not given_words or not words:
+            return float(given_words == words)
+        return 2 * (Counter(given_words) & Counter(words)).total() / (len(given_words) + len(words))
 
     return max((f1(normalise_answer(answer).split()) for answer in answers), default=0.0)
 

@@ -1,10 +1,11 @@
 """Input -> target: one example for three styles, so that they can be compared on the same data.
 
 encoder-decoder  the encoder reads the input; the decoder writes the target (teacher forcing: it
-                 reads the target shifted right behind <bos> and says at each place what follows)
-decoder          one row: input <sep> target; only the target's tokens are asked for
-encoder          one row: input <sep> <mask> <mask> ...; every slot is filled at once, and what
-                 stands behind the first <eos> does not count
+                 reads the target shifted right behind <bos> and predicts the next token at each
+                 position)
+decoder          one row: input <sep> target; only the tokens of the target are predicted
+encoder          one row: input <sep> <mask> <mask> ...; all tokens are predicted at once, and those
+                 after the first <eos> do not count
 """
 
 from __future__ import annotations
@@ -12,38 +13,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from regard.config.sections import DecodingConfig
-from regard.decoding.answers import Answer, scored_answer
-from regard.decoding.requests import Request
-from regard.decoding.score import score
-from regard.decoding.search import NO_DETAILS, Details, Search, decode
+from regard.config.model import ModelConfig
+from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
-from regard.model.transformer import Transformer
-from regard.tasks.task import Ids, Task, bounds, packed
-from regard.text.dropout import Dropout
-from regard.text.store import Store
-from regard.text.tokenizer import Tokenizer
-from regard.training.losses import Batch
+from regard.tasks.common import in_pieces, refuse_nan
+from regard.tasks.task import Context, Ids, Task
 
-SEP, MASK, EOS, BOS = Tokenizer.sep, Tokenizer.mask, Tokenizer.eos, Tokenizer.bos
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+
+    from regard.decoding.answers import Answer
+    from regard.decoding.requests import Request
+    from regard.decoding.search import Details
+    from regard.model.transformer import Transformer
+    from regard.text.store import Store
+    from regard.text.tokenizer import Tokenizer
+    from regard.training.losses import Batch
+
+
+S = TypeVar("S", bound="Sequences")
 
 
 def slots(source: Any) -> Any:
-    """How many <mask> an encoder gets for an input of so many tokens: room for a longer target."""
+    """The number of <mask> tokens that an encoder gets for an input of `source` tokens: room for a
+    longer target."""
     return source * 3 // 2 + 8
 
 
-def asked(style: str, source: Sequence[int]) -> list[int]:
-    """What a model reads before it answers an input (ids without <eos>)."""
+def input_ids(style: str, source: Sequence[int]) -> list[int]:
+    """What a model reads before it predicts the target of an input (ids without <eos>)."""
+    from regard.text.tokenizer import Tokenizer
+
     if style == "encoder-decoder":
-        return [*source, EOS]
-    return [*source, SEP] if style == "decoder" else [*source, SEP, *[MASK] * slots(len(source))]
+        return [*source, Tokenizer.eos]
+    room = [Tokenizer.mask] * slots(len(source)) if style == "encoder" else []
+    return [*source, Tokenizer.sep, *room]
 
 
 def arrange(
@@ -53,32 +60,41 @@ def arrange(
     device: torch.device,
 ) -> Batch:
     """Inputs and targets, each closed by <eos>, as the batch of a style."""
-    labels = np.concatenate(targets).astype(np.int64)
-    wanted = torch.from_numpy(labels).to(device, non_blocking=True)
+    import numpy as np
+    import torch
+
+    from regard.tasks.batches import bounds, packed
+    from regard.text.tokenizer import Tokenizer
+    from regard.training.losses import Batch
+
+    flat = np.concatenate(targets).astype(np.int64)
+    labels = torch.from_numpy(flat).to(device, non_blocking=True)
     if style == "encoder-decoder":
-        shifted = np.concatenate([labels[:1], labels[:-1]])
+        shifted = np.concatenate([flat[:1], flat[:-1]])
         starts = bounds(targets)
-        shifted[starts[:-1]] = BOS
+        shifted[starts[:-1]] = Tokenizer.bos
         rows = np.split(shifted, starts[1:-1])
-        return Batch(packed(sources, device), packed(rows, device), wanted)
+        return Batch(packed(sources, device), packed(rows, device), labels)
     rows = []
     for source, target in zip(sources, targets, strict=True):
         behind = target[:-1]
         if style == "encoder":
-            behind = np.full(max(slots(len(source) - 1), len(target)), MASK)
-        rows.append(np.concatenate([source[:-1], [SEP], behind]))
-    # A decoder says the first token of the target when it reads <sep>, an encoder one later.
+            behind = np.full(max(slots(len(source) - 1), len(target)), Tokenizer.mask)
+        rows.append(np.concatenate([source[:-1], [Tokenizer.sep], behind]))
+    # A decoder predicts the first token of the target at <sep>, an encoder one position later.
     first = bounds(rows)[:-1] + [len(source) - (style == "decoder") for source in sources]
     counts = np.array([len(target) for target in targets])
-    places = np.repeat(first - bounds(targets)[:-1], counts) + np.arange(len(labels))
+    places = np.repeat(first - bounds(targets)[:-1], counts) + np.arange(len(flat))
     where = torch.from_numpy(places).to(device, non_blocking=True)
     row = packed(rows, device)
     source_row, target_row = (row, None) if style == "encoder" else (None, row)
-    return Batch(source_row, target_row, wanted, where)
+    return Batch(source_row, target_row, labels, where)
 
 
 class Sequences(Task):
-    """A task whose answer is a text, with the vocabularies of source and target."""
+    """A task whose prediction is a text, with the vocabularies of source and target."""
+
+    decodes = True
 
     def __init__(
         self,
@@ -86,12 +102,31 @@ class Sequences(Task):
         target: Tokenizer,
         style: str = "encoder-decoder",
         bpe_dropout: float = 0.0,
+        longest: int = 512,
     ) -> None:
+        from regard.text.dropout import Dropout
+
         super().__init__(target, style)
         self.source, self.target, self.bpe_dropout = source, target, bpe_dropout
+        self.longest = longest  # tokens of the longest input in training
         self.dropouts = [Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
 
+    @classmethod
+    def make(cls: type[S], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> S:
+        data = config.data
+        return cls(*tokenizers, config.model.style, data.bpe_dropout, data.max_length)
+
+    @classmethod
+    def longest_target(cls, model: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> int:
+        """A model of one stack has input and target in one row, or the slots for the target."""
+        written = super().longest_target(model, data, decoding)
+        if model.style == "encoder-decoder":
+            return written
+        return max(written, data.max_length if model.has_decoder else slots(data.max_length))
+
     def sizes(self, store: Store) -> list[NDArray[Any]]:
+        import numpy as np
+
         if self.style == "encoder-decoder":
             return [*store.lengths]
         source, target = (side.astype(np.int64) for side in store.lengths)
@@ -114,27 +149,33 @@ class Sequences(Task):
             "source_vocabulary_size": self.source.size,
         }
 
+    def with_config(self: S, config: Config) -> S:
+        return self.make(config, (self.source, self.target))
+
     def save(self, folder: Path) -> None:
         super().save(folder)
         if self.source is not self.target:
             self.source.save(folder / "source-tokenizer.json")
 
-    # ---- use ----------------------------------------------------------------------------
+    # ---- prediction ---------------------------------------------------------------------
 
-    def found(
+    def decode(
         self,
         model: Transformer,
         requests: Sequence[Request],
         options: DecodingConfig,
-        details: Details = NO_DETAILS,
+        details: Details | None = None,
     ) -> list[Answer]:
-        """The answers to requests, with their texts."""
+        """The outputs of the search for requests, with their texts."""
+        from regard.decoding.search import NO_DETAILS, decode
+
         requests = [self.bounded(request, options) for request in requests]
-        return [self.spell(answer) for answer in decode(model, requests, options, details)]
+        answers = decode(model, requests, options, NO_DETAILS if details is None else details)
+        return [self.spell(answer) for answer in answers]
 
     def bounded(self, request: Request, options: DecodingConfig) -> Request:
-        """decoding.max_length counts from the input's length, as it does where an encoder has it:
-        to a search, what a decoder reads before its answer is no source."""
+        """decoding.max_length counts from the length of the input in every style. To the search,
+        what a decoder reads before its output is not a source, so the limit is set here."""
         if self.style != "decoder" or request.limit is not None:
             return request
         return replace(request, limit=len(request.source) + options.max_length)
@@ -142,13 +183,12 @@ class Sequences(Task):
     def stream(
         self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
     ) -> Iterator[str]:
-        """The answer to a text (or to its pieces) bit by bit, each as soon as nothing can change
-        it any more."""
+        """The output for a text (or for its pieces) part by part, each as soon as it is final."""
         for i, request in enumerate(requests):
             if i:
                 yield " "
-            if self.style == "encoder":  # it has no steps: all of it comes at once
-                yield self.found(model, [request], options)[0].text
+            if self.style == "encoder":  # it predicts all tokens at once
+                yield self.decode(model, [request], options)[0].text
             else:
                 yield from stream(model, self.bounded(request, options), options, self.target)
 
@@ -159,12 +199,16 @@ class Sequences(Task):
         penalty: float = 0.0,
         limit: int | None = None,
     ) -> list[Answer]:
-        """How probable the model finds given answers; scores with this length penalty. No
-        side may have more than `limit` tokens."""
+        """The log-probabilities of given targets; scores with this length penalty. No side may
+        have more than `limit` tokens."""
+        from regard.decoding.answers import scored_answer
+        from regard.decoding.requests import Request
+        from regard.decoding.score import score
+
         if self.style == "encoder":
             raise InputError("model.style=encoder fills all places at once: it cannot score a text")
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
-        requests = [Request(asked(self.style, i)) for i in self.source.encode_batch(sources)]
+        requests = [Request(input_ids(self.style, i)) for i in self.source.encode_batch(sources)]
         answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
         for i, (request, tokens) in enumerate(zip(requests, answers, strict=True)):
             longest = max(len(request.source), len(tokens))
@@ -173,17 +217,24 @@ class Sequences(Task):
                     f"pair {i + 1} has {longest} tokens, but the learned position table has "
                     f"{limit} rows"
                 )
-        found = []
+        scored = []
         for request, tokens, seen in zip(
             requests, answers, score(model, requests, answers), strict=True
         ):
             answer = scored_answer(tokens, seen.logprobs, penalty, "given")
             answer.source = request.source
-            found.append(self.spell(answer))
-        return found
+            scored.append(self.spell(answer))
+        return scored
+
+    def checked(self, answers: list[Answer], context: Context) -> list[Answer]:
+        """The predictions, after an error for NaN and a warning for each input that was split."""
+        refuse_nan(answer.score for answer in answers)
+        for i, count in in_pieces(answers).items():
+            context.warn_long(i, self.split_note(count))
+        return answers
 
     def spell(self, answer: Answer) -> Answer:
-        """Add the text to an answer and those behind it."""
+        """Add the text to an output and to the rest of its n-best list."""
         for one in (answer, *answer.others):
             one.text = self.target.decode(one.tokens)
         return answer
@@ -192,15 +243,17 @@ class Sequences(Task):
 def stream(
     model: Transformer, request: Request, options: DecodingConfig, tokenizer: Tokenizer
 ) -> Iterator[str]:
-    """One answer bit by bit."""
+    """One output part by part."""
+    from regard.decoding.search import Search
+
     search = Search(model, [request], options)
-    said = ""
+    written = ""
     for _ in search:
-        # Bytes of a character that has not come to its end show as U+FFFD.
+        # The first bytes of an incomplete character are decoded as U+FFFD.
         now = tokenizer.decode(search.settled()).rstrip("\ufffd")
-        if len(now) > len(said):
-            yield now[len(said) :]
-            said = now
+        if len(now) > len(written):
+            yield now[len(written) :]
+            written = now
     whole = tokenizer.decode(search.answers()[0].tokens)
-    if len(whole) > len(said):
-        yield whole[len(said) :]
+    if len(whole) > len(written):
+        yield whole[len(written) :]

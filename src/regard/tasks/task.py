@@ -1,181 +1,403 @@
-"""What every task is: files -> examples -> a packed batch -> a loss; and a score at the end.
+"""Task: what a model is trained for, from its data files to its printed predictions.
 
-A task knows its texts and its vocabulary, never the trainer. `Sequences` (sequences.py) is input
--> target for whichever style the model has; the others say what they do in their own file.
+A task is one file with one subclass of `Task`, and one line in registry.py. The class attributes
+declare what the command line and the configuration need; the methods read examples, make batches,
+predict and evaluate. `regard --help` reads the declarations of all tasks, so a task file imports
+numpy, torch and the modules that need them inside the methods that use them.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from regard.config.sections import Config, DecodingConfig
-from regard.decoding.answers import Answer
-from regard.decoding.engines import hidden
-from regard.decoding.requests import by_size
+from regard.config.model import STYLES, ModelConfig
+from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
-from regard.model.transformer import Transformer
-from regard.tasks.bootstrap import Metric
-from regard.text.batching import Packed
-from regard.text.corpus import CorpusReport
-from regard.text.store import Store
-from regard.text.tokenizer import Tokenizer
-from regard.training.losses import Loss, token_loss
+from regard.text.pieces import in_chunks
 
-Ids = NDArray[np.int64]
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from regard.model.transformer import Transformer
+    from regard.tasks.bootstrap import Comparison, Metric
+    from regard.text.corpus import CorpusReport
+    from regard.text.reading import Position
+    from regard.text.store import Chunk, Store
+    from regard.text.tokenizer import Tokenizer
+    from regard.training.losses import Loss
+
+Ids: TypeAlias = "NDArray[np.int64]"
 Say = Callable[[str], None]
+Warn = Callable[[int, str], None]  # the index of an input and a message about it
 Row = TypeVar("Row", bound="tuple[Any, ...]")
-EVALUATED_TOKENS = 16_384  # of one batch that is only looked at
+T = TypeVar("T", bound="Task")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a task's command, `--name`."""
+
+    name: str
+    help: str
+    kind: type = bool  # bool: a flag; int: from `least` to `most`; Path or str
+    default: Any = None
+    metavar: str = "N"
+    least: int = 0
+    most: int = 1_000_000
+    argument: bool = True  # an argument of `Task.predict`; False: only of the command line
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a prediction depends on beside its input."""
+
+    decoding: DecodingConfig  # how to search, if the task decodes
+    longest: int  # tokens of the longest input that the model reads in one piece
+    warn: Warn  # called with the index of a longer input and a message
+
+    def warn_long(self, i: int, consequence: str = "") -> None:
+        """Warn that input i is too long to be read in one piece."""
+        self.warn(i, too_long(self.longest, consequence))
 
 
 @dataclass
 class Evaluation:
-    """The scores of a model on some examples, and what a bootstrap needs to know to doubt them."""
+    """The scores of a model on some examples, and what their confidence intervals need."""
 
-    scores: dict[str, Any]  # the first is the one that counts
+    scores: dict[str, Any]  # the first is the main score
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     count: int = 0
     samples: list[str] = field(default_factory=list)
-    answers: list[str] = field(default_factory=list)  # texts, where the task writes any
+    answers: list[str] = field(default_factory=list)  # output texts, if the task has any
     references: list[str] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)  # tables for programs and pictures
-    pieces: dict[int, int] = field(default_factory=dict)  # example -> pieces, if it was too long
-
-
-def in_pieces(answers: Sequence[Answer]) -> dict[int, int]:
-    """Which texts had to be cut, and into how many pieces."""
-    return {i: len(answer.pieces) for i, answer in enumerate(answers) if answer.pieces}
+    details: dict[str, Any] = field(default_factory=dict)  # further tables, such as a confusion
+    pieces: dict[int, int] = field(default_factory=dict)  # example -> pieces, if it was split
 
 
 class Task(ABC):
-    """One of the six, with its vocabulary."""
+    """A task with its vocabulary."""
 
-    name: ClassVar[str]
-    files: ClassVar[str] = "one or more files"
-    counted: ClassVar[int] = -1  # the side of which training.batch_tokens says how much is read
-    better: ClassVar[str]  # the score that validation compares weights by
+    # ---- declaration --------------------------------------------------------------------
+
+    name: ClassVar[str]  # of the task, of its command and of its model in the box
+    help: ClassVar[str]  # one sentence: what its command does
+    doing: ClassVar[str]  # label of the progress bar: "translating"
+    input_name: ClassVar[str] = "TEXT"  # an input of the command in --help
+    files: ClassVar[str]  # format of the training files in --help
+    better: ClassVar[str]  # the score that selects the best weights in validation
+    counted: ClassVar[int] = -1  # the side whose tokens training.batch_tokens counts
+    styles: ClassVar[tuple[str, ...]] = STYLES
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # by section, if not the usual ones
+    config_options: ClassVar[tuple[str, ...]] = ()  # options that not all tasks have: "data.mask"
+    two_vocabularies: ClassVar[bool] = False  # whether data.shared_vocabulary=false is possible
+    options: ClassVar[tuple[Option, ...]] = ()  # of its command
+    decodes: ClassVar[bool] = False  # whether its command has the options of decoding
+    continues: ClassVar[bool] = False  # whether its output continues the input
 
     def __init__(self, tokenizer: Tokenizer, style: str) -> None:
         self.tokenizer, self.style = tokenizer, style
 
-    # ---- data ---------------------------------------------------------------------------
+    # ---- configuration ------------------------------------------------------------------
+
+    @classmethod
+    def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
+        """Defaults of the section `model` that depend on the style and on the data."""
+        return {}
+
+    @classmethod
+    def longest_target(cls, model: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> int:
+        """Positions that a row may need beyond the data.max_length tokens of its input."""
+        return decoding.max_length if model.has_decoder else 0
+
+    @classmethod  # noqa: B027
+    def check_config(cls, config: Config) -> None:
+        """Refuse options that this task cannot combine."""
+
+    # ---- creation -----------------------------------------------------------------------
 
     @classmethod
     @abstractmethod
+    def make(cls: type[T], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> T:
+        """The task of a configuration; tokenizers: of source and target. Further arguments are
+        what `learned` or `saved` returns."""
+
+    @classmethod
+    def learn(
+        cls: type[T],
+        config: Config,
+        tokenizers: tuple[Tokenizer, Tokenizer] | None,
+        say: Say,
+        quiet: bool,
+    ) -> T:
+        """The task with what it learns from its training files.
+
+        Every line of every file is read once, so that an error in the data is reported before
+        anything is written.
+
+        Args:
+            config: the configuration of the run, which names the files.
+            tokenizers: existing vocabularies of source and target; None: learn them.
+            say: called with messages about the data.
+            quiet: show no progress.
+        """
+        from regard.tasks.vocabularies import learn_tokenizers
+        from regard.text.reading import check_file
+
+        train, valid = (list(map(Path, files)) for files in (config.data.train, config.data.valid))
+        cls.check_files(train)
+        if valid:
+            cls.check_files(valid)
+        for path in (*train, *valid):
+            check_file(path)  # they are read several times
+        if next(iter(cls.read(train, config)), None) is None:
+            names, are = " ".join(config.data.train), "is" if len(train) == 1 else "are"
+            raise InputError(f"{names} {are} empty: there is nothing to learn from")
+        tokenizers = learn_tokenizers(cls, train, config, tokenizers, say, quiet)
+        task = cls.make(config, tokenizers, **cls.learned(train, config))
+        for example in cls.read(valid, config) if valid else ():
+            task.check(example)
+        return task
+
+    @classmethod
+    def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
+        """What the training files define beside the vocabularies: arguments of `make`."""
+        return {}
+
+    @classmethod
+    def load(cls: type[T], folder: Path, config: Config) -> T:
+        """The task of a model folder."""
+        from regard.training.model_folder import load_tokenizers
+
+        saved = cls.saved(folder, config)
+        task = cls.make(config, load_tokenizers(folder, config.model), **saved)
+        if config.model.classes != task.model_options().get("classes"):
+            raise InputError(
+                f"{folder / 'config.yaml'}: model.classes={config.model.classes} does not fit "
+                f"the task {cls.name}"
+            )
+        return task
+
+    @classmethod
+    def saved(cls, folder: Path, config: Config) -> dict[str, Any]:
+        """What `save` wrote beside the vocabularies: arguments of `make`."""
+        return {}
+
+    def with_config(self: T, config: Config) -> T:
+        """The same task, with its vocabularies, for another configuration."""
+        return self.make(config, (self.tokenizer, self.tokenizer))
+
+    def save(self, folder: Path) -> None:
+        """Write the vocabulary, and what else `load` needs, into a model folder."""
+        self.tokenizer.save(folder / "tokenizer.json")
+
+    def same_head(self, other: Task) -> bool:
+        """Whether the head of a model of `other` has the meaning of the head of this task."""
+        return True
+
+    # ---- data ---------------------------------------------------------------------------
+
+    @staticmethod
+    def read_file(path: Path) -> Iterator[Any]:
+        """The rows of a file: named tuples that begin with the line number."""
+        raise NotImplementedError
+
+    @classmethod
     def read(cls, files: Sequence[Path], config: Config, say: Say | None = None) -> Iterator[Any]:
-        """The examples of the files; whatever is wrong with one is said with its line."""
+        """The examples of the files: (path, row). An error names the file and the line."""
+        rows = ((path, row) for path in files for row in cls.read_file(path))
+        return without_duplicates(rows, config.data.duplicates, say)
 
     @classmethod
     @abstractmethod
     def texts(cls, example: Any) -> Iterable[str]:
-        """All text of an example: what a vocabulary is learned from."""
+        """All text of an example, from which the vocabulary is learned."""
+
+    @classmethod
+    def place(cls, example: Any, files: Sequence[Path]) -> str:
+        """FILE:LINE of an example."""
+        path, row = example
+        return f"{path}:{row.line}"
 
     def check(self, example: Any) -> None:  # noqa: B027
-        """Refuse an example that could be read but cannot be used."""
+        """Refuse an example that is well formed but cannot be used."""
 
     @classmethod
     def check_files(cls, files: Sequence[Path]) -> None:
-        """How many files there have to be."""
+        """Refuse a wrong number of files."""
         for i, path in enumerate(files):
             if path in files[:i]:
                 raise InputError(f"{path} is given twice")
 
-    @abstractmethod
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
-        """The files as token ids."""
+        """The files as token ids, built now or found in `folder`."""
+        from regard.text.store import build
+
+        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
+            examples = self.read(files, config)
+            for chunk in in_chunks(examples, lambda one: sum(map(len, self.texts(one)))):
+                yield self.encode(chunk, config, report)
+
+        identity, types = self.identity(config), self.types(files, config)
+        return build(files, identity, types, encode, folder, quiet)
+
+    def encode(self, examples: list[Any], config: Config, report: CorpusReport) -> Chunk:
+        """The token ids of examples: for each side of the store a list of sequences."""
+        raise NotImplementedError
+
+    def identity(self, config: Config) -> list[object]:
+        """Everything that the result of `encode` depends on beside the files."""
+        raise NotImplementedError
+
+    def types(self, files: Sequence[Path], config: Config) -> list[str]:
+        """The number type of each side of the store."""
+        raise NotImplementedError
 
     def sizes(self, store: Store) -> list[NDArray[Any]]:
-        """What each example takes of a row: for each stack, the tokens it reads."""
+        """For each stack the tokens that it reads of each example."""
         return [*store.lengths]
 
     # ---- training -----------------------------------------------------------------------
 
     @abstractmethod
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Any:
-        """The examples of one row, packed. seed: of all that is left to chance; 0: nothing is."""
+        """The examples of one row, packed. seed: for random choices; 0: none are made."""
 
     @property
     def loss(self) -> Loss:
         """The loss of a batch (training/losses.py)."""
+        from regard.training.losses import token_loss
+
         return token_loss
 
     def model_options(self) -> dict[str, Any]:
-        """What of a model's configuration only the files can tell."""
+        """Options of the section `model` that only the data define."""
         size = self.tokenizer.size
         return {"vocabulary_size": size, "source_vocabulary_size": size}
 
     def prepare(self, store: Store, config: Config) -> None:  # noqa: B027
-        """Look at the training data once, before the first step."""
-
-    def same_head(self, other: Task) -> bool:
-        """Whether the head of a model of `other` has the meaning of the head of this task."""
-        return True
+        """Read statistics of the training data before the first step."""
 
     def finish(self, model: Transformer, examples: Sequence[Any]) -> bool:
-        """Learn something from held-out examples once the weights are chosen; whether it did."""
+        """Fit parameters of the task to held-out examples after training; whether it did."""
         return False
 
-    def save(self, folder: Path) -> None:
-        self.tokenizer.save(folder / "tokenizer.json")
+    def from_loss(self, loss: float, store: Store) -> dict[str, Any] | None:
+        """The scores of a validation if they follow from its loss; None: evaluate."""
+        return None
 
-    # ---- use ----------------------------------------------------------------------------
+    # ---- evaluation ---------------------------------------------------------------------
 
     @abstractmethod
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Any],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
     ) -> Evaluation:
-        """The task's metrics on examples."""
+        """The metrics of the task on examples."""
+
+    @staticmethod
+    def split_note(count: int) -> str:
+        """What happens to an input that is read in `count` pieces."""
+        raise NotImplementedError
 
     def check_comparable(self, other: Any) -> None:  # noqa: B027
-        """Refuse a model of the same task whose figures cannot be set beside this one's."""
+        """Refuse a model of the same task whose scores cannot be compared with this one's."""
 
-    def from_loss(self, loss: float, store: Store) -> dict[str, Any] | None:
-        """What a validation says where the loss says everything."""
+    def confidence(
+        self, ours: Evaluation, theirs: Evaluation | None, samples: int, config: Config
+    ) -> tuple[dict[str, tuple[float, float]], dict[str, Comparison]]:
+        """The 95% intervals of the scores, and the comparison with another model."""
+        from regard.tasks.bootstrap import intervals, paired
+
+        compared = {}
+        if theirs is not None:
+            compared = paired(ours.metrics, theirs.metrics, ours.count, samples)
+        return intervals(ours.metrics, ours.count, samples), compared
+
+    # ---- prediction ---------------------------------------------------------------------
+
+    @classmethod
+    def of(cls: type[T], task: Task, config: Config) -> T:
+        """This task for a model that was trained for `task`, if the model can do it."""
+        if not isinstance(task, cls):
+            raise InputError(f"this model was trained to {task.name}: it cannot {cls.name}")
+        return task
+
+    @abstractmethod
+    def predict(self, model: Transformer, inputs: Sequence[Any], context: Context) -> list[Any]:
+        """One prediction for each input, as `parse` returns them. Further keyword arguments are the
+        options that the task declares."""
+
+    def stream_text(self, model: Transformer, text: str, context: Context) -> Iterator[str]:
+        """The prediction for one text, part by part."""
+        raise InputError(f"this model was trained to {self.name}: it cannot stream")
+
+    # ---- command line -------------------------------------------------------------------
+
+    @classmethod  # noqa: B027
+    def check_options(cls, options: Namespace) -> None:
+        """Refuse options of the command that cannot be combined, before a model is loaded."""
+
+    def check_model(self, model: ModelConfig, options: Namespace) -> None:  # noqa: B027
+        """Refuse options of the command that the model does not have, before anything is read."""
+
+    @classmethod
+    def block_size(cls, options: Namespace) -> int | None:
+        """The largest number of lines to predict at once; None: no limit."""
         return None
 
+    def parse(self, text: str, options: Namespace, longest: int, where: str) -> Any:
+        """The input in one line, or None if the line is empty and has no prediction.
 
-def packed(rows: Sequence[NDArray[Any]], device: torch.device) -> Packed:
-    tokens, offsets = np.concatenate(rows).astype(np.int64), bounds(rows)
-    return Packed(torch.from_numpy(tokens), torch.from_numpy(offsets)).to(device)
+        Raises:
+            InputError: the line is not valid; the message begins with `where`.
+        """
+        return text
+
+    @abstractmethod
+    def line(self, text: str, prediction: Any, options: Namespace) -> str:
+        """A prediction as it is printed; `prediction` is None for an empty line."""
+
+    @abstractmethod
+    def to_json(self, text: str, prediction: Any, options: Namespace) -> dict[str, Any]:
+        """A prediction as a JSON object; `prediction` is None for an empty line."""
+
+    def output(
+        self, model: ModelConfig, options: Namespace
+    ) -> AbstractContextManager[Callable[[Any], None] | None]:
+        """A function that stores predictions, if the options replace printing by it."""
+        return nullcontext()
 
 
-def bounds(rows: Sequence[NDArray[Any]]) -> Ids:
-    """[B+1]: where each row begins when they stand end to end."""
-    return np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+# ---- helpers for tasks ------------------------------------------------------------------
 
 
-@torch.no_grad()
-def forward(
-    model: Transformer, rows: Sequence[Sequence[int]], read: Callable[[Packed, Tensor], list[Any]]
-) -> list[Any]:
-    """Run one stack over sequences in batches of similar length, and `read` something off each
-    batch's vectors [N, D]: a list with an entry for each sequence, given back in order."""
-    device = model.output_matrix().device
-    found: dict[int, Any] = {}
-    for batch in by_size([len(row) for row in rows], EVALUATED_TOKENS):
-        row = Packed.of([rows[i] for i in batch]).to(device)
-        found.update(zip(batch, read(row, hidden(model, row)), strict=True))
-    return [found[i] for i in range(len(rows))]
+def needs_one_vocabulary(task: str) -> InputError:
+    """The error for a model with two vocabularies and a task that has one."""
+    return InputError(
+        f"--from a model with two vocabularies and --task {task} cannot be combined: it has one"
+    )
+
+
+def too_long(longest: int, consequence: str = "") -> str:
+    """The warning about an input that is longer than the model can read at once."""
+    warning = f"longer than the {longest} tokens that the model was trained on"
+    return f"{warning}: {consequence}" if consequence else warning
 
 
 def without_duplicates(
-    rows: Iterable[tuple[Path, Row]], what: str, say: Say | None
+    rows: Iterable[tuple[Path, Row]], rule: str, say: Say | None
 ) -> Iterator[tuple[Path, Row]]:
-    """The rows (line number first) of several files, after the rule of data.duplicates."""
+    """The rows (line number first) of several files. rule: data.duplicates."""
     seen: dict[int, tuple[Path, int]] = {}
     count, first = 0, ""
     for path, row in rows:
@@ -183,25 +405,13 @@ def without_duplicates(
         before = seen.setdefault(hash(row[1:]), (path, line))
         if before != (path, line):
             where = f"{path}:{line}: the same row as {before[0]}:{before[1]}"
-            if what == "refuse":
+            if rule == "refuse":
                 raise InputError(f"{where}: remove it, or --set data.duplicates=keep or drop")
             count, first = count + 1, first or where
-            if what == "drop":
+            if rule == "drop":
                 continue
         yield path, row
     if count and say is not None:
-        kept = "kept" if what == "keep" else "left out"
+        kept = "kept" if rule == "keep" else "left out"
         more = f" ({count:,} such rows, all {kept}: see data.duplicates)"
         say(first + more)
-
-
-def read_rows(
-    files: Sequence[Path],
-    reader: Callable[[Path], Iterator[Row]],
-    config: Config,
-    say: Say | None = None,
-) -> Iterator[tuple[Path, Row]]:
-    """The rows of all files with the file they stand in, duplicates treated as data.duplicates
-    says."""
-    rows = ((path, row) for path in files for row in reader(path))
-    return without_duplicates(rows, config.data.duplicates, say)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.config.sections import Config
-from regard.tasks.make import KINDS, learn_task, load_task
-from regard.tasks.task import Task
+from regard.tasks.registry import find_task
 from regard.training import run
-
-
-class _Kind(NamedTuple):
-    check_files: Callable[[Sequence[Path]], None]
-    learn: Callable[..., Task] = learn_task
-    load: Callable[[Path, Config], Task] = load_task
 
 
 def train(
@@ -51,7 +44,7 @@ def train(
         TrainingFailed: training failed for another reason; the last valid state is saved.
     """
     return run.train(
-        config, Path(out), find_task=lambda name: _Kind(KINDS[name].check_files), resume=resume,
+        config, Path(out), find_task=find_task, resume=resume,
         force=force, start_from=None if start_from is None else Path(start_from), device=device,
         quiet=quiet, command=command,
     )  # fmt: skip

@@ -20,11 +20,11 @@ from typing import Any
 from torch import Tensor
 
 from regard.config.model import ModelConfig
+from regard.config.parameters import closed_form
 from regard.config.sections import Config
 from regard.config.settings import read_yaml
 from regard.errors import InputError
 from regard.files import open_regular, parse_json, read_bounded
-from regard.model.parameters import closed_form
 from regard.model.quantise import SUFFIX
 from regard.model.transformer import Transformer
 from regard.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from regard.config.sections import Config, brought
+from regard.config.sections import Config, inherited_vocabulary
 from regard.config.settings import SECTIONS
 from regard.console import print_counts
 from regard.device import keep_freed_memory
@@ -175,7 +175,7 @@ def prepare(
         tokenizers = None
         if start_from is not None:
             before = Config.load(start_from / CONFIG)
-            brought(config.task, before.data, vars(data))
+            inherited_vocabulary(before.data, vars(data))
             tokenizers = load_tokenizers(start_from)
         task = task_class.learn(config, tokenizers, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)

@@ -27,11 +27,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.config.parameters import operations
 from regard.config.sections import Config
 from regard.device import choose_dtype, peak
 from regard.errors import InputError, TrainingFailed
 from regard.files import LARGEST_METRICS, read_bounded, remove_leftovers, write_file
-from regard.model.parameters import operations
 from regard.model.transformer import Transformer
 from regard.ops.cpu import build as native
 from regard.text.sampler import BatchSampler

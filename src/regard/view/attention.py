@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.config.model import ModelConfig, choice
+from regard.config.checks import choice
+from regard.config.model import ModelConfig
 from regard.errors import InputError
 
 Weights = NDArray[np.float32]

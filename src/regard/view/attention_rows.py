@@ -153,14 +153,14 @@ def target_tokens(model: Model, request: Request, text: str, target: str | None)
     assert isinstance(task, Sequences)
     if target is not None:
         return [*task.target.encode(target), Tokenizer.eos]
-    return task.found(model.transformer, [request], model.decoding({}))[0].tokens
+    return task.decode(model.transformer, [request], model.decoding({}))[0].tokens
 
 
 def single_row(model: Model, text: str) -> list[int]:
     """The input of a model that writes nothing: one row."""
     task = model.task
     if isinstance(task, Fill) and MASK in text:
-        return task.encode(text.split(MASK), model.longest, "TEXT")
+        return task.encode_parts(text.split(MASK), model.longest, "TEXT")
     check_whole(model, text)
     if isinstance(task, Generate):
         return list(task.request(text, model.longest).source)

@@ -9,8 +9,8 @@ import torch
 from rich.table import Table
 
 from regard.config.model import ModelConfig
+from regard.config.parameters import PARTS, Part, closed_form, count
 from regard.console import make_console
-from regard.model.parameters import PARTS, Part, closed_form, count
 from regard.model.transformer import Transformer
 
 

@@ -12,15 +12,16 @@ import pytest
 import torch
 
 import regard
-from regard import Config, Transformer
+from regard import Transformer
 from regard.cli.main import main
+from regard.tasks.configuration import make_config
 from regard.text.builtin import builtin_corpus
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import to_bytes
 
 
 def build(folder, kind, longest):
-    config = Config.build("translate", "tiny", {
+    config = make_config("translate", "tiny", {
         "model": {
             "encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "heads": 4, "d_ff": 32,
             "tie_embeddings": "source-target",

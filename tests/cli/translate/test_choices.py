@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from regard import InputError
-from regard.cli.answering import one_line
+from regard.tasks.common import one_line
 
 MODES = [
     {"beam": 4},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import Capture, Packed
-from regard.cli.answering import one_line
+from regard.tasks.common import one_line
 from regard.tasks.translate import split
 from regard.text import lines
 

@@ -31,6 +31,7 @@ from regard.lab.common.timing import machine_name, time_training_steps
 from regard.lab.common.training import TrainingOptions
 from regard.model.transformer import Transformer
 from regard.predictor import load
+from regard.tasks.configuration import make_config
 from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store
 from regard.training.model_folder import final_scores
@@ -59,7 +60,7 @@ def measure_ablation(
     def build(changes: Values) -> Config:
         sections = [*values, *(section for section in changes if section not in values)]
         both = {s: {**values.get(s, {}), **changes.get(s, {})} for s in sections}
-        return Config.build(options.task, options.preset or "tiny", both)
+        return make_config(options.task, options.preset or "tiny", both)
 
     make_variants(rows, build)  # refuses wrong settings before anything is written
     files = options.add_corpus(values, NAME)

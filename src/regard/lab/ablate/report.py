@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.config.parameters import closed_form
 from regard.lab.ablate.variants import GROUPS, SIGNS, Variant
 from regard.lab.common.report import WIDE, LabReport, Picture, plain_table, plural
 from regard.lab.common.significance import LEVEL, format_p
-from regard.model.parameters import closed_form
 from regard.training.model_folder import final_scores
 from regard.training.progress import duration
 from regard.view.picture import COLOURS, MARKERS

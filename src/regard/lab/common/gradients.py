@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from regard.config.model import ModelConfig
 from regard.lab.common.fits import fit_line
 from regard.model.transformer import Transformer
-from regard.tasks.task import Ids, packed
+from regard.tasks.batches import packed
+from regard.tasks.task import Ids
 
 SMALLEST = 1e-290  # near the end of float64: smaller values cannot be distinguished from zero
 AT_ONCE = 16_384  # tokens

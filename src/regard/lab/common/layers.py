@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.config.model import ModelConfig
+from regard.config.parameters import visible
 from regard.lab.common.layer_kinds import LAYER_KINDS, layer_options
 from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.block import FeedForward
 from regard.model.mixers import RowPlan, make_mixer
-from regard.model.parameters import visible
 from regard.model.visibility import Visibility
 
 REFERENCE = "reference"  # self-attention by its definition: all n x n weights are in memory

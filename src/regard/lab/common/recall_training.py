@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from regard.config.model import ModelConfig
+from regard.config.parameters import closed_form
 from regard.console import make_console, make_progress
 from regard.device import choose_device
 from regard.errors import InputError
@@ -31,7 +32,6 @@ from regard.lab.common.layer_kinds import check_layer_kinds, layer_options, laye
 from regard.lab.common.memory import check_memory
 from regard.lab.common.synthetic import Example, Generate, TrainedModel, train_synthetic
 from regard.lab.common.training import check_budget, check_seeds
-from regard.model.parameters import closed_form
 from regard.model.transformer import Transformer
 
 SYMBOLS = 16

@@ -20,10 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from regard.config.model import ModelConfig
-from regard.config.sections import Config
 from regard.device import synchronise
 from regard.model.transformer import Transformer
-from regard.tasks.task import Ids, packed
+from regard.tasks.batches import packed
+from regard.tasks.configuration import make_config
+from regard.tasks.task import Ids
 from regard.training.distributed import Processes
 from regard.training.losses import Batch, Loss, token_loss
 from regard.training.progress import Progress
@@ -135,7 +136,7 @@ def train_synthetic(
         "batch_tokens": max(2048, max(lengths)), "learning_rate": 1e-3, "warmup": 50,
         "schedule": "constant", "dtype": "float32", **(training or {}), "seed": seed,
     }  # fmt: skip
-    whole = replace(Config.build("fill", "tiny", {"training": options}), model=config)
+    whole = replace(make_config("fill", "tiny", {"training": options}), model=config)
     mixed = np.resize(np.asarray(lengths, dtype=np.int64), EXAMPLES)
     # The order of batches depends on the fingerprint: with another text, results would change.
     store = Lengths([mixed], f"drill {sorted(lengths)}")

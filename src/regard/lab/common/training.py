@@ -3,20 +3,19 @@ the evaluation of a trained model."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regard.cli.demo import OPTIONS, write_corpus
-from regard.cli.evaluating import evaluated, judged
 from regard.config.sections import Config
 from regard.errors import InputError, unknown
 from regard.files import cache_folder, check_destination, write_result
 from regard.predictor import Model
 from regard.tasks.bootstrap import SAMPLES, Comparison
-from regard.tasks.make import KINDS, learn_task
+from regard.tasks.builtin import OPTIONS, write_corpus
+from regard.tasks.evaluation import report_on
+from regard.tasks.registry import find_task
 from regard.tasks.task import Evaluation, Task
 from regard.tasks.translate import Translate
 from regard.text.sampler import BatchSampler
@@ -130,10 +129,10 @@ def create_out(out: Path, command: str) -> None:
 def read_data(config: Config, test: Sequence[str], quiet: bool) -> tuple[Task, Store, list[Any]]:
     """Learn the vocabulary, and read the training data and the test examples. Everything that is
     wrong with a file is reported here, before the first training."""
-    task = learn_task(config, None, lambda _: None, quiet)
+    task = find_task(config.task).learn(config, None, lambda _: None, quiet)
     store, _ = task.build([Path(file) for file in config.data.train], cache_folder(), config, quiet)
     paths = [Path(file) for file in test]
-    KINDS[config.task].check_files(paths)
+    find_task(config.task).check_files(paths)
     examples = list(task.read(paths, config))
     if not examples:
         raise InputError(f"{paths[0]} is empty: there is nothing to evaluate")
@@ -171,12 +170,12 @@ def is_finished(run: Path, config: Config, store: Store) -> bool:
 
 def evaluate_greedy(model: Model, examples: list[Any]) -> Evaluation:
     """The task's metrics on the examples, by greedy search."""
-    return evaluated(model, examples, GREEDY)
+    return model.evaluate(examples, **GREEDY)
 
 
 def bootstrap(
     model: Model, own: Evaluation, base: Evaluation | None = None, name: str = ""
 ) -> tuple[dict[str, tuple[float, float]], dict[str, Comparison]]:
     """95% intervals of each metric, and the paired comparison with the base where there is one."""
-    judgement = judged(model, own, base, argparse.Namespace(samples=SAMPLES, against=name))
-    return judgement.ranges, judgement.differences
+    report = report_on(model.task, model.config, own, base, samples=SAMPLES, against=name)
+    return report.intervals, report.differences

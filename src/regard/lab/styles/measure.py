@@ -27,7 +27,8 @@ import numpy as np
 import torch
 
 from regard.config.model import STYLES, ModelConfig
-from regard.config.sections import DEFAULTS, Config
+from regard.config.parameters import closed_form
+from regard.config.sections import Config
 from regard.console import make_console
 from regard.device import choose_device, keep_freed_memory, synchronise
 from regard.files import cache_folder
@@ -35,11 +36,11 @@ from regard.lab.common import training
 from regard.lab.common.timing import machine_name, time_training_steps
 from regard.lab.common.training import GREEDY, RESERVED, TrainingOptions, Values
 from regard.lab.styles.report import QUALITY, SENTENCES, StyleResult, StylesReport
-from regard.model.parameters import closed_form
 from regard.ops.cpu import build as native
 from regard.predictor import Model, load
 from regard.tasks.bootstrap import intervals
-from regard.tasks.make import KINDS, make_task
+from regard.tasks.configuration import make_config
+from regard.tasks.registry import find_task
 from regard.tasks.train import train
 from regard.tasks.translate import Translate
 from regard.text.store import Store
@@ -105,17 +106,16 @@ def plan(
         model = {**values["model"], "style": style}
         if layers:
             model = {k: v for k, v in model.items() if not k.endswith("_layers")} | layers
-        return Config.build(task, preset, values | {"model": model})
+        return make_config(task, preset, values | {"model": model})
 
     both = build(STYLES[0])
     learned, store, examples = training.read_data(both, test, quiet)
-    vocabularies = getattr(learned, "source", learned.tokenizer), learned.tokenizer
     held_out, _ = learned.build([Path(file) for file in test], cache_folder(), both, quiet)
     goal, most = 0, 4 * (both.model.encoder_layers + both.model.decoder_layers)
     styles: list[StyleResult] = []
     for name in STYLES:
         config = both if name == STYLES[0] else build(name, **{f"{name}_layers": 1})
-        own = make_task(config, vocabularies, getattr(learned, "labels", []))
+        own = learned.with_config(config)
         model = replace(config.model, **own.model_options())
         if name != STYLES[0]:
             sizes = [
@@ -127,7 +127,7 @@ def plan(
         read = float(sum(side.mean() for side in own.sizes(held_out)))
         targets = everything.tokens / len(held_out)
         styles.append(StyleResult(replace(config, model=model), own, [], read, targets))
-    usual = DEFAULTS[task].get("model", {}).get("style", STYLES[0])
+    usual = find_task(task).defaults.get("model", {}).get("style", STYLES[0])
     counted = {one.name: one.task.sizes(store)[one.task.counted].mean() for one in styles}
     for style in styles:
         settings = style.config.training
@@ -162,7 +162,7 @@ def time_predictions(
     """Time greedy predictions for sentences spread over the test data, one by one and all at once.
     A first pass counts their tokens and steps and warms up."""
     spread = np.linspace(0, len(examples) - 1, SENTENCES).round().astype(int).tolist()
-    texts = [next(iter(KINDS[styles[0].config.task].texts(examples[i]))) for i in spread]
+    texts = [next(iter(find_task(styles[0].config.task).texts(examples[i]))) for i in spread]
     for style, model in zip(styles, models, strict=True):
         counts = [count_passes(model, text) for text in texts]
         style.passes, style.written = np.array(counts).mean(0).tolist()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from regard.config.sections import Config
 from regard.lab.common.report import ALL_COLUMNS, LabReport, Picture, plain_table
 from regard.lab.common.timing import TimedStep
-from regard.tasks.make import KINDS
+from regard.tasks.registry import find_task
 from regard.tasks.task import Task
 from regard.view.curves import Curves, Point, add_labels, draw_lines, read_curves
 from regard.view.picture import COLOURS, MARKERS
@@ -201,7 +201,7 @@ def draw(picture: Figure, report: StylesReport) -> None:
     task, styles = report.task, report.styles
     left, right = picture.subplots(1, 2)
     draw_quality(left, QUALITY[task][0], styles)
-    metric = KINDS[task].better
+    metric = find_task(task).better
     curves = [mean_curve(style, f"valid_{metric}") for style in styles]
     draw_lines(right, curves, f"valid_{metric}")
     ends = [curve.series[f"valid_{metric}"][-1] for curve in curves]

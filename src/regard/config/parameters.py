@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from regard.config.model import ModelConfig
+if TYPE_CHECKING:  # model.py imports this module to limit the number of parameters
+    from regard.config.model import ModelConfig
 
 PARTS = (
     "embeddings",
@@ -114,12 +116,15 @@ def part_of(name: str) -> str:
 
 
 def operations(
-    config: ModelConfig, sources: Sequence[int], targets: Sequence[int], labels: int | None = None
+    config: ModelConfig,
+    sources: Sequence[int],
+    targets: Sequence[int],
+    predictions: int | None = None,
 ) -> float:
     """Floating-point operations of a training step of sequences of these lengths, forward and
     backward: 6 for each weight and token it meets, and 12 H K for each query and key that meet.
 
-    labels: tokens that the head predicts (default: all of the last stack).
+    predictions: the number of tokens that the head predicts (default: all of the last stack).
     """
     d, width = config.d_model, config.heads * config.head_size
     gates = 3 if config.activation == "swiglu" else 2
@@ -137,7 +142,9 @@ def operations(
         pairs += decoder * sum(s * t for s, t in zip(sources, targets, strict=True))
     if config.head in ("language-model", "masked-language-model"):
         weights += (
-            (labels if labels is not None else n if decoder else m) * config.vocabulary_size * d
+            (predictions if predictions is not None else n if decoder else m)
+            * config.vocabulary_size
+            * d
         )
     return 6.0 * weights + 12.0 * pairs * width
 

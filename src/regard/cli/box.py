@@ -1,0 +1,101 @@
+"""`regard info` and `regard pack`: the parameters of a model, and the models in the box."""
+
+from __future__ import annotations
+
+import argparse
+
+from regard.cli.options import (
+    architecture_options,
+    bounded,
+    existing_model,
+    file_path,
+    preset_option,
+)
+from regard.config.model import STYLES, ModelConfig
+from regard.config.settings import section_settings
+from regard.console import as_json, visible_line, warn
+from regard.errors import InputError
+from regard.tasks.registry import find_task
+from regard.training.shipped import folder_of
+
+
+def info_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "model", nargs="?", type=file_path, metavar="MODEL", help="a model folder or box:translate"
+    )
+    preset_option(verb)
+    verb.add_argument(
+        "--vocab", type=bounded(int, 1, 10_000_000), metavar="N",
+        help="vocabulary size (default: 37000)",
+    )  # fmt: skip
+    verb.add_argument(
+        "--accept-changes", action="store_true",
+        help="record the files of MODEL as they are now, after an intended change",
+    )  # fmt: skip
+    architecture_options(verb)
+
+
+def info(options: argparse.Namespace) -> int:
+    """Show the parameters of a model by part; without arguments: list the models in the box."""
+    chosen = (options.preset, options.vocab, options.style)
+    if options.accept_changes and options.model is None:
+        raise InputError("--accept-changes needs MODEL: the folder whose files were changed")
+    if options.model is None and not options.assignments and set(chosen) == {None}:
+        from regard.box.listing import show_box
+
+        show_box(options.json)
+        return 0
+    preset, vocabulary = options.preset or "base", options.vocab
+    values = {
+        "style": options.style or STYLES[0],
+        "vocabulary_size": 37_000 if vocabulary is None else vocabulary,
+    }
+    if options.model is None:
+        config = ModelConfig.preset(
+            preset, **values | section_settings(options.assignments, "model")
+        )
+    else:
+        from regard.training.model_folder import read_config
+
+        if options.accept_changes:
+            from regard.predictor import accept_changes
+
+            names = ", ".join(accept_changes(options.model))
+            warn(f"{options.model} now accepts {names} as they are")
+        whole = read_config(existing_model(options.model))
+        find_task(whole.task)  # refuses an unknown task
+        config = whole.model
+    from regard.training.model_folder import final_scores
+    from regard.view.info import parameter_table
+
+    table = parameter_table(config)
+    scores = final_scores(folder_of(options.model)) if options.model else {}
+    if options.json:
+        print(as_json(table.to_dict() | ({"scores": scores} if scores else {})))
+    else:
+        table.show(str(options.model or preset))
+        for name, value in scores.items():
+            print(visible_line(f"{name:16} {value}"))
+    return 0 if table.agrees else 1  # a disagreement is a bug in regard
+
+
+def pack_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("model", type=file_path, metavar="RUN", help="the folder of a finished model")
+    verb.add_argument(
+        "--out", type=file_path, required=True, metavar="FOLDER", help="folder of the packed model"
+    )
+
+
+def pack(options: argparse.Namespace) -> int:
+    """Write a copy of a model with int8 weights, a quarter of the size."""
+    from regard.box.pack import pack as pack_model
+
+    made = pack_model(options.model, options.out)
+    if options.json:
+        print(as_json(vars(made) | {"folder": str(made.folder)}))
+    else:
+        print(
+            f"{visible_line(str(made.folder))} is ready: {made.parameters:,} parameters, all files "
+            f"{made.size:,} bytes (the weights alone were {made.before:,})"
+        )
+    return 0

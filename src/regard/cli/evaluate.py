@@ -1,0 +1,133 @@
+"""`regard evaluate`: the scores of a model on given data, as tables or JSON."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from regard.cli.options import (
+    bounded,
+    chosen_decoding,
+    decoding_options,
+    file_formats,
+    file_name,
+    file_path,
+    model_to_use,
+)
+from regard.console import as_json, make_console, progress, warn
+from regard.errors import InputError
+from regard.tasks.task import too_long
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from regard.tasks.evaluation import EvaluationReport
+
+LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
+
+
+def evaluate_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--data",
+        nargs="+",
+        type=file_name,
+        required=True,
+        metavar="FILE",
+        help=file_formats(),
+    )
+    verb.add_argument("--against", type=file_path, metavar="MODEL", help="compare with it")
+    verb.add_argument(
+        "--samples", type=bounded(int, 1, 10_000), default=1000, metavar="N",
+        help="bootstrap samples (default: 1000)",
+    )  # fmt: skip
+    decoding_options(verb)
+    model_to_use(verb, "translate")
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Compute the task's metrics with confidence intervals; --against: compare two models."""
+    decoding = chosen_decoding(options)
+    from regard.device import keep_freed_memory
+    from regard.predictor import load
+    from regard.tasks.evaluation import check_examples, read_examples, report_on
+
+    keep_freed_memory()
+    files = [Path(file) for file in options.data]
+    model = load(options.model, options.device, options.dtype)
+    task, other, theirs = model.task, None, None
+    if options.against is not None:
+        other = load(options.against, options.device, options.dtype)
+        if other.task.name != task.name:
+            raise InputError(
+                f"{options.against} was trained to {other.task.name}, but {options.model} to "
+                f"{task.name}: only models of one task can be compared"
+            )
+        task.check_comparable(other.task)
+    examples = read_examples(task, files, model.config)
+    with progress("evaluating", None, options.quiet):
+        ours = model.evaluate(examples, **decoding)
+        for i, count in ours.pieces.items():
+            note = too_long(model.longest, task.split_note(count))
+            warn(f"{task.place(examples[i], files)}: {note}")
+        if other is not None:
+            check_examples(other.task, examples)  # the other model may not know all labels
+            theirs = other.evaluate(examples, **decoding)
+        report = report_on(
+            task, model.config, ours, theirs, samples=options.samples, against=str(options.against)
+        )
+    print(as_json(report.to_dict())) if options.json else show(report)
+    return 0
+
+
+def show(report: EvaluationReport) -> None:
+    """Print the report as tables."""
+    from rich.table import Table
+
+    from regard.tasks.evaluation import SURE, WIDE
+
+    console = make_console()
+    if not console.is_terminal:
+        console.width = WIDE
+    table = Table("metric", "score", "95% interval", box=None, pad_edge=False)
+    if report.against:
+        for name in (f"against {Path(report.against).name}", "difference", "p", ""):
+            table.add_column(name)
+    for column in table.columns:
+        column.overflow = "fold"  # a name may be long, but must not lose its end
+    for name, value in report.evaluation.scores.items():
+        if name.endswith("_signature"):
+            continue
+        low, high = report.intervals.get(name, (None, None))
+        cells = [name, str(value), "" if low is None else f"{low:.4g} to {high:.4g}"]
+        if (one := report.differences.get(name)) is not None:
+            verdict = "a difference" if one.p < SURE else "may be chance"
+            between = f"{one.difference:+.4g}"
+            if one.low is not None:
+                between += f" ({one.low:+.4g} to {one.high:+.4g})"
+            cells += [str(report.theirs[name]), between, f"{one.p:.4f}", verdict]
+        table.add_row(*cells)
+    table.add_row("examples", f"{report.evaluation.count:,}")
+    console.print(table)
+    for name, value in report.evaluation.scores.items():
+        if name.endswith("_signature"):
+            console.print(f"{name}: {value}", soft_wrap=True)
+    show_details(report, console)
+
+
+def show_details(report: EvaluationReport, console: Console) -> None:
+    """Print the tables that only some tasks have."""
+    from rich.table import Table
+
+    details = report.evaluation.details
+    labels = details.get("labels", [])
+    if "confusion" in details and len(labels) <= LARGEST_CONFUSION:
+        table = Table("wanted \\ given", *labels, title="confusion", title_justify="left")
+        for label, row in zip(labels, details["confusion"], strict=True):
+            table.add_row(label, *map(str, row))
+        console.print(table)
+    if "exact_by_task" in details:
+        table = Table("kind of question", "exact match", box=None, pad_edge=False)
+        for kind, value in details["exact_by_task"].items():
+            table.add_row(kind, f"{value:.4f}")
+        console.print(table)

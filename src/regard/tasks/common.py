@@ -1,0 +1,67 @@
+"""Functions that several tasks share: checks, warnings, and parts of printed predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regard.errors import InputError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from regard.decoding.answers import Answer
+    from regard.tasks.task import Context
+    from regard.text.tokenizer import Tokenizer
+
+
+def in_pieces(answers: Sequence[Answer]) -> dict[int, int]:
+    """The texts that had to be split, and into how many pieces."""
+    return {i: len(answer.pieces) for i, answer in enumerate(answers) if answer.pieces}
+
+
+def warn_cut(tokenizer: Tokenizer, texts: Sequence[str], context: Context) -> None:
+    """Warn about texts of which only the beginning is read."""
+    for i, ids in enumerate(tokenizer.encode_batch(list(texts))):
+        if len(ids) >= context.longest:
+            context.warn_long(i, "only its beginning was read")
+
+
+def refuse_nan(values: Iterable[float]) -> None:
+    """Raise an error if a model computed NaN, which is possible with finite weights."""
+    if any(map(math.isnan, values)):
+        raise InputError(
+            "the model computed NaN: its weights are damaged or too large for its precision; load "
+            "it with dtype float32, or train it again"
+        )
+
+
+def exclude(options: Namespace, one: str, *others: str) -> None:
+    """Refuse options of a command that cannot be combined."""
+    for other in others:
+        if getattr(options, one.replace("-", "_")) and getattr(options, other.replace("-", "_")):
+            raise InputError(f"--{one} and --{other} cannot be combined")
+
+
+def one_line(text: str) -> str:
+    """A text without line ends and tabs, which would look like further predictions."""
+    return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")
+
+
+def fields_of(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The fields that every output of a search has in JSON."""
+    return {
+        "score": answer.score, "logprob": answer.logprob, "stopped": answer.stopped,
+        "tokens": tokenizer.tokens(answer.tokens), "logprobs": answer.logprobs,
+    }  # fmt: skip
+
+
+def n_best(answer: Answer, tokenizer: Tokenizer, name: str) -> list[dict[str, Any]]:
+    """The n-best list, including the first; name: the key of a text."""
+    return [{name: one.text} | fields_of(one, tokenizer) for one in (answer, *answer.others)]
+
+
+def rounded(matrix: list[list[float]]) -> list[list[float]]:
+    """Numbers for JSON, with six digits after the point."""
+    return [[round(value, 6) for value in row] for row in matrix]
