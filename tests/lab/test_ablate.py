@@ -10,13 +10,12 @@ import subprocess
 import sys
 import time
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 import command
+from experiments import ablate as experiment
 from regard.config.parameters import closed_form
 from regard.config.sections import Config
 from regard.errors import InputError
@@ -28,6 +27,7 @@ from regard.lab.common import training
 from regard.lab.common.significance import pool, t_test
 from regard.tasks.configuration import make_config
 from regard.text.builtin import builtin_corpus
+from tools.results import ablation
 
 # ---- rows -----------------------------------------------------------------------------------
 
@@ -335,20 +335,15 @@ def test_other_settings_do_not_mix_with_those_of_the_folder(second, arguments):
 def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, arguments, monkeypatch):
     command = ["lab", "ablate", *map(str, arguments[:6]), "--out", "runs/lab", *arguments[8:],
                "--seed", "1", "2"]  # fmt: skip
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    results, page_of = (
-        import_module("benchmarks.results"),
-        import_module("benchmarks.tables").tables,
-    )
-    monkeypatch.setattr(results, "ABLATION", command)
+    monkeypatch.setattr(experiment, "COMMAND", command)
     where = ["--data", str(folder), "--runs", str(folder), "--out", str(folder / "results")]
-    results.main(["run", "ablate", *where, "--where", "a machine"])
+    experiment.main([*where, "--where", "a machine"])
     kept = json.loads((folder / "results" / "ablate.json").read_text())
     assert kept["rows"][1]["valid_bleu"] == second["rows"][1]["valid_bleu"]
     assert str(folder) not in json.dumps(kept["rows"])
     kept["rows"][1]["difference"] |= {"value": -2.345, "adjusted": 0.01, "significant": True}
     kept["skipped"], kept["failed"] = {"B-key-1": "no sense"}, {"E-learned": "seed 2: full disk"}
-    page = page_of({"ablate": kept})
+    page = "\n".join(ablation(kept).values())
     row = next(line for line in page.splitlines() if line.startswith("| A-heads-1 |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1] == "h=1 d\\_k=16"

@@ -178,11 +178,13 @@ class Search:
         prefixes = [
             (tokens, one.logprobs) for tokens, one in zip(self.prefixes, self.scored, strict=True)
         ]
-        penalty = self.options.length_penalty
-        answers = [scored_answer(*prefix, penalty, "prefix") for prefix in prefixes]
+        found: dict[int, Answer] = {}
         if self.engine is not None:
             old = [prefixes[i] for i in self.searched]
-            found = read_answers(self.options, self.engine.records(), self.limits, old, history)
-            for i, answer in zip(self.searched, found, strict=True):
-                answers[i] = answer
-        return answers
+            best = read_answers(self.options, self.engine.records(), self.limits, old, history)
+            found = dict(zip(self.searched, best, strict=True))
+        penalty = self.options.length_penalty
+        return [
+            found[i] if i in found else scored_answer(*prefix, penalty, "prefix")
+            for i, prefix in enumerate(prefixes)
+        ]
