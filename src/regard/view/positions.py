@@ -21,7 +21,7 @@ from regard.files import real_path
 from regard.model.positions import Rotation, sinusoids
 from regard.training.model_folder import newest_weights, read_config
 from regard.view.attention import stacks_of
-from regard.view.picture import COLOURS, DASHES, picture_name, save_picture
+from regard.view.picture import COLOURS, DASHES, new_figure, picture_name, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,16 +142,11 @@ def rotary(config: ModelConfig, length: int) -> Encodings:
 
 
 def draw(heading: str, drawn: Sequence[Encodings]) -> Figure:
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(16, 0.8 + 6.4 * len(drawn)), dpi=100, layout="constrained")
-    panels = picture.subplots(
-        len(drawn), 2, squeeze=False, gridspec_kw={"width_ratios": (3, 2)}
-    )  # [encodings, 2]
+    picture = new_figure(16, 0.8 + 6.4 * len(drawn), heading)
+    panels = picture.subplots(len(drawn), 2, squeeze=False, gridspec_kw={"width_ratios": (3, 2)})
     for (left, right), one in zip(panels, drawn, strict=True):
         draw_heat(left, one)
         draw_products(right, one)
-    picture.suptitle(heading, fontsize=17, weight="bold", parse_math=False)
     return picture
 
 

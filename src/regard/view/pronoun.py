@@ -20,9 +20,9 @@ import numpy as np
 from regard.text.builtin import PRONOUN_PHRASES, PRONOUN_SENTENCE, pronoun_of
 from regard.text.tokenizer import Tokenizer
 from regard.view.attention import Attention
-from regard.view.attention_pictures import blank, draw_lines
+from regard.view.attention_pictures import draw_lines
 from regard.view.attention_rows import gather
-from regard.view.picture import save_picture
+from regard.view.picture import new_figure, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -147,7 +147,7 @@ def draw_pronoun(sentences: tuple[Sentence, Sentence], look: PronounHead, out: P
     def draw() -> Figure:
         stacks = [sentence.attention.stacks[look.stack] for sentence in sentences]
         tall = max(len(side) for stack in stacks for side in (stack.rows, stack.columns))
-        picture = blank(15, 0.33 * tall + 2.4)
+        picture = new_figure(15, 0.33 * tall + 2.4)
         panels = picture.subplots(1, 2)
         for panel, sentence, stack, weights in zip(
             panels, sentences, stacks, look.weights, strict=True

@@ -289,8 +289,7 @@ class AblationReport(LabReport):
 
     def pictures(self) -> list[Picture]:
         size = 13, 2.6 + 0.42 * len(self.results[1:])
-        title = "What each change does to the base"
-        return [Picture(self.command, size, title, lambda picture: draw(picture, self))]
+        return [Picture(self.command, size, "What each change does to the base", draw)]
 
 
 def format_mean(values: Sequence[float], places: int) -> str:

@@ -43,13 +43,7 @@ class Counter(TorchDispatchMode):
         self.depth: dict[int, int] = {}
         self.longest = self.operations = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [storage(tensor) for tensor in tensors((*args, *kwargs.values()))]
         result = func(*args, **kwargs)
@@ -134,8 +128,8 @@ def steps_back(module: Recurrence, n: int, d: int) -> int | None:
         x = torch.randn(1, 1, d, requires_grad=True)
         state = [torch.randn(1, 1, d, requires_grad=True) for _ in range(1 + two)]
         _, after = cell(x, (state[0], state[1]) if two else state[0])
-        given = list(after) if two else [after]
-        gradients = torch.autograd.grad(given[: len(back)], [x, *state], back, allow_unused=True)
+        outputs = list(after) if two else [after]
+        gradients = torch.autograd.grad(outputs[: len(back)], [x, *state], back, allow_unused=True)
         if count == n:  # the step that reads the first input
             return count if bool((gradients[0] != 0).any()) else None
         back = [torch.randn(1, 1, d) * (0 if g is None else (g != 0)) for g in gradients[1:]]

@@ -168,11 +168,6 @@ def is_finished(run: Path, config: Config, store: Store) -> bool:
     return same and bool(final_scores(run))
 
 
-def evaluate_greedy(model: Model, examples: list[Any]) -> Evaluation:
-    """The task's metrics on the examples, by greedy search."""
-    return model.evaluate(examples, **GREEDY)
-
-
 def bootstrap(
     model: Model, own: Evaluation, base: Evaluation | None = None, name: str = ""
 ) -> tuple[dict[str, tuple[float, float]], dict[str, Comparison]]:

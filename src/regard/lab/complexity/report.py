@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from regard.lab.common.fits import PowerLaw, find_crossing, fit_line, fit_power_law
+from regard.lab.common.fits import PowerLaw, find_crossing, fit_power_law
 from regard.lab.common.layers import THEORY, expected_operations
 from regard.lab.common.report import MARKS, LabReport, Picture, line_styles, plain_table
 from regard.lab.common.timing import PASSES
@@ -196,7 +196,7 @@ class ComplexityReport(LabReport):
 
     def pictures(self) -> list[Picture]:
         title = f"Why attention: cost over length ({self.measured.machine})"
-        return [Picture(self.command, (18, 11.5), title, lambda picture: draw(picture, self))]
+        return [Picture(self.command, (18, 11.5), title, draw)]
 
 
 def make_report(measured: LayerMeasurements) -> ComplexityReport:
@@ -252,8 +252,8 @@ def grows_as(paths: list[dict[str, Any]], growth: str) -> bool:
         return True  # too few points to fit: that it equals the closed form is enough
     if growth == "linear":  # c (n - 1) for some c, rounded up
         return bool(((count - 1) / (n - 1)).max() < (count / (n - 1)).min())
-    line = fit_line(np.log(n), count)  # a straight line over log n, apart from rounding up
-    return line[0] > 0 and bool(np.abs(count - np.polyval(line, np.log(n))).max() < 1)
+    line = np.polyfit(np.log(n), count, 1)  # a straight line over log n, apart from rounding up
+    return bool(line[0] > 0 and np.abs(count - np.polyval(line, np.log(n))).max() < 1)
 
 
 def middle_width(measured: LayerMeasurements) -> int:

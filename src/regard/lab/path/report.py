@@ -78,7 +78,7 @@ class PathReport(common.LabReport):
             "Gradient of the last output by the token to be recalled, t steps back "
             f"({self.training.layers} layers)"
         )
-        return [common.Picture(self.command, (16, 8.5), title, lambda picture: draw(picture, self))]
+        return [common.Picture(self.command, (16, 8.5), title, draw)]
 
 
 def figure(value: float) -> str:

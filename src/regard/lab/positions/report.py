@@ -195,11 +195,9 @@ class PositionsReport(LabReport):
     def pictures(self) -> list[Picture]:
         training = f"Predicting the token {SHIFT} places before, trained on up to {TRAINED} tokens"
         return [
-            Picture("positions", (16, 13), "Sinusoidal positions",
-                    lambda picture: draw_sinusoids(picture, self)),
-            Picture("positions-training", (16, 7.5), training,
-                    lambda picture: draw_training(picture, self)),
-        ]  # fmt: skip
+            Picture(self.command, (16, 13), "Sinusoidal positions", draw_sinusoids),
+            Picture(f"{self.command}-training", (16, 7.5), training, draw_training),
+        ]
 
 
 def quantity_table(quantities: Sequence[Quantity]) -> Table:

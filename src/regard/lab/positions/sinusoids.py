@@ -14,10 +14,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from regard.lab.common.fits import fit_line
 from regard.model.positions import angles, sinusoids
 
 POSITIONS = (256, 2048, 16_384)  # numbers of positions of which all pairs are compared
@@ -108,9 +108,9 @@ def decay(length: int, d_model: int, base: float) -> list[Quantity]:
     quantities = [Quantity("PE(0)·PE(k) minus sum of cosines", base, change, 0.0, EXACT)]
     law = k[2 : int(min(length - 1, base / 4)) + 1]  # the law holds far from 1 and from the base
     if len(law) > 2:
-        slope, _ = fit_line(law.double().log().numpy(), products[law].numpy())
+        gradient = float(np.polyfit(law.double().log().numpy(), products[law].numpy(), 1)[0])
         theory = -1 / math.log(base)
-        quantities.append(Quantity("its slope over ln k", base, slope, theory, abs(theory) / 10))
+        quantities.append(Quantity("its slope over ln k", base, gradient, theory, abs(theory) / 10))
     below = (products < 0.5).nonzero()
     if len(below):
         theory = math.exp(-EULER) * math.sqrt(base)

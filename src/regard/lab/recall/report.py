@@ -71,8 +71,9 @@ class RecallReport(common.LabReport):
         console.print(times, soft_wrap=True)
 
     def pictures(self) -> list[common.Picture]:
-        title = "Recall of a token so many steps back"
-        return [common.Picture(self.command, (14, 8.5), title, lambda picture: draw(picture, self))]
+        return [
+            common.Picture(self.command, (14, 8.5), "Recall of a token so many steps back", draw)
+        ]
 
 
 def format_accuracy(one: dict[str, Any]) -> str:

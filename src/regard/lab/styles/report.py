@@ -136,7 +136,7 @@ class StylesReport(LabReport):
 
     def pictures(self) -> list[Picture]:
         title = f"Three styles, one task: {self.task}"
-        return [Picture(self.command, (16, 7.5), title, lambda picture: draw(picture, self))]
+        return [Picture(self.command, (16, 7.5), title, draw)]
 
 
 def cells(one: dict[str, Any]) -> list[tuple[str, str]]:
