@@ -218,9 +218,9 @@ def cache_folder() -> Path:
         folder = Path(os.environ.get("REGARD_CACHE") or Path(home) / "regard")
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"the cache folder cannot be created ({why}): set REGARD_CACHE to a writable folder"
+            f"the cache folder cannot be created ({reason(error)}): set REGARD_CACHE to a writable "
+            "folder"
         ) from None
     return folder
 

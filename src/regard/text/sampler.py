@@ -53,9 +53,8 @@ class BatchSampler:
         count = len(self.lengths[0])
         self.chosen = np.arange(count)
         if share < 1:  # the same examples for every seed
-            self.chosen = np.random.default_rng(1).permutation(count)[
-                : max(1, round(share * count))
-            ]
+            used = max(1, round(share * count))
+            self.chosen = np.random.default_rng(1).permutation(count)[:used]
         self._ends: list[int] = []  # the total number of rows at the end of each planned epoch
         self._epoch = lru_cache(maxsize=2)(self._plan)
 
@@ -79,8 +78,7 @@ class BatchSampler:
         random = np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest())))
         waiting = random.permutation(self.chosen)
         sizes = np.stack([side[waiting] for side in self.lengths], axis=1)  # [examples, sides]
-        limit = np.array(self.budgets)
-        return fill(waiting, sizes, limit)
+        return fill(waiting, sizes, np.array(self.budgets))
 
 
 def fill(

@@ -221,22 +221,19 @@ class Tokenizer:
         def letter(byte: bytes) -> bool:
             return byte.isalnum() or byte >= b"\x80"
 
-        return (
-            np.array([letter(piece[:1]) for piece in self.pieces]),
-            np.array([letter(piece[-1:]) for piece in self.pieces]),
+        begins, ends = (
+            [letter(piece[end]) for piece in self.pieces] for end in (np.s_[:1], np.s_[-1:])
         )
+        return np.array(begins), np.array(ends)
 
     # Saving
 
     @cached_property
     def _content(self) -> bytes:
         whole = {
-            "format": FORMAT,
-            "version": VERSION,
-            "kind": self.kind,
-            "specials": SPECIALS,
+            "format": FORMAT, "version": VERSION, "kind": self.kind, "specials": SPECIALS,
             "entries": self._entries,
-        }
+        }  # fmt: skip
         return (json.dumps(whole, ensure_ascii=False, indent=0) + "\n").encode("utf-8")
 
     @cached_property
@@ -304,11 +301,8 @@ def _library(ids: dict[str, int], ranks: dict[tuple[str, str], int]) -> tokenize
 def _learn_merges(lines: Iterable[str], size: int) -> list[str]:
     """The merges that BPE learns, as "left right": most frequent pair first."""
     library = _library({}, {})
-    trainer = BpeTrainer(
-        vocab_size=size,
-        initial_alphabet=SIGNS,  # all 256, whether the text has them or not
-        max_token_length=LONGEST_TOKEN,
-        show_progress=False,
+    trainer = BpeTrainer(  # the alphabet: all 256 bytes, whether the text has them or not
+        vocab_size=size, initial_alphabet=SIGNS, max_token_length=LONGEST_TOKEN, show_progress=False
     )
     try:
         parts = (piece for line in _some(lines) for piece in pieces(line))
