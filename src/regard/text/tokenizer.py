@@ -221,10 +221,8 @@ class Tokenizer:
         def letter(byte: bytes) -> bool:
             return byte.isalnum() or byte >= b"\x80"
 
-        begins, ends = (
-            [letter(piece[end]) for piece in self.pieces] for end in (np.s_[:1], np.s_[-1:])
-        )
-        return np.array(begins), np.array(ends)
+        begins = [letter(piece[:1]) for piece in self.pieces]
+        return np.array(begins), np.array([letter(piece[-1:]) for piece in self.pieces])
 
     # Saving
 

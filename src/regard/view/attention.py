@@ -10,8 +10,8 @@ to a decoder with cross-attention, whose input is two texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,7 @@ class Stack:
     columns: list[str]  # m
     weights: Weights  # [L, H, n, m]
     rollout: Weights  # [L, n, m]: the share of each input token in each layer
-    writes: list[str] = field(
-        default_factory=list
-    )  # the token that a decoder writes at each row, or ""
+    writes: Sequence[str] = ()  # the token that a decoder writes at each row, or ""
 
     def named(self, i: int) -> str:
         """The label of row i."""
@@ -74,7 +72,6 @@ class View:
 
     @property
     def title(self) -> str:
-        """The title of a picture."""
         stack = {"cross": "cross-attention"}.get(self.stack, f"self-attention of the {self.stack}")
         layers = "all layers" if self.layer is None else f"layer {self.layer}"
         if self.kind == "rollout":
@@ -84,8 +81,7 @@ class View:
         return f"{stack}, {layers}, {'mean over heads' if self.kind == 'mean' else heads}"
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One matrix of a picture: [n, m]."""
 
     title: str
@@ -207,8 +203,7 @@ def describe(attention: Attention, view: View) -> list[str]:
         looks = "is made most of" if view.kind == "rollout" else "looks most at"
         for i, row in enumerate(shown[0][0].weights[:LISTED]):
             best = int(row.argmax())
-            seen = f"{stack.columns[best]} ({row[best]:.2f})"
-            lines.append(f"  {stack.named(i)} {looks} {seen}")
+            lines.append(f"  {stack.named(i)} {looks} {stack.columns[best]} ({row[best]:.2f})")
         more = len(stack.rows) - LISTED
         return lines + ([f"  and {more} more"] if more > 0 else [])
     lines.append("  how sharply they look: the largest weight of a token, mean over tokens")

@@ -8,9 +8,8 @@ each pair, its cosine and sine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +31,7 @@ MOST_BASE = 1e100  # the wavelengths are still finite
 MOST = 2**25  # numbers in a picture
 
 
-@dataclass(frozen=True)
-class Encodings:
+class Encodings(NamedTuple):
     """The position encodings of one stack, or of a formula."""
 
     name: str
@@ -131,11 +129,10 @@ def rotary(config: ModelConfig, length: int) -> Encodings:
     ones = torch.zeros(length, 1, config.head_size, dtype=torch.float64)  # [N, H, K]
     ones[..., 0::2] = 1
     return Encodings(
-        f"rotary, base {config.position_base:,g}, in each head",
-        turn(ones).squeeze(1),
+        f"rotary, base {config.position_base:,g}, in each head", turn(ones).squeeze(1),
         "feature of a head (even: cosine, odd: sine of its pair's angle)",
         "score of (1, 0)s at p and at p+k",
-    )
+    )  # fmt: skip
 
 
 # ---- the picture ------------------------------------------------------------------------
@@ -172,8 +169,7 @@ def draw_heat(panel: Axes, one: Encodings) -> None:
 
 def draw_products(panel: Axes, one: Encodings) -> None:
     """The dot products of row p with all rows, over their distance from p. Where only the distance
-    matters, the lines coincide, so each is thinner than the one before it.
-    """
+    matters, the lines coincide, so each is thinner than the one before it."""
     n = len(one.rows)
     for i, p in enumerate(places(n)):
         panel.plot(
