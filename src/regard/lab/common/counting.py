@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -71,22 +70,14 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-@contextmanager
-def step_by_step() -> Iterator[None]:
-    """Run a recurrence as a loop of operations. By default a CPU library runs all steps as one
-    operation, inside which nothing can be counted."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
-
-
 @torch.no_grad()
 def count_operations(layer: Layer, n: int) -> tuple[int, int]:
     """Operations of a forward pass of n tokens, and the longest chain of dependent ones, with the
     attention backend that consists of PyTorch operations: those in C++ cannot be counted."""
     x, plan = torch.randn(n, layer.config.d_model), layer.plan(n, "padded")
-    with step_by_step(), Counter() as counter:
+    # This CPU library would run all steps of a recurrence as one operation.
+    no_library = torch.backends.mkldnn.flags(enabled=False)
+    with warnings.catch_warnings(action="ignore"), no_library, Counter() as counter:
         layer(x, plan)
     return counter.operations, counter.longest
 

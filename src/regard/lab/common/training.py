@@ -34,10 +34,8 @@ BUILTIN: Values = {
 }
 FILES: Values = {"training": {"validate_every": 200}}  # defaults for the user's files
 RESERVED = {  # settings that --set must not change, and what to use instead
-    "training.seed": "use --seed",
-    "data.train": "use --train",
-    "data.valid": "use --valid",
-}
+    "training.seed": "use --seed", "data.train": "use --train", "data.valid": "use --valid",
+}  # fmt: skip
 GREEDY: dict[str, Any] = {"beam": 1, "n_best": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -69,9 +67,8 @@ class TrainingOptions:
         check_out(self.out, command)
         files = {split: names for split, names in self.files.items() if names}
         if not files and self.task != Translate.name:
-            raise InputError(
-                f"the built-in corpus is for translate: {self.task} needs --train, --valid"
-            )
+            needs = f"{self.task} needs --train, --valid"
+            raise InputError(f"the built-in corpus is for translate: {needs}")
         for split in ("train", "valid") if files else ():
             if split not in files:
                 raise InputError(f"--{split} is missing: give files for training and held-out ones")

@@ -40,6 +40,8 @@ LONGEST_PATH = 4096  # tokens
 MOST_OPERATIONS = 4e11  # of a pass in which they are counted
 ROUNDS = 2  # of all timings
 
+Points = list[dict[str, Any]]
+
 
 @dataclass
 class LayerMeasurements:
@@ -52,16 +54,16 @@ class LayerMeasurements:
     kernel: int
     machine: str
     peak: float  # operations per second of a large matrix product on this machine
-    parameters: list[dict[str, Any]] = field(default_factory=list)
-    operations: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    paths: list[dict[str, Any]] = field(default_factory=list)
-    times: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[dict[str, Any]] = field(default_factory=list)
+    parameters: Points = field(default_factory=list)
+    operations: Points = field(default_factory=list)
+    steps: Points = field(default_factory=list)
+    paths: Points = field(default_factory=list)
+    times: Points = field(default_factory=list)
+    left_out: Points = field(default_factory=list)
 
-    def points(self, quantity: str, **values: Any) -> list[dict[str, Any]]:
+    def points(self, quantity: str, **values: Any) -> Points:
         """The points of a quantity that have these values."""
-        points: list[dict[str, Any]] = getattr(self, quantity)
+        points: Points = getattr(self, quantity)
         return [p for p in points if all(p[key] == value for key, value in values.items())]
 
     def title(self, name: str) -> str:
@@ -90,10 +92,10 @@ def measure_complexity(
     if out is not None:
         check_out(out, "complexity")
         create_out(out, "complexity")
-    if dtype == "auto":
-        dtype = "bfloat16" if where.type == "cuda" else "float32"
-    torch_dtype: torch.dtype = getattr(torch, dtype)
     gpu = where.type == "cuda"
+    if dtype == "auto":
+        dtype = "bfloat16" if gpu else "float32"
+    torch_dtype: torch.dtype = getattr(torch, dtype)
     machine = torch.cuda.get_device_name(where) if gpu else machine_name(where)
     measured = LayerMeasurements(
         list(kinds) or list(LAYERS), sorted(set(lengths)) or list(LENGTHS),
@@ -130,9 +132,8 @@ def check_sizes(
             continue  # not requested by name: it is measured as far as it fits
         for length in lengths or LENGTHS[:1]:
             for width in widths or WIDTHS:
-                needed = needed_memory(name, length, width, window, kernel)
                 what = f"{name} with a length of {length} and a width of {width}"
-                check_memory(needed, device, what)
+                check_memory(needed_memory(name, length, width, window, kernel), device, what)
 
 
 def count(measured: LayerMeasurements, name: str, advance: Callable[[], None]) -> None:
@@ -143,9 +144,8 @@ def count(measured: LayerMeasurements, name: str, advance: Callable[[], None]) -
     for d in widths:
         formula, expected = expected_parameters(name, d, k)
         actual = Layer(name, d, r, k, CPU).parameters()
-        measured.parameters.append(
-            {"kind": name, "d": d, "counted": actual, "formula": formula, "expected": expected}
-        )
+        theory = {"formula": formula, "expected": expected}
+        measured.parameters.append({"kind": name, "d": d, "counted": actual, **theory})
     feasible = [
         n for n in lengths
         if expected_operations(name, n, widths[-1], r, k)[1] <= MOST_OPERATIONS
@@ -158,10 +158,8 @@ def count(measured: LayerMeasurements, name: str, advance: Callable[[], None]) -
         if needed_memory(name, n, d, r, k) < available_memory(CPU):
             total, chain = count_operations(Layer(name, d, r, k, CPU), n)
             formula, value = expected_operations(name, n, d, r, k)
-            measured.operations.append(
-                {"kind": name, "n": n, "d": d, "counted": total, "formula": formula,
-                 "expected": value}
-            )  # fmt: skip
+            theory = {"formula": formula, "expected": value}
+            measured.operations.append({"kind": name, "n": n, "d": d, "counted": total, **theory})
             if d == widths[0]:
                 measured.steps.append({"kind": name, "n": n, "counted": chain})
             if d == widths[0] and n <= LONGEST_PATH:

@@ -5,6 +5,7 @@ reasons for differences, and a picture."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from regard.lab.common.fits import PowerLaw, find_crossing, fit_power_law
 from regard.lab.common.layers import THEORY, expected_operations
 from regard.lab.common.report import MARKS, LabReport, Picture, line_styles, plain_table
 from regard.lab.common.timing import PASSES
-from regard.lab.complexity.measure import LayerMeasurements
+from regard.lab.complexity.measure import LayerMeasurements, Points
 from regard.view.picture import COLOURS
 
 if TYPE_CHECKING:
@@ -77,15 +78,12 @@ class ComplexityReport(LabReport):
 
     measured: LayerMeasurements
     layers: list[LayerComparison]
-    crossings: list[dict[str, Any]]
+    crossings: Points
 
     def figures(self) -> dict[str, Any]:
-        return {
-            **asdict(self.measured),
-            "table": [asdict(layer) for layer in self.layers],
-            "crossings": self.crossings,
-            "notes": self.notes(),
-        }
+        table = [asdict(layer) for layer in self.layers]
+        own = {"table": table, "crossings": self.crossings, "notes": self.notes()}
+        return asdict(self.measured) | own
 
     def notes(self) -> list[str]:
         return [NOTES[name] for name in NOTES if name in self.measured.kinds]
@@ -230,7 +228,7 @@ def compare_layer(measured: LayerMeasurements, name: str) -> LayerComparison:
     )  # fmt: skip
 
 
-def fit(points: list[dict[str, Any]], x: str, y: str) -> PowerLaw | None:
+def fit(points: Points, x: str, y: str) -> PowerLaw | None:
     return fit_power_law([p[x] for p in points], [p[y] or 0 for p in points])
 
 
@@ -238,7 +236,7 @@ def agrees(law: PowerLaw | None, expected: float) -> bool | None:
     return None if law is None else abs(law.exponent - expected) <= NEAR
 
 
-def grows_as(paths: list[dict[str, Any]], growth: str) -> bool:
+def grows_as(paths: Points, growth: str) -> bool:
     """Whether the path grows with n as in the table."""
     known = [(p["n"], p["counted"]) for p in paths if p["counted"] is not None]
     if growth == "never":
@@ -275,29 +273,28 @@ def longest_cost(measured: LayerMeasurements, name: str, which: str) -> dict[str
     }  # fmt: skip
 
 
-def attention_crossings(measured: LayerMeasurements) -> list[dict[str, Any]]:
+def attention_crossings(measured: LayerMeasurements) -> Points:
     """The length from which on self-attention costs more than each rival, at each width: by
     operations (closed form) and by measured time."""
     if "attention" not in measured.kinds:
         return []
+    rivals = [name for name in RIVALS if name in measured.kinds]
     crossings = []
-    for rival in (name for name in RIVALS if name in measured.kinds):
-        for which in PASSES:
-            for d in measured.widths:
-                own, other = (
-                    {p["n"]: p["seconds"] for p in
-                     measured.points("times", kind=name, d=d, **{"pass": which})}
-                    for name in ("attention", rival)
-                )  # fmt: skip
-                both = sorted(own.keys() & other.keys())
-                if len(both) < 2:
-                    continue
-                lines = [own[n] for n in both], [other[n] for n in both]
-                crossings.append({
-                    "rival": rival, "pass": which, "d": d, "from": both[0], "to": both[-1],
-                    "n": find_crossing(both, *lines), "above": lines[0][-1] > lines[1][-1],
-                    "by_operations": crossing_by_operations(measured, rival, d),
-                })  # fmt: skip
+    for rival, which, d in product(rivals, PASSES, measured.widths):
+        points = measured.points("times", d=d, **{"pass": which})
+        own, other = (
+            {p["n"]: p["seconds"] for p in points if p["kind"] == name}
+            for name in ("attention", rival)
+        )
+        both = sorted(own.keys() & other.keys())
+        if len(both) < 2:
+            continue
+        lines = [own[n] for n in both], [other[n] for n in both]
+        crossings.append({
+            "rival": rival, "pass": which, "d": d, "from": both[0], "to": both[-1],
+            "n": find_crossing(both, *lines), "above": lines[0][-1] > lines[1][-1],
+            "by_operations": crossing_by_operations(measured, rival, d),
+        })  # fmt: skip
     return crossings
 
 
@@ -344,9 +341,7 @@ def draw(picture: Figure, report: ComplexityReport) -> None:
     picture.legend(lines, names, loc="outside lower center", ncols=4, handlelength=5)
 
 
-def draw_panel(
-    panel: Axes, measured: LayerMeasurements, points: list[dict[str, Any]], key: str
-) -> None:
+def draw_panel(panel: Axes, measured: LayerMeasurements, points: Points, key: str) -> None:
     lengths = measured.lengths
     for i, (name, style) in enumerate(zip(measured.kinds, line_styles(), strict=False)):
         own = [p for p in points if p["kind"] == name and p[key]]

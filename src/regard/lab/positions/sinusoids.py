@@ -166,10 +166,9 @@ def fit_map(rows: Tensor, offset: int) -> tuple[Tensor, Tensor]:
     the positions that were left out, [n/4], which are between the others."""
     p = torch.arange(len(rows) - offset)
     left_out = p % 4 == 2
-    solution = torch.linalg.lstsq(
-        rows[p[~left_out]], rows[p[~left_out] + offset], driver="gelsd"
-    ).solution  # of equally good ones the smallest
-    return solution, p[left_out]
+    used = p[~left_out]
+    fit = torch.linalg.lstsq(rows[used], rows[used + offset], driver="gelsd")
+    return fit.solution, p[left_out]  # of equally good solutions the smallest
 
 
 def map_error(matrix: Tensor, before: Tensor, after: Tensor) -> float:
@@ -186,10 +185,7 @@ def linear_maps(length: int, d_model: int, base: float) -> list[Quantity]:
     for offset in OFFSETS:
         fitted, left_out = fit_map(rows[:positions], offset)
         beyond = torch.arange(positions, 2 * positions - offset)
-        for name, matrix in (
-            ("by formula", linear_map(offset, d_model, base)),
-            ("fitted", fitted),
-        ):
+        for name, matrix in (("by formula", linear_map(offset, d_model, base)), ("fitted", fitted)):
             for where, p in (("between", left_out), ("beyond", beyond)):
                 error = map_error(matrix, rows[p], rows[p + offset])
                 key = f"{name}: error {where}"
