@@ -84,16 +84,8 @@ class BatchSampler:
 def fill(
     waiting: NDArray[np.int64], sizes: NDArray[np.int64], limit: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fill rows up to `limit` with the examples, roughly in their order.
-
-    Args:
-        waiting: [n] the examples
-        sizes: [n, sides] their lengths
-        limit: [sides] the most tokens of a row
-
-    Returns:
-        The examples in the order of the rows, and the bounds of the rows.
-    """
+    """Fill rows up to limit[sides] tokens with the examples waiting[n] of sizes[n, sides], roughly
+    in their order. Returns the examples in the order of the rows, and the bounds of the rows."""
     order: list[NDArray[np.int64]] = []
     bounds = [0]
     ahead = POOL + int((limit / np.maximum(sizes.mean(0), 1)).max()) * 2  # enough for a row

@@ -52,11 +52,7 @@ class Store:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        """Open a store and verify its files.
-
-        Raises:
-            InputError: the folder is not a store, or it is damaged.
-        """
+        """Open a store and verify its files; an InputError if it is damaged or not a store."""
         self.folder = folder = Path(folder)
         manifest = FORMAT.read(folder)
         self.fingerprint: str = manifest["fingerprint"]

@@ -134,10 +134,8 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; the library encodes BPE on all cores.
-
-        A long text is encoded in pieces (pieces.py), so that memory is bounded.
-        """
+        """The ids of each text; the library encodes BPE on all cores, a long text in pieces
+        (pieces.py), so that memory is bounded."""
         first = len(SPECIALS)
         if self.kind == "byte":
             return [[byte + first for byte in _utf8(text)] for text in texts]
@@ -180,10 +178,8 @@ class Tokenizer:
     # Ids to text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, without special tokens.
-
-        Bytes that are not UTF-8 and unknown characters become U+FFFD.
-        """
+        """The text of the ids, without special tokens. Bytes that are not UTF-8 and unknown
+        characters become U+FFFD."""
         return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
@@ -248,11 +244,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str, size: int | None = None) -> Tokenizer:
-        """Read a file that `save` wrote; anything else is refused before it takes time or memory.
-
-        Args:
-            size: the vocabulary size of its model; a different size is refused.
-        """
+        """Read a file that `save` wrote; anything else is refused before it takes time or memory,
+        and so is a vocabulary that has not the `size` of its model."""
         most = MOST_TOKENS if size is None else min(size, MOST_TOKENS)
         # Two merges may create the same token, and any token may contain a comma.
         most_values = min(16 * most, 3 * MOST_TOKENS) + 10_000

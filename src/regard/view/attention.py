@@ -167,14 +167,10 @@ def rollout(weights: Weights) -> Weights:
 def cross_rollout(decoder: Weights, cross: Weights, encoder: Weights | None) -> Weights:
     """The share of each source token in each layer of a decoder, [L, n, m].
 
-    A layer mixes its rows (self-attention), and then half of each row is replaced by the encoder's
-    output (cross-attention). A row sums to 1 - 2^-l after layer l; the rest comes from the target.
-
-    Args:
-        decoder: [L, H, n, n] weights of the self-attention
-        cross: [L, H, n, m] weights of the cross-attention
-        encoder: [m, m] rollout of the encoder; None if it has no attention: then the shares are
-            those of the encoder's output
+    A layer mixes its rows (self-attention, decoder[L, H, n, n]), and then half of each row is
+    replaced by the encoder's output (cross-attention, cross[L, H, n, m]). A row sums to 1 - 2^-l
+    after layer l; the rest comes from the target. encoder[m, m] is the rollout of the encoder, None
+    if it has no attention: then the shares are those of the encoder's output.
     """
     memory = np.eye(cross.shape[-1]) if encoder is None else encoder
     reached = np.zeros(cross.shape[-2:])

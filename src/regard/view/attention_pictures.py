@@ -112,10 +112,8 @@ def small_pictures(
     high, wide = (max(1.1, cell * count) for count in (n, m))
     rows, columns = len(shown), len(shown[0])
     longest = [max(map(len, tokens)) * 0.09 + 0.3 for tokens in (stack.rows, stack.columns)]
-    picture = new_figure(
-        max(6.5, columns * (wide + 0.25) + longest[0] + 1.6),
-        rows * (high + 0.42) + longest[1] + 1.5,
-    )
+    width = max(6.5, columns * (wide + 0.25) + longest[0] + 1.6)
+    picture = new_figure(width, rows * (high + 0.42) + longest[1] + 1.5)
     every = picture.subplots(rows, columns, squeeze=False)
     image = None
     for i, row in enumerate(shown):

@@ -34,11 +34,8 @@ class TTest(NamedTuple):
 
 
 def load_stdtr() -> Callable[[float, float], float]:
-    """scipy's distribution function of Student's t, stdtr(degrees of freedom, t).
-
-    Raises:
-        InputError: scipy is not installed. Call this before long work that needs it.
-    """
+    """scipy's distribution function of Student's t, stdtr(degrees of freedom, t); an InputError if
+    scipy is not installed. Call this before long work that needs it."""
     try:
         from scipy.special import stdtr
     except ImportError:
