@@ -283,19 +283,19 @@ def examples(split: str, size: int | None = None) -> list[Example]:
         raise unknown("split of the built-in corpus", split, SIZES)
     size = SIZES[split] if size is None else size
     dice = Dice(seed=list(SIZES).index(split))
-    found: dict[str, Example] = {}
+    made: dict[str, Example] = {}  # by their English
     if split == "test":
-        found = {pair[0]: Example(*pair, PRONOUN_COMPOSITION) for pair in PRONOUN_SENTENCE}
-    while len(found) < size:
-        pattern = PATTERNS[len(found) % len(PATTERNS)]
+        made = {pair[0]: Example(*pair, PRONOUN_COMPOSITION) for pair in PRONOUN_SENTENCE}
+    while len(made) < size:
+        pattern = PATTERNS[len(made) % len(PATTERNS)]
         for _ in range(20_000):
             example = pattern(dice)
-            if split_of(example.composition) == split and example.english not in found:
-                found[example.english] = example
+            if split_of(example.composition) == split and example.english not in made:
+                made[example.english] = example
                 break
         else:
             raise InputError(f"the built-in corpus has no {size} {split} sentences: ask for fewer")
-    return list(found.values())[:size]
+    return list(made.values())[:size]
 
 
 def builtin_corpus(split: str, size: int | None = None) -> list[tuple[str, str]]:

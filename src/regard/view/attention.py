@@ -151,9 +151,6 @@ def panels(view: View, stack: Stack) -> list[list[Panel]]:
     ]
 
 
-# ---- rollout ----------------------------------------------------------------------------
-
-
 def rollout(weights: Weights) -> Weights:
     """[L, H, n, n] -> [L, n, n]: the share of each input token in each layer."""
     reached = np.eye(weights.shape[-1])
@@ -185,9 +182,6 @@ def halved(layer: NDArray[np.float64]) -> NDArray[np.float64]:
     """A layer with its residual connection: half its input, half its attention; rows sum to 1."""
     mixed = layer / 2 + np.eye(len(layer)) / 2
     return mixed / mixed.sum(-1, keepdims=True)
-
-
-# ---- text and JSON ---------------------------------------------------------------------------
 
 
 def describe(attention: Attention, view: View) -> list[str]:

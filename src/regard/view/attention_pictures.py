@@ -99,9 +99,6 @@ def reads(stack: Stack) -> tuple[str, str]:
     )
 
 
-# ---- heat maps --------------------------------------------------------------------------
-
-
 def small_pictures(
     attention: Attention, view: View, stack: Stack, shown: list[list[Panel]]
 ) -> Figure:
@@ -160,9 +157,6 @@ def large_picture(attention: Attention, view: View, stack: Stack, panel: Panel) 
     add_scale(picture, image, axes)
     headed(picture, attention, view)
     return picture
-
-
-# ---- lines ------------------------------------------------------------------------------
 
 
 def lines_picture(attention: Attention, view: View, stack: Stack, panel: Panel) -> Figure:

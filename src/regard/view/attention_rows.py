@@ -86,9 +86,6 @@ def capture(model: Model, rows: ModelInput) -> dict[str, Weights]:
     }
 
 
-# ---- the input -----------------------------------------------------------------------
-
-
 def read(model: Model, text: str, target: str | None, context: str | None) -> ModelInput:
     """The input of the model for a text; each row has at most MOST tokens."""
     task, style = model.task, model.config.model.style

@@ -107,9 +107,10 @@ def of_model(folder: Path, length: int | None) -> list[Encodings]:
     if length is None:
         length = min(LENGTH, config.max_length) if learned else LENGTH
     check_sizes(length, 2 if learned else size, config.position_base)
+    if config.positions == "rotary":
+        return [rotary(config, length)]
     if not learned:
-        return [rotary(config, length) if config.positions == "rotary" else
-                formula(length, size, config.position_base)]  # fmt: skip
+        return [formula(length, size, config.position_base)]
     if length > config.max_length:
         raise InputError(
             f"--length {length}: the learned table of {folder} has {config.max_length} rows"
@@ -133,9 +134,6 @@ def rotary(config: ModelConfig, length: int) -> Encodings:
         "feature of a head (even: cosine, odd: sine of its pair's angle)",
         "score of (1, 0)s at p and at p+k",
     )  # fmt: skip
-
-
-# ---- the picture ------------------------------------------------------------------------
 
 
 def draw(heading: str, drawn: Sequence[Encodings]) -> Figure:

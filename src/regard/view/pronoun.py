@@ -91,9 +91,9 @@ def read_sentence(model: Model, english: str, german: str) -> Sentence:
 
 def places(tokenizer: Tokenizer, text: str, phrase: str, skip: str = "") -> list[int]:
     """The tokens of a phrase in a text. skip: words at the start of the phrase to leave out."""
-    found = re.search(rf"\b{re.escape(phrase)}\b", text)
-    assert found is not None, f"{phrase!r} is not in {text!r}"
-    start, end = (len(text[:i].encode()) for i in (found.start() + len(skip), found.end()))
+    match = re.search(rf"\b{re.escape(phrase)}\b", text)
+    assert match is not None, f"{phrase!r} is not in {text!r}"
+    start, end = (len(text[:i].encode()) for i in (match.start() + len(skip), match.end()))
     start += bool(skip)  # the space after them
     sizes = tokenizer.sizes[tokenizer.encode(text)]  # bytes of each token
     ends = np.cumsum(sizes)
