@@ -80,9 +80,8 @@ def measure_sinusoids(report: PositionsReport, progress: Progress) -> None:
     for base in report.bases:
         progress.update(bar, description=f"sinusoids of base {base:,g}")
         report.products[base] = sinusoids.dot_products(length, d_model, base).tolist()
-        report.quantities += sinusoids.wavelengths(length, d_model, base) + sinusoids.decay(
-            length, d_model, base
-        )
+        report.quantities += sinusoids.wavelengths(length, d_model, base)
+        report.quantities += sinusoids.decay(length, d_model, base)
         maps = sinusoids.linear_maps(length, d_model, base)
         progress.advance(bar)
         for size in sizes:
