@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from regard import Packed
 from regard.config.sections import DecodingConfig
+from regard.tasks.documents import windows
 from regard.tasks.generate import Generate
-from regard.tasks.windows import windows
 from regard.text import corpus
 from regard.text.corpus import read_documents
 from regard.text.tokenizer import Tokenizer

@@ -29,12 +29,7 @@ LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--data",
-        nargs="+",
-        type=file_name,
-        required=True,
-        metavar="FILE",
-        help=file_formats(),
+        "--data", nargs="+", type=file_name, required=True, metavar="FILE", help=file_formats()
     )
     verb.add_argument("--against", type=file_path, metavar="MODEL", help="compare with it")
     verb.add_argument(
@@ -50,7 +45,7 @@ def evaluate(options: argparse.Namespace) -> int:
     decoding = chosen_decoding(options)
     from regard.device import keep_freed_memory
     from regard.predictor import load
-    from regard.tasks.evaluation import check_examples, read_examples, report_on
+    from regard.tasks.evaluation import read_examples, report_on
 
     keep_freed_memory()
     files = [Path(file) for file in options.data]
@@ -71,7 +66,8 @@ def evaluate(options: argparse.Namespace) -> int:
             note = too_long(model.longest, task.split_note(count))
             warn(f"{task.place(examples[i], files)}: {note}")
         if other is not None:
-            check_examples(other.task, examples)  # the other model may not know all labels
+            for example in examples:
+                other.task.check(example)  # the other model may not know all labels
             theirs = other.evaluate(examples, **decoding)
         report = report_on(
             task, model.config, ours, theirs, samples=options.samples, against=str(options.against)

@@ -84,15 +84,8 @@ def add_verb(
     options: Callable[[argparse.ArgumentParser], None],
     text: str = "",
 ) -> None:
-    """Add a command.
-
-    Args:
-        verbs: the subparsers that it belongs to.
-        name: of the command.
-        run: a function of the parsed options that returns the exit code.
-        options: adds the options of the command to its parser.
-        text: its help (default: the docstring of `run`).
-    """
+    """Add a command: `options` adds its options to its parser, and `run` returns the exit code.
+    text: its help (default: the docstring of `run`)."""
     text = text or run.__doc__ or ""
     verb = verbs.add_parser(name, help=text[0].lower() + text[1:].rstrip("."), description=text)
     options(verb)

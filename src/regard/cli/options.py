@@ -36,11 +36,7 @@ def bounded(
 ) -> Callable[[str], Number]:
     """An argparse type: a finite number from `least` to `most`.
 
-    Args:
-        kind: int or float.
-        least, most: the bounds, inclusive.
-        why: the reason for the bounds, for the message.
-        above: exclude `least` itself.
+    why: the reason for the bounds, for the message; above: exclude `least` itself
     """
     name = "an integer" if kind is int else "a number"
 

@@ -22,16 +22,13 @@ from regard.config.sections import (
 from regard.config.settings import SECTIONS, current_names
 from regard.errors import InputError, unknown
 from regard.tasks.registry import find_task, task_names
-from regard.tasks.task import Task, needs_one_vocabulary
+from regard.tasks.task import Task
 
 FINE_TUNING = 0.1  # factor of the default learning rate with --from
 
 
 def make_config(
-    name: str,
-    preset: str | None,
-    values: dict[str, dict[str, Any]],
-    start: Config | None = None,
+    name: str, preset: str | None, values: dict[str, dict[str, Any]], start: Config | None = None
 ) -> Config:
     """The complete and checked configuration of a run.
 
@@ -56,7 +53,10 @@ def make_config(
     of_data = chosen("data")
     if start is not None:
         if not task.two_vocabularies and not start.data.shared_vocabulary:
-            raise needs_one_vocabulary(name)
+            raise InputError(
+                f"--from a model with two vocabularies and --task {name} cannot be combined: it "
+                "has one"
+            )
         of_data |= inherited_vocabulary(start.data, of_data)
     data = section(DataConfig, "data", of_data)
     model = build_model(task, preset, data, values.get("model", {}), start)

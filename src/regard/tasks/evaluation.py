@@ -51,14 +51,9 @@ def read_examples(task: Task, files: Sequence[Path], config: Config) -> list[Any
     examples = list(task.read(files, config))
     if not examples:
         raise InputError(f"{files[0]} is empty: there is nothing to evaluate")
-    check_examples(task, examples)
-    return examples
-
-
-def check_examples(task: Task, examples: Sequence[Any]) -> None:
-    """Refuse examples on which a model cannot be evaluated."""
     for example in examples:
         task.check(example)
+    return examples
 
 
 def report_on(

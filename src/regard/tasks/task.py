@@ -2,13 +2,14 @@
 
 A task is one file with one subclass of `Task`, and one line in registry.py. The class attributes
 declare what the command line and the configuration need; the methods read examples, make batches,
-predict and evaluate. `regard --help` reads the declarations of all tasks, so a task file imports
-numpy, torch and the modules that need them inside the methods that use them.
+predict and evaluate. `regard --help` reads the declarations of all tasks, so a task file uses
+numpy, torch and the modules that need them through lazy.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,24 +19,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
+from regard.tasks.lazy import np, rt, torch
+from regard.text.corpus import CorpusReport
 from regard.text.pieces import in_chunks
+from regard.text.reading import Position, check_file
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    import numpy as np
-    import torch
     from numpy.typing import NDArray
 
-    from regard.model.transformer import Transformer
-    from regard.tasks.bootstrap import Comparison, Metric
-    from regard.text.corpus import CorpusReport
-    from regard.text.reading import Position
-    from regard.text.store import Chunk, Store
-    from regard.text.tokenizer import Tokenizer
-    from regard.training.losses import Loss
+    from regard.tasks.runtime import Chunk, Comparison, Loss, Metric, Store, Tokenizer, Transformer
 
+Array: TypeAlias = "NDArray[Any]"
 Ids: TypeAlias = "NDArray[np.int64]"
+Tokenizers: TypeAlias = "tuple[Tokenizer, Tokenizer]"  # of source and target
 Say = Callable[[str], None]
 Warn = Callable[[int, str], None]  # the index of an input and a message about it
 Row = TypeVar("Row", bound="tuple[Any, ...]")
@@ -126,17 +122,12 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def make(cls: type[T], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> T:
-        """The task of a configuration; tokenizers: of source and target. Further arguments are
-        what `learned` or `saved` returns."""
+    def make(cls: type[T], config: Config, tokenizers: Tokenizers) -> T:
+        """The task of a configuration. Further arguments are what `learned` or `saved` returns."""
 
     @classmethod
     def learn(
-        cls: type[T],
-        config: Config,
-        tokenizers: tuple[Tokenizer, Tokenizer] | None,
-        say: Say,
-        quiet: bool,
+        cls: type[T], config: Config, tokenizers: Tokenizers | None, say: Say, quiet: bool
     ) -> T:
         """The task with what it learns from its training files.
 
@@ -145,13 +136,10 @@ class Task(ABC):
 
         Args:
             config: the configuration of the run, which names the files.
-            tokenizers: existing vocabularies of source and target; None: learn them.
+            tokenizers: existing vocabularies; None: learn them.
             say: called with messages about the data.
             quiet: show no progress.
         """
-        from regard.tasks.vocabularies import learn_tokenizers
-        from regard.text.reading import check_file
-
         train, valid = (list(map(Path, files)) for files in (config.data.train, config.data.valid))
         cls.check_files(train)
         if valid:
@@ -175,10 +163,8 @@ class Task(ABC):
     @classmethod
     def load(cls: type[T], folder: Path, config: Config) -> T:
         """The task of a model folder."""
-        from regard.training.model_folder import load_tokenizers
-
-        saved = cls.saved(folder, config)
-        task = cls.make(config, load_tokenizers(folder, config.model), **saved)
+        tokenizers = rt.load_tokenizers(folder, config.model)
+        task = cls.make(config, tokenizers, **cls.saved(folder, config))
         if config.model.classes != task.model_options().get("classes"):
             raise InputError(
                 f"{folder / 'config.yaml'}: model.classes={config.model.classes} does not fit "
@@ -241,7 +227,6 @@ class Task(ABC):
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
         """The files as token ids, built now or found in `folder`."""
-        from regard.text.store import build
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             examples = self.read(files, config)
@@ -249,7 +234,7 @@ class Task(ABC):
                 yield self.encode(chunk, config, report)
 
         identity, types = self.identity(config), self.types(files, config)
-        return build(files, identity, types, encode, folder, quiet)
+        return rt.build(files, identity, types, encode, folder, quiet)
 
     def encode(self, examples: list[Any], config: Config, report: CorpusReport) -> Chunk:
         """The token ids of examples: for each side of the store a list of sequences."""
@@ -263,7 +248,7 @@ class Task(ABC):
         """The number type of each side of the store."""
         raise NotImplementedError
 
-    def sizes(self, store: Store) -> list[NDArray[Any]]:
+    def sizes(self, store: Store) -> list[Array]:
         """For each stack the tokens that it reads of each example."""
         return [*store.lengths]
 
@@ -276,9 +261,7 @@ class Task(ABC):
     @property
     def loss(self) -> Loss:
         """The loss of a batch (training/losses.py)."""
-        from regard.training.losses import token_loss
-
-        return token_loss
+        return rt.losses.token_loss
 
     def model_options(self) -> dict[str, Any]:
         """Options of the section `model` that only the data define."""
@@ -316,12 +299,10 @@ class Task(ABC):
         self, ours: Evaluation, theirs: Evaluation | None, samples: int, config: Config
     ) -> tuple[dict[str, tuple[float, float]], dict[str, Comparison]]:
         """The 95% intervals of the scores, and the comparison with another model."""
-        from regard.tasks.bootstrap import intervals, paired
-
         compared = {}
         if theirs is not None:
-            compared = paired(ours.metrics, theirs.metrics, ours.count, samples)
-        return intervals(ours.metrics, ours.count, samples), compared
+            compared = rt.paired(ours.metrics, theirs.metrics, ours.count, samples)
+        return rt.intervals(ours.metrics, ours.count, samples), compared
 
     # ---- prediction ---------------------------------------------------------------------
 
@@ -381,11 +362,31 @@ class Task(ABC):
 # ---- helpers for tasks ------------------------------------------------------------------
 
 
-def needs_one_vocabulary(task: str) -> InputError:
-    """The error for a model with two vocabularies and a task that has one."""
-    return InputError(
-        f"--from a model with two vocabularies and --task {task} cannot be combined: it has one"
-    )
+def learn_tokenizers(
+    task: type[Task],
+    files: Sequence[Path],
+    config: Config,
+    existing: Tokenizers | None,
+    say: Say,
+    quiet: bool,
+) -> Tokenizers:
+    """The existing or new vocabularies, after every line of the files has been read."""
+    data = config.data
+
+    def lines(side: int | None, say: Say | None) -> Iterator[str]:
+        for example in task.read(files, config, say):
+            texts = list(task.texts(example))
+            yield from texts if side is None else [texts[side]]
+
+    def learn(side: int | None) -> Tokenizer:
+        texts = lines(side, None if side else say)
+        return rt.Tokenizer.learn(texts, data.vocabulary, data.vocabulary_size, quiet)
+
+    if existing is None and data.vocabulary != "byte":
+        return (learn(None),) * 2 if data.shared_vocabulary else (learn(0), learn(1))
+    for _ in lines(None, say):  # nothing is learned from them, but they are checked
+        pass
+    return existing or (learn(None),) * 2
 
 
 def too_long(longest: int, consequence: str = "") -> str:
