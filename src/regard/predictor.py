@@ -10,7 +10,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,8 +124,8 @@ class Model:
 
     def evaluate(self, examples: Sequence[Any], **decoding: Any) -> Evaluation:
         """The metrics of the task on examples (`regard.tasks.evaluation.read_examples`)."""
-        options = self.decoding(decoding)
-        return self.task.evaluate(self.transformer, examples, self.config, options)
+        config = replace(self.config, decoding=self.decoding(decoding))
+        return self.task.evaluate(self.transformer, examples, config)
 
     # ---- translate ----------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import argparse
 from regard.cli.options import (
     architecture_options,
     bounded,
-    existing_model,
     file_path,
     preset_option,
 )
@@ -45,15 +44,11 @@ def info(options: argparse.Namespace) -> int:
 
         show_box(options.json)
         return 0
-    preset, vocabulary = options.preset or "base", options.vocab
-    values = {
-        "style": options.style or STYLES[0],
-        "vocabulary_size": 37_000 if vocabulary is None else vocabulary,
-    }
+    preset = options.preset or "base"
     if options.model is None:
-        config = ModelConfig.preset(
-            preset, **values | section_settings(options.assignments, "model")
-        )
+        values = {"style": options.style or STYLES[0], "vocabulary_size": options.vocab or 37_000}
+        values |= section_settings(options.assignments, "model")
+        config = ModelConfig.preset(preset, **values)
     else:
         from regard.training.model_folder import read_config
 
@@ -62,7 +57,7 @@ def info(options: argparse.Namespace) -> int:
 
             names = ", ".join(accept_changes(options.model))
             warn(f"{options.model} now accepts {names} as they are")
-        whole = read_config(existing_model(options.model))
+        whole = read_config(folder_of(options.model))
         find_task(whole.task)  # refuses an unknown task
         config = whole.model
     from regard.training.model_folder import final_scores

@@ -1,7 +1,7 @@
 """Ctrl-C: pressing it once ends the program.
 
-Python loses an interrupt that arrives in a finaliser, or in a library that turns it into another
-error. `interruptible` raises it again until it arrives.
+Python drops an exception that is raised in a finaliser, and libraries in C drop or rename one that
+is raised while they call Python. So `interruptible` raises it again until it arrives.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ from typing import Any, NoReturn
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """One Ctrl-C ends this with a KeyboardInterrupt, wherever it falls.
-
-    Python drops an exception that is raised in a finaliser, and libraries in C drop or rename one
-    that is raised while they call Python: so it is raised again until it arrives here.
-    """
+    """One Ctrl-C ends this with a KeyboardInterrupt, wherever it falls."""
     pressed = False
 
     def interrupt(_: int, __: FrameType | None) -> NoReturn:

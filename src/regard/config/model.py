@@ -7,10 +7,10 @@ import torch, so that `--help` and configuration errors are immediate.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from regard.config.checks import DERIVED, FRACTION, Range, check_types, choice
+from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
 from regard.config.parameters import closed_form
 from regard.errors import InputError, unknown
 
@@ -184,11 +184,8 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """From YAML or `--set`: an unknown key is an error that names the nearest known one."""
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise unknown("configuration key", f"model.{name}", [f"model.{k}" for k in known])
+        """From YAML or `--set`."""
+        check_keys(cls, "model", values)
         if "vocabulary_size" not in values:
             raise InputError("model.vocabulary_size is missing: how many tokens there are")
         return cls(**values)

@@ -115,14 +115,12 @@ class Questions(Sequences):
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
         return [rt.token_type(self.target.size)] * 2
 
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """Exact match and F1 as SQuAD defines them, and exact match for each kind of question if
         the data name it."""
         rows = [row for _, row in examples]
         questions = [Asked(row.context, row.question) for row in rows]
-        answers = self.answer(model, questions, decoding, config.data.max_length)
+        answers = self.answer(model, questions, config.decoding, config.data.max_length)
         rt.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
         pairs = list(zip(texts, rows, strict=True))
@@ -165,7 +163,7 @@ class Questions(Sequences):
         """The answer to each question: the best of those from the windows of a long context."""
         groups = self.requests(inputs, longest, options.max_length)
         answers = []
-        for every in self.decode_groups(model, groups, options):
+        for every in self.decode(model, groups, options):
             best = max(every, key=lambda answer: answer.score)
             for one in (best, *best.others):
                 one.text = one.text.strip()

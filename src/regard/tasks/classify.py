@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regard.config.sections import MOST_LABELS, Config, DataConfig, DecodingConfig
+from regard.config.sections import MOST_LABELS, Config, DataConfig
 from regard.console import visible_line
 from regard.errors import InputError
 from regard.files import read_json, write_file
@@ -61,14 +61,12 @@ class Classify(Task):
         longest: int = 256,
         temperature: float = 1.0,
     ) -> None:
-        super().__init__(tokenizer, style)
-        self.labels, self.longest, self.temperature = list(labels), longest, temperature
+        super().__init__(tokenizer, style, longest)
+        self.labels, self.temperature = list(labels), temperature
         self.numbers = {label: i for i, label in enumerate(self.labels)}
         rows = tokenizer.encode_batch(self.labels)
         self._written = [np.array([*row, tokenizer.eos]) for row in rows]
         self.weights: torch.Tensor | None = None  # of the classes, with training.balance
-
-    # ---- configuration and creation -----------------------------------------------------
 
     @classmethod
     def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
@@ -119,8 +117,6 @@ class Classify(Task):
 
     def same_head(self, other: Task) -> bool:
         return isinstance(other, Classify) and other.labels == self.labels
-
-    # ---- data ---------------------------------------------------------------------------
 
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:
@@ -199,11 +195,7 @@ class Classify(Task):
         self.temperature = round(rt.metrics.fit_temperature(logits, targets), 4)
         return True
 
-    # ---- evaluation ---------------------------------------------------------------------
-
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         targets = np.array([self.number(example) for example in examples])
         probabilities = self.probabilities(
             self.logits(model, [example.text for _, example in examples])
@@ -232,8 +224,6 @@ class Classify(Task):
             rt.scores_of(metrics, len(targets)), metrics, len(targets), samples,
             details={"labels": self.labels, "confusion": table},
         )  # fmt: skip
-
-    # ---- prediction ---------------------------------------------------------------------
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids that the model reads of each text."""
@@ -282,8 +272,6 @@ class Classify(Task):
         labels = self.classify(model, inputs)
         refuse_nan(label.probability for label in labels)
         return labels
-
-    # ---- command line -------------------------------------------------------------------
 
     def parse(self, text: str, options: Namespace, longest: int, where: str) -> str | None:
         return text if text.strip() else None

@@ -61,13 +61,13 @@ def make_config(
     data = section(DataConfig, "data", of_data)
     model = build_model(task, preset, data, values.get("model", {}), start)
     decoding = section(DecodingConfig, "decoding", chosen("decoding"))
-    check_positions(task, model, data, decoding)
     training = section(TrainingConfig, "training", chosen("training"))
     if training.learning_rate is DERIVED:
         rate = (model.d_model * training.warmup) ** -0.5
         rate *= 1.0 if start is None else FINE_TUNING
         training = replace(training, learning_rate=rate)
     config = Config(task=name, model=model, data=data, training=training, decoding=decoding)
+    check_positions(task, config)
     task.check_config(config)
     check_options(task, "training", training)
     if training.balance and model.head != "classifier":
@@ -143,14 +143,13 @@ def check_options(task: type[Task], key: str, options: DataConfig | TrainingConf
             )
 
 
-def check_positions(
-    task: type[Task], model: ModelConfig, data: DataConfig, decoding: DecodingConfig
-) -> None:
+def check_positions(task: type[Task], config: Config) -> None:
     """Refuse a table of learned positions that is too short for the longest possible row."""
-    longest = data.max_length + task.longest_target(model, data, decoding)
+    model, most = config.model, config.decoding.max_length if config.model.has_decoder else 0
+    longest = config.data.max_length + task.longest_target(config)
     if model.positions == "learned" and model.max_length < longest:
         raise InputError(
             f"model.max_length={model.max_length} with model.positions=learned is less than the "
-            f"{longest} that data.max_length={data.max_length} and "
-            f"decoding.max_length={decoding.max_length if model.has_decoder else 0} together need"
+            f"{longest} that data.max_length={config.data.max_length} and "
+            f"decoding.max_length={most} together need"
         )

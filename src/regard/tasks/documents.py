@@ -7,6 +7,7 @@ shifted at random each time, so that every token is seen at every position.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -19,9 +20,10 @@ from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Chunk, Store, Tokenizer
+    from regard.tasks.runtime import Chunk, Store
 
 
+@dataclass(eq=False, repr=False)
 class Documents(Task):
     """A task that learns from text alone."""
 
@@ -30,10 +32,7 @@ class Documents(Task):
     ends: ClassVar[int]  # whether a document's <eos> is one of its tokens
     before: ClassVar[int]  # number of tokens before those of a window
 
-    def __init__(self, tokenizer: Tokenizer, style: str, longest: int) -> None:
-        super().__init__(tokenizer, style)
-        self.longest = longest  # tokens of a window
-        self._windows: dict[str, Windows] = {}
+    _windows: dict[str, Windows] = field(default_factory=dict, init=False)
 
     @classmethod
     def read(

@@ -11,14 +11,14 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.checks import choice
 from regard.config.model import CHOICES, ModelConfig
-from regard.config.sections import Config, DataConfig, DecodingConfig
+from regard.config.sections import Config, DataConfig
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
@@ -28,11 +28,12 @@ from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Say, Task
 from regard.text.corpus import CorpusReport, Similar, read_similar
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Chunk, Loss, Packed, Pairs, Store, Tokenizer, Transformer
+    from regard.tasks.runtime import Chunk, Loss, Packed, Pairs, Store, Transformer
 
 Example = tuple[Path, Similar]
 
 
+@dataclass(eq=False, repr=False)
 class Embed(Task):
     name = "embed"
     help = "The vector of each text: one line of numbers for each."
@@ -49,18 +50,8 @@ class Embed(Task):
     )
     read_file = staticmethod(read_similar)
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        style: str = "encoder",
-        pooling: str = "mean",
-        longest: int = 256,
-        scale: float = 20.0,
-    ) -> None:
-        super().__init__(tokenizer, style)
-        self.pooling, self.longest, self.scale = pooling, longest, scale
-
-    # ---- configuration and creation -----------------------------------------------------
+    pooling: str = "mean"
+    scale: float = 20.0  # training.similarity_scale
 
     @classmethod
     def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
@@ -74,7 +65,7 @@ class Embed(Task):
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers) -> Embed:
         model, scale = config.model, config.training.similarity_scale
-        return cls(tokenizers[1], model.style, model.pooling, config.data.max_length, scale)
+        return cls(tokenizers[1], model.style, config.data.max_length, model.pooling, scale)
 
     @classmethod
     def of(cls, task: Task, config: Config) -> Embed:
@@ -84,9 +75,7 @@ class Embed(Task):
         style = config.model.style
         if style == "encoder-decoder" or isinstance(task, Sequences):
             raise InputError(f"this model was trained to {task.name}: it cannot embed")
-        return cls(task.tokenizer, style, "mean", config.longest_input)
-
-    # ---- data ---------------------------------------------------------------------------
+        return cls(task.tokenizer, style, config.longest_input)
 
     @classmethod
     def read(
@@ -135,8 +124,6 @@ class Embed(Task):
     def sizes(self, store: Store) -> list[Array]:
         return [store.lengths[0] + store.lengths[1]]
 
-    # ---- training -----------------------------------------------------------------------
-
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Pairs:
         sides = [[store.tokens(side, int(i)) for i in examples] for side in (0, 1)]
         row = rt.packed([*sides[0], *sides[1]], device)
@@ -153,9 +140,7 @@ class Embed(Task):
     def loss(self) -> Loss:
         return partial(rt.losses.similarity_loss, scale=self.scale)
 
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """With scores: their correlation with the cosines. Without: how often the partner of a
         sentence is the nearest of all partners."""
         a, b = (self.embed(model, [getattr(row, side) for _, row in examples]) for side in "ab")
@@ -174,8 +159,6 @@ class Embed(Task):
                 "pearson": lambda chosen: rt.metrics.pearson(cosine[chosen], targets[chosen]),
             }
         return Evaluation(rt.scores_of(metrics, len(examples)), metrics, len(examples))
-
-    # ---- prediction ---------------------------------------------------------------------
 
     def embed(self, model: Transformer, texts: Sequence[str], pooling: str = "") -> Array:
         """[texts, D], of unit length."""
@@ -217,8 +200,6 @@ class Embed(Task):
         vectors = self.embed(model, inputs, pooling)
         refuse_nan(vectors.sum(1).tolist())
         return vectors
-
-    # ---- command line -------------------------------------------------------------------
 
     @classmethod
     def check_options(cls, options: Namespace) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regard.config.sections import Config, DecodingConfig
+from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.common import one_line, refuse_nan
 from regard.tasks.documents import Documents, perplexity
@@ -21,7 +21,7 @@ from regard.tasks.lazy import np, rt, torch
 from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Tokenizers
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Batch, Packed, Store, Tokenizer, Transformer
+    from regard.tasks.runtime import Batch, Packed, Store, Transformer
 
 HELD_OUT = 2026  # seed of the hidden words in validation and evaluation
 MASK = "<mask>"
@@ -40,6 +40,7 @@ class Filled:
     gaps: list[Gap]
 
 
+@dataclass(eq=False, repr=False)
 class Fill(Documents):
     name = "fill"
     help = "Fill each <mask> of a text; the best words and their probabilities stand behind a tab."
@@ -50,16 +51,8 @@ class Fill(Documents):
     options = (Option("top", "words for each <mask> (default: 5)", int, 5, least=1, most=1000),)
     ends, before = 0, 1  # no <eos>, because an encoder sees where the text ends; but <cls>
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        style: str = "encoder",
-        longest: int = 256,
-        mask: float = 0.15,
-        whole_words: bool = False,
-    ) -> None:
-        super().__init__(tokenizer, style, longest)
-        self.mask, self.whole_words = mask, whole_words
+    mask: float = 0.15
+    whole_words: bool = False
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers) -> Fill:
@@ -106,9 +99,7 @@ class Fill(Documents):
     def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
         return {"perplexity": perplexity(loss)}
 
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """How well the model predicts words that are hidden as in training, always the same."""
         size = self.longest - 1
         rows = [

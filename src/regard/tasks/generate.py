@@ -11,12 +11,12 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regard.config.sections import Config, DecodingConfig
+from regard.config.sections import Config
 from regard.tasks.common import exclude, fields_of, n_best, one_line, refuse_nan
 from regard.tasks.documents import Documents, perplexity
 from regard.tasks.lazy import np, rt, torch
 from regard.tasks.sequences import stream
-from regard.tasks.task import Context, Evaluation, Ids, Option, Tokenizers
+from regard.tasks.task import Context, Evaluation, Ids, Option
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Answer, Batch, Request, Store, Transformer
@@ -44,10 +44,6 @@ class Generate(Documents):
     continues = True
     ends, before = 1, 0
 
-    @classmethod
-    def make(cls, config: Config, tokenizers: Tokenizers) -> Generate:
-        return cls(tokenizers[1], config.model.style, config.data.max_length)
-
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
         inputs, targets = [], []
         for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
@@ -64,9 +60,7 @@ class Generate(Documents):
         bits = loss * tokens / math.log(2) / max(1, size)
         return {"perplexity": perplexity(loss), "bits_per_byte": round(bits, 4)}
 
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """Perplexity of the tokens, <eos> included, and bits for each byte of the text, which can
         be compared between vocabularies. Every window is evaluated separately."""
         requests, targets = [], []

@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regard.config.model import ModelConfig
-from regard.config.sections import Config, DataConfig, DecodingConfig
+from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import in_pieces, refuse_nan
 from regard.tasks.lazy import np, rt, torch
@@ -83,9 +82,8 @@ class Sequences(Task):
         bpe_dropout: float = 0.0,
         longest: int = 512,
     ) -> None:
-        super().__init__(target, style)
+        super().__init__(target, style, longest)
         self.source, self.target, self.bpe_dropout = source, target, bpe_dropout
-        self.longest = longest  # tokens of the longest input in training
         self.dropouts = [rt.Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
 
     @classmethod
@@ -94,12 +92,12 @@ class Sequences(Task):
         return cls(*tokenizers, config.model.style, data.bpe_dropout, data.max_length)
 
     @classmethod
-    def longest_target(cls, model: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> int:
+    def longest_target(cls, config: Config) -> int:
         """A model of one stack has input and target in one row, or the slots for the target."""
-        written = super().longest_target(model, data, decoding)
-        if model.style == "encoder-decoder":
+        written, longest = super().longest_target(config), config.data.max_length
+        if config.model.style == "encoder-decoder":
             return written
-        return max(written, data.max_length if model.has_decoder else slots(data.max_length))
+        return max(written, longest if config.model.has_decoder else slots(longest))
 
     def sizes(self, store: Store) -> list[Array]:
         if self.style == "encoder-decoder":
@@ -132,27 +130,14 @@ class Sequences(Task):
     def decode(
         self,
         model: Transformer,
-        requests: Sequence[Request],
-        options: DecodingConfig,
-        details: Details | None = None,
-    ) -> list[Answer]:
-        """The outputs of the search for requests, with their texts."""
-        requests = [self.bounded(request, options) for request in requests]
-        answers = rt.decode(model, requests, options, details or rt.NO_DETAILS)
-        return [self.spell(answer) for answer in answers]
-
-    def decode_groups(
-        self,
-        model: Transformer,
         groups: Sequence[Sequence[Request]],
         options: DecodingConfig,
         details: Details | None = None,
     ) -> list[list[Answer]]:
-        """The outputs for groups of requests, all decoded together."""
-        answers = iter(
-            self.decode(model, [one for group in groups for one in group], options, details)
-        )
-        return [[next(answers) for _ in group] for group in groups]
+        """The outputs of the search for groups of requests, with their texts."""
+        requests = [self.bounded(request, options) for group in groups for request in group]
+        answers = iter(rt.decode(model, requests, options, details or rt.NO_DETAILS))
+        return [[self.spell(next(answers)) for _ in group] for group in groups]
 
     def bounded(self, request: Request, options: DecodingConfig) -> Request:
         """decoding.max_length counts from the length of the input in every style. To the search,
@@ -169,7 +154,7 @@ class Sequences(Task):
             if i:
                 yield " "
             if self.style == "encoder":  # it predicts all tokens at once
-                yield self.decode(model, [request], options)[0].text
+                yield self.decode(model, [[request]], options)[0][0].text
             else:
                 yield from stream(model, self.bounded(request, options), options, self.target)
 

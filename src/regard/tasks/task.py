@@ -79,6 +79,7 @@ class Evaluation:
     pieces: dict[int, int] = field(default_factory=dict)  # example -> pieces, if it was split
 
 
+@dataclass(eq=False, repr=False)
 class Task(ABC):
     """A task with its vocabulary."""
 
@@ -99,8 +100,9 @@ class Task(ABC):
     decodes: ClassVar[bool] = False  # whether its command has the options of decoding
     continues: ClassVar[bool] = False  # whether its output continues the input
 
-    def __init__(self, tokenizer: Tokenizer, style: str) -> None:
-        self.tokenizer, self.style = tokenizer, style
+    tokenizer: Tokenizer
+    style: str = "encoder"
+    longest: int = 256  # tokens of the longest input, or of a window of a document
 
     # ---- configuration ------------------------------------------------------------------
 
@@ -110,9 +112,9 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def longest_target(cls, model: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> int:
+    def longest_target(cls, config: Config) -> int:
         """Positions that a row may need beyond the data.max_length tokens of its input."""
-        return decoding.max_length if model.has_decoder else 0
+        return config.decoding.max_length if config.model.has_decoder else 0
 
     @classmethod  # noqa: B027
     def check_config(cls, config: Config) -> None:
@@ -121,9 +123,9 @@ class Task(ABC):
     # ---- creation -----------------------------------------------------------------------
 
     @classmethod
-    @abstractmethod
     def make(cls: type[T], config: Config, tokenizers: Tokenizers) -> T:
         """The task of a configuration. Further arguments are what `learned` or `saved` returns."""
+        return cls(tokenizers[1], config.model.style, config.data.max_length)
 
     @classmethod
     def learn(
@@ -149,11 +151,33 @@ class Task(ABC):
         if next(iter(cls.read(train, config)), None) is None:
             names, are = " ".join(config.data.train), "is" if len(train) == 1 else "are"
             raise InputError(f"{names} {are} empty: there is nothing to learn from")
-        tokenizers = learn_tokenizers(cls, train, config, tokenizers, say, quiet)
+        tokenizers = cls.vocabularies(train, config, tokenizers, say, quiet)
         task = cls.make(config, tokenizers, **cls.learned(train, config))
         for example in cls.read(valid, config) if valid else ():
             task.check(example)
         return task
+
+    @classmethod
+    def vocabularies(
+        cls, files: Sequence[Path], config: Config, given: Tokenizers | None, say: Say, quiet: bool
+    ) -> Tokenizers:
+        """The given or new vocabularies, after every line of the files has been read."""
+        data = config.data
+
+        def lines(side: int | None, say: Say | None) -> Iterator[str]:
+            for example in cls.read(files, config, say):
+                texts = list(cls.texts(example))
+                yield from texts if side is None else [texts[side]]
+
+        def learn(side: int | None) -> Tokenizer:
+            texts = lines(side, None if side else say)
+            return rt.Tokenizer.learn(texts, data.vocabulary, data.vocabulary_size, quiet)
+
+        if given is None and data.vocabulary != "byte":
+            return (learn(None),) * 2 if data.shared_vocabulary else (learn(0), learn(1))
+        for _ in lines(None, say):  # nothing is learned from them, but they are checked
+            pass
+        return given or (learn(None),) * 2
 
     @classmethod
     def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
@@ -282,10 +306,8 @@ class Task(ABC):
     # ---- evaluation ---------------------------------------------------------------------
 
     @abstractmethod
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
-        """The metrics of the task on examples."""
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
+        """The metrics of the task on examples; config.decoding: how to search."""
 
     @staticmethod
     def split_note(count: int) -> str:
@@ -360,33 +382,6 @@ class Task(ABC):
 
 
 # ---- helpers for tasks ------------------------------------------------------------------
-
-
-def learn_tokenizers(
-    task: type[Task],
-    files: Sequence[Path],
-    config: Config,
-    existing: Tokenizers | None,
-    say: Say,
-    quiet: bool,
-) -> Tokenizers:
-    """The existing or new vocabularies, after every line of the files has been read."""
-    data = config.data
-
-    def lines(side: int | None, say: Say | None) -> Iterator[str]:
-        for example in task.read(files, config, say):
-            texts = list(task.texts(example))
-            yield from texts if side is None else [texts[side]]
-
-    def learn(side: int | None) -> Tokenizer:
-        texts = lines(side, None if side else say)
-        return rt.Tokenizer.learn(texts, data.vocabulary, data.vocabulary_size, quiet)
-
-    if existing is None and data.vocabulary != "byte":
-        return (learn(None),) * 2 if data.shared_vocabulary else (learn(0), learn(1))
-    for _ in lines(None, say):  # nothing is learned from them, but they are checked
-        pass
-    return existing or (learn(None),) * 2
 
 
 def too_long(longest: int, consequence: str = "") -> str:

@@ -71,14 +71,10 @@ class Translate(Sequences):
         both = (files[0], files[1])
         return rt.build_pairs(both, sides, folder, data.max_length, data.max_ratio, quiet)
 
-    # ---- evaluation ---------------------------------------------------------------------
-
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         sources = [source for _, source, _ in examples]
         references = [target for _, _, target in examples]
-        answers = self.translate(model, sources, decoding, config.data.max_length)
+        answers = self.translate(model, sources, config.decoding, config.data.max_length)
         rt.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
         samples = [
@@ -118,8 +114,6 @@ class Translate(Sequences):
                 comparisons[name] = rt.Comparison(difference, None, None, p)
         return intervals, comparisons
 
-    # ---- prediction ---------------------------------------------------------------------
-
     def requests(
         self, texts: Sequence[str], longest: int = sys.maxsize, prefix: str = ""
     ) -> list[list[Request]]:
@@ -150,7 +144,7 @@ class Translate(Sequences):
         """A translation for each text, empty for an empty text. A text of more than `longest`
         tokens is translated in pieces (`Answer.pieces`)."""
         groups = self.requests(texts, longest, prefix)
-        return [join(group) for group in self.decode_groups(model, groups, options, details)]
+        return [join(group) for group in self.decode(model, groups, options, details)]
 
     def predict(
         self,
@@ -188,8 +182,6 @@ class Translate(Sequences):
         if len(requests) > 1:
             context.warn_long(0, self.split_note(len(requests)))
         return self.stream(model, requests, context.decoding)
-
-    # ---- command line -------------------------------------------------------------------
 
     @classmethod
     def check_options(cls, options: Namespace) -> None:
