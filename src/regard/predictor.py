@@ -84,11 +84,7 @@ class Model:
         self.folder = folder
 
     def of(self, task: type[T]) -> T:
-        """The model's task as this one.
-
-        Raises:
-            InputError: the model cannot do it.
-        """
+        """The model's task as this one; an InputError if the model cannot do it."""
         return task.of(self.task, self.config)
 
     def predict(self, inputs: Any, *, warn: Warn = python_warning, **options: Any) -> Any:
@@ -126,8 +122,6 @@ class Model:
         """The metrics of the task on examples (`regard.tasks.evaluation.read_examples`)."""
         config = replace(self.config, decoding=self.decoding(decoding))
         return self.task.evaluate(self.transformer, examples, config)
-
-    # ---- translate ----------------------------------------------------------------------
 
     def translate(self, texts: Texts, **options: Any) -> list[str]:
         """One translation for each text."""
@@ -174,8 +168,6 @@ class Model:
                 raise InputError(f"a pair is (source, translation), not {pair!r:.60}")
             check_text(*pair)
         return self.run(Translate, pairs, warn, score=True)
-
-    # ---- the other tasks ----------------------------------------------------------------
 
     def answer(
         self, questions: Texts, context: Texts, *, warn: Warn = python_warning, **options: Any
@@ -238,8 +230,6 @@ class Model:
     def search(self, queries: Texts, documents: str | Path, top: int = 5) -> list[list[Hit]]:
         """The lines of a file that are nearest to each query, best first."""
         return self.index(Path(documents)).search(self.embed(queries), top)
-
-    # ---- options ------------------------------------------------------------------------
 
     def decoding(self, options: dict[str, Any]) -> DecodingConfig:
         """The model's own options of decoding with these changes."""

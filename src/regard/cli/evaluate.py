@@ -6,15 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.cli.options import (
-    bounded,
-    chosen_decoding,
-    decoding_options,
-    file_formats,
-    file_name,
-    file_path,
-    model_to_use,
-)
+from regard.cli import options as shared
 from regard.console import as_json, make_console, progress, warn
 from regard.errors import InputError
 from regard.tasks.task import too_long
@@ -24,25 +16,28 @@ if TYPE_CHECKING:
 
     from regard.tasks.evaluation import EvaluationReport
 
+SURE = 0.05  # a difference with a smaller p is called significant
+WIDE = 160  # columns of a table that is written to a file: one line for each metric
 LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 
 
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--data", nargs="+", type=file_name, required=True, metavar="FILE", help=file_formats()
-    )
-    verb.add_argument("--against", type=file_path, metavar="MODEL", help="compare with it")
+        "--data", nargs="+", type=shared.file_name, required=True, metavar="FILE",
+        help=shared.file_formats(),
+    )  # fmt: skip
+    verb.add_argument("--against", type=shared.file_path, metavar="MODEL", help="compare with it")
     verb.add_argument(
-        "--samples", type=bounded(int, 1, 10_000), default=1000, metavar="N",
+        "--samples", type=shared.bounded(int, 1, 10_000), default=1000, metavar="N",
         help="bootstrap samples (default: 1000)",
     )  # fmt: skip
-    decoding_options(verb)
-    model_to_use(verb, "translate")
+    shared.decoding_options(verb)
+    shared.model_to_use(verb, "translate")
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Compute the task's metrics with confidence intervals; --against: compare two models."""
-    decoding = chosen_decoding(options)
+    decoding = shared.chosen_decoding(options)
     from regard.device import keep_freed_memory
     from regard.predictor import load
     from regard.tasks.evaluation import read_examples, report_on
@@ -79,8 +74,6 @@ def evaluate(options: argparse.Namespace) -> int:
 def show(report: EvaluationReport) -> None:
     """Print the report as tables."""
     from rich.table import Table
-
-    from regard.tasks.evaluation import SURE, WIDE
 
     console = make_console()
     if not console.is_terminal:

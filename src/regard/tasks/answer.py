@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.common import fields_of, in_pieces, n_best, one_line
+from regard.tasks.common import fields_of, in_pieces, n_best
 from regard.tasks.lazy import np, rt
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option
@@ -187,15 +187,8 @@ class Questions(Sequences):
         self.room(self.target.encode(question.question), longest, where)
         return question
 
-    def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
-        if prediction is None:
-            return ""
-        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
-
     def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
         answer = prediction or rt.Answer([], [], 0.0, "empty")
         question = Asked.of(text, options.context, "").question if prediction else ""
         fields = {"question": question, "answer": answer.text} | fields_of(answer, self.target)
-        if answer.others:
-            fields["n_best"] = n_best(answer, self.target, "answer")
-        return fields
+        return fields | (n_best(answer, self.target, "answer") if answer.others else {})

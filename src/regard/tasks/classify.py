@@ -28,7 +28,7 @@ from regard.tasks.task import Array, Context, Evaluation, Ids, Task, Tokenizers
 from regard.text.corpus import Classified, CorpusReport, read_classified
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Batch, Chunk, Loss, Packed, Store, Tokenizer, Transformer
+    from regard.tasks.runtime import Batch, Chunk, Loss, Packed, Store, Transformer
 
 LARGEST_LABELS = 8 * 2**20  # bytes of labels.json
 LONGEST_LABEL = 500  # characters
@@ -42,6 +42,7 @@ class Label:
     probabilities: dict[str, float]  # of all labels
 
 
+@dataclass(eq=False, repr=False)
 class Classify(Task):
     name = "classify"
     help = "The label of each text and its probability, with a tab between."
@@ -53,19 +54,14 @@ class Classify(Task):
     config_options = ("data.duplicates", "data.labels")
     read_file = staticmethod(read_classified)
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        style: str,
-        labels: Sequence[str],
-        longest: int = 256,
-        temperature: float = 1.0,
-    ) -> None:
-        super().__init__(tokenizer, style, longest)
-        self.labels, self.temperature = list(labels), temperature
+    labels: Sequence[str] = ()
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.labels, eos = list(self.labels), self.tokenizer.eos
         self.numbers = {label: i for i, label in enumerate(self.labels)}
-        rows = tokenizer.encode_batch(self.labels)
-        self._written = [np.array([*row, tokenizer.eos]) for row in rows]
+        rows = self.tokenizer.encode_batch(self.labels)
+        self._written = [np.array([*row, eos]) for row in rows]
         self.weights: torch.Tensor | None = None  # of the classes, with training.balance
 
     @classmethod
@@ -78,7 +74,7 @@ class Classify(Task):
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers, **learned: Any) -> Classify:
         """learned: labels, and the temperature if it is known."""
-        return cls(tokenizers[1], config.model.style, longest=config.data.max_length, **learned)
+        return cls(tokenizers[1], config.model.style, config.data.max_length, **learned)
 
     @classmethod
     def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
@@ -197,9 +193,8 @@ class Classify(Task):
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         targets = np.array([self.number(example) for example in examples])
-        probabilities = self.probabilities(
-            self.logits(model, [example.text for _, example in examples])
-        )
+        logits = self.logits(model, [example.text for _, example in examples])
+        probabilities = self.probabilities(logits)
         predicted = probabilities.argmax(1)
         classes = len(self.labels)
 

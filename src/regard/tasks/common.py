@@ -57,9 +57,10 @@ def fields_of(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def n_best(answer: Answer, tokenizer: Tokenizer, name: str) -> list[dict[str, Any]]:
-    """The n-best list, including the first; name: the key of a text."""
-    return [{name: one.text} | fields_of(one, tokenizer) for one in (answer, *answer.others)]
+def n_best(answer: Answer, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+    """The field of the n-best list, including the first; name: the key of a text."""
+    every = (answer, *answer.others)
+    return {"n_best": [{name: one.text} | fields_of(one, tokenizer) for one in every]}
 
 
 def rounded(matrix: list[list[float]]) -> list[list[float]]:

@@ -17,9 +17,6 @@ from regard.errors import InputError
 from regard.tasks.bootstrap import SAMPLES, Comparison
 from regard.tasks.task import Evaluation, Task
 
-SURE = 0.05  # a difference with a smaller p is called significant
-WIDE = 160  # columns of a table that is written to a file: one line for each metric
-
 
 @dataclass
 class EvaluationReport:

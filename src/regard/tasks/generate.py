@@ -144,6 +144,4 @@ class Generate(Documents):
 
     def to_json(self, text: str, prediction: Answer, options: Namespace) -> dict[str, Any]:
         fields = {"prompt": text, "text": prediction.text} | fields_of(prediction, self.tokenizer)
-        if prediction.others:
-            fields["n_best"] = n_best(prediction, self.tokenizer, "text")
-        return fields
+        return fields | (n_best(prediction, self.tokenizer, "text") if prediction.others else {})

@@ -10,6 +10,7 @@ encoder          one row: input <sep> <mask> <mask> ...; all tokens are predicte
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.common import in_pieces, refuse_nan
+from regard.tasks.common import in_pieces, one_line, refuse_nan
 from regard.tasks.lazy import np, rt, torch
 from regard.tasks.task import Array, Context, Ids, Task, Tokenizers
 
@@ -192,6 +193,11 @@ class Sequences(Task):
         for i, count in in_pieces(answers).items():
             context.warn_long(i, self.split_note(count))
         return answers
+
+    def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
+        if prediction is None:
+            return ""
+        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
 
     def spell(self, answer: Answer) -> Answer:
         """Add the text to an output and to the rest of its n-best list."""

@@ -131,16 +131,11 @@ class Task(ABC):
     def learn(
         cls: type[T], config: Config, tokenizers: Tokenizers | None, say: Say, quiet: bool
     ) -> T:
-        """The task with what it learns from its training files.
+        """The task with what it learns from its training files. Every line of every file is read,
+        so that an error in the data is reported before anything is written.
 
-        Every line of every file is read once, so that an error in the data is reported before
-        anything is written.
-
-        Args:
-            config: the configuration of the run, which names the files.
-            tokenizers: existing vocabularies; None: learn them.
-            say: called with messages about the data.
-            quiet: show no progress.
+        tokenizers: existing vocabularies; None: learn them
+        say: called with messages about the data
         """
         train, valid = (list(map(Path, files)) for files in (config.data.train, config.data.valid))
         cls.check_files(train)

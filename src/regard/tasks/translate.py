@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.common import exclude, fields_of, in_pieces, n_best, one_line, rounded
+from regard.tasks.common import exclude, fields_of, in_pieces, n_best, rounded
 from regard.tasks.lazy import rt
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option, Say
@@ -209,11 +209,9 @@ class Translate(Sequences):
         return text.partition("\t")[::2] if text.strip() else None
 
     def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
-        if prediction is None:
-            return ""
-        if options.score:
+        if options.score and prediction is not None:
             return f"{prediction.logprob:.6f}"
-        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
+        return super().line(text, prediction, options)
 
     def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
         answer = prediction or rt.Answer([], [], 0.0, "empty")
@@ -236,7 +234,7 @@ class Translate(Sequences):
             ]
             return fields
         if "n_best" in names:
-            fields["n_best"] = n_best(answer, self.target, "translation")
+            fields |= n_best(answer, self.target, "translation")
         if "alternatives" in names:
             fields["alternatives"] = [
                 [{"token": spell([token])[0], "logprob": value} for token, value in place]
