@@ -12,8 +12,6 @@ from regard.errors import InputError
 from regard.tasks.task import too_long
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from regard.tasks.evaluation import EvaluationReport
 
 SURE = 0.05  # a difference with a smaller p is called significant
@@ -101,14 +99,7 @@ def show(report: EvaluationReport) -> None:
     for name, value in report.evaluation.scores.items():
         if name.endswith("_signature"):
             console.print(f"{name}: {value}", soft_wrap=True)
-    show_details(report, console)
-
-
-def show_details(report: EvaluationReport, console: Console) -> None:
-    """Print the tables that only some tasks have."""
-    from rich.table import Table
-
-    details = report.evaluation.details
+    details = report.evaluation.details  # tables that only some tasks have
     labels = details.get("labels", [])
     if "confusion" in details and len(labels) <= LARGEST_CONFUSION:
         table = Table("wanted \\ given", *labels, title="confusion", title_justify="left")

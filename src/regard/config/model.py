@@ -94,7 +94,12 @@ class ModelConfig:
                 )
             self._resolve("head_size", {None: self.d_model // self.heads})
         self._check_combinations()
-        self._check_parameters()
+        count = sum(part.parameters for part in closed_form(self).values())
+        if count > MOST_PARAMETERS:
+            raise InputError(
+                f"a model with {count:,} parameters is too large (at most {MOST_PARAMETERS:,}): "
+                "lower model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
+            )
 
     def _resolve(self, name: str, values: dict[Any, Any]) -> None:
         value = getattr(self, name)
@@ -109,14 +114,6 @@ class ModelConfig:
                 raise InputError(f"model.style={self.style} has no place for model.{name}={layers}")
             if present and not layers:
                 raise InputError(f"model.{name} must be at least 1, not 0")
-
-    def _check_parameters(self) -> None:
-        count = sum(part.parameters for part in closed_form(self).values())
-        if count > MOST_PARAMETERS:
-            raise InputError(
-                f"a model with {count:,} parameters is too large (at most {MOST_PARAMETERS:,}): "
-                "lower model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
-            )
 
     def _check_combinations(self) -> None:
         """Options that cannot be combined: both are named, and why."""

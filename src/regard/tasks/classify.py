@@ -229,8 +229,7 @@ class Classify(Task):
 
     def written(self, label: str) -> list[int]:
         """The tokens of a label, for the styles that write it."""
-        ids: list[int] = self._written[self.numbers[label]].tolist()
-        return ids
+        return self._written[self.numbers[label]].tolist()
 
     def logits(self, model: Transformer, texts: Sequence[str]) -> Array:
         """[texts, classes], before the temperature."""

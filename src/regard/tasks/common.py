@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from regard.decoding.answers import Answer
+    from regard.tasks.runtime import Answer, Tokenizer
     from regard.tasks.task import Context
-    from regard.text.tokenizer import Tokenizer
 
 
 def in_pieces(answers: Sequence[Answer]) -> dict[int, int]:

@@ -1,3 +1,5 @@
+# mypy: implicit-reexport
+# ruff: noqa: F401
 """What tasks use of modules that import numpy or torch: see lazy.py."""
 
 from __future__ import annotations
@@ -21,12 +23,3 @@ from regard.text.vectors import VectorFile
 from regard.training import losses
 from regard.training.losses import Batch, Loss, Pairs
 from regard.training.model_folder import load_tokenizers
-
-__all__ = [
-    "EVALUATED_TOKENS", "NO_DETAILS", "SCORED_TOKENS", "SPECIALS", "STOPS", "Answer", "Batch",
-    "Chunk", "Comparison", "Details", "Dropout", "Loss", "Metric", "Packed", "Pairs", 
-    "Request", "Search", "Store", "Tokenizer", "Transformer", "VectorFile", "bounds", "build",
-    "build_pairs", "by_size", "decode", "forward", "intervals", "linear",
-    "load_tokenizers", "losses", "metrics", "packed", "paired", "pool",
-    "release_graphs", "score", "scored_answer", "scores_of", "token_type",
-]  # fmt: skip
