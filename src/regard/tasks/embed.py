@@ -168,8 +168,8 @@ class Embed(Task):
             vectors = torch.nn.functional.normalize(rt.pool(hidden, row, how).float(), dim=-1)
             return list(vectors.cpu().numpy())
 
-        width = model.config.d_model
-        return np.array(rt.forward(model, self.ids(texts), read), np.float32).reshape(-1, width)
+        vectors = rt.forward(model, self.ids(texts), read)
+        return np.array(vectors, np.float32).reshape(-1, model.config.d_model)
 
     def embed_tokens(
         self, model: Transformer, texts: Sequence[str]

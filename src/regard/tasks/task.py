@@ -404,5 +404,4 @@ def without_duplicates(
         yield path, row
     if count and say is not None:
         kept = "kept" if rule == "keep" else "left out"
-        more = f" ({count:,} such rows, all {kept}: see data.duplicates)"
-        say(first + more)
+        say(f"{first} ({count:,} such rows, all {kept}: see data.duplicates)")
