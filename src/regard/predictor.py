@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,11 +84,7 @@ class Model:
         self.folder = folder
 
     def of(self, task: type[T]) -> T:
-        """The model's task as this one.
-
-        Raises:
-            InputError: the model cannot do it.
-        """
+        """The model's task as this one; an InputError if the model cannot do it."""
         return task.of(self.task, self.config)
 
     def predict(self, inputs: Any, *, warn: Warn = python_warning, **options: Any) -> Any:
@@ -104,9 +101,8 @@ class Model:
         """
         one = isinstance(inputs, str)
         own = {option.name for option in self.task.options if option.argument}
-        arguments = {name: value for name, value in options.items() if name in own}
-        decoding = {name: value for name, value in options.items() if name not in own}
-        predictions = self.run(self.task, [inputs] if one else inputs, warn, decoding, **arguments)
+        arguments = {name: options.pop(name) for name in own & options.keys()}
+        predictions = self.run(self.task, [inputs] if one else inputs, warn, options, **arguments)
         return predictions[0] if one else predictions
 
     def run(
@@ -124,10 +120,8 @@ class Model:
 
     def evaluate(self, examples: Sequence[Any], **decoding: Any) -> Evaluation:
         """The metrics of the task on examples (`regard.tasks.evaluation.read_examples`)."""
-        options = self.decoding(decoding)
-        return self.task.evaluate(self.transformer, examples, self.config, options)
-
-    # ---- translate ----------------------------------------------------------------------
+        config = replace(self.config, decoding=self.decoding(decoding))
+        return self.task.evaluate(self.transformer, examples, config)
 
     def translate(self, texts: Texts, **options: Any) -> list[str]:
         """One translation for each text."""
@@ -146,18 +140,13 @@ class Model:
     ) -> list[Answer]:
         """Translations with tokens, log-probabilities, score and n-best list; on request with the
         best `alternatives` to each token, the `history` of the search and the `attention` of all
-        heads.
-
-        warn: called with the index of a text that had to be split, and a message. The default is a
-        Python warning.
-        """
+        heads. warn: see `predict`."""
         texts = listed(texts)
         check_text(prefix)
-        answers: list[Answer] = self.run(
+        return self.run(
             Translate, texts, warn, options, prefix=prefix, alternatives=alternatives,
             history=history, attention=attention,
         )  # fmt: skip
-        return answers
 
     def stream(
         self, text: str, *, prefix: str = "", warn: Warn = python_warning, **options: Any
@@ -178,10 +167,7 @@ class Model:
             if isinstance(pair, str) or not isinstance(pair, Sized) or len(pair) != 2:
                 raise InputError(f"a pair is (source, translation), not {pair!r:.60}")
             check_text(*pair)
-        scored: list[Answer] = self.run(Translate, pairs, warn, score=True)
-        return scored
-
-    # ---- the other tasks ----------------------------------------------------------------
+        return self.run(Translate, pairs, warn, score=True)
 
     def answer(
         self, questions: Texts, context: Texts, *, warn: Warn = python_warning, **options: Any
@@ -193,45 +179,35 @@ class Model:
         if len(contexts) != len(texts):
             raise InputError(f"{len(texts)} questions but {len(contexts)} contexts")
         pairs = [Asked(c, q) for c, q in zip(contexts, texts, strict=True)]
-        answers: list[Answer] = self.run(Questions, pairs, warn, options)
-        return answers
+        return self.run(Questions, pairs, warn, options)
 
     def generate(
         self, prompts: Texts, *, until: str = "", warn: Warn = python_warning, **options: Any
     ) -> list[Answer]:
         """The completion of each prompt; it stops before the text `until`, if that is given."""
-        completions: list[Answer] = self.run(Generate, listed(prompts), warn, options, until=until)
-        return completions
+        return self.run(Generate, listed(prompts), warn, options, until=until)
 
     def classify(self, texts: Texts, *, warn: Warn = python_warning) -> list[Label]:
         """The label of each text, with the calibrated probabilities of all labels."""
-        labels: list[Label] = self.run(Classify, listed(texts), warn)
-        return labels
+        return self.run(Classify, listed(texts), warn)
 
-    def fill(
-        self, texts: Texts, top: int = 5, where: Callable[[int], str] = lambda i: f"text {i + 1}"
-    ) -> list[Filled]:
-        """The best words for each <mask> of each text; `where` names a text that has none."""
+    def fill(self, texts: Texts, top: int = 5) -> list[Filled]:
+        """The best words for each <mask> of each text."""
         if not isinstance(top, int | np.integer) or top < 1:
             raise InputError(f"top must be at least 1, not {top!r:.60}")
-        filled: list[Filled] = self.run(Fill, listed(texts), python_warning, top=top, where=where)
-        return filled
+        return self.run(Fill, listed(texts), python_warning, top=top)
 
     def embed(
         self, texts: Texts, *, pooling: str = "", warn: Warn = python_warning
     ) -> NDArray[np.float32]:
         """A vector of unit length for each text: [texts, D]. pooling: mean, cls or last."""
-        vectors: NDArray[np.float32] = self.run(Embed, listed(texts), warn, pooling=pooling)
-        return vectors
+        return self.run(Embed, listed(texts), warn, pooling=pooling)
 
     def embed_tokens(
         self, texts: Texts, *, warn: Warn = python_warning
     ) -> list[tuple[list[str], NDArray[np.float32]]]:
         """For each text its tokens and the vector of each in this context: [n, D]."""
-        tokens: list[tuple[list[str], NDArray[np.float32]]] = self.run(
-            Embed, listed(texts), warn, tokens=True
-        )
-        return tokens
+        return self.run(Embed, listed(texts), warn, tokens=True)
 
     def embedder(self) -> Embed:
         """The task embed, which every model of one stack can do that reads single texts."""
@@ -243,24 +219,17 @@ class Model:
         """The vectors of a file's lines, built now or found: in `folder`, or in the cache."""
         embedder, size = self.embedder(), self.config.model.d_model
         if self.folder is None:
-            raise InputError(
-                "an index belongs to a model that lies in a folder: regard.load(folder)"
-            )
+            raise InputError("an index belongs to a model that is in a folder: regard.load(folder)")
         name = checksum(self.folder / "model.safetensors")
         identity = f"{name} {embedder.pooling} {self.transformer.output_matrix().dtype}"
         identity += f" {self.transformer.precision or ''}".rstrip()
-
-        def embed(texts: list[str]) -> NDArray[np.float32]:
-            return embedder.embed(self.transformer, texts)
-
+        embed = partial(embedder.embed, self.transformer)
         where = folder or cache_folder() / "search"
         return find_or_build(where, documents, embed, identity, size, quiet, rebuild)
 
     def search(self, queries: Texts, documents: str | Path, top: int = 5) -> list[list[Hit]]:
         """The lines of a file that are nearest to each query, best first."""
         return self.index(Path(documents)).search(self.embed(queries), top)
-
-    # ---- options ------------------------------------------------------------------------
 
     def decoding(self, options: dict[str, Any]) -> DecodingConfig:
         """The model's own options of decoding with these changes."""

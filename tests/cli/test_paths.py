@@ -159,7 +159,7 @@ def test_a_full_disk_that_a_component_reports_as_bad_input_is_exit_code_1(monkey
         except OSError:
             raise regard.InputError("index: cannot be written") from None
 
-    monkeypatch.setattr("regard.box.listing.listing", listing)
+    monkeypatch.setattr("regard.cli.box.listing", listing)
     assert command.regard("info") == ("", "regard: index: cannot be written\n", 1)
 
 

@@ -28,7 +28,7 @@ def stored(configure, data, bpe, tmp_path_factory):
 
     def make(style, labels=("de", "en", "number"), **more):
         file = data["classify"][0][0]
-        task = Classify(bpe, style, labels, 64)
+        task = Classify(bpe, style, 64, labels)
         config = configure("classify", style, **more)
         store, _ = task.build([file], tmp_path_factory.mktemp("store"), config, True)
         task.prepare(store, config)
@@ -100,7 +100,7 @@ def test_labels_are_sorted_or_as_data_labels_has_them(configure, data, tmp_path)
 def test_a_long_text_is_cut_and_counted_and_said(configure, bpe, tmp_path, loaded, call):
     long = "word " * 200
     (tmp_path / "rows.tsv").write_text(f"a\tshort\nb\t{long}\na\t{long}more\nb\tx\n")
-    task = Classify(bpe, "encoder", ["a", "b"], 64)
+    task = Classify(bpe, "encoder", 64, ["a", "b"])
     config = configure("classify")
     store, report = task.build([tmp_path / "rows.tsv"], tmp_path / "cache", config, True)
     assert report.notes == {"cut to 64 tokens": 2}
@@ -213,7 +213,7 @@ def test_calibration_makes_held_out_labels_more_probable_and_changes_none(
 ):
     head = {"head": "classifier", "classes": 3} if style == "encoder" else {}
     model = network(style, vocabulary_size=bpe.size, **head)
-    task = Classify(bpe, style, ["de", "en", "number"], 64)
+    task = Classify(bpe, style, 64, ["de", "en", "number"])
     examples = list(task.read(data["classify"][0], configure("classify")))[:40]
     wanted = [task.number(example) for example in examples]
     logits = task.logits(model, [row.text for _, row in examples])
@@ -236,7 +236,7 @@ def test_calibration_makes_held_out_labels_more_probable_and_changes_none(
 
 def test_training_ends_with_a_calibration(loaded, data):
     model = loaded("classify")
-    task = Classify(model.task.tokenizer, "encoder", model.task.labels, 64)
+    task = Classify(model.task.tokenizer, "encoder", 64, model.task.labels)
     task.finish(model.transformer, list(task.read(data["classify"][1], model.config)))
     assert task.temperature == model.task.temperature != 1.0
 

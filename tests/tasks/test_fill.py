@@ -308,7 +308,7 @@ def test_json_has_every_gap_with_its_words(loaded, call):
 def test_perplexity_and_accuracy_are_those_of_the_hidden_words(loaded, data):
     model = loaded("fill")
     examples = list(read_documents(data["fill"][1][0]))
-    found = model.task.evaluate(model.transformer, examples, model.config, model.config.decoding)
+    found = model.task.evaluate(model.transformer, examples, model.config)
     size = model.longest - 1
     rows = [
         np.array([CLS, *ids[start : start + size]])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from regard import Packed
 from regard.config.sections import DecodingConfig
+from regard.tasks.documents import windows
 from regard.tasks.generate import Generate
-from regard.tasks.windows import windows
 from regard.text import corpus
 from regard.text.corpus import read_documents
 from regard.text.tokenizer import Tokenizer
@@ -130,9 +130,7 @@ def test_a_file_can_be_one_document_with_all_its_blank_lines(configure, tmp_path
     store, _ = task.build(files, tmp_path / "cache", config, True)
     found = [task.tokenizer.decode(store.tokens(0, i).tolist()) for i in range(len(store))]
     assert found == [content] * 2
-    monkeypatch.setattr(
-        corpus, "LONGEST_DOCUMENT", 12
-    )  # one that is too large is cut, not shortened
+    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 12)  # a larger one is cut, not shortened
     parts = list(read_documents(files[0], whole=True))
     assert len(parts) > 2
     assert "".join(part.text for part in parts) == content

@@ -350,7 +350,7 @@ def test_an_encoder_streams_its_answer_in_one_piece_and_minds_the_longest(by_hea
     [answer] = task.translate(model, ["The dog slept."], GREEDY, 100)
     assert list(task.stream(model, task.requests(["The dog slept."])[0], GREEDY)) == [answer.text]
     request = replace(task.requests(["The dog slept."])[0][0], limit=2)
-    [short] = task.decode(model, [request], GREEDY)
+    [[short]] = task.decode(model, [[request]], GREEDY)
     assert short.tokens == answer.tokens[:2]
     assert short.stopped == ("end" if answer.tokens[1] == Tokenizer.eos else "length")
 

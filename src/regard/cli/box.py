@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from regard.cli.options import (
-    architecture_options,
-    bounded,
-    existing_model,
-    file_path,
-    preset_option,
-)
+from regard.cli.options import architecture_options, bounded, file_path, preset_option
 from regard.config.model import STYLES, ModelConfig
+from regard.config.parameters import closed_form
+from regard.config.sections import Config
 from regard.config.settings import section_settings
-from regard.console import as_json, visible_line, warn
+from regard.console import as_json, make_console, visible_line, warn
 from regard.errors import InputError
-from regard.tasks.registry import find_task
-from regard.training.shipped import folder_of
+from regard.tasks.registry import find_task, task_names
+from regard.training.shipped import boxed, contents, folder_of
 
 
 def info_options(verb: argparse.ArgumentParser) -> None:
@@ -41,19 +38,13 @@ def info(options: argparse.Namespace) -> int:
     if options.accept_changes and options.model is None:
         raise InputError("--accept-changes needs MODEL: the folder whose files were changed")
     if options.model is None and not options.assignments and set(chosen) == {None}:
-        from regard.box.listing import show_box
-
         show_box(options.json)
         return 0
-    preset, vocabulary = options.preset or "base", options.vocab
-    values = {
-        "style": options.style or STYLES[0],
-        "vocabulary_size": 37_000 if vocabulary is None else vocabulary,
-    }
+    preset = options.preset or "base"
     if options.model is None:
-        config = ModelConfig.preset(
-            preset, **values | section_settings(options.assignments, "model")
-        )
+        values = {"style": options.style or STYLES[0], "vocabulary_size": options.vocab or 37_000}
+        values |= section_settings(options.assignments, "model")
+        config = ModelConfig.preset(preset, **values)
     else:
         from regard.training.model_folder import read_config
 
@@ -62,7 +53,7 @@ def info(options: argparse.Namespace) -> int:
 
             names = ", ".join(accept_changes(options.model))
             warn(f"{options.model} now accepts {names} as they are")
-        whole = read_config(existing_model(options.model))
+        whole = read_config(folder_of(options.model))
         find_task(whole.task)  # refuses an unknown task
         config = whole.model
     from regard.training.model_folder import final_scores
@@ -77,6 +68,44 @@ def info(options: argparse.Namespace) -> int:
         for name, value in scores.items():
             print(visible_line(f"{name:16} {value}"))
     return 0 if table.agrees else 1  # a disagreement is a bug in regard
+
+
+def listing() -> list[dict[str, Any]]:
+    """The models in the box: name, style, parameters, bytes on the disk, and final scores."""
+    from regard.training.model_folder import final_scores
+
+    rows = []
+    for task in sorted(contents(), key=task_names().index):
+        folder = folder_of(boxed(task))
+        model = Config.load(folder / "config.yaml").model
+        rows.append({
+            "model": boxed(task), "folder": str(folder), "style": model.style,
+            "parameters": sum(part.parameters for part in closed_form(model).values()),
+            "bytes": sum(path.stat().st_size for path in folder.iterdir() if path.is_file()),
+            "scores": final_scores(folder),
+        })  # fmt: skip
+    return rows
+
+
+def show_box(as_objects: bool) -> None:
+    """Print the models in the box as a table, or as one JSON object per line."""
+    rows = listing()
+    if as_objects:
+        for row in rows:
+            print(as_json(row))
+        return
+    from rich.table import Table
+
+    table = Table("model", "style", "parameters", "size", "validation", box=None, pad_edge=False)
+    for row in rows:
+        scores = {k: v for k, v in row["scores"].items() if isinstance(v, float) and k != "seconds"}
+        summary = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        millions = (f"{row['parameters'] / 1e6:.1f}M", f"{row['bytes'] / 1e6:.1f} MB")
+        table.add_row(row["model"], row["style"], *millions, summary)
+    console = make_console()
+    console.print(table if rows else "there is no model in the box")
+    for row in rows:
+        console.print(f"{row['model']}: {row['folder']}/README.md", soft_wrap=True)
 
 
 def pack_options(verb: argparse.ArgumentParser) -> None:

@@ -6,51 +6,39 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from regard.cli.options import (
-    bounded,
-    chosen_decoding,
-    decoding_options,
-    file_formats,
-    file_name,
-    file_path,
-    model_to_use,
-)
+from regard.cli import options as shared
 from regard.console import as_json, make_console, progress, warn
 from regard.errors import InputError
 from regard.tasks.task import too_long
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from regard.tasks.evaluation import EvaluationReport
 
+SURE = 0.05  # a difference with a smaller p is called significant
+WIDE = 160  # columns of a table that is written to a file: one line for each metric
 LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 
 
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--data",
-        nargs="+",
-        type=file_name,
-        required=True,
-        metavar="FILE",
-        help=file_formats(),
-    )
-    verb.add_argument("--against", type=file_path, metavar="MODEL", help="compare with it")
+        "--data", nargs="+", type=shared.file_name, required=True, metavar="FILE",
+        help=shared.file_formats(),
+    )  # fmt: skip
+    verb.add_argument("--against", type=shared.file_path, metavar="MODEL", help="compare with it")
     verb.add_argument(
-        "--samples", type=bounded(int, 1, 10_000), default=1000, metavar="N",
+        "--samples", type=shared.bounded(int, 1, 10_000), default=1000, metavar="N",
         help="bootstrap samples (default: 1000)",
     )  # fmt: skip
-    decoding_options(verb)
-    model_to_use(verb, "translate")
+    shared.decoding_options(verb)
+    shared.model_to_use(verb, "translate")
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Compute the task's metrics with confidence intervals; --against: compare two models."""
-    decoding = chosen_decoding(options)
+    decoding = shared.chosen_decoding(options)
     from regard.device import keep_freed_memory
     from regard.predictor import load
-    from regard.tasks.evaluation import check_examples, read_examples, report_on
+    from regard.tasks.evaluation import read_examples, report_on
 
     keep_freed_memory()
     files = [Path(file) for file in options.data]
@@ -71,7 +59,8 @@ def evaluate(options: argparse.Namespace) -> int:
             note = too_long(model.longest, task.split_note(count))
             warn(f"{task.place(examples[i], files)}: {note}")
         if other is not None:
-            check_examples(other.task, examples)  # the other model may not know all labels
+            for example in examples:
+                other.task.check(example)  # the other model may not know all labels
             theirs = other.evaluate(examples, **decoding)
         report = report_on(
             task, model.config, ours, theirs, samples=options.samples, against=str(options.against)
@@ -83,8 +72,6 @@ def evaluate(options: argparse.Namespace) -> int:
 def show(report: EvaluationReport) -> None:
     """Print the report as tables."""
     from rich.table import Table
-
-    from regard.tasks.evaluation import SURE, WIDE
 
     console = make_console()
     if not console.is_terminal:
@@ -112,14 +99,7 @@ def show(report: EvaluationReport) -> None:
     for name, value in report.evaluation.scores.items():
         if name.endswith("_signature"):
             console.print(f"{name}: {value}", soft_wrap=True)
-    show_details(report, console)
-
-
-def show_details(report: EvaluationReport, console: Console) -> None:
-    """Print the tables that only some tasks have."""
-    from rich.table import Table
-
-    details = report.evaluation.details
+    details = report.evaluation.details  # tables that only some tasks have
     labels = details.get("labels", [])
     if "confusion" in details and len(labels) <= LARGEST_CONFUSION:
         table = Table("wanted \\ given", *labels, title="confusion", title_justify="left")

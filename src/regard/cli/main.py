@@ -14,17 +14,20 @@ import gc
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn
 
 from regard import __version__
 from regard.cli.box import info, info_options, pack, pack_options
 from regard.cli.demo import demo, demo_options
 from regard.cli.evaluate import evaluate, evaluate_options
-from regard.cli.interrupt import interruptible
 from regard.cli.lab import LABS
 from regard.cli.options import shortened
 from regard.cli.predict import at_once, hurried, predict, predict_options, search, search_options
@@ -84,15 +87,8 @@ def add_verb(
     options: Callable[[argparse.ArgumentParser], None],
     text: str = "",
 ) -> None:
-    """Add a command.
-
-    Args:
-        verbs: the subparsers that it belongs to.
-        name: of the command.
-        run: a function of the parsed options that returns the exit code.
-        options: adds the options of the command to its parser.
-        text: its help (default: the docstring of `run`).
-    """
+    """Add a command: `options` adds its options to its parser, and `run` returns the exit code.
+    text: its help (default: the docstring of `run`)."""
     text = text or run.__doc__ or ""
     verb = verbs.add_parser(name, help=text[0].lower() + text[1:].rstrip("."), description=text)
     options(verb)
@@ -132,6 +128,45 @@ def main() -> None:
             warn(str(stopped))
         code = 130
     sys.exit(code)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """One Ctrl-C ends this with a KeyboardInterrupt, wherever it falls.
+
+    Python drops an exception that is raised in a finaliser, and libraries in C drop or rename one
+    that is raised while they call Python. So it is raised again until it arrives here.
+    """
+    pressed = False
+
+    def interrupt(_: int, __: FrameType | None) -> NoReturn:
+        nonlocal pressed
+        pressed = True
+        torch = sys.modules.get("torch")
+        if torch and getattr(torch.__spec__, "_initializing", False):
+            os._exit(130)  # an exception would abort the process; there is nothing to save yet
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        raise KeyboardInterrupt
+
+    def dropped(what: Any) -> None:
+        if what.exc_type is not KeyboardInterrupt:
+            say(what)
+
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # a script in the background, for example, ignores it
+        return
+    previous = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGALRM)}
+    say, sys.unraisablehook = sys.unraisablehook, dropped
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = say
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if pressed:
+            raise KeyboardInterrupt
 
 
 def run(arguments: list[str]) -> int:

@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 from regard.config.model import PRESETS, STYLES
 from regard.config.sections import DTYPES, DecodingConfig
 from regard.config.settings import section_settings
-from regard.errors import InputError
 from regard.tasks.registry import find_task, task_names
 from regard.tasks.task import Option
-from regard.training.shipped import boxed, folder_of
+from regard.training.shipped import boxed
 
 Number = TypeVar("Number", int, float)
 
@@ -36,11 +35,7 @@ def bounded(
 ) -> Callable[[str], Number]:
     """An argparse type: a finite number from `least` to `most`.
 
-    Args:
-        kind: int or float.
-        least, most: the bounds, inclusive.
-        why: the reason for the bounds, for the message.
-        above: exclude `least` itself.
+    why: the reason for the bounds, for the message; above: exclude `least` itself
     """
     name = "an integer" if kind is int else "a number"
 
@@ -86,14 +81,6 @@ def file_path(text: str) -> Path:
 
 def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-
-
-def existing_model(model: Path) -> Path:
-    """The folder of a model; refuses a path without one."""
-    folder = folder_of(model)
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder} is not a model: it has no config.yaml")
-    return folder
 
 
 # ---- groups of options ------------------------------------------------------------------

@@ -11,6 +11,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from regard.console import as_json, progress, warn
@@ -42,25 +43,20 @@ def print_predictions(model: Model, task: Task, options: argparse.Namespace) -> 
     # The options are checked before anything is read.
     options.n_best = model.decoding(options.decoding).n_best
     task.check_model(model.config.model, options)
-    stream = getattr(options, "stream", False)
     with task.output(model.config.model, options) as store:
-
-        def predict(texts: list[str], place: Place) -> None:
-            if stream:
-                stream_block(model, task, options, texts, place)
-            else:
-                print_block(model, task, options, store, texts, place)
-
-        for_each_block(options, task.doing, predict, task.block_size(options))
+        streams = getattr(options, "stream", False)
+        block = stream_block if streams else partial(print_block, store=store)
+        run = partial(block, model, task, options)
+        for_each_block(options, task.doing, run, task.block_size(options))
 
 
 def print_block(
     model: Model,
     task: Task,
     options: argparse.Namespace,
-    store: Callable[[Any], None] | None,
     texts: list[str],
     place: Place,
+    store: Callable[[Any], None] | None,
 ) -> None:
     """Print, or store, the predictions of a block of lines. The lines before one that is not valid
     are predicted before its error is raised."""

@@ -14,14 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from regard.cli.options import (
-    add_option,
-    bounded,
-    chosen_decoding,
-    decoding_options,
-    file_path,
-    text_options,
-)
+from regard.cli import options as shared
 from regard.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -32,17 +25,17 @@ FEW = 2**18  # bytes of documents to search that are embedded while a person wai
 
 def predict_options(verb: argparse.ArgumentParser, task: type[Task]) -> None:
     """The options of a task's command."""
-    text_options(verb, task.name, task.input_name)
+    shared.text_options(verb, task.name, task.input_name)
     for option in task.options:
-        add_option(verb, option)
+        shared.add_option(verb, option)
     if task.decodes:
-        decoding_options(verb)
+        shared.decoding_options(verb)
     verb.set_defaults(task=task)
 
 
 def predict(options: argparse.Namespace) -> int:
     """Print one prediction for each text; `options.task` is the task."""
-    options.decoding = chosen_decoding(options) if options.task.decodes else {}
+    options.decoding = shared.chosen_decoding(options) if options.task.decodes else {}
     options.task.check_options(options)
     from regard.cli.output import print_predictions
 
@@ -52,15 +45,16 @@ def predict(options: argparse.Namespace) -> int:
 
 
 def search_options(verb: argparse.ArgumentParser) -> None:
-    text_options(verb, "embed", "QUERY")
+    shared.text_options(verb, "embed", "QUERY")
     verb.add_argument(
-        "--documents", required=True, type=file_path, metavar="FILE", help="one document per line"
-    )
+        "--documents", required=True, type=shared.file_path, metavar="FILE",
+        help="one document per line",
+    )  # fmt: skip
     verb.add_argument(
-        "--top", type=bounded(int, 1, 1_000_000), default=5, metavar="N",
+        "--top", type=shared.bounded(int, 1, 1_000_000), default=5, metavar="N",
         help="lines for each query (default: 5)",
     )  # fmt: skip
-    verb.add_argument("--index", type=file_path, metavar="DIR", help="folder for the index")
+    verb.add_argument("--index", type=shared.file_path, metavar="DIR", help="folder for the index")
     verb.add_argument("--rebuild", action="store_true", help="rebuild the index")
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from regard.cli.options import (
     architecture_options,
     bounded,
-    existing_model,
     file_formats,
     file_name,
     file_path,
@@ -22,6 +21,7 @@ from regard.config.settings import read_yaml, settings
 from regard.errors import InputError
 from regard.tasks.configuration import make_config
 from regard.tasks.registry import task_names
+from regard.training.shipped import folder_of
 
 
 def train_options(verb: argparse.ArgumentParser) -> None:
@@ -72,7 +72,10 @@ def train(options: argparse.Namespace) -> int:
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
-            start = Config.load(existing_model(options.start_from) / "config.yaml")
+            start_config = folder_of(options.start_from) / "config.yaml"
+            if not start_config.is_file():
+                raise InputError(f"{start_config.parent} is not a model: it has no config.yaml")
+            start = Config.load(start_config)
             if options.resume and (options.out / "config.yaml").is_file():
                 # The options that the run was started with stay.
                 start = replace(start, data=Config.load(options.out / "config.yaml").data)

@@ -7,7 +7,7 @@ A value is checked when its section is created, before anything uses it. The mes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from regard.errors import InputError, unknown
@@ -39,6 +39,14 @@ class Range(NamedTuple):
 
 
 FRACTION = Range(0, 1, below=True)
+
+
+def check_keys(section: Any, name: str, values: Iterable[str]) -> None:
+    """Refuse an unknown key of a section; the error names the nearest known one."""
+    known = [f"{name}.{key}" for key in section.__dataclass_fields__]
+    for key in values:
+        if f"{name}.{key}" not in known:
+            raise unknown("configuration key", f"{name}.{key}", known)
 
 
 def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:

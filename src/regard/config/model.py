@@ -7,10 +7,10 @@ import torch, so that `--help` and configuration errors are immediate.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from regard.config.checks import DERIVED, FRACTION, Range, check_types, choice
+from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
 from regard.config.parameters import closed_form
 from regard.errors import InputError, unknown
 
@@ -94,7 +94,12 @@ class ModelConfig:
                 )
             self._resolve("head_size", {None: self.d_model // self.heads})
         self._check_combinations()
-        self._check_parameters()
+        count = sum(part.parameters for part in closed_form(self).values())
+        if count > MOST_PARAMETERS:
+            raise InputError(
+                f"a model with {count:,} parameters is too large (at most {MOST_PARAMETERS:,}): "
+                "lower model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
+            )
 
     def _resolve(self, name: str, values: dict[Any, Any]) -> None:
         value = getattr(self, name)
@@ -109,14 +114,6 @@ class ModelConfig:
                 raise InputError(f"model.style={self.style} has no place for model.{name}={layers}")
             if present and not layers:
                 raise InputError(f"model.{name} must be at least 1, not 0")
-
-    def _check_parameters(self) -> None:
-        count = sum(part.parameters for part in closed_form(self).values())
-        if count > MOST_PARAMETERS:
-            raise InputError(
-                f"a model with {count:,} parameters is too large (at most {MOST_PARAMETERS:,}): "
-                "lower model.d_model, model.d_ff, the number of layers or model.vocabulary_size"
-            )
 
     def _check_combinations(self) -> None:
         """Options that cannot be combined: both are named, and why."""
@@ -184,11 +181,8 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """From YAML or `--set`: an unknown key is an error that names the nearest known one."""
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise unknown("configuration key", f"model.{name}", [f"model.{k}" for k in known])
+        """From YAML or `--set`."""
+        check_keys(cls, "model", values)
         if "vocabulary_size" not in values:
             raise InputError("model.vocabulary_size is missing: how many tokens there are")
         return cls(**values)

@@ -14,14 +14,8 @@ if TYPE_CHECKING:  # model.py imports this module to limit the number of paramet
     from regard.config.model import ModelConfig
 
 PARTS = (
-    "embeddings",
-    "self-attention",
-    "mixer",
-    "cross-attention",
-    "feed-forward",
-    "norms",
-    "head",
-)
+    "embeddings", "self-attention", "mixer", "cross-attention", "feed-forward", "norms", "head",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,11 +135,9 @@ def operations(
         weights += decoder * (n + m) * 2 * d * width
         pairs += decoder * sum(s * t for s, t in zip(sources, targets, strict=True))
     if config.head in ("language-model", "masked-language-model"):
-        weights += (
-            (predictions if predictions is not None else n if decoder else m)
-            * config.vocabulary_size
-            * d
-        )
+        if predictions is None:
+            predictions = n if decoder else m
+        weights += predictions * config.vocabulary_size * d
     return 6.0 * weights + 12.0 * pairs * width
 
 

@@ -8,14 +8,14 @@ every default, and `regard train --config` takes that file again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regard.config.checks import DERIVED, FRACTION, Range, check_types, choice
+from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
 from regard.config.model import ModelConfig
 from regard.config.settings import SECTIONS, current_names, read_yaml
-from regard.errors import InputError, unknown
+from regard.errors import InputError
 
 DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
 MOST_HYPOTHESES, MOST_LABELS = 1_000, 10_000
@@ -213,15 +213,8 @@ VOCABULARY = ("vocabulary", "vocabulary_size", "shared_vocabulary")
 
 
 def inherited_vocabulary(start: DataConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the vocabulary that --from brings.
-
-    Args:
-        start: the section `data` of the model to start from.
-        values: the options of the section `data` that the user chose.
-
-    Raises:
-        InputError: one of the values asks for a different vocabulary.
-    """
+    """The options of the vocabulary that --from brings: those of the section `data` of the model to
+    start from. An InputError if `values`, which the user chose, ask for a different vocabulary."""
     inherited = {name: getattr(start, name) for name in VOCABULARY}
     for name, value in inherited.items():
         if values.get(name, value) != value:
@@ -234,9 +227,6 @@ def inherited_vocabulary(start: DataConfig, values: Mapping[str, Any]) -> dict[s
 
 
 def section(cls: type[Section], name: str, values: dict[str, Any]) -> Section:
-    """A section from its values; the error for an unknown key names the nearest known one."""
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for key in values:
-        if key not in known:
-            raise unknown("configuration key", f"{name}.{key}", [f"{name}.{k}" for k in known])
+    """A section from its values."""
+    check_keys(cls, name, values)
     return cls(**values)

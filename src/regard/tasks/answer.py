@@ -8,6 +8,7 @@ skipped and counted.
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,18 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.common import fields_of, in_pieces, n_best, one_line
+from regard.tasks.common import fields_of, in_pieces, n_best
+from regard.tasks.lazy import np, rt
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import CorpusReport, Question, read_questions
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from regard.decoding.answers import Answer
-    from regard.decoding.requests import Request
-    from regard.model.transformer import Transformer
-    from regard.text.store import Chunk
+    from regard.tasks.runtime import Answer, Chunk, Request, Transformer
 
 Example = tuple[Path, Question]
 
@@ -71,9 +68,8 @@ class Questions(Sequences):
     config_options = ("data.bpe_dropout", "data.duplicates")
     options = (
         Option(
-            "context",
-            "what the answer is found in; without it a line is CONTEXT<tab>QUESTION or JSON",
-            str, metavar="TEXT", argument=False,
+            "context", "what the answer is found in; without it a line is CONTEXT<tab>QUESTION or "
+            "JSON", str, metavar="TEXT", argument=False,
         ),
     )  # fmt: skip
     read_file = staticmethod(read_questions)
@@ -98,50 +94,38 @@ class Questions(Sequences):
 
     def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
         tokenizer = self.target
-        contexts, questions, answers = (
+        encoded = (
             tokenizer.encode_batch([getattr(row, side) for _, row in examples])
             for side in ("context", "question", "answer")
         )
-        sides: tuple[list[list[int]], list[list[int]]] = ([], [])
-        for context, question, target in zip(contexts, questions, answers, strict=True):
+        sources, targets = [], []
+        for context, question, target in zip(*encoded, strict=True):
             source = [*context, tokenizer.sep, *question]
             if max(len(source), len(target)) >= config.data.max_length:
                 report.skip("too long")
                 continue
-            for side, ids in zip(sides, (source, target), strict=True):
-                side.append([*ids, tokenizer.eos])
-        return sides
+            sources.append([*source, tokenizer.eos])
+            targets.append([*target, tokenizer.eos])
+        return sources, targets
 
     def identity(self, config: Config) -> list[object]:
         data = config.data
         return ["answer", self.target.fingerprint, data.max_length, data.duplicates]
 
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
-        from regard.text.store import token_type
+        return [rt.token_type(self.target.size)] * 2
 
-        return [token_type(self.target.size)] * 2
-
-    # ---- evaluation ---------------------------------------------------------------------
-
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """Exact match and F1 as SQuAD defines them, and exact match for each kind of question if
         the data name it."""
-        import numpy as np
-
-        from regard.decoding.engines.cuda_graph import release_graphs
-        from regard.tasks.bootstrap import scores_of
-        from regard.tasks.metrics import exact_match, token_f1
-
         rows = [row for _, row in examples]
         questions = [Asked(row.context, row.question) for row in rows]
-        answers = self.answer(model, questions, decoding, config.data.max_length)
-        release_graphs(model)  # training may continue and needs the memory
+        answers = self.answer(model, questions, config.decoding, config.data.max_length)
+        rt.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
         pairs = list(zip(texts, rows, strict=True))
-        exact = np.array([exact_match(text, row.answers) for text, row in pairs])
-        f1 = np.array([token_f1(text, row.answers) for text, row in pairs])
+        exact = np.array([rt.metrics.exact_match(text, row.answers) for text, row in pairs])
+        f1 = np.array([rt.metrics.token_f1(text, row.answers) for text, row in pairs])
         metrics = {
             "f1": lambda chosen: float(f1[chosen].mean()),
             "exact": lambda chosen: float(exact[chosen].mean()),
@@ -153,18 +137,14 @@ class Questions(Sequences):
         details = {kind: round(sum(right) / len(right), 4) for kind, right in kinds.items()}
         samples = [f"{row.question} -> {text}  (wanted: {row.answer})" for text, row in pairs[:3]]
         return Evaluation(
-            scores_of(metrics, len(rows)), metrics, len(rows), samples, texts,
-            [row.answer for row in rows],
-            {"exact_by_task": details} if details else {}, in_pieces(answers),
+            rt.scores_of(metrics, len(rows)), metrics, len(rows), samples, texts,
+            [row.answer for row in rows], {"exact_by_task": details} if details else {},
+            in_pieces(answers),
         )  # fmt: skip
-
-    # ---- prediction ---------------------------------------------------------------------
 
     def requests(self, inputs: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
         """One request for each question, or one for each window of its context. An answer has at
         most `most` tokens, independent of the length of its context."""
-        from regard.decoding.requests import Request
-
         contexts = self.target.encode_batch([one.context for one in inputs])
         questions = self.target.encode_batch([one.question for one in inputs])
         groups = []
@@ -174,23 +154,16 @@ class Questions(Sequences):
             if len(context) <= room:
                 starts = range(1)
             windows = [[*context[s : s + room], self.target.sep, *question] for s in starts]
-            groups.append([Request(input_ids(self.style, ids), (), most) for ids in windows])
+            groups.append([rt.Request(input_ids(self.style, ids), (), most) for ids in windows])
         return groups
 
     def answer(
-        self,
-        model: Transformer,
-        inputs: Sequence[Asked],
-        options: DecodingConfig,
-        longest: int,
+        self, model: Transformer, inputs: Sequence[Asked], options: DecodingConfig, longest: int
     ) -> list[Answer]:
         """The answer to each question: the best of those from the windows of a long context."""
         groups = self.requests(inputs, longest, options.max_length)
-        flat = [request for group in groups for request in group]
-        decoded = iter(self.decode(model, flat, options))
         answers = []
-        for group in groups:
-            every = [next(decoded) for _ in group]
+        for every in self.decode(model, groups, options):
             best = max(every, key=lambda answer: answer.score)
             for one in (best, *best.others):
                 one.text = one.text.strip()
@@ -207,8 +180,6 @@ class Questions(Sequences):
     def split_note(count: int) -> str:
         return f"the best answer of {count} windows is given"
 
-    # ---- command line -------------------------------------------------------------------
-
     def parse(self, text: str, options: Namespace, longest: int, where: str) -> Asked | None:
         if not text.strip():
             return None
@@ -216,17 +187,8 @@ class Questions(Sequences):
         self.room(self.target.encode(question.question), longest, where)
         return question
 
-    def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
-        if prediction is None:
-            return ""
-        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
-
     def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
-        from regard.decoding.answers import Answer
-
-        answer = prediction or Answer([], [], 0.0, "empty")
+        answer = prediction or rt.Answer([], [], 0.0, "empty")
         question = Asked.of(text, options.context, "").question if prediction else ""
         fields = {"question": question, "answer": answer.text} | fields_of(answer, self.target)
-        if answer.others:
-            fields["n_best"] = n_best(answer, self.target, "answer")
-        return fields
+        return fields | (n_best(answer, self.target, "answer") if answer.others else {})

@@ -7,7 +7,7 @@ the metric, so it serves for BLEU and F1, which are no means over examples, as w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from regard.errors import InputError
 
 Metric = Callable[[NDArray[np.int64]], float]  # of the examples with these indices, repeated or not
+Metrics = Mapping[str, Metric]
 
 SAMPLES = 1000
 SEED = 12345  # as in sacreBLEU
@@ -33,18 +34,14 @@ class Comparison:
     p: float  # how often chance alone would make so large a difference: see `paired`
 
 
-def scores_of(metrics: Mapping[str, Metric], n: int) -> dict[str, Any]:
+def scores_of(metrics: Metrics, n: int) -> dict[str, Any]:
     """Each metric on all n examples, with four digits after the point."""
     everything = np.arange(n, dtype=np.int64)
     return {name: round(metric(everything), 4) for name, metric in metrics.items()}
 
 
 def intervals(
-    metrics: Mapping[str, Metric],
-    n: int,
-    samples: int = SAMPLES,
-    seed: int = SEED,
-    level: float = LEVEL,
+    metrics: Metrics, n: int, samples: int = SAMPLES, seed: int = SEED, level: float = LEVEL
 ) -> dict[str, tuple[float, float]]:
     """For each metric of n examples, the middle `level` of its values on resampled test sets (the
     percentile bootstrap). It tells of the choice of examples, not of another training run."""
@@ -53,11 +50,7 @@ def intervals(
 
 
 def paired(
-    ours: Mapping[str, Metric],
-    theirs: Mapping[str, Metric],
-    n: int,
-    samples: int = SAMPLES,
-    seed: int = SEED,
+    ours: Metrics, theirs: Metrics, n: int, samples: int = SAMPLES, seed: int = SEED
 ) -> dict[str, Comparison]:
     """Each metric of two systems on the same n examples. Both are resampled with the same indices:
     what is hard for both cancels out, so far smaller differences show than two intervals would.
@@ -87,26 +80,19 @@ def paired(
     return compared
 
 
-def _values(
-    metrics: Mapping[str, Metric], n: int, samples: int, seed: int
-) -> dict[str, NDArray[np.float64]]:
+def _values(metrics: Metrics, n: int, samples: int, seed: int) -> dict[str, NDArray[np.float64]]:
     """[samples] values of each metric, all on the same resampled test sets."""
-    draws = _draws(n, samples, seed)
-    results = {name: np.empty(samples) for name in metrics}
-    for i, indices in enumerate(draws):
-        for name, metric in metrics.items():
-            results[name][i] = metric(indices)
-    return results
-
-
-def _draws(n: int, samples: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """One after another, since all at once would be samples x n numbers."""
     if n < 1:
         raise InputError("no examples to resample; give at least one, or ask for no intervals")
     if samples < 1:
         raise InputError(f"{samples} samples cannot show how far a figure moves; use 1000")
     random = np.random.default_rng(seed)
-    return (random.integers(n, size=n) for _ in range(samples))
+    results = {name: np.empty(samples) for name in metrics}
+    for i in range(samples):
+        indices = random.integers(n, size=n)
+        for name, metric in metrics.items():
+            results[name][i] = metric(indices)
+    return results
 
 
 def _middle(values: NDArray[np.float64], level: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ the temperature (Guo et al. 2017). Only the beginning of a text longer than data
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,28 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regard.config.sections import MOST_LABELS, Config, DataConfig, DecodingConfig
+from regard.config.sections import MOST_LABELS, Config, DataConfig
 from regard.console import visible_line
 from regard.errors import InputError
 from regard.files import read_json, write_file
 from regard.tasks.common import one_line, refuse_nan, warn_cut
+from regard.tasks.lazy import np, rt, torch
 from regard.tasks.sequences import arrange, input_ids
-from regard.tasks.task import Context, Evaluation, Ids, Task
+from regard.tasks.task import Array, Context, Evaluation, Ids, Task, Tokenizers
 from regard.text.corpus import Classified, CorpusReport, read_classified
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from regard.model.transformer import Transformer
-    from regard.text.batching import Packed
-    from regard.text.store import Chunk, Store
-    from regard.text.tokenizer import Tokenizer
-    from regard.training.losses import Batch, Loss
+    from regard.tasks.runtime import Batch, Chunk, Loss, Packed, Store, Transformer
 
 LARGEST_LABELS = 8 * 2**20  # bytes of labels.json
 LONGEST_LABEL = 500  # characters
@@ -51,6 +42,7 @@ class Label:
     probabilities: dict[str, float]  # of all labels
 
 
+@dataclass(eq=False, repr=False)
 class Classify(Task):
     name = "classify"
     help = "The label of each text and its probability, with a tab between."
@@ -62,24 +54,15 @@ class Classify(Task):
     config_options = ("data.duplicates", "data.labels")
     read_file = staticmethod(read_classified)
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        style: str,
-        labels: Sequence[str],
-        longest: int = 256,
-        temperature: float = 1.0,
-    ) -> None:
-        import numpy as np
+    labels: Sequence[str] = ()
+    temperature: float = 1.0
 
-        super().__init__(tokenizer, style)
-        self.labels, self.longest, self.temperature = list(labels), longest, temperature
+    def __post_init__(self) -> None:
+        self.labels, eos = list(self.labels), self.tokenizer.eos
         self.numbers = {label: i for i, label in enumerate(self.labels)}
-        rows = tokenizer.encode_batch(self.labels)
-        self._written = [np.array([*row, tokenizer.eos]) for row in rows]
-        self.weights: Tensor | None = None  # of the classes, with training.balance
-
-    # ---- configuration and creation -----------------------------------------------------
+        rows = self.tokenizer.encode_batch(self.labels)
+        self._written = [np.array([*row, eos]) for row in rows]
+        self.weights: torch.Tensor | None = None  # of the classes, with training.balance
 
     @classmethod
     def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
@@ -89,15 +72,9 @@ class Classify(Task):
         return {"head": "classifier", "classes": max(2, len(data.labels))}
 
     @classmethod
-    def make(
-        cls,
-        config: Config,
-        tokenizers: tuple[Tokenizer, Tokenizer],
-        labels: Sequence[str] = (),
-        temperature: float = 1.0,
-    ) -> Classify:
-        longest = config.data.max_length
-        return cls(tokenizers[1], config.model.style, labels, longest, temperature)
+    def make(cls, config: Config, tokenizers: Tokenizers, **learned: Any) -> Classify:
+        """learned: labels, and the temperature if it is known."""
+        return cls(tokenizers[1], config.model.style, config.data.max_length, **learned)
 
     @classmethod
     def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
@@ -111,13 +88,19 @@ class Classify(Task):
 
     @classmethod
     def saved(cls, folder: Path, config: Config) -> dict[str, Any]:
-        labels, temperature = load_labels(folder)
-        if config.model.classes not in (None, len(labels)):
-            raise InputError(
-                f"{folder / 'labels.json'}: {len(labels)} labels, but the model has "
-                f"{config.model.classes} classes"
-            )
-        return {"labels": labels, "temperature": temperature}
+        path, classes = folder / "labels.json", config.model.classes
+        whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
+        try:
+            labels, temperature = whole["labels"], whole["temperature"]
+            valid = isinstance(labels, list) and not wrong_labels(labels)
+            valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}: not the labels of a model ({error})") from None
+        if not valid:
+            raise InputError(f"{path}: damaged (labels or temperature are not valid)")
+        if classes not in (None, len(labels)):
+            raise InputError(f"{path}: {len(labels)} labels, but the model has {classes} classes")
+        return {"labels": labels, "temperature": float(temperature)}
 
     def save(self, folder: Path) -> None:
         super().save(folder)
@@ -125,12 +108,11 @@ class Classify(Task):
         write_file(folder / "labels.json", json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
 
     def with_config(self, config: Config) -> Classify:
-        return self.make(config, (self.tokenizer, self.tokenizer), self.labels, self.temperature)
+        learned = {"labels": self.labels, "temperature": self.temperature}
+        return self.make(config, (self.tokenizer, self.tokenizer), **learned)
 
     def same_head(self, other: Task) -> bool:
         return isinstance(other, Classify) and other.labels == self.labels
-
-    # ---- data ---------------------------------------------------------------------------
 
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:
@@ -143,7 +125,10 @@ class Classify(Task):
         """The class of an example."""
         path, (line, _, label) = example
         if label not in self.numbers:
-            raise unseen(path, line, label, self.labels)
+            known = ", ".join(self.labels[:10]) + (", ..." if len(self.labels) > 10 else "")
+            raise InputError(
+                f"{path}:{line}: the label {label!r} was never seen in training (known: {known})"
+            )
         return self.numbers[label]
 
     def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
@@ -162,13 +147,9 @@ class Classify(Task):
         return ["classify", vocabulary, self.labels, most, config.data.duplicates]
 
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
-        from regard.text.store import token_type
+        return [rt.token_type(self.tokenizer.size), rt.token_type(len(self.labels))]
 
-        return [token_type(self.tokenizer.size), token_type(len(self.labels))]
-
-    def sizes(self, store: Store) -> list[NDArray[Any]]:
-        import numpy as np
-
+    def sizes(self, store: Store) -> list[Array]:
         text = store.lengths[0]
         if self.style == "encoder":
             return [text]  # <cls> instead of <eos>
@@ -176,43 +157,28 @@ class Classify(Task):
         return [text, label] if self.style == "encoder-decoder" else [text + label - 1]
 
     def _classes(self, store: Store) -> Ids:
-        import numpy as np
-
         return np.array([int(store.tokens(1, i)[0]) for i in range(len(store))])
-
-    # ---- training -----------------------------------------------------------------------
 
     def prepare(self, store: Store, config: Config) -> None:
         """Compute the weights of the classes, with training.balance."""
-        import numpy as np
-        import torch
-
         counts = np.bincount(self._classes(store), minlength=len(self.labels))
         if config.training.balance:
             weights = counts.sum() / len(counts) / np.maximum(counts, 1)
             self.weights = torch.from_numpy(weights).float()
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
-        import numpy as np
-        import torch
-
-        from regard.tasks.batches import packed
-        from regard.training.losses import Batch
-
         texts = [store.tokens(0, int(i)) for i in examples]
         numbers = np.array([int(store.tokens(1, int(i))[0]) for i in examples])
         if self.style != "encoder":
             return arrange(self.style, texts, [self._written[i] for i in numbers], device)
         rows = [np.concatenate([[self.tokenizer.cls], text[:-1]]) for text in texts]
-        return Batch(packed(rows, device), None, torch.from_numpy(numbers).to(device))
+        return rt.Batch(rt.packed(rows, device), None, torch.from_numpy(numbers).to(device))
 
     @property
     def loss(self) -> Loss:
-        from regard.training.losses import classification_loss
-
         if self.style != "encoder":
             return super().loss
-        return partial(classification_loss, weights=self.weights)
+        return partial(rt.losses.classification_loss, weights=self.weights)
 
     def model_options(self) -> dict[str, Any]:
         classes = len(self.labels) if self.style == "encoder" else None
@@ -220,38 +186,26 @@ class Classify(Task):
 
     def finish(self, model: Transformer, examples: Sequence[Example]) -> bool:
         """Fit the temperature on held-out examples."""
-        import numpy as np
-
-        from regard.tasks.metrics import fit_temperature
-
         targets = np.array([self.number(example) for example in examples])
         logits = self.logits(model, [example.text for _, example in examples])
-        self.temperature = round(fit_temperature(logits, targets), 4)
+        self.temperature = round(rt.metrics.fit_temperature(logits, targets), 4)
         return True
 
-    # ---- evaluation ---------------------------------------------------------------------
-
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
-        import numpy as np
-
-        from regard.tasks.bootstrap import scores_of
-        from regard.tasks.metrics import calibration_error, classification, confusion
-
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         targets = np.array([self.number(example) for example in examples])
-        probabilities = self.probabilities(
-            self.logits(model, [example.text for _, example in examples])
-        )
+        logits = self.logits(model, [example.text for _, example in examples])
+        probabilities = self.probabilities(logits)
         predicted = probabilities.argmax(1)
         classes = len(self.labels)
 
         def metric(name: str) -> Any:
-            return lambda chosen: classification(targets[chosen], predicted[chosen], classes)[name]
+            return lambda chosen: rt.metrics.classification(
+                targets[chosen], predicted[chosen], classes
+            )[name]
 
         names = ("accuracy", "macro_f1", "matthews")
         metrics = {name: metric(name) for name in names} | {
-            "calibration_error": lambda chosen: calibration_error(
+            "calibration_error": lambda chosen: rt.metrics.calibration_error(
                 probabilities[chosen], targets[chosen]
             )
         }
@@ -260,13 +214,11 @@ class Classify(Task):
             f"{self.labels[targets[i]]}: {example.text:.100}"
             for i, (_, example) in enumerate(examples[:3])
         ]
-        table = confusion(targets, predicted, classes).tolist()
+        table = rt.metrics.confusion(targets, predicted, classes).tolist()
         return Evaluation(
-            scores_of(metrics, len(targets)), metrics, len(targets), samples,
+            rt.scores_of(metrics, len(targets)), metrics, len(targets), samples,
             details={"labels": self.labels, "confusion": table},
         )  # fmt: skip
-
-    # ---- prediction ---------------------------------------------------------------------
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids that the model reads of each text."""
@@ -277,34 +229,25 @@ class Classify(Task):
 
     def written(self, label: str) -> list[int]:
         """The tokens of a label, for the styles that write it."""
-        ids: list[int] = self._written[self.numbers[label]].tolist()
-        return ids
+        return self._written[self.numbers[label]].tolist()
 
-    def logits(self, model: Transformer, texts: Sequence[str]) -> NDArray[np.float64]:
+    def logits(self, model: Transformer, texts: Sequence[str]) -> Array:
         """[texts, classes], before the temperature."""
-        import numpy as np
-
-        from regard.decoding.requests import Request
-        from regard.decoding.score import score
-        from regard.tasks.batches import forward
-
         rows = self.ids(texts)
         if self.style == "encoder":
 
-            def read(row: Packed, hidden: Tensor) -> list[Any]:
+            def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
                 logits = model.head(hidden, row, model.output_matrix())
                 return list(logits.double().cpu().numpy())
 
-            return np.array(forward(model, rows, read)).reshape(len(texts), len(self.labels))
-        requests = [Request(ids) for ids in rows for _ in self.labels]
+            return np.array(rt.forward(model, rows, read)).reshape(len(texts), len(self.labels))
+        requests = [rt.Request(ids) for ids in rows for _ in self.labels]
         labels = [row.tolist() for _ in rows for row in self._written]
-        sums = [sum(seen.logprobs) for seen in score(model, requests, labels)]
+        sums = [sum(seen.logprobs) for seen in rt.score(model, requests, labels)]
         return np.array(sums).reshape(len(texts), len(self.labels))
 
-    def probabilities(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    def probabilities(self, logits: Array) -> Array:
         """[texts, classes], calibrated."""
-        import numpy as np
-
         scaled = logits / self.temperature
         powers = np.exp(scaled - scaled.max(1, keepdims=True))
         return powers / powers.sum(1, keepdims=True)
@@ -324,8 +267,6 @@ class Classify(Task):
         refuse_nan(label.probability for label in labels)
         return labels
 
-    # ---- command line -------------------------------------------------------------------
-
     def parse(self, text: str, options: Namespace, longest: int, where: str) -> str | None:
         return text if text.strip() else None
 
@@ -337,21 +278,6 @@ class Classify(Task):
     def to_json(self, text: str, prediction: Label | None, options: Namespace) -> dict[str, Any]:
         empty: dict[str, Any] = {"label": None, "probability": None, "probabilities": {}}
         return {"text": text} | (vars(prediction) if prediction else empty)
-
-
-def load_labels(folder: Path) -> tuple[list[str], float]:
-    """The labels and the temperature of a model folder."""
-    path = folder / "labels.json"
-    whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
-    try:
-        labels, temperature = whole["labels"], whole["temperature"]
-        valid = isinstance(labels, list) and not wrong_labels(labels)
-        valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: not the labels of a model ({error})") from None
-    if not valid:
-        raise InputError(f"{path}: damaged (labels or temperature are not valid)")
-    return labels, float(temperature)
 
 
 def find_labels(counts: Counter[str], config: Config, files: Sequence[Path]) -> list[str]:
@@ -382,10 +308,3 @@ def wrong_labels(labels: Sequence[object]) -> str:
                 "without control characters"
             )
     return ""
-
-
-def unseen(path: Path, line: int, label: str, labels: Sequence[str]) -> InputError:
-    known = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
-    return InputError(
-        f"{path}:{line}: the label {label!r} was never seen in training (known: {known})"
-    )

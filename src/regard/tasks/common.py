@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from regard.decoding.answers import Answer
+    from regard.tasks.runtime import Answer, Tokenizer
     from regard.tasks.task import Context
-    from regard.text.tokenizer import Tokenizer
 
 
 def in_pieces(answers: Sequence[Answer]) -> dict[int, int]:
@@ -57,9 +55,10 @@ def fields_of(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def n_best(answer: Answer, tokenizer: Tokenizer, name: str) -> list[dict[str, Any]]:
-    """The n-best list, including the first; name: the key of a text."""
-    return [{name: one.text} | fields_of(one, tokenizer) for one in (answer, *answer.others)]
+def n_best(answer: Answer, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+    """The field of the n-best list, including the first; name: the key of a text."""
+    every = (answer, *answer.others)
+    return {"n_best": [{name: one.text} | fields_of(one, tokenizer) for one in every]}
 
 
 def rounded(matrix: list[list[float]]) -> list[list[float]]:

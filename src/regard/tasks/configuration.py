@@ -22,16 +22,14 @@ from regard.config.sections import (
 from regard.config.settings import SECTIONS, current_names
 from regard.errors import InputError, unknown
 from regard.tasks.registry import find_task, task_names
-from regard.tasks.task import Task, needs_one_vocabulary
+from regard.tasks.task import Task
 
+Values = dict[str, Any]  # the options of a section
 FINE_TUNING = 0.1  # factor of the default learning rate with --from
 
 
 def make_config(
-    name: str,
-    preset: str | None,
-    values: dict[str, dict[str, Any]],
-    start: Config | None = None,
+    name: str, preset: str | None, values: dict[str, Values], start: Config | None = None
 ) -> Config:
     """The complete and checked configuration of a run.
 
@@ -56,18 +54,21 @@ def make_config(
     of_data = chosen("data")
     if start is not None:
         if not task.two_vocabularies and not start.data.shared_vocabulary:
-            raise needs_one_vocabulary(name)
+            raise InputError(
+                f"--from a model with two vocabularies and --task {name} cannot be combined: it "
+                "has one"
+            )
         of_data |= inherited_vocabulary(start.data, of_data)
     data = section(DataConfig, "data", of_data)
     model = build_model(task, preset, data, values.get("model", {}), start)
     decoding = section(DecodingConfig, "decoding", chosen("decoding"))
-    check_positions(task, model, data, decoding)
     training = section(TrainingConfig, "training", chosen("training"))
     if training.learning_rate is DERIVED:
         rate = (model.d_model * training.warmup) ** -0.5
         rate *= 1.0 if start is None else FINE_TUNING
         training = replace(training, learning_rate=rate)
     config = Config(task=name, model=model, data=data, training=training, decoding=decoding)
+    check_positions(task, config)
     task.check_config(config)
     check_options(task, "training", training)
     if training.balance and model.head != "classifier":
@@ -79,11 +80,7 @@ def make_config(
 
 
 def build_model(
-    task: type[Task],
-    preset: str | None,
-    data: DataConfig,
-    values: dict[str, Any],
-    start: Config | None,
+    task: type[Task], preset: str | None, data: DataConfig, values: Values, start: Config | None
 ) -> ModelConfig:
     """The preset, or the model to start from, with the defaults of the task and the changes."""
     # Pre-norm allows a higher learning rate: on Multi30k, 1,800 steps, one seed each, it had 35.6
@@ -97,7 +94,14 @@ def build_model(
         defaults |= task.defaults.get("model", {})
     style = {"style": STYLES[0], **defaults, **values}["style"]
     values = {**defaults, **task.model_defaults(style, data), **values}
-    check_task(task, style, data)
+    if style in STYLES and style not in task.styles:
+        raise InputError(
+            f"--task {task.name} and model.style={style} cannot be combined: "
+            f"it needs {' or '.join(task.styles)}"
+        )
+    check_options(task, "data", data)
+    if not task.two_vocabularies and not data.shared_vocabulary:
+        raise InputError(f"--task {task.name} and data.shared_vocabulary=false cannot be combined")
     if start is not None and preset is None:
         model = ModelConfig.from_dict(values)
     else:
@@ -108,18 +112,6 @@ def build_model(
             "cannot be combined: one matrix has one vocabulary"
         )
     return model
-
-
-def check_task(task: type[Task], style: str, data: DataConfig) -> None:
-    """Refuse a style or an option of the data that the task does not have."""
-    if style in STYLES and style not in task.styles:
-        raise InputError(
-            f"--task {task.name} and model.style={style} cannot be combined: "
-            f"it needs {' or '.join(task.styles)}"
-        )
-    check_options(task, "data", data)
-    if not task.two_vocabularies and not data.shared_vocabulary:
-        raise InputError(f"--task {task.name} and data.shared_vocabulary=false cannot be combined")
 
 
 def tasks_by_option() -> dict[str, list[str]]:
@@ -143,14 +135,13 @@ def check_options(task: type[Task], key: str, options: DataConfig | TrainingConf
             )
 
 
-def check_positions(
-    task: type[Task], model: ModelConfig, data: DataConfig, decoding: DecodingConfig
-) -> None:
+def check_positions(task: type[Task], config: Config) -> None:
     """Refuse a table of learned positions that is too short for the longest possible row."""
-    longest = data.max_length + task.longest_target(model, data, decoding)
+    model, most = config.model, config.decoding.max_length if config.model.has_decoder else 0
+    longest = config.data.max_length + task.longest_target(config)
     if model.positions == "learned" and model.max_length < longest:
         raise InputError(
             f"model.max_length={model.max_length} with model.positions=learned is less than the "
-            f"{longest} that data.max_length={data.max_length} and "
-            f"decoding.max_length={decoding.max_length if model.has_decoder else 0} together need"
+            f"{longest} that data.max_length={config.data.max_length} and "
+            f"decoding.max_length={most} together need"
         )

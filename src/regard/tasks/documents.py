@@ -7,24 +7,23 @@ shifted at random each time, so that every token is seen at every position.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from regard.config.sections import Config
 from regard.errors import InputError
-from regard.tasks.task import Ids, Say, Task
+from regard.tasks.lazy import np, rt
+from regard.tasks.task import Array, Ids, Say, Task
 from regard.text.corpus import CorpusReport, Document, read_documents
 from regard.text.pieces import in_chunks
+from regard.text.reading import Position
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from regard.tasks.windows import Windows
-    from regard.text.reading import Position
-    from regard.text.store import Chunk, Store
-    from regard.text.tokenizer import Tokenizer
+    from regard.tasks.runtime import Chunk, Store
 
 
+@dataclass(eq=False, repr=False)
 class Documents(Task):
     """A task that learns from text alone."""
 
@@ -33,10 +32,7 @@ class Documents(Task):
     ends: ClassVar[int]  # whether a document's <eos> is one of its tokens
     before: ClassVar[int]  # number of tokens before those of a window
 
-    def __init__(self, tokenizer: Tokenizer, style: str, longest: int) -> None:
-        super().__init__(tokenizer, style)
-        self.longest = longest  # tokens of a window
-        self._windows: dict[str, Windows] = {}
+    _windows: dict[str, Windows] = field(default_factory=dict, init=False)
 
     @classmethod
     def read(
@@ -52,8 +48,6 @@ class Documents(Task):
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
-        from regard.text.store import build, token_type
-
         whole, tokenizer = config.data.documents == "file", self.tokenizer
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
@@ -64,7 +58,7 @@ class Documents(Task):
                 yield [[[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(chunk)]]
 
         identity = ["documents", tokenizer.fingerprint, whole]
-        return build(files, identity, [token_type(tokenizer.size)], encode, folder, quiet)
+        return rt.build(files, identity, [rt.token_type(tokenizer.size)], encode, folder, quiet)
 
     def check_comparable(self, other: Documents) -> None:
         same = self.tokenizer.fingerprint == other.tokenizer.fingerprint
@@ -76,24 +70,52 @@ class Documents(Task):
 
     def windows(self, store: Store) -> Windows:
         """The windows of a store."""
-        from regard.tasks.windows import windows
-
         if store.fingerprint not in self._windows:
             every = windows(self._lengths(store), self.longest - self.before)
             self._windows[store.fingerprint] = every
         return self._windows[store.fingerprint]
 
-    def _lengths(self, store: Store) -> NDArray[Any]:
+    def _lengths(self, store: Store) -> Array:
         return store.lengths[0] - (1 - self.ends)
 
-    def sizes(self, store: Store) -> list[NDArray[Any]]:
+    def sizes(self, store: Store) -> list[Array]:
         return [self.windows(store).lengths + self.before]
 
     def chosen(self, store: Store, examples: Ids, seed: int) -> Windows:
         """The windows of a batch; seed: of the random shifts, 0: no shifts."""
-        from regard.tasks.windows import Windows
-
         every = self.windows(store)
         if seed:
             return every.shifted(examples, self._lengths(store), seed)
         return Windows(*(column[examples] for column in every))
+
+
+def perplexity(loss: float) -> float:
+    from regard.training.progress import perplexity  # imports rich
+
+    return perplexity(loss)
+
+
+class Windows(NamedTuple):
+    """Sections of documents: window i is `lengths[i]` tokens of document `documents[i]`."""
+
+    documents: Ids
+    starts: Ids
+    lengths: Ids
+
+    def shifted(self, chosen: Ids, sizes: Array, seed: int) -> Windows:
+        """The chosen windows, each moved at random by up to half its length in its document."""
+        documents, starts, lengths = (column[chosen] for column in self)
+        random = np.random.default_rng(seed)
+        half = lengths // 2
+        moved = starts + random.integers(-half, half + 1)
+        return Windows(documents, np.clip(moved, 0, sizes[documents] - lengths), lengths)
+
+
+def windows(sizes: Array, longest: int) -> Windows:
+    """Documents of these sizes, end to end in windows of at most `longest` tokens."""
+    sizes = sizes.astype(np.int64)
+    counts = -(-sizes // longest)
+    documents = np.repeat(np.arange(len(sizes)), counts)
+    number = np.arange(len(documents)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = number * longest
+    return Windows(documents, starts, np.minimum(longest, sizes[documents] - starts))

@@ -8,40 +8,32 @@ data.max_length is read.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.checks import choice
 from regard.config.model import CHOICES, ModelConfig
-from regard.config.sections import Config, DataConfig, DecodingConfig
+from regard.config.sections import Config, DataConfig
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
+from regard.tasks.lazy import np, rt, torch
 from regard.tasks.sequences import Sequences
-from regard.tasks.task import Context, Evaluation, Ids, Option, Say, Task
+from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Say, Task, Tokenizers
 from regard.text.corpus import CorpusReport, Similar, read_similar
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from regard.model.transformer import Transformer
-    from regard.text.batching import Packed
-    from regard.text.store import Chunk, Store
-    from regard.text.tokenizer import Tokenizer
-    from regard.training.losses import Loss, Pairs
+    from regard.tasks.runtime import Chunk, Loss, Packed, Pairs, Store, Transformer
 
 Example = tuple[Path, Similar]
 
 
+@dataclass(eq=False, repr=False)
 class Embed(Task):
     name = "embed"
     help = "The vector of each text: one line of numbers for each."
@@ -58,18 +50,8 @@ class Embed(Task):
     )
     read_file = staticmethod(read_similar)
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        style: str = "encoder",
-        pooling: str = "mean",
-        longest: int = 256,
-        scale: float = 20.0,
-    ) -> None:
-        super().__init__(tokenizer, style)
-        self.pooling, self.longest, self.scale = pooling, longest, scale
-
-    # ---- configuration and creation -----------------------------------------------------
+    pooling: str = "mean"
+    scale: float = 20.0  # training.similarity_scale
 
     @classmethod
     def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
@@ -81,9 +63,9 @@ class Embed(Task):
             raise InputError("--task embed and training.r_drop cannot be combined")
 
     @classmethod
-    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Embed:
+    def make(cls, config: Config, tokenizers: Tokenizers) -> Embed:
         model, scale = config.model, config.training.similarity_scale
-        return cls(tokenizers[1], model.style, model.pooling, config.data.max_length, scale)
+        return cls(tokenizers[1], model.style, config.data.max_length, model.pooling, scale)
 
     @classmethod
     def of(cls, task: Task, config: Config) -> Embed:
@@ -93,9 +75,7 @@ class Embed(Task):
         style = config.model.style
         if style == "encoder-decoder" or isinstance(task, Sequences):
             raise InputError(f"this model was trained to {task.name}: it cannot embed")
-        return cls(task.tokenizer, style, "mean", config.longest_input)
-
-    # ---- data ---------------------------------------------------------------------------
+        return cls(task.tokenizer, style, config.longest_input)
 
     @classmethod
     def read(
@@ -138,25 +118,15 @@ class Embed(Task):
         return ["embed, stripped", vocabulary, self.style, self.longest, config.data.duplicates]
 
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
-        from regard.text.store import token_type
-
         scored = any(row.score is not None for _, row in self.read(files, config))
-        return [token_type(self.tokenizer.size)] * 2 + (["float32"] if scored else [])
+        return [rt.token_type(self.tokenizer.size)] * 2 + (["float32"] if scored else [])
 
-    def sizes(self, store: Store) -> list[NDArray[Any]]:
+    def sizes(self, store: Store) -> list[Array]:
         return [store.lengths[0] + store.lengths[1]]
 
-    # ---- training -----------------------------------------------------------------------
-
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Pairs:
-        import numpy as np
-        import torch
-
-        from regard.tasks.batches import packed
-        from regard.training.losses import Pairs
-
         sides = [[store.tokens(side, int(i)) for i in examples] for side in (0, 1)]
-        row = packed([*sides[0], *sides[1]], device)
+        row = rt.packed([*sides[0], *sides[1]], device)
         a, b = (np.array([hash(ids.tobytes()) for ids in side]) for side in sides)
         same = np.any([np.equal.outer(x, y) for x in (a, b) for y in (a, b)], axis=0)
         scores = None
@@ -164,24 +134,15 @@ class Embed(Task):
             values = np.concatenate([store.tokens(2, int(i)) for i in examples])
             scores = torch.from_numpy(values).to(device)
         source, target = (row, None) if self.style == "encoder" else (None, row)
-        return Pairs(source, target, scores, torch.from_numpy(same).to(device))
+        return rt.Pairs(source, target, scores, torch.from_numpy(same).to(device))
 
     @property
     def loss(self) -> Loss:
-        from regard.training.losses import similarity_loss
+        return partial(rt.losses.similarity_loss, scale=self.scale)
 
-        return partial(similarity_loss, scale=self.scale)
-
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """With scores: their correlation with the cosines. Without: how often the partner of a
         sentence is the nearest of all partners."""
-        import numpy as np
-
-        from regard.tasks.bootstrap import scores_of
-        from regard.tasks.metrics import pearson, spearman
-
         a, b = (self.embed(model, [getattr(row, side) for _, row in examples]) for side in "ab")
         if examples[0][1].score is None:
             cosines = (b @ one for one in a)  # one product each: different ones round differently
@@ -194,43 +155,32 @@ class Embed(Task):
             cosine = (a * b).sum(1)
             targets = np.array([row.score for _, row in examples])
             metrics = {
-                "spearman": lambda chosen: spearman(cosine[chosen], targets[chosen]),
-                "pearson": lambda chosen: pearson(cosine[chosen], targets[chosen]),
+                "spearman": lambda chosen: rt.metrics.spearman(cosine[chosen], targets[chosen]),
+                "pearson": lambda chosen: rt.metrics.pearson(cosine[chosen], targets[chosen]),
             }
-        return Evaluation(scores_of(metrics, len(examples)), metrics, len(examples))
+        return Evaluation(rt.scores_of(metrics, len(examples)), metrics, len(examples))
 
-    # ---- prediction ---------------------------------------------------------------------
-
-    def embed(
-        self, model: Transformer, texts: Sequence[str], pooling: str = ""
-    ) -> NDArray[np.float32]:
+    def embed(self, model: Transformer, texts: Sequence[str], pooling: str = "") -> Array:
         """[texts, D], of unit length."""
-        import numpy as np
-        from torch.nn import functional as F
-
-        from regard.model.head import pool
-        from regard.tasks.batches import forward
-
         how = pooling or self.pooling
 
-        def read(row: Packed, hidden: Tensor) -> list[Any]:
-            vectors = F.normalize(pool(hidden, row, how).float(), dim=-1)
+        def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
+            vectors = torch.nn.functional.normalize(rt.pool(hidden, row, how).float(), dim=-1)
             return list(vectors.cpu().numpy())
 
-        width = model.config.d_model
-        return np.array(forward(model, self.ids(texts), read), np.float32).reshape(-1, width)
+        vectors = rt.forward(model, self.ids(texts), read)
+        return np.array(vectors, np.float32).reshape(-1, model.config.d_model)
 
     def embed_tokens(
         self, model: Transformer, texts: Sequence[str]
-    ) -> list[tuple[list[str], NDArray[np.float32]]]:
+    ) -> list[tuple[list[str], Array]]:
         """For each text its tokens, and the vector of each in this context: [n, D]."""
-        from regard.tasks.batches import forward
 
-        def read(row: Packed, hidden: Tensor) -> list[Any]:
+        def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
             return [part.float().cpu().numpy() for part in row.split(hidden)]
 
         rows = self.ids(texts)
-        vectors = forward(model, rows, read)
+        vectors = rt.forward(model, rows, read)
         return [(self.tokenizer.tokens(ids), v) for ids, v in zip(rows, vectors, strict=True)]
 
     def predict(
@@ -251,8 +201,6 @@ class Embed(Task):
         refuse_nan(vectors.sum(1).tolist())
         return vectors
 
-    # ---- command line -------------------------------------------------------------------
-
     @classmethod
     def check_options(cls, options: Namespace) -> None:
         exclude(options, "tokens", "pooling", "out")
@@ -270,12 +218,10 @@ class Embed(Task):
         self, model: ModelConfig, options: Namespace
     ) -> Iterator[Callable[[Any], None] | None]:
         """--out: the vectors as a NumPy file, complete or not at all."""
-        from regard.text.vectors import VectorFile
-
         if options.out is None:
             yield None
             return
-        file, whole = VectorFile(options.out, model.d_model), False
+        file, whole = rt.VectorFile(options.out, model.d_model), False
         try:
             yield file.write
             whole = True

@@ -17,9 +17,6 @@ from regard.errors import InputError
 from regard.tasks.bootstrap import SAMPLES, Comparison
 from regard.tasks.task import Evaluation, Task
 
-SURE = 0.05  # a difference with a smaller p is called significant
-WIDE = 160  # columns of a table that is written to a file: one line for each metric
-
 
 @dataclass
 class EvaluationReport:
@@ -51,14 +48,9 @@ def read_examples(task: Task, files: Sequence[Path], config: Config) -> list[Any
     examples = list(task.read(files, config))
     if not examples:
         raise InputError(f"{files[0]} is empty: there is nothing to evaluate")
-    check_examples(task, examples)
-    return examples
-
-
-def check_examples(task: Task, examples: Sequence[Any]) -> None:
-    """Refuse examples on which a model cannot be evaluated."""
     for example in examples:
         task.check(example)
+    return examples
 
 
 def report_on(

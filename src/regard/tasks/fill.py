@@ -8,28 +8,20 @@ hidden or not, and the model is useful for texts without masks: `classify --from
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regard.config.sections import Config, DecodingConfig
+from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.common import one_line, refuse_nan
-from regard.tasks.documents import Documents
-from regard.tasks.task import Context, Evaluation, Ids, Option
+from regard.tasks.documents import Documents, perplexity
+from regard.tasks.lazy import np, rt, torch
+from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Tokenizers
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    import torch
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from regard.model.transformer import Transformer
-    from regard.text.batching import Packed
-    from regard.text.store import Store
-    from regard.text.tokenizer import Tokenizer
-    from regard.training.losses import Batch
+    from regard.tasks.runtime import Batch, Packed, Store, Transformer
 
 HELD_OUT = 2026  # seed of the hidden words in validation and evaluation
 MASK = "<mask>"
@@ -48,6 +40,7 @@ class Filled:
     gaps: list[Gap]
 
 
+@dataclass(eq=False, repr=False)
 class Fill(Documents):
     name = "fill"
     help = "Fill each <mask> of a text; the best words and their probabilities stand behind a tab."
@@ -58,43 +51,23 @@ class Fill(Documents):
     options = (Option("top", "words for each <mask> (default: 5)", int, 5, least=1, most=1000),)
     ends, before = 0, 1  # no <eos>, because an encoder sees where the text ends; but <cls>
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        style: str = "encoder",
-        longest: int = 256,
-        mask: float = 0.15,
-        whole_words: bool = False,
-    ) -> None:
-        super().__init__(tokenizer, style, longest)
-        self.mask, self.whole_words = mask, whole_words
+    mask: float = 0.15
+    whole_words: bool = False
 
     @classmethod
-    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Fill:
+    def make(cls, config: Config, tokenizers: Tokenizers) -> Fill:
         data = config.data
         return cls(tokenizers[1], config.model.style, data.max_length, data.mask, data.whole_words)
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
-        import numpy as np
-
-        rows = [
-            np.concatenate(
-                [[self.tokenizer.cls], store.tokens(0, int(document))[start : start + length]]
-            )
-            for document, start, length in zip(*self.chosen(store, examples, seed), strict=True)
-        ]
+        rows = []
+        for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
+            ids = store.tokens(0, int(document))[start : start + length]
+            rows.append(np.concatenate([[self.tokenizer.cls], ids]))
         return self.hide(rows, device, seed or HELD_OUT)
 
-    def hide(self, rows: list[NDArray[Any]], device: torch.device, seed: int) -> Batch:
+    def hide(self, rows: list[Array], device: torch.device, seed: int) -> Batch:
         """Hide words of rows that begin with <cls>; at least one in all."""
-        import numpy as np
-        import torch
-
-        from regard.tasks.batches import bounds
-        from regard.text.batching import Packed
-        from regard.text.tokenizer import SPECIALS
-        from regard.training.losses import Batch
-
         tokens = np.concatenate(rows).astype(np.int64)
         random = np.random.default_rng([seed, 1])
         chance = random.random(len(tokens))
@@ -108,12 +81,12 @@ class Fill(Documents):
         how = random.random(len(places))
         hidden = tokens.copy()
         hidden[places[how < 0.8]] = self.tokenizer.mask
-        any_token = random.integers(len(SPECIALS), self.tokenizer.size, len(places))
+        any_token = random.integers(len(rt.SPECIALS), self.tokenizer.size, len(places))
         other = (how >= 0.8) & (how < 0.9)
         hidden[places[other]] = any_token[other]
-        row = Packed(torch.from_numpy(hidden), torch.from_numpy(bounds(rows))).to(device)
+        row = rt.Packed(torch.from_numpy(hidden), torch.from_numpy(rt.bounds(rows))).to(device)
         labels, where = (torch.from_numpy(side).to(device) for side in (targets, places))
-        return Batch(row, None, labels, where)
+        return rt.Batch(row, None, labels, where)
 
     def check_comparable(self, other: Documents) -> None:
         super().check_comparable(other)
@@ -124,23 +97,10 @@ class Fill(Documents):
             )
 
     def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
-        from regard.training.progress import perplexity
-
         return {"perplexity": perplexity(loss)}
 
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """How well the model predicts words that are hidden as in training, always the same."""
-        import numpy as np
-        import torch
-
-        from regard.decoding.requests import by_size
-        from regard.ops import linear
-        from regard.tasks.batches import EVALUATED_TOKENS
-        from regard.tasks.bootstrap import scores_of
-        from regard.training.progress import perplexity
-
         size = self.longest - 1
         rows = [
             np.array([self.tokenizer.cls, *ids[start : start + size]])
@@ -149,68 +109,51 @@ class Fill(Documents):
         ]
         matrix = model.output_matrix()
         likelihood, right, count = (np.zeros(len(rows)) for _ in range(3))
-        for i, some in enumerate(by_size([len(row) for row in rows], EVALUATED_TOKENS)):
+        for i, some in enumerate(rt.by_size([len(row) for row in rows], rt.EVALUATED_TOKENS)):
             batch = self.hide([rows[j] for j in some], matrix.device, HELD_OUT + i)
             assert batch.source is not None
             assert batch.where is not None
             with torch.no_grad():
                 vectors = model.head.words(model.hidden(batch.source)[batch.where])
-                logits = linear(vectors, matrix, model.head.bias).float()
+                logits = rt.linear(vectors, matrix, model.head.bias).float()
                 logprobs = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
             best = logits.argmax(-1) == batch.labels
             ends, places = batch.source.offsets.cpu().numpy(), batch.where.cpu().numpy()
             owner = np.array(some)[np.searchsorted(ends, places, "right") - 1]
-            for sums, values in (
-                (likelihood, -logprobs),
-                (right, best),
-                (count, torch.ones_like(logprobs)),
-            ):
+            ones = torch.ones_like(logprobs)
+            for sums, values in ((likelihood, -logprobs), (right, best), (count, ones)):
                 np.add.at(sums, owner, values.double().cpu().numpy())
 
-        def mean(values: NDArray[Any], chosen: Ids) -> float:
+        def mean(values: Array, chosen: Ids) -> float:
             return float(values[chosen].sum() / max(1.0, count[chosen].sum()))
 
         metrics = {
             "perplexity": lambda chosen: perplexity(mean(likelihood, chosen)),
             "accuracy": lambda chosen: mean(right, chosen),
         }
-        scores = scores_of(metrics, len(rows)) | {"hidden": int(count.sum())}
+        scores = rt.scores_of(metrics, len(rows)) | {"hidden": int(count.sum())}
         return Evaluation(scores, metrics, len(rows))
 
-    # ---- prediction ---------------------------------------------------------------------
-
     def predict(
-        self,
-        model: Transformer,
-        inputs: Sequence[str],
-        context: Context,
-        top: int = 5,
-        where: Callable[[int], str] = lambda i: f"text {i + 1}",
+        self, model: Transformer, inputs: Sequence[str], context: Context, top: int = 5
     ) -> list[Filled]:
-        """The `top` best words for every <mask> of each text; `where` names a text in messages."""
-        import torch
-
-        from regard.ops import linear
-        from regard.tasks.batches import forward
-        from regard.text.tokenizer import SPECIALS
-
+        """The `top` best words for every <mask> of each text."""
         parts = [text.split(MASK) for text in inputs]
-        longest = context.longest
-        rows = [self.encode_parts(part, longest, where(i)) for i, part in enumerate(parts)]
-        matrix = model.output_matrix()
+        longest, matrix = context.longest, model.output_matrix()
+        rows = [self.encode_parts(part, longest, f"text {i + 1}") for i, part in enumerate(parts)]
 
-        def read(row: Packed, hidden: Tensor) -> list[Any]:
+        def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
             gaps = row.tokens == self.tokenizer.mask
-            logits = linear(model.head.words(hidden[gaps]), matrix, model.head.bias)
-            logits[:, : len(SPECIALS)] = -math.inf  # they are not part of any text
-            most = min(top, logits.shape[1] - len(SPECIALS))
+            logits = rt.linear(model.head.words(hidden[gaps]), matrix, model.head.bias)
+            logits[:, : len(rt.SPECIALS)] = -math.inf  # they are not part of any text
+            most = min(top, logits.shape[1] - len(rt.SPECIALS))
             best = logits.softmax(-1, dtype=torch.float32).topk(most)
             counts = [int(part.sum()) for part in row.split(gaps)]
             sides = (best.indices.split(counts), best.values.split(counts))
             return [(i.tolist(), v.tolist()) for i, v in zip(*sides, strict=True)]
 
         filled = []
-        for part, (tokens, values) in zip(parts, forward(model, rows, read), strict=True):
+        for part, (tokens, values) in zip(parts, rt.forward(model, rows, read), strict=True):
             gaps = [
                 Gap([(self.tokenizer.decode([t]), p) for t, p in zip(*gap, strict=True)])
                 for gap in zip(tokens, values, strict=True)
@@ -241,8 +184,6 @@ class Fill(Documents):
                 f"shorten the text around the {MASK}"
             )
         return ids
-
-    # ---- command line -------------------------------------------------------------------
 
     def parse(self, text: str, options: Namespace, longest: int, where: str) -> str:
         self.encode_parts(text.split(MASK), longest, where)

@@ -7,26 +7,19 @@ window begins with <bos>, a later one with the token before it, and <eos> ends t
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from regard.config.sections import Config, DecodingConfig
+from regard.config.sections import Config
 from regard.tasks.common import exclude, fields_of, n_best, one_line, refuse_nan
-from regard.tasks.documents import Documents
+from regard.tasks.documents import Documents, perplexity
+from regard.tasks.lazy import np, rt, torch
 from regard.tasks.sequences import stream
 from regard.tasks.task import Context, Evaluation, Ids, Option
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    import torch
-
-    from regard.decoding.answers import Answer
-    from regard.decoding.requests import Request
-    from regard.model.transformer import Transformer
-    from regard.text.store import Store
-    from regard.text.tokenizer import Tokenizer
-    from regard.training.losses import Batch
+    from regard.tasks.runtime import Answer, Batch, Request, Store, Transformer
 
 
 class Generate(Documents):
@@ -51,17 +44,7 @@ class Generate(Documents):
     continues = True
     ends, before = 1, 0
 
-    @classmethod
-    def make(cls, config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> Generate:
-        return cls(tokenizers[1], config.model.style, config.data.max_length)
-
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
-        import numpy as np
-        import torch
-
-        from regard.tasks.batches import packed
-        from regard.training.losses import Batch
-
         inputs, targets = [], []
         for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
             ids = store.tokens(0, int(document))
@@ -69,38 +52,27 @@ class Generate(Documents):
             inputs.append(np.concatenate([[before], ids[start : start + length - 1]]))
             targets.append(ids[start : start + length])
         labels = torch.from_numpy(np.concatenate(targets).astype(np.int64))
-        return Batch(None, packed(inputs, device), labels.to(device, non_blocking=True))
+        return rt.Batch(None, rt.packed(inputs, device), labels.to(device, non_blocking=True))
 
     def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
-        from regard.training.progress import perplexity
-
         tokens = int(store.lengths[0].sum())
         size = sum(int(self.tokenizer.sizes[store.tokens(0, i)].sum()) for i in range(len(store)))
         bits = loss * tokens / math.log(2) / max(1, size)
         return {"perplexity": perplexity(loss), "bits_per_byte": round(bits, 4)}
 
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """Perplexity of the tokens, <eos> included, and bits for each byte of the text, which can
         be compared between vocabularies. Every window is evaluated separately."""
-        import numpy as np
-
-        from regard.decoding.requests import SCORED_TOKENS, Request, by_size
-        from regard.decoding.score import score
-        from regard.tasks.bootstrap import scores_of
-        from regard.training.progress import perplexity
-
         requests, targets = [], []
         texts = self.tokenizer.encode_batch([text for _, text in examples])
         for ids in ([*one, self.tokenizer.eos] for one in texts):
             for start in range(0, len(ids), self.longest):
-                requests.append(Request([ids[start - 1] if start else self.tokenizer.bos]))
+                requests.append(rt.Request([ids[start - 1] if start else self.tokenizer.bos]))
                 targets.append(ids[start : start + self.longest])
         likelihood = np.zeros(len(targets))
         # In batches, to save memory: only the sum of each window's log-probabilities is kept.
-        for batch in by_size([1 + len(ids) for ids in targets], SCORED_TOKENS):
-            scored = score(model, [requests[i] for i in batch], [targets[i] for i in batch])
+        for batch in rt.by_size([1 + len(ids) for ids in targets], rt.SCORED_TOKENS):
+            scored = rt.score(model, [requests[i] for i in batch], [targets[i] for i in batch])
             likelihood[batch] = [-sum(one.logprobs) for one in scored]
         tokens = np.array([len(ids) for ids in targets])
         size = np.array([self.tokenizer.sizes[ids].sum() for ids in targets])
@@ -115,28 +87,22 @@ class Generate(Documents):
                 likelihood[chosen].sum() / math.log(2) / max(1, size[chosen].sum())
             ),
         }
-        scores = scores_of(metrics, len(targets))
+        scores = rt.scores_of(metrics, len(targets))
         scores |= {"tokens": int(tokens.sum()), "bytes": int(size.sum())}
         return Evaluation(scores, metrics, len(targets))
 
-    # ---- prediction ---------------------------------------------------------------------
-
     def request(self, prompt: str, longest: int) -> Request:
         """The request to the search for a prompt, of which at most `longest` tokens are read."""
-        from regard.decoding.requests import Request
-
         ids = self.tokenizer.encode(prompt)
-        return Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
+        return rt.Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
 
     def predict(
         self, model: Transformer, inputs: Sequence[str], context: Context, until: str = ""
     ) -> list[Answer]:
         """The completion of each prompt, which stops before the text `until`, if that is given. Of
         a prompt that is too long, the end is read."""
-        from regard.decoding.search import decode
-
         requests = [self.request(prompt, context.longest) for prompt in inputs]
-        answers = decode(model, requests, context.decoding)
+        answers = rt.decode(model, requests, context.decoding)
         for answer in answers:
             for one in (answer, *answer.others):
                 one.text = self.tokenizer.decode(one.tokens)
@@ -156,7 +122,7 @@ class Generate(Documents):
         answer.score, answer.stopped = sum(answer.logprobs), "until"
 
     def warn_cut(self, i: int, request: Request, context: Context) -> None:
-        """Context about a prompt of which only the end is read."""
+        """Warn about a prompt of which only the end is read."""
         if request.source[0] != self.tokenizer.bos:
             context.warn_long(i, "only its end was read")
 
@@ -164,8 +130,6 @@ class Generate(Documents):
         request = self.request(text, context.longest)
         self.warn_cut(0, request, context)
         return stream(model, request, context.decoding, self.tokenizer)
-
-    # ---- command line -------------------------------------------------------------------
 
     @classmethod
     def check_options(cls, options: Namespace) -> None:
@@ -180,6 +144,4 @@ class Generate(Documents):
 
     def to_json(self, text: str, prediction: Answer, options: Namespace) -> dict[str, Any]:
         fields = {"prompt": text, "text": prediction.text} | fields_of(prediction, self.tokenizer)
-        if prediction.others:
-            fields["n_best"] = n_best(prediction, self.tokenizer, "text")
-        return fields
+        return fields | (n_best(prediction, self.tokenizer, "text") if prediction.others else {})

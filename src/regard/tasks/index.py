@@ -99,8 +99,8 @@ class Index:
         hits: list[list[Hit]] = []
         for start in range(0, len(queries), QUERIES):
             some = np.ascontiguousarray(queries[start : start + QUERIES], FLOAT)
-            for best in self._best(some, min(top, len(self)), block):
-                hits.append([self._hit(score, row) for score, row in best])
+            best = self._best(some, min(top, len(self)), block)
+            hits += [[self._hit(score, row) for score, row in rows] for rows in best]
         return hits
 
     def _best(

@@ -19,8 +19,6 @@ from numpy.typing import ArrayLike, NDArray
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
-# ---- classes ----------------------------------------------------------------------------
-
 
 def confusion(targets: Ints, given: Ints, classes: int) -> NDArray[np.int64]:
     """[classes, classes]: how many examples of each class (row) were given each class (column)."""
@@ -52,9 +50,6 @@ def classification(targets: Ints, given: Ints, classes: int) -> dict[str, float]
         "macro_f1": float(f1.mean()),
         "matthews": float(np.clip(both / spread, -1, 1)) if spread else 0.0,
     }
-
-
-# ---- probabilities ----------------------------------------------------------------------
 
 
 def calibration_error(probabilities: Floats, targets: Ints, bins: int = 15) -> float:
@@ -104,8 +99,6 @@ def fit_temperature(logits: Floats, targets: Ints) -> float:
     return float(np.exp((low + high) / 2))
 
 
-# ---- answers to questions ---------------------------------------------------------------
-
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLES = re.compile(r"\b(?:an?|the)\b")
 
@@ -135,9 +128,6 @@ def token_f1(given: str, answers: Sequence[str]) -> float:
         return 2 * (Counter(given_words) & Counter(words)).total() / (len(given_words) + len(words))
 
     return max((f1(normalise_answer(answer).split()) for answer in answers), default=0.0)
-
-
-# ---- grades -----------------------------------------------------------------------------
 
 
 def pearson(a: ArrayLike, b: ArrayLike) -> float:

@@ -30,11 +30,7 @@ def register_task(task: type[Task]) -> type[Task]:
 
 
 def find_task(name: str) -> type[Task]:
-    """The task of this name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The task of this name; an InputError if there is none."""
     if name not in _TASKS:
         raise unknown("task", name, _TASKS)
     return _TASKS[name]

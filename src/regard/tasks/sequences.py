@@ -10,29 +10,20 @@ encoder          one row: input <sep> <mask> <mask> ...; all tokens are predicte
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from regard.config.model import ModelConfig
-from regard.config.sections import Config, DataConfig, DecodingConfig
+from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.common import in_pieces, refuse_nan
-from regard.tasks.task import Context, Ids, Task
+from regard.tasks.common import in_pieces, one_line, refuse_nan
+from regard.tasks.lazy import np, rt, torch
+from regard.tasks.task import Array, Context, Ids, Task, Tokenizers
 
 if TYPE_CHECKING:
-    import torch
-    from numpy.typing import NDArray
-
-    from regard.decoding.answers import Answer
-    from regard.decoding.requests import Request
-    from regard.decoding.search import Details
-    from regard.model.transformer import Transformer
-    from regard.text.store import Store
-    from regard.text.tokenizer import Tokenizer
-    from regard.training.losses import Batch
-
+    from regard.tasks.runtime import Answer, Batch, Details, Request, Store, Tokenizer, Transformer
 
 S = TypeVar("S", bound="Sequences")
 
@@ -45,50 +36,38 @@ def slots(source: Any) -> Any:
 
 def input_ids(style: str, source: Sequence[int]) -> list[int]:
     """What a model reads before it predicts the target of an input (ids without <eos>)."""
-    from regard.text.tokenizer import Tokenizer
-
     if style == "encoder-decoder":
-        return [*source, Tokenizer.eos]
-    room = [Tokenizer.mask] * slots(len(source)) if style == "encoder" else []
-    return [*source, Tokenizer.sep, *room]
+        return [*source, rt.Tokenizer.eos]
+    room = [rt.Tokenizer.mask] * slots(len(source)) if style == "encoder" else []
+    return [*source, rt.Tokenizer.sep, *room]
 
 
 def arrange(
-    style: str,
-    sources: Sequence[NDArray[Any]],
-    targets: Sequence[NDArray[Any]],
-    device: torch.device,
+    style: str, sources: Sequence[Array], targets: Sequence[Array], device: torch.device
 ) -> Batch:
     """Inputs and targets, each closed by <eos>, as the batch of a style."""
-    import numpy as np
-    import torch
-
-    from regard.tasks.batches import bounds, packed
-    from regard.text.tokenizer import Tokenizer
-    from regard.training.losses import Batch
-
     flat = np.concatenate(targets).astype(np.int64)
     labels = torch.from_numpy(flat).to(device, non_blocking=True)
     if style == "encoder-decoder":
         shifted = np.concatenate([flat[:1], flat[:-1]])
-        starts = bounds(targets)
-        shifted[starts[:-1]] = Tokenizer.bos
+        starts = rt.bounds(targets)
+        shifted[starts[:-1]] = rt.Tokenizer.bos
         rows = np.split(shifted, starts[1:-1])
-        return Batch(packed(sources, device), packed(rows, device), labels)
+        return rt.Batch(rt.packed(sources, device), rt.packed(rows, device), labels)
     rows = []
     for source, target in zip(sources, targets, strict=True):
         behind = target[:-1]
         if style == "encoder":
-            behind = np.full(max(slots(len(source) - 1), len(target)), Tokenizer.mask)
-        rows.append(np.concatenate([source[:-1], [Tokenizer.sep], behind]))
+            behind = np.full(max(slots(len(source) - 1), len(target)), rt.Tokenizer.mask)
+        rows.append(np.concatenate([source[:-1], [rt.Tokenizer.sep], behind]))
     # A decoder predicts the first token of the target at <sep>, an encoder one position later.
-    first = bounds(rows)[:-1] + [len(source) - (style == "decoder") for source in sources]
+    first = rt.bounds(rows)[:-1] + [len(source) - (style == "decoder") for source in sources]
     counts = np.array([len(target) for target in targets])
-    places = np.repeat(first - bounds(targets)[:-1], counts) + np.arange(len(flat))
+    places = np.repeat(first - rt.bounds(targets)[:-1], counts) + np.arange(len(flat))
     where = torch.from_numpy(places).to(device, non_blocking=True)
-    row = packed(rows, device)
+    row = rt.packed(rows, device)
     source_row, target_row = (row, None) if style == "encoder" else (None, row)
-    return Batch(source_row, target_row, labels, where)
+    return rt.Batch(source_row, target_row, labels, where)
 
 
 class Sequences(Task):
@@ -104,29 +83,24 @@ class Sequences(Task):
         bpe_dropout: float = 0.0,
         longest: int = 512,
     ) -> None:
-        from regard.text.dropout import Dropout
-
-        super().__init__(target, style)
+        super().__init__(target, style, longest)
         self.source, self.target, self.bpe_dropout = source, target, bpe_dropout
-        self.longest = longest  # tokens of the longest input in training
-        self.dropouts = [Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
+        self.dropouts = [rt.Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
 
     @classmethod
-    def make(cls: type[S], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> S:
+    def make(cls: type[S], config: Config, tokenizers: Tokenizers) -> S:
         data = config.data
         return cls(*tokenizers, config.model.style, data.bpe_dropout, data.max_length)
 
     @classmethod
-    def longest_target(cls, model: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> int:
+    def longest_target(cls, config: Config) -> int:
         """A model of one stack has input and target in one row, or the slots for the target."""
-        written = super().longest_target(model, data, decoding)
-        if model.style == "encoder-decoder":
+        written, longest = super().longest_target(config), config.data.max_length
+        if config.model.style == "encoder-decoder":
             return written
-        return max(written, data.max_length if model.has_decoder else slots(data.max_length))
+        return max(written, longest if config.model.has_decoder else slots(longest))
 
-    def sizes(self, store: Store) -> list[NDArray[Any]]:
-        import numpy as np
-
+    def sizes(self, store: Store) -> list[Array]:
         if self.style == "encoder-decoder":
             return [*store.lengths]
         source, target = (side.astype(np.int64) for side in store.lengths)
@@ -144,10 +118,7 @@ class Sequences(Task):
         return arrange(self.style, sides[0], sides[1], device)
 
     def model_options(self) -> dict[str, Any]:
-        return {
-            "vocabulary_size": self.target.size,
-            "source_vocabulary_size": self.source.size,
-        }
+        return {"vocabulary_size": self.target.size, "source_vocabulary_size": self.source.size}
 
     def with_config(self: S, config: Config) -> S:
         return self.make(config, (self.source, self.target))
@@ -157,21 +128,17 @@ class Sequences(Task):
         if self.source is not self.target:
             self.source.save(folder / "source-tokenizer.json")
 
-    # ---- prediction ---------------------------------------------------------------------
-
     def decode(
         self,
         model: Transformer,
-        requests: Sequence[Request],
+        groups: Sequence[Sequence[Request]],
         options: DecodingConfig,
         details: Details | None = None,
-    ) -> list[Answer]:
-        """The outputs of the search for requests, with their texts."""
-        from regard.decoding.search import NO_DETAILS, decode
-
-        requests = [self.bounded(request, options) for request in requests]
-        answers = decode(model, requests, options, NO_DETAILS if details is None else details)
-        return [self.spell(answer) for answer in answers]
+    ) -> list[list[Answer]]:
+        """The outputs of the search for groups of requests, with their texts."""
+        requests = [self.bounded(request, options) for group in groups for request in group]
+        answers = iter(rt.decode(model, requests, options, details or rt.NO_DETAILS))
+        return [[self.spell(next(answers)) for _ in group] for group in groups]
 
     def bounded(self, request: Request, options: DecodingConfig) -> Request:
         """decoding.max_length counts from the length of the input in every style. To the search,
@@ -188,7 +155,7 @@ class Sequences(Task):
             if i:
                 yield " "
             if self.style == "encoder":  # it predicts all tokens at once
-                yield self.decode(model, [request], options)[0].text
+                yield self.decode(model, [[request]], options)[0][0].text
             else:
                 yield from stream(model, self.bounded(request, options), options, self.target)
 
@@ -201,14 +168,10 @@ class Sequences(Task):
     ) -> list[Answer]:
         """The log-probabilities of given targets; scores with this length penalty. No side may
         have more than `limit` tokens."""
-        from regard.decoding.answers import scored_answer
-        from regard.decoding.requests import Request
-        from regard.decoding.score import score
-
         if self.style == "encoder":
             raise InputError("model.style=encoder fills all places at once: it cannot score a text")
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
-        requests = [Request(input_ids(self.style, i)) for i in self.source.encode_batch(sources)]
+        requests = [rt.Request(input_ids(self.style, i)) for i in self.source.encode_batch(sources)]
         answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
         for i, (request, tokens) in enumerate(zip(requests, answers, strict=True)):
             longest = max(len(request.source), len(tokens))
@@ -218,11 +181,9 @@ class Sequences(Task):
                     f"{limit} rows"
                 )
         scored = []
-        for request, tokens, seen in zip(
-            requests, answers, score(model, requests, answers), strict=True
-        ):
-            answer = scored_answer(tokens, seen.logprobs, penalty, "given")
-            answer.source = request.source
+        for i, seen in enumerate(rt.score(model, requests, answers)):
+            answer = rt.scored_answer(answers[i], seen.logprobs, penalty, "given")
+            answer.source = requests[i].source
             scored.append(self.spell(answer))
         return scored
 
@@ -232,6 +193,11 @@ class Sequences(Task):
         for i, count in in_pieces(answers).items():
             context.warn_long(i, self.split_note(count))
         return answers
+
+    def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
+        if prediction is None:
+            return ""
+        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
 
     def spell(self, answer: Answer) -> Answer:
         """Add the text to an output and to the rest of its n-best list."""
@@ -244,9 +210,7 @@ def stream(
     model: Transformer, request: Request, options: DecodingConfig, tokenizer: Tokenizer
 ) -> Iterator[str]:
     """One output part by part."""
-    from regard.decoding.search import Search
-
-    search = Search(model, [request], options)
+    search = rt.Search(model, [request], options)
     written = ""
     for _ in search:
         # The first bytes of an incomplete character are decoded as U+FFFD.

@@ -2,13 +2,14 @@
 
 A task is one file with one subclass of `Task`, and one line in registry.py. The class attributes
 declare what the command line and the configuration need; the methods read examples, make batches,
-predict and evaluate. `regard --help` reads the declarations of all tasks, so a task file imports
-numpy, torch and the modules that need them inside the methods that use them.
+predict and evaluate. `regard --help` reads the declarations of all tasks, so a task file uses
+numpy, torch and the modules that need them through lazy.py.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -18,24 +19,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
+from regard.tasks.lazy import np, rt, torch
+from regard.text.corpus import CorpusReport
 from regard.text.pieces import in_chunks
+from regard.text.reading import Position, check_file
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    import numpy as np
-    import torch
     from numpy.typing import NDArray
 
-    from regard.model.transformer import Transformer
-    from regard.tasks.bootstrap import Comparison, Metric
-    from regard.text.corpus import CorpusReport
-    from regard.text.reading import Position
-    from regard.text.store import Chunk, Store
-    from regard.text.tokenizer import Tokenizer
-    from regard.training.losses import Loss
+    from regard.tasks.runtime import Chunk, Comparison, Loss, Metric, Store, Tokenizer, Transformer
 
+Array: TypeAlias = "NDArray[Any]"
 Ids: TypeAlias = "NDArray[np.int64]"
+Tokenizers: TypeAlias = "tuple[Tokenizer, Tokenizer]"  # of source and target
 Say = Callable[[str], None]
 Warn = Callable[[int, str], None]  # the index of an input and a message about it
 Row = TypeVar("Row", bound="tuple[Any, ...]")
@@ -83,6 +79,7 @@ class Evaluation:
     pieces: dict[int, int] = field(default_factory=dict)  # example -> pieces, if it was split
 
 
+@dataclass(eq=False, repr=False)
 class Task(ABC):
     """A task with its vocabulary."""
 
@@ -103,8 +100,9 @@ class Task(ABC):
     decodes: ClassVar[bool] = False  # whether its command has the options of decoding
     continues: ClassVar[bool] = False  # whether its output continues the input
 
-    def __init__(self, tokenizer: Tokenizer, style: str) -> None:
-        self.tokenizer, self.style = tokenizer, style
+    tokenizer: Tokenizer
+    style: str = "encoder"
+    longest: int = 256  # tokens of the longest input, or of a window of a document
 
     # ---- configuration ------------------------------------------------------------------
 
@@ -114,9 +112,9 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def longest_target(cls, model: ModelConfig, data: DataConfig, decoding: DecodingConfig) -> int:
+    def longest_target(cls, config: Config) -> int:
         """Positions that a row may need beyond the data.max_length tokens of its input."""
-        return decoding.max_length if model.has_decoder else 0
+        return config.decoding.max_length if config.model.has_decoder else 0
 
     @classmethod  # noqa: B027
     def check_config(cls, config: Config) -> None:
@@ -125,33 +123,20 @@ class Task(ABC):
     # ---- creation -----------------------------------------------------------------------
 
     @classmethod
-    @abstractmethod
-    def make(cls: type[T], config: Config, tokenizers: tuple[Tokenizer, Tokenizer]) -> T:
-        """The task of a configuration; tokenizers: of source and target. Further arguments are
-        what `learned` or `saved` returns."""
+    def make(cls: type[T], config: Config, tokenizers: Tokenizers) -> T:
+        """The task of a configuration. Further arguments are what `learned` or `saved` returns."""
+        return cls(tokenizers[1], config.model.style, config.data.max_length)
 
     @classmethod
     def learn(
-        cls: type[T],
-        config: Config,
-        tokenizers: tuple[Tokenizer, Tokenizer] | None,
-        say: Say,
-        quiet: bool,
+        cls: type[T], config: Config, tokenizers: Tokenizers | None, say: Say, quiet: bool
     ) -> T:
-        """The task with what it learns from its training files.
+        """The task with what it learns from its training files. Every line of every file is read,
+        so that an error in the data is reported before anything is written.
 
-        Every line of every file is read once, so that an error in the data is reported before
-        anything is written.
-
-        Args:
-            config: the configuration of the run, which names the files.
-            tokenizers: existing vocabularies of source and target; None: learn them.
-            say: called with messages about the data.
-            quiet: show no progress.
+        tokenizers: existing vocabularies; None: learn them
+        say: called with messages about the data
         """
-        from regard.tasks.vocabularies import learn_tokenizers
-        from regard.text.reading import check_file
-
         train, valid = (list(map(Path, files)) for files in (config.data.train, config.data.valid))
         cls.check_files(train)
         if valid:
@@ -161,11 +146,33 @@ class Task(ABC):
         if next(iter(cls.read(train, config)), None) is None:
             names, are = " ".join(config.data.train), "is" if len(train) == 1 else "are"
             raise InputError(f"{names} {are} empty: there is nothing to learn from")
-        tokenizers = learn_tokenizers(cls, train, config, tokenizers, say, quiet)
+        tokenizers = cls.vocabularies(train, config, tokenizers, say, quiet)
         task = cls.make(config, tokenizers, **cls.learned(train, config))
         for example in cls.read(valid, config) if valid else ():
             task.check(example)
         return task
+
+    @classmethod
+    def vocabularies(
+        cls, files: Sequence[Path], config: Config, given: Tokenizers | None, say: Say, quiet: bool
+    ) -> Tokenizers:
+        """The given or new vocabularies, after every line of the files has been read."""
+        data = config.data
+
+        def lines(side: int | None, say: Say | None) -> Iterator[str]:
+            for example in cls.read(files, config, say):
+                texts = list(cls.texts(example))
+                yield from texts if side is None else [texts[side]]
+
+        def learn(side: int | None) -> Tokenizer:
+            texts = lines(side, None if side else say)
+            return rt.Tokenizer.learn(texts, data.vocabulary, data.vocabulary_size, quiet)
+
+        if given is None and data.vocabulary != "byte":
+            return (learn(None),) * 2 if data.shared_vocabulary else (learn(0), learn(1))
+        for _ in lines(None, say):  # nothing is learned from them, but they are checked
+            pass
+        return given or (learn(None),) * 2
 
     @classmethod
     def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
@@ -175,10 +182,8 @@ class Task(ABC):
     @classmethod
     def load(cls: type[T], folder: Path, config: Config) -> T:
         """The task of a model folder."""
-        from regard.training.model_folder import load_tokenizers
-
-        saved = cls.saved(folder, config)
-        task = cls.make(config, load_tokenizers(folder, config.model), **saved)
+        tokenizers = rt.load_tokenizers(folder, config.model)
+        task = cls.make(config, tokenizers, **cls.saved(folder, config))
         if config.model.classes != task.model_options().get("classes"):
             raise InputError(
                 f"{folder / 'config.yaml'}: model.classes={config.model.classes} does not fit "
@@ -241,7 +246,6 @@ class Task(ABC):
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
         """The files as token ids, built now or found in `folder`."""
-        from regard.text.store import build
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             examples = self.read(files, config)
@@ -249,7 +253,7 @@ class Task(ABC):
                 yield self.encode(chunk, config, report)
 
         identity, types = self.identity(config), self.types(files, config)
-        return build(files, identity, types, encode, folder, quiet)
+        return rt.build(files, identity, types, encode, folder, quiet)
 
     def encode(self, examples: list[Any], config: Config, report: CorpusReport) -> Chunk:
         """The token ids of examples: for each side of the store a list of sequences."""
@@ -263,7 +267,7 @@ class Task(ABC):
         """The number type of each side of the store."""
         raise NotImplementedError
 
-    def sizes(self, store: Store) -> list[NDArray[Any]]:
+    def sizes(self, store: Store) -> list[Array]:
         """For each stack the tokens that it reads of each example."""
         return [*store.lengths]
 
@@ -276,9 +280,7 @@ class Task(ABC):
     @property
     def loss(self) -> Loss:
         """The loss of a batch (training/losses.py)."""
-        from regard.training.losses import token_loss
-
-        return token_loss
+        return rt.losses.token_loss
 
     def model_options(self) -> dict[str, Any]:
         """Options of the section `model` that only the data define."""
@@ -299,10 +301,8 @@ class Task(ABC):
     # ---- evaluation ---------------------------------------------------------------------
 
     @abstractmethod
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
-        """The metrics of the task on examples."""
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
+        """The metrics of the task on examples; config.decoding: how to search."""
 
     @staticmethod
     def split_note(count: int) -> str:
@@ -316,12 +316,10 @@ class Task(ABC):
         self, ours: Evaluation, theirs: Evaluation | None, samples: int, config: Config
     ) -> tuple[dict[str, tuple[float, float]], dict[str, Comparison]]:
         """The 95% intervals of the scores, and the comparison with another model."""
-        from regard.tasks.bootstrap import intervals, paired
-
         compared = {}
         if theirs is not None:
-            compared = paired(ours.metrics, theirs.metrics, ours.count, samples)
-        return intervals(ours.metrics, ours.count, samples), compared
+            compared = rt.paired(ours.metrics, theirs.metrics, ours.count, samples)
+        return rt.intervals(ours.metrics, ours.count, samples), compared
 
     # ---- prediction ---------------------------------------------------------------------
 
@@ -381,13 +379,6 @@ class Task(ABC):
 # ---- helpers for tasks ------------------------------------------------------------------
 
 
-def needs_one_vocabulary(task: str) -> InputError:
-    """The error for a model with two vocabularies and a task that has one."""
-    return InputError(
-        f"--from a model with two vocabularies and --task {task} cannot be combined: it has one"
-    )
-
-
 def too_long(longest: int, consequence: str = "") -> str:
     """The warning about an input that is longer than the model can read at once."""
     warning = f"longer than the {longest} tokens that the model was trained on"
@@ -413,5 +404,4 @@ def without_duplicates(
         yield path, row
     if count and say is not None:
         kept = "kept" if rule == "keep" else "left out"
-        more = f" ({count:,} such rows, all {kept}: see data.duplicates)"
-        say(first + more)
+        say(f"{first} ({count:,} such rows, all {kept}: see data.duplicates)")

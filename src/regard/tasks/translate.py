@@ -8,33 +8,21 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.common import (
-    exclude,
-    fields_of,
-    in_pieces,
-    n_best,
-    one_line,
-    rounded,
-)
+from regard.tasks.common import exclude, fields_of, in_pieces, n_best, rounded
+from regard.tasks.lazy import rt
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option, Say
 from regard.text.corpus import CorpusReport, Pair, read_pairs
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from regard.decoding.answers import Answer
-    from regard.decoding.requests import Request
-    from regard.decoding.search import Details
-    from regard.model.transformer import Transformer
-    from regard.tasks.bootstrap import Comparison
-    from regard.text.store import Store
+    from regard.tasks.runtime import Answer, Comparison, Details, Request, Store, Transformer
 
 DETAILS = ("alternatives", "history", "attention")  # options that only JSON can show
 
@@ -50,9 +38,7 @@ class Translate(Sequences):
     options = (
         Option("prefix", "how every translation begins", str, "", "TEXT"),
         Option("stream", "show the words as they come", argument=False),
-        Option(
-            "score", "texts are SOURCE<tab>TRANSLATION: print how probable each translation is"
-        ),
+        Option("score", "texts are SOURCE<tab>TRANSLATION: print how probable each translation is"),
         Option(
             "alternatives", "with --json: the N most probable tokens at each position", int, 0,
             most=1000,
@@ -81,22 +67,15 @@ class Translate(Sequences):
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
-        from regard.text.store import build_pairs
+        sides, data = (self.source, self.target), config.data
+        both = (files[0], files[1])
+        return rt.build_pairs(both, sides, folder, data.max_length, data.max_ratio, quiet)
 
-        limits = config.data.max_length, config.data.max_ratio
-        return build_pairs((files[0], files[1]), (self.source, self.target), folder, *limits, quiet)
-
-    # ---- evaluation ---------------------------------------------------------------------
-
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config, decoding: DecodingConfig
-    ) -> Evaluation:
-        from regard.decoding.engines.cuda_graph import release_graphs
-
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         sources = [source for _, source, _ in examples]
         references = [target for _, _, target in examples]
-        answers = self.translate(model, sources, decoding, config.data.max_length)
-        release_graphs(model)  # training may continue and needs the memory
+        answers = self.translate(model, sources, config.decoding, config.data.max_length)
+        rt.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
         samples = [
             f"{source} -> {text}  (wanted: {target})"
@@ -115,8 +94,6 @@ class Translate(Sequences):
         from sacrebleu.metrics.chrf import CHRF
         from sacrebleu.significance import PairedTest, Result
 
-        from regard.tasks.bootstrap import Comparison
-
         systems: list[tuple[str, Sequence[str]]] = [("ours", ours.answers)]
         if theirs is not None:
             systems.insert(0, ("theirs", theirs.answers))
@@ -134,18 +111,14 @@ class Translate(Sequences):
                 difference = own.score - base.score
                 # sacreBLEU counts larger differences: there is none if the difference is 0.
                 p = float(own.p_value) if difference else 1.0
-                comparisons[name] = Comparison(difference, None, None, p)
+                comparisons[name] = rt.Comparison(difference, None, None, p)
         return intervals, comparisons
-
-    # ---- prediction ---------------------------------------------------------------------
 
     def requests(
         self, texts: Sequence[str], longest: int = sys.maxsize, prefix: str = ""
     ) -> list[list[Request]]:
         """The requests to the search for each text: one, none for an empty text, several for a
         text of more than `longest` tokens. The first translation begins with the prefix."""
-        from regard.decoding.requests import Request
-
         given = self.target.encode(prefix)
         groups = []
         for text, ids in zip(texts, self.source.encode_batch(list(texts)), strict=True):
@@ -154,7 +127,7 @@ class Translate(Sequences):
                 parts = split(text, lambda part: len(self.source.encode(part)), longest - 1)
                 pieces = self.source.encode_batch(parts)
             groups.append([
-                Request(input_ids(self.style, piece), () if i else given)
+                rt.Request(input_ids(self.style, piece), () if i else given)
                 for i, piece in enumerate(pieces)
             ])  # fmt: skip
         return groups
@@ -171,9 +144,7 @@ class Translate(Sequences):
         """A translation for each text, empty for an empty text. A text of more than `longest`
         tokens is translated in pieces (`Answer.pieces`)."""
         groups = self.requests(texts, longest, prefix)
-        flat = [request for group in groups for request in group]
-        answers = iter(self.decode(model, flat, options, details))
-        return [join([next(answers) for _ in group]) for group in groups]
+        return [join(group) for group in self.decode(model, groups, options, details)]
 
     def predict(
         self,
@@ -189,8 +160,6 @@ class Translate(Sequences):
         """Translations with tokens, log-probabilities, score and n-best list, on request with the
         best `alternatives` to each token, the `history` of the search and the `attention` of all
         heads. score: inputs are (source, translation) pairs, and the translations are scored."""
-        from regard.decoding.search import Details
-
         if score:
             limit = model.config.max_length if model.config.positions == "learned" else None
             scored = self.score(model, inputs, context.decoding.length_penalty, limit)
@@ -198,7 +167,7 @@ class Translate(Sequences):
                 if max(len(answer.source), len(answer.tokens)) > context.longest:
                     context.warn_long(i)
             return scored
-        details = Details(history, alternatives, attention)
+        details = rt.Details(history, alternatives, attention)
         answers = self.translate(model, inputs, context.decoding, context.longest, prefix, details)
         return self.checked(answers, context)
 
@@ -213,8 +182,6 @@ class Translate(Sequences):
         if len(requests) > 1:
             context.warn_long(0, self.split_note(len(requests)))
         return self.stream(model, requests, context.decoding)
-
-    # ---- command line -------------------------------------------------------------------
 
     @classmethod
     def check_options(cls, options: Namespace) -> None:
@@ -242,16 +209,12 @@ class Translate(Sequences):
         return text.partition("\t")[::2] if text.strip() else None
 
     def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
-        if prediction is None:
-            return ""
-        if options.score:
+        if options.score and prediction is not None:
             return f"{prediction.logprob:.6f}"
-        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
+        return super().line(text, prediction, options)
 
     def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
-        from regard.decoding.answers import Answer
-
-        answer = prediction or Answer([], [], 0.0, "empty")
+        answer = prediction or rt.Answer([], [], 0.0, "empty")
         if options.score:
             source, _, target = text.partition("\t")
             return {"text": source, "translation": target} | self.details(answer)
@@ -271,7 +234,7 @@ class Translate(Sequences):
             ]
             return fields
         if "n_best" in names:
-            fields["n_best"] = n_best(answer, self.target, "translation")
+            fields |= n_best(answer, self.target, "translation")
         if "alternatives" in names:
             fields["alternatives"] = [
                 [{"token": spell([token])[0], "logprob": value} for token, value in place]
@@ -346,13 +309,11 @@ def join(answers: list[Answer]) -> Answer:
 
 
 def together(answers: list[Answer]) -> Answer:
-    from regard.decoding.answers import STOPS, Answer
-
-    return Answer(
+    return rt.Answer(
         [token for answer in answers for token in answer.tokens],
         [logprob for answer in answers for logprob in answer.logprobs],
         sum(answer.score for answer in answers),
-        max((answer.stopped for answer in answers), key=STOPS.index, default="empty"),
+        max((answer.stopped for answer in answers), key=rt.STOPS.index, default="empty"),
         " ".join(answer.text for answer in answers),
     )
 

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Validation:
     """Loss, the task's score and a few samples on held-out data."""
 
     def __init__(self, config: Config, task: Task, files: list[Path]) -> None:
-        self.config, self.task = config, task
+        self.task = task
         self.store, _ = task.build(files, cache_folder(), config, True)
         self.examples = list(task.read(files, config))
         sizes = task.sizes(self.store)
@@ -50,7 +51,8 @@ class Validation:
         budget = max(config.training.batch_tokens, math.ceil(longest) + 1)
         self.rows = BatchSampler(sizes, budget, self.store.fingerprint, 0, counted=task.counted)
         # Greedy decoding is fast and sufficient for comparing the weights of one run.
-        self.greedy = DecodingConfig(beam=1, max_length=config.decoding.max_length)
+        greedy = DecodingConfig(beam=1, max_length=config.decoding.max_length)
+        self.config = replace(config, decoding=greedy)
 
     @torch.no_grad()
     def __call__(self, model: Transformer) -> dict[str, Any]:
@@ -65,7 +67,7 @@ class Validation:
         loss = total / tokens
         scores, samples = self.task.from_loss(loss, self.store), list[str]()
         if scores is None:
-            result = self.task.evaluate(model, self.examples, self.config, self.greedy)
+            result = self.task.evaluate(model, self.examples, self.config)
             scores, samples = result.scores, result.samples[:SAMPLES]
         # A task without its usual score (embed with plain pairs) uses its first score.
         better = scores.get(self.task.better, next(iter(scores.values())))

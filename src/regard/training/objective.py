@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.config.sections import Config, DecodingConfig
+from regard.config.sections import Config
 from regard.model.transformer import Transformer
 from regard.text.corpus import CorpusReport
 from regard.text.store import Store
@@ -86,11 +86,7 @@ class Task(Objective, Protocol):
 
     # Frees what decoding keeps for repeated calls (CUDA graphs), because training needs the memory.
     def evaluate(
-        self,
-        model: Transformer,
-        examples: Sequence[Any],
-        config: Config,
-        decoding: DecodingConfig,
+        self, model: Transformer, examples: Sequence[Any], config: Config
     ) -> Evaluated: ...
 
     def finish(self, model: Transformer, examples: Sequence[Any]) -> bool: ...

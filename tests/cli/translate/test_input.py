@@ -11,7 +11,7 @@ import pytest
 
 from regard import console
 from regard.cli.main import main
-from regard.tasks import translate
+from regard.tasks import sequences
 from regard.tasks.common import one_line
 from regard.text import lines
 
@@ -205,7 +205,7 @@ def test_an_interrupt_that_does_not_end_the_waiting_call_is_heard(waiting, capsy
         interrupt.start()
         return text
 
-    monkeypatch.setattr(translate, "one_line", show)
+    monkeypatch.setattr(sequences, "one_line", show)
     assert waiting() == 130
     assert capsys.readouterr().err == ""
 
@@ -219,7 +219,7 @@ def test_an_interrupt_that_python_drops_is_heard(waiting, capsys, monkeypatch):
         Finaliser()
         return text
 
-    monkeypatch.setattr(translate, "one_line", show)
+    monkeypatch.setattr(sequences, "one_line", show)
     assert waiting() == 130
     assert capsys.readouterr().err == ""
 

@@ -1,0 +1,24 @@
+"""Modules that tasks import at their first use: `regard --help` reads all tasks, but no torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["np", "rt", "torch"]
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from regard.tasks import runtime as rt
+else:
+
+    class Lazy(ModuleType):
+        """Imports the module of this name when one of its attributes is used."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module(self.__name__), name)
+
+    np, torch, rt = Lazy("numpy"), Lazy("torch"), Lazy("regard.tasks.runtime")

@@ -1,0 +1,25 @@
+# mypy: implicit-reexport
+# ruff: noqa: F401
+"""What tasks use of modules that import numpy or torch: see lazy.py."""
+
+from __future__ import annotations
+
+from regard.decoding.answers import STOPS, Answer, scored_answer
+from regard.decoding.engines.cuda_graph import release_graphs
+from regard.decoding.requests import SCORED_TOKENS, Request, by_size
+from regard.decoding.score import score
+from regard.decoding.search import NO_DETAILS, Details, Search, decode
+from regard.model.head import pool
+from regard.model.transformer import Transformer
+from regard.ops import linear
+from regard.tasks import metrics
+from regard.tasks.batches import EVALUATED_TOKENS, bounds, forward, packed
+from regard.tasks.bootstrap import Comparison, Metric, intervals, paired, scores_of
+from regard.text.batching import Packed
+from regard.text.dropout import Dropout
+from regard.text.store import Chunk, Store, build, build_pairs, token_type
+from regard.text.tokenizer import SPECIALS, Tokenizer
+from regard.text.vectors import VectorFile
+from regard.training import losses
+from regard.training.losses import Batch, Loss, Pairs
+from regard.training.model_folder import load_tokenizers
