@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -38,6 +38,8 @@ from regard.errors import InputError, TrainingFailed
 from regard.files import CHOSEN, FULL
 from regard.tasks.registry import find_task, task_names
 
+Command = Callable[[argparse.Namespace], int]  # returns the exit code
+
 
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors, which main() prints like all others."""
@@ -52,23 +54,38 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see: {self.prog} --help)")
 
 
-def build_parser() -> Parser:
-    """The parser of the command line; `options.run` of its result is the command."""
+def build_parser(arguments: Sequence[str] | None = None) -> Parser:
+    """The parser of the command line; `options.run` of its result is the command.
+
+    arguments: what will be parsed; commands that it does not name get no options, which saves time.
+    """
+
+    def add(
+        verbs: Any, name: str, run: Command, options: Callable[[Parser], None], text: str = ""
+    ) -> None:
+        text = text or run.__doc__ or ""
+        verb = verbs.add_parser(name, help=text[0].lower() + text[1:].rstrip("."), description=text)
+        if arguments is None or name in arguments:
+            options(verb)
+            verb.add_argument("--json", action="store_true", help="print one JSON object per line")
+            verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
+            verb.set_defaults(run=run)
+
     parser = Parser(
         prog="regard", description="The Transformer, whole: learn it, train it, use it."
     )
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    add_verb(verbs, "demo", demo, demo_options)
-    add_verb(verbs, "train", train, train_options)
+    add(verbs, "demo", demo, demo_options)
+    add(verbs, "train", train, train_options)
     for name in task_names():
         task = find_task(name)
-        add_verb(verbs, name, predict, partial(predict_options, task=task), task.help)
-    add_verb(verbs, "search", search, search_options)
-    add_verb(verbs, "evaluate", evaluate, evaluate_options)
-    add_verb(verbs, "info", info, info_options)
-    add_verb(verbs, "pack", pack, pack_options)
+        add(verbs, name, predict, partial(predict_options, task=task), task.help)
+    add(verbs, "search", search, search_options)
+    add(verbs, "evaluate", evaluate, evaluate_options)
+    add(verbs, "info", info, info_options)
+    add(verbs, "pack", pack, pack_options)
     for name, help, title, metavar, group in (
         ("view", "pictures and tables to look at", "views", "VIEW", VIEWS),
         ("lab", "measurements of the architecture", "measurements", "WHAT", LABS),
@@ -76,25 +93,8 @@ def build_parser() -> Parser:
         several = verbs.add_parser(name, help=help)
         children = several.add_subparsers(title=title, metavar=metavar, required=True)
         for child, run, options in group:
-            add_verb(children, child, run, options)
+            add(children, child, run, options)
     return parser
-
-
-def add_verb(
-    verbs: Any,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    options: Callable[[argparse.ArgumentParser], None],
-    text: str = "",
-) -> None:
-    """Add a command: `options` adds its options to its parser, and `run` returns the exit code.
-    text: its help (default: the docstring of `run`)."""
-    text = text or run.__doc__ or ""
-    verb = verbs.add_parser(name, help=text[0].lower() + text[1:].rstrip("."), description=text)
-    options(verb)
-    verb.add_argument("--json", action="store_true", help="print one JSON object per line")
-    verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    verb.set_defaults(run=run)
 
 
 def main() -> None:
@@ -175,7 +175,7 @@ def run(arguments: list[str]) -> int:
         if any("\ud800" <= sign <= "\udfff" for sign in word):
             raise InputError(f"an argument is not UTF-8: {shortened(word)!r}")
     try:
-        options = build_parser().parse_args(arguments or ["--help"])
+        options = build_parser(arguments).parse_args(arguments or ["--help"])
     except SystemExit:  # --help or --version, which has been printed
         return 0
     with at_once(hurried(options)):
