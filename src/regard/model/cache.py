@@ -32,20 +32,13 @@ class Cache:
     """The state of decoding B sentences together, W hypotheses each."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        sentences: int,
-        width: int,
-        slots: int,
-        dtype: torch.dtype,
+        self, config: ModelConfig, sentences: int, width: int, slots: int, dtype: torch.dtype,
         device: torch.device,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config, self.width, self.slots = config, width, slots
-        shape = (sentences, config.heads, slots, config.head_size)
-
-        self.slots_of = [  # keys and values of each layer
-            torch.zeros(2, *shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)
-        ]
+        shape = (2, sentences, config.heads, slots, config.head_size)
+        layers = range(config.decoder_layers)
+        self.slots_of = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
         self.keys = [both[0] for both in self.slots_of]  # [B, H, slots, K]
         self.values = [both[1] for both in self.slots_of]
         self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]

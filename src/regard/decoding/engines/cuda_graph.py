@@ -286,11 +286,13 @@ class GraphBuffers:
         """Read what comes before the first step. This happens once, so it needs no graph."""
         fill = [[Tokenizer.bos]] * (self.sentences - len(job.read))
         read = Packed.of([*job.read, *fill]).to(self.device)
-        source, memory, backend = None, None, attention_backend(model)
+        source = memory = None
         if job.sources is not None:
             source = Packed.of([*job.sources, *fill]).to(self.device)
-            memory = model.encode(source, backend=backend)
-        model.decode(read, memory, source, cache=self.cache, backend=backend)
+        plans = model.plans(source, read, attention_backend(model))
+        if source is not None:
+            memory = model.encode(source, plans=plans)
+        model.decode(read, memory, source, cache=self.cache, plans=plans)
         self.cache.began(read.lengths)
         self.used = max(read.lengths)
 
