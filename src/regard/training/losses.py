@@ -85,21 +85,19 @@ def token_loss(
         hidden = model.hidden(batch.source, batch.target, plans=batch.plans)  # [N, D]
         return model.head.words(hidden if batch.where is None else hidden[batch.where])
 
-    return with_r_drop(
-        vectors,
-        lambda one: cross_entropy(one, matrix, batch.labels, smoothing, bias),
-        lambda one, other: divergence(one, other, matrix, bias, batch.labels),
-        r_drop,
-    )
+    def criterion(vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy(vectors, matrix, batch.labels, smoothing, bias)
+
+    def distance(first: Tensor, second: Tensor) -> Tensor:
+        return divergence(first, second, matrix, bias, batch.labels)
+
+    return with_r_drop(vectors, criterion, distance, r_drop)
 
 
 def classification_loss(
-    model: Transformer,
-    batch: Batch,
-    smoothing: float = 0.0,
-    r_drop: float = 0.0,
+    model: Transformer, batch: Batch, smoothing: float = 0.0, r_drop: float = 0.0,
     weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross-entropy of the classes of B texts.
 
     Args:
@@ -128,12 +126,9 @@ def classification_loss(
 
 
 def similarity_loss(
-    model: Transformer,
-    batch: Pairs,
-    smoothing: float = 0.0,
-    r_drop: float = 0.0,
+    model: Transformer, batch: Pairs, smoothing: float = 0.0, r_drop: float = 0.0,
     scale: float = 20.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Contrastive loss of B pairs of sentences, or the CoSENT loss of pairs with scores.
 
     Without scores, the sentences of a pair belong together, and all other sentences of the batch
@@ -175,11 +170,9 @@ def similarity_loss(
 
 
 def with_r_drop(
-    forward: Callable[[], Tensor],
-    criterion: Callable[[Tensor], tuple[Tensor, Tensor]],
-    distance: Callable[[Tensor, Tensor], Tensor],
-    weight: float,
-) -> tuple[Tensor, Tensor]:
+    forward: Callable[[], Tensor], criterion: Callable[[Tensor], tuple[Tensor, Tensor]],
+    distance: Callable[[Tensor, Tensor], Tensor], weight: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The loss of one forward pass or, if `weight` is not 0, of R-Drop (Liang et al. 2021): the
     mean loss of two passes with different dropout, plus `weight` times their divergence.
 

@@ -17,9 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from regard.training.cuda_graph import StepGraphs
 from regard.training.distributed import Processes
 from regard.training.losses import Batch
 from regard.training.names import BEST, CONFIG, EVENTS, METRICS, STATE
-from regard.training.objective import Corpus, Objective
+from regard.training.objective import Objective
 from regard.training.optimiser import (
     learning_rate,
     load_optimiser,
@@ -97,37 +96,31 @@ class Trainer:
         run: the run folder, for metrics, checkpoints and the best weights.
         model: the model to train; it is moved to the device of this process.
         task: gives the batches and their loss.
-        store: the training examples.
+        store: the training examples; the trainer needs only their `fingerprint`.
         processes: this process among those that train the model.
         progress: the progress line.
         validate: computes the scores of the model on held-out data; None: no validation.
     """
 
     def __init__(
-        self,
-        config: Config,
-        run: Path,
-        model: Transformer,
-        task: Objective,
-        store: Corpus,
-        processes: Processes,
-        progress: Progress,
+        self, config: Config, run: Path, model: Transformer, task: Objective, store: Any,
+        processes: Processes, progress: Progress,
         validate: Callable[[Transformer], dict[str, Any]] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config, self.training, self.run = config, config.training, run
         self.task, self.store, self.processes, self.progress = task, store, processes, progress
         self.validate = validate
         self.model = model.to(processes.device)
         self.optimiser = make_optimiser(model, self.training)
         self.checkpoints = Checkpoints(run, self.training.keep, self.training.checkpoint_every)
-        self.state = State(
-            rows=self.training.accumulate * processes.world, corpus=store.fingerprint
-        )
-        budget, seed = self.training.batch_tokens, self.training.seed
+        rows = self.training.accumulate * processes.world
+        self.state = State(rows=rows, corpus=store.fingerprint)
         progress.words = config.model.head in ("language-model", "masked-language-model")
         self.sizes = task.sizes(store)
-        share, counted = config.data.share, task.counted
-        self.rows = BatchSampler(self.sizes, budget, store.fingerprint, seed, share, counted)
+        self.rows = BatchSampler(
+            self.sizes, self.training.batch_tokens, store.fingerprint, self.training.seed,
+            config.data.share, task.counted,
+        )  # fmt: skip
         self.dtype = choose_dtype(self.training.dtype, processes.device, fast_bfloat16)
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.stop_requested = False
@@ -175,10 +168,10 @@ class Trainer:
                 raise InputError(f"{path} is damaged: its options are {options!r:.40}")
             for name, before in options.items():
                 if now.get(name, before) != before and name not in FREE.get(section, ()):
+                    here = f"{self.run / CONFIG}: {section}.{name} is {now[name]!s:.60}"
                     raise InputError(
-                        f"{self.run / CONFIG}: {section}.{name} is {now[name]!s:.60}, but the run "
-                        f"was trained with {before!s:.60}: restore it, or start a new run with "
-                        "--from"
+                        f"{here}, but the run was trained with {before!s:.60}: restore it, or "
+                        "start a new run with --from"
                     )
 
     def _options(self) -> dict[str, dict[str, Any]]:
@@ -211,10 +204,13 @@ class Trainer:
     def train(self) -> None:
         """Train until the last step, until patience ends, or until a signal stops the run."""
         if self.training.tensorboard and self.processes.first:
-            self.events = open_events(self.run)
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(self.run / EVENTS))
         previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        patience = self.training.patience or inf
         try:
-            while self.state.step < self.training.steps and not self._out_of_patience():
+            while self.state.step < self.training.steps and self.state.waited < patience:
                 began = time.perf_counter()
                 stop = self.step()
                 self.state.seconds += time.perf_counter() - began
@@ -237,11 +233,8 @@ class Trainer:
                 self.events.close()
                 self.events = None
 
-    def _stop(self, _: int, __: FrameType | None) -> None:
+    def _stop(self, *_: object) -> None:
         self.stop_requested = True  # after the current step
-
-    def _out_of_patience(self) -> bool:
-        return 0 < self.training.patience <= self.state.waited
 
     def step(self) -> bool:
         """One optimiser step; True if any process received a stop signal."""
@@ -250,8 +243,8 @@ class Trainer:
         rows = [self.rows[row] for row in range(first, first + self.state.rows)]
         while (sums := self._gradients(rows, first)) is None:
             self.state.pieces *= 2
-            pieces = f"rows are cut into {self.state.pieces} pieces from now on"
-            self.progress.say(f"out of memory: {pieces}")
+            say = self.progress.say
+            say(f"out of memory: rows are cut into {self.state.pieces} pieces from now on")
         if self.stop_requested:
             sums[3] = 1
         self.processes.sum_gradients(self.model)
@@ -263,18 +256,19 @@ class Trainer:
         return self._read_metrics(PENDING.get(self.processes.device.type, 0))
 
     def _read_metrics(self, pending: int = 0) -> bool:
-        """Read the metrics of all but the last `pending` steps; True if a process has to stop."""
+        """Read the metrics of all but the last `pending` steps, or of all steps if the run may have
+        to stop for a loss that is not finite. True if any process received a stop signal."""
         stop = False
-        while len(self.pending) > pending:
+        while len(self.pending) > (pending if self.nonfinite_steps < MAX_NONFINITE_STEPS else 0):
             stop |= self._finish_step(self.pending.popleft())
-        if self.nonfinite_steps >= MAX_NONFINITE_STEPS and not self.pending:
+        if self.nonfinite_steps >= MAX_NONFINITE_STEPS:
             self.save()
             raise TrainingFailed(
                 f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
                 f"weights before them are saved: start a new run with --from {self.run} and a "
                 "lower training.learning_rate, a longer training.warmup or training.clip=1"
             )
-        return stop or (self.nonfinite_steps >= MAX_NONFINITE_STEPS and self._read_metrics())
+        return stop
 
     def _finish_step(self, step: PendingStep) -> bool:
         """Count, show and record a step; True if any process received a stop signal."""
@@ -292,11 +286,9 @@ class Trainer:
             self.peak,
         )  # fmt: skip
         if step.number % 50 == 0 or step.number == 1:
-            epoch = self.rows.epoch_of((step.number - 1) * self.state.rows)
-            gradient = round(norm, 4)
-            self.record(
-                step.number, **metrics, gradient=gradient, epoch=epoch, dropped=self.state.dropped
-            )
+            metrics["gradient"] = round(norm, 4)
+            metrics["epoch"] = self.rows.epoch_of((step.number - 1) * self.state.rows)
+            self.record(step.number, **metrics, dropped=self.state.dropped)
         return stop > 0
 
     def _loss(self, batch: Any) -> tuple[Tensor, Tensor]:
@@ -316,8 +308,7 @@ class Trainer:
                     random = np.random.SeedSequence([self.training.seed, first + i, piece])
                     seed = int(random.generate_state(1, np.uint32)[0])
                     torch.manual_seed(seed)
-                    tokens = self._add_gradients(examples, seed, sums)
-                    sums[2] += tokens
+                    sums[2] += self._add_gradients(examples, seed, sums)
         except RuntimeError as error:
             if not is_out_of_memory(error) or self.state.pieces >= max(len(row) for row in rows):
                 raise
@@ -356,9 +347,7 @@ class Trainer:
             self.progress.say(f"step {self.state.step:,}  validation: {describe(result)}")
             for sample in result["samples"]:
                 self.progress.say(f"  {sample}")
-        if self.processes.world > 1:  # all must agree on when patience ends
-            waited = torch.tensor([self.state.waited if self.processes.first else 0])
-            self.state.waited = int(self.processes.sum(waited.to(self.processes.device)))
+        self.state.waited = self.processes.agree(self.state.waited)  # so that all stop together
         self.progress.pause()
 
     def save(self) -> None:
@@ -368,13 +357,6 @@ class Trainer:
             self.checkpoints.save(self.state.step, dict(self.model.state_dict()), tensors, state)
         self.processes.wait()
         self.progress.pause()
-
-
-def open_events(run: Path) -> Any:
-    """Open a writer of TensorBoard events."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run / EVENTS))
 
 
 def fast_bfloat16() -> bool:
