@@ -30,7 +30,7 @@ from torch import Tensor
 from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams, candidates_of
 from regard.decoding.engines.eager import attention_backend
-from regard.decoding.engines.job import Job
+from regard.decoding.requests import Job
 from regard.model.cache import Cache, to_add
 from regard.model.transformer import Stack, Transformer
 from regard.ops.padded import attend_rectangles
@@ -172,15 +172,9 @@ class GraphBuffers:
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        options: DecodingConfig,
-        sentences: int,
-        source: int,
-        read: int,
-        prefix: int,
-        steps: int,
-    ) -> None:
+        self, model: Transformer, options: DecodingConfig, sentences: int, source: int, read: int,
+        prefix: int, steps: int,
+    ) -> None:  # fmt: skip
         # There is no reference to the model here: buffers must not keep it alive.
         self.sentences, self.reads = sentences, read
         self.busy = False  # whether a search uses these buffers

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.beams import Beams
-from regard.decoding.engines.job import Job
+from regard.decoding.requests import Job
 from regard.model.cache import Cache
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
@@ -71,6 +71,6 @@ class EagerSearch:
         return int((~beams.done).sum())
 
     def records(self) -> NDArray[Any]:
-        """The candidates of all steps so far: [steps, B, C, 4]."""
+        """The candidates of all steps so far (see `Beams.records`): [steps, B, C, 4]."""
         records: NDArray[np.float64] = self.beams.records[: int(self.beams.time)].cpu().numpy()
         return records
