@@ -119,8 +119,7 @@ def classification_loss(
         return loss, F.cross_entropy(logits.detach(), labels, reduction="sum")
 
     def logits() -> Tensor:
-        out: Tensor = model(batch.source).float()  # [B, classes]
-        return out
+        return model(batch.source).float()  # [B, classes]
 
     return with_r_drop(logits, criterion, disagreement, r_drop)
 

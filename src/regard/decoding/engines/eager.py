@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.beams import Beams
@@ -72,5 +71,4 @@ class EagerSearch:
 
     def records(self) -> NDArray[Any]:
         """The candidates of all steps so far (see `Beams.records`): [steps, B, C, 4]."""
-        records: NDArray[np.float64] = self.beams.records[: int(self.beams.time)].cpu().numpy()
-        return records
+        return self.beams.records[: int(self.beams.time)].cpu().numpy()

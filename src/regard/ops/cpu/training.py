@@ -48,8 +48,7 @@ class Norm(ctypes.Structure):
 
 def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float) -> Tensor:
     x, y, *rest = norm_inputs(x, y, norm)
-    out: Tensor = Add.apply(x, y, dropout) if norm is None else AddNorm.apply(x, y, *rest, dropout)
-    return out
+    return Add.apply(x, y, dropout) if norm is None else AddNorm.apply(x, y, *rest, dropout)
 
 
 class Add(torch.autograd.Function):
@@ -140,8 +139,7 @@ def embed(
     dropout: float,
 ) -> Tensor:  # fmt: skip
     rows = None if rows is None else rows.to(table.weight.dtype).contiguous()
-    out: Tensor = Embed.apply(table.weight, tokens, scale, rows, positions, dropout)
-    return out
+    return Embed.apply(table.weight, tokens, scale, rows, positions, dropout)
 
 
 class Embed(torch.autograd.Function):

@@ -55,8 +55,7 @@ class CudaLayout(Layout):
                 f"backend=cuda takes float32 and bfloat16 and heads of at most {LARGEST} features, "
                 f"not {query.dtype} and {query.shape[-1]}: use backend=padded or auto"
             )
-        output: Tensor = Attend.apply(self, *map(heads_contiguous, (query, key, value)))
-        return output
+        return Attend.apply(self, *map(heads_contiguous, (query, key, value)))
 
 
 def tables(

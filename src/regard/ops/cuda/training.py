@@ -82,8 +82,7 @@ def programs_for(rows: int, block: dict[str, int]) -> tuple[int]:
 
 
 def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float) -> Tensor:
-    out: Tensor = AddNorm.apply(*norm_inputs(x, y, norm), Dropout(dropout, x.device))
-    return out
+    return AddNorm.apply(*norm_inputs(x, y, norm), Dropout(dropout, x.device))
 
 
 class AddNorm(torch.autograd.Function):
@@ -140,8 +139,7 @@ class AddNorm(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     if not in_autocast(x) or x.dim() != 2:
         return reference.linear(x, weight, bias, activation)
-    out: Tensor = Linear.apply(x, weight, bias, ACTIVATIONS[activation])
-    return out
+    return Linear.apply(x, weight, bias, ACTIVATIONS[activation])
 
 
 class Linear(torch.autograd.Function):
@@ -214,8 +212,7 @@ def embed(
     dropout: float,
 ) -> Tensor:  # fmt: skip
     dropping = Dropout(dropout, tokens.device)
-    out: Tensor = Embed.apply(table.weight, tokens, scale, rows, positions, dropping)
-    return out
+    return Embed.apply(table.weight, tokens, scale, rows, positions, dropping)
 
 
 class Embed(torch.autograd.Function):
@@ -279,8 +276,7 @@ def token_losses(
 def disagreement(first: Tensor, second: Tensor, counted: Tensor | None) -> Tensor:
     if counted is None:
         return reference.disagreement(first, second, counted)
-    out: Tensor = Disagreement.apply(first, second, counted)
-    return out
+    return Disagreement.apply(first, second, counted)
 
 
 class Disagreement(torch.autograd.Function):
