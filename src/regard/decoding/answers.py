@@ -188,12 +188,8 @@ def read_answers(
 ) -> list[Answer]:  # fmt: skip
     """The best answer of each sentence, with the rest of the n-best list in `others`.
 
-    Args:
-        options: the options of the search.
-        recorded: Beams.records, [T, B, C, 4].
-        limits: the largest number of steps of each sentence.
-        prefixes: the prefix of each output, and its log-probabilities.
-        history: whether to add the candidates of every step.
+    recorded: Beams.records, [T, B, C, 4]. limits: the largest number of steps of each sentence.
+    prefixes: of the outputs, with their log-probabilities. history: add all candidates.
     """
     records = Records(options, recorded, limits)
     lengths = np.array([len(tokens) for tokens, _ in prefixes])

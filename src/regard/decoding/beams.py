@@ -34,13 +34,8 @@ TOKEN, PARENT, LOGPROB, SCORE = range(4)  # the fields of a candidate in the rec
 class Beams:
     """The hypotheses of B sentences. Call `load`, then `restart`, then `advance` once per step.
 
-    Args:
-        options: the decoding options.
-        sentences: B.
-        steps: the largest number of steps of a sentence.
-        prefix: the largest number of tokens that an output has before the search.
-        eos: the token that ends an output.
-        device: where the tensors are.
+    steps, prefix: the largest number of steps of a sentence, and of tokens that an output has
+    before the search. eos: the token that ends an output.
     """
 
     def __init__(

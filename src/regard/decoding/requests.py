@@ -21,15 +21,12 @@ SCORED_TOKENS = 4_096  # tokens of one batch that is only scored
 class Request:
     """One sentence to decode.
 
-    Attributes:
-        source: the encoder's input; for a decoder-only model, the prompt before the output.
-        prefix: the tokens that the output starts with.
-        limit: the largest number of tokens of the output, including the prefix and <eos>;
-            None: decoding.max_length decides.
+    limit: the largest number of tokens of the output, including the prefix and <eos>; None:
+    decoding.max_length decides.
     """
 
-    source: Sequence[int]
-    prefix: Sequence[int] = ()
+    source: Sequence[int]  # the encoder's input; without an encoder, the prompt before the output
+    prefix: Sequence[int] = ()  # the tokens that the output starts with
     limit: int | None = None
 
     def check(self, model: ModelConfig) -> None:

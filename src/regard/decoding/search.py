@@ -26,17 +26,11 @@ from regard.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Details:
-    """What to add to each answer. No detail changes the tokens or the score of an answer.
+    """What to add to each answer. No detail changes the tokens or the score of an answer."""
 
-    Attributes:
-        history: the candidates of every step.
-        alternatives: the number of most probable tokens at each place.
-        attention: the attention weights.
-    """
-
-    history: bool = False
-    alternatives: int = 0
-    attention: bool = False
+    history: bool = False  # the candidates of every step
+    alternatives: int = 0  # the number of most probable tokens at each place
+    attention: bool = False  # the attention weights
 
     def __post_init__(self) -> None:
         if not isinstance(self.alternatives, int) or self.alternatives < 0:

@@ -97,8 +97,7 @@ def cross_entropy(
     log-likelihood, float64 scalars. On a GPU a token with label -1 does not count.
     """
     module = backend(hidden, training=True)
-    loss, likelihood = CrossEntropy.apply(module, hidden, matrix, labels, smoothing, bias)
-    return loss, likelihood
+    return CrossEntropy.apply(module, hidden, matrix, labels, smoothing, bias)
 
 
 def divergence(

@@ -61,12 +61,9 @@ class StepGraphs:
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        loss: Callable[[Batch], tuple[Tensor, Tensor]],
-        budgets: Sequence[int],
-        dtype: torch.dtype,
-    ) -> None:
+        self, model: Transformer, loss: Callable[[Batch], tuple[Tensor, Tensor]],
+        budgets: Sequence[int], dtype: torch.dtype,
+    ) -> None:  # fmt: skip
         self.model, self.loss, self.budgets, self.dtype = model, loss, budgets, dtype
         self.device = model.output_matrix().device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -89,15 +86,10 @@ class StepGraphs:
         return size if size <= MAX_SIZE else None
 
     def gradients(self, batch: Batch, seed: int, size: int) -> Tensor:
-        """Add the gradients of a batch on the CPU to those of the parameters.
+        """Add the gradients of a batch on the CPU to those of the parameters. Returns the loss and
+        the negative log-likelihood, [2], which the next replay overwrites.
 
-        Args:
-            batch: a batch that `size` accepted.
-            seed: the seed of dropout.
-            size: the result of `size`.
-
-        Returns:
-            The loss and the negative log-likelihood, [2]; the next replay overwrites them.
+        seed: of dropout. size: what `size` returned for the batch.
         """
         rows = [row for row in (batch.source, batch.target) if row is not None]
         limit = self.model.config.max_length if self.model.config.positions == "learned" else None

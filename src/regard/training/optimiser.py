@@ -44,19 +44,14 @@ def update(
     model: nn.Module, optimiser: torch.optim.Optimizer, rate: float, loss: Tensor, tokens: Tensor,
     clip: float,
 ) -> Tensor:  # fmt: skip
-    """Take one step with gradients that are sums over tokens.
+    """Take one step with gradients that are sums over tokens. Returns the norm of the mean
+    gradient before clipping.
 
     If the loss or the gradient contains NaN or infinity, the fused kernel of the optimiser changes
     nothing. The host does not have to wait for that decision.
 
-    Args:
-        rate: the learning rate.
-        loss: the sum of the loss; a scalar.
-        tokens: the number of tokens that the sums are divided by; a scalar.
-        clip: the largest norm of the mean gradient; 0: no clipping.
-
-    Returns:
-        The norm of the mean gradient before clipping.
+    loss, tokens: the sum of the loss, and the number that the sums are divided by; scalars.
+    clip: the largest norm of the mean gradient; 0: no clipping.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients) / tokens.to(gradients[0].dtype)

@@ -110,11 +110,11 @@ class Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         dtype = autocast_dtype(x)
         with torch.autocast("cpu", enabled=False):
-            given, matrix = x.to(dtype), weight.to(dtype)
-            out = F.linear(given, matrix, None if bias is None else bias.to(dtype))
+            inputs, matrix = x.to(dtype), weight.to(dtype)
+            out = F.linear(inputs, matrix, None if bias is None else bias.to(dtype))
             if relu:
                 out.relu_()
-        ctx.save_for_backward(given, matrix, out if relu else None)
+        ctx.save_for_backward(inputs, matrix, out if relu else None)
         ctx.biased, ctx.dtype = bias is not None, x.dtype
         return out
 

@@ -149,18 +149,18 @@ class Linear(torch.autograd.Function):
     ) -> Tensor:
         dtype = autocast_dtype(x)
         with torch.autocast(x.device.type, enabled=False):
-            given, matrix = x.to(dtype), cast(weight, dtype)
+            inputs, matrix = x.to(dtype), cast(weight, dtype)
             shift = None if bias is None else cast(bias, dtype)
             seen = None
             if activation == ACTIVATIONS["relu"] and shift is not None:
-                out = seen = torch._addmm_activation(shift, given, matrix.t())
+                out = seen = torch._addmm_activation(shift, inputs, matrix.t())
             else:
-                out = F.linear(given, matrix, shift)
+                out = F.linear(inputs, matrix, shift)
                 if activation == ACTIVATIONS["relu"]:
                     out = seen = out.relu_()
                 elif activation:
                     seen, out = out, F.gelu(out)
-        ctx.save_for_backward(given, matrix, seen)
+        ctx.save_for_backward(inputs, matrix, seen)
         ctx.activation, ctx.biased, ctx.dtype = activation, bias is not None, x.dtype
         return out
 
