@@ -41,9 +41,8 @@ def fill_slots(
         vectors = model.head.words(hidden(model, row)[slots])
         best = linear(vectors, matrix, model.head.bias).log_softmax(-1, dtype=torch.float32).max(1)
         counts = [list(requests[i].source).count(Tokenizer.mask) for i in batch]
-        for i, tokens, logprobs in zip(
-            batch, best.indices.split(counts), best.values.split(counts), strict=True
-        ):
+        parts = best.indices.split(counts), best.values.split(counts)
+        for i, tokens, logprobs in zip(batch, *parts, strict=True):
             most = requests[i].most(model.config, options)
             by_index[i] = read(tokens[:most].tolist(), logprobs.tolist(), requests[i], options)
     return [by_index[i] for i in range(len(requests))]

@@ -292,9 +292,8 @@ class Transformer(nn.Module):
         positions = cache.positions[:, None].expand_as(tokens).flatten()  # [N]
         if self.config.positions == "learned":  # a sentence that is done may be past the table
             positions = positions.clamp(max=self.config.max_length - 1)
-        x = self.decoder.embed(
-            self.table("target"), tokens.flatten(), positions, cache.position_rows
-        )
+        table, rows = self.table("target"), cache.position_rows
+        x = self.decoder.embed(table, tokens.flatten(), positions, rows)
         selves = [CachedSelf(step, layer) for layer in layers]
         memories = [CachedMemory(step, layer) for layer in layers] if cache.memory else None
         x = self.decoder(x, positions, selves, memories)

@@ -23,7 +23,8 @@ Ids = NDArray[np.int64]
 class Layout(ABC):
     """The lengths of B sequences on both sides, and what a query may attend to.
 
-    causal: only to keys up to its own position; window: at most so many positions away.
+    causal: only to keys up to its own position; window: at most so many positions away. A backend
+    computes in `__post_init__` what all layers of a batch share.
     """
 
     query_lengths: Sequence[int]
@@ -33,15 +34,9 @@ class Layout(ABC):
     device: torch.device
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.prepare()
-
     @property
     def full(self) -> bool:
         return not self.causal and self.window is None
-
-    def prepare(self) -> None:  # noqa: B027
-        """Compute what is shared by all layers of a batch."""
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Group:
 class PaddedLayout(Layout):
     """The place of each row of a packed tensor in the padded one, and its groups."""
 
-    def prepare(self) -> None:
+    def __post_init__(self) -> None:
         lengths, window, device = (self.query_lengths, self.key_lengths), self.window, self.device
         first, last = map(torch.from_numpy, runs(*lengths, self.causal, window))
         query_count, key_count = map(torch.tensor, lengths)

@@ -34,7 +34,7 @@ class CudaLayout(Layout):
 
     fallback: Callable[[], Layout] | None = None  # for queries that the kernels do not support
 
-    def prepare(self) -> None:
+    def __post_init__(self) -> None:
         made = tables(self.query_lengths, self.key_lengths, self.causal, self.window)
         longest = max(*self.query_lengths, *self.key_lengths)
         self.hold(longest, *(to_device(torch.from_numpy(table), self.device) for table in made))
