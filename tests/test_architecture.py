@@ -70,7 +70,7 @@ def test_a_sentence_through_regard_train(tmp_path):
     sizes = ["--set", "training.steps=2", "--set", "data.vocabulary_size=300"]
     with build.without(), calls() as first_calls:
         _, err, code = run_command(
-            "train", "--preset", "tiny", "--train", english, german, "--out", tmp_path / "run",
+            "train", "--task", "translate", "--preset", "tiny", "--train", english, german, "--out", tmp_path / "run",
             *sizes, "--device", "cpu", "--quiet",
         )  # fmt: skip
     assert code == 0, err
