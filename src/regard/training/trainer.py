@@ -129,6 +129,175 @@ class Trainer:
         self.events: Any = None  # for TensorBoard, once training begins
         self.graphs = StepGraphs(model, self._loss, self.rows.budgets, self.dtype)
 
+    # ---- training -----------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Train until the last step, until patience ends, or until a signal stops the run."""
+        if self.training.tensorboard and self.processes.first:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(self.run / EVENTS))
+        previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        patience = self.training.patience or inf
+        try:
+            while self.state.step < self.training.steps and self.state.waited < patience:
+                began = time.perf_counter()
+                stop = self.step()
+                self.state.seconds += time.perf_counter() - began
+                step = self.state.step
+                last = step == self.training.steps
+                validates = step % self.training.validate_every == 0 or last
+                saves = step % self.training.checkpoint_every == 0 or last
+                if validates or saves or stop:
+                    stop |= self._read_metrics()
+                if self.validate is not None and validates:
+                    self._validate()
+                if saves or stop:
+                    self.save()
+                if stop:
+                    raise Interrupted
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            if self.events is not None:
+                self.events.close()
+                self.events = None
+
+    def _stop(self, *_: object) -> None:
+        self.stop_requested = True  # after the current step
+
+    def step(self) -> bool:
+        """One optimiser step; True if any process received a stop signal."""
+        number = self.state.step + 1
+        first = (number - 1) * self.state.rows
+        rows = [self.rows[row] for row in range(first, first + self.state.rows)]
+        while (sums := self._gradients(rows, first)) is None:
+            self.state.pieces *= 2
+            say = self.progress.say
+            say(f"out of memory: rows are cut into {self.state.pieces} pieces from now on")
+        if self.stop_requested:
+            sums[3] = 1
+        self.processes.sum_gradients(self.model)
+        sums = self.processes.sum(sums)
+        rate = learning_rate(number, self.training)
+        norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
+        self.state.step = number
+        self.pending.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
+        return self._read_metrics(PENDING.get(self.processes.device.type, 0))
+
+    def _gradients(self, rows: list[NDArray[np.int64]], first: int) -> Tensor | None:
+        """Compute this process's share of the gradients, as sums over tokens. Returns the sums of
+        loss, negative log-likelihood and tokens, and a 0 (see `step`); None if memory ran out."""
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.processes.device)
+        try:
+            for i in range(self.processes.rank, len(rows), self.processes.world):
+                pieces = min(self.state.pieces, len(rows[i]))
+                for piece, examples in enumerate(np.array_split(rows[i], pieces)):
+                    random = np.random.SeedSequence([self.training.seed, first + i, piece])
+                    seed = int(random.generate_state(1, np.uint32)[0])
+                    torch.manual_seed(seed)
+                    sums[2] += self._add_gradients(examples, seed, sums)
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or self.state.pieces >= max(len(row) for row in rows):
+                raise
+            torch.cuda.empty_cache()
+            return None
+        return sums
+
+    def _add_gradients(self, examples: NDArray[np.int64], seed: int, sums: Tensor) -> int:
+        """Add the gradients of one batch to those of the model, and its loss and likelihood to
+        `sums`. Returns its number of tokens."""
+        device = self.processes.device
+        if self.training.cuda_graphs and self.graphs.usable:
+            batch = self.task.batch(self.store, examples, torch.device("cpu"), seed)
+            if (size := self.graphs.size(batch)) and isinstance(batch, Batch):
+                sums[:2] += self.graphs.gradients(batch, seed, size)
+                return batch.tokens
+        batch = self.task.batch(self.store, examples, device, seed)
+        with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
+            loss, likelihood = self._loss(batch)
+        loss.backward()
+        sums[:2] += torch.stack([loss.detach(), likelihood.detach()])
+        return batch.tokens
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        t = self.training
+        return self.task.loss(self.model, batch, t.label_smoothing, t.r_drop)
+
+    def _read_metrics(self, pending: int = 0) -> bool:
+        """Read the metrics of all but the last `pending` steps, or of all steps if the run may have
+        to stop for a loss that is not finite. True if any process received a stop signal."""
+        stop = False
+        while len(self.pending) > (pending if self.nonfinite_steps < MAX_NONFINITE_STEPS else 0):
+            stop |= self._finish_step(self.pending.popleft())
+        if self.nonfinite_steps >= MAX_NONFINITE_STEPS:
+            self.save()
+            raise TrainingFailed(
+                f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
+                f"weights before them are saved: start a new run with --from {self.run} and a "
+                "lower training.learning_rate, a longer training.warmup or training.clip=1"
+            )
+        return stop
+
+    def _finish_step(self, step: PendingStep) -> bool:
+        """Count, show and record a step; True if any process received a stop signal."""
+        loss, likelihood, tokens, stop, norm = step.sums()
+        if isfinite(loss) and isfinite(norm):
+            self.nonfinite_steps = 0
+        else:
+            self.state.dropped += 1
+            self.nonfinite_steps += 1
+            self.progress.say(f"step {step.number}: the loss is NaN or infinity; step dropped")
+        lengths = [[int(n) for row in step.rows for n in side[row]] for side in self.sizes]
+        work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
+        metrics = self.progress.step(
+            step.number, likelihood / tokens, step.rate, sum(lengths[self.task.counted]), work,
+            self.peak,
+        )  # fmt: skip
+        if step.number % 50 == 0 or step.number == 1:
+            metrics["gradient"] = round(norm, 4)
+            metrics["epoch"] = self.rows.epoch_of((step.number - 1) * self.state.rows)
+            self.record(step.number, **metrics, dropped=self.state.dropped)
+        return stop > 0
+
+    def record(self, step: int, **values: Any) -> None:
+        if self.processes.first:
+            # JSON has no NaN: a loss that is not finite is left out.
+            values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
+            with (self.run / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **values}) + "\n")
+            for name, value in values.items():
+                if self.events is not None and isinstance(value, int | float):
+                    self.events.add_scalar(name, value, step)
+
+    # ---- validation and saving ----------------------------------------------------------
+
+    def _validate(self) -> None:
+        if self.processes.first and self.validate is not None:
+            result = self.validate(self.model)
+            score = result["score"]
+            self.state.waited += 1
+            if score > self.state.best:
+                self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
+                write_file(self.run / BEST, to_bytes(dict(self.model.state_dict())))
+            metrics = {f"valid_{name}": v for name, v in result.items() if name not in OWN}
+            self.record(self.state.step, **metrics)
+            self.progress.say(f"step {self.state.step:,}  validation: {describe(result)}")
+            for sample in result["samples"]:
+                self.progress.say(f"  {sample}")
+        self.state.waited = self.processes.agree(self.state.waited)  # so that all stop together
+        self.progress.pause()
+
+    def save(self) -> None:
+        if self.processes.first:
+            tensors = optimiser_tensors(self.model, self.optimiser)
+            state = {**vars(self.state), "config": self._options()}
+            self.checkpoints.save(self.state.step, dict(self.model.state_dict()), tensors, state)
+        self.processes.wait()
+        self.progress.pause()
+
     # ---- resuming -----------------------------------------------------------------------
 
     def resume(self) -> None:
@@ -188,175 +357,6 @@ class Trainer:
             kept = [line for line in lines if is_until(line, step)]
             if len(kept) < len(lines):
                 write_file(path, b"".join(kept))
-
-    def record(self, step: int, **values: Any) -> None:
-        if self.processes.first:
-            # JSON has no NaN: a loss that is not finite is left out.
-            values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
-            with (self.run / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
-            for name, value in values.items():
-                if self.events is not None and isinstance(value, int | float):
-                    self.events.add_scalar(name, value, step)
-
-    # ---- training -----------------------------------------------------------------------
-
-    def train(self) -> None:
-        """Train until the last step, until patience ends, or until a signal stops the run."""
-        if self.training.tensorboard and self.processes.first:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.events = SummaryWriter(str(self.run / EVENTS))
-        previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        patience = self.training.patience or inf
-        try:
-            while self.state.step < self.training.steps and self.state.waited < patience:
-                began = time.perf_counter()
-                stop = self.step()
-                self.state.seconds += time.perf_counter() - began
-                step = self.state.step
-                last = step == self.training.steps
-                validates = step % self.training.validate_every == 0 or last
-                saves = step % self.training.checkpoint_every == 0 or last
-                if validates or saves or stop:
-                    stop |= self._read_metrics()
-                if self.validate is not None and validates:
-                    self._validate()
-                if saves or stop:
-                    self.save()
-                if stop:
-                    raise Interrupted
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            if self.events is not None:
-                self.events.close()
-                self.events = None
-
-    def _stop(self, *_: object) -> None:
-        self.stop_requested = True  # after the current step
-
-    def step(self) -> bool:
-        """One optimiser step; True if any process received a stop signal."""
-        number = self.state.step + 1
-        first = (number - 1) * self.state.rows
-        rows = [self.rows[row] for row in range(first, first + self.state.rows)]
-        while (sums := self._gradients(rows, first)) is None:
-            self.state.pieces *= 2
-            say = self.progress.say
-            say(f"out of memory: rows are cut into {self.state.pieces} pieces from now on")
-        if self.stop_requested:
-            sums[3] = 1
-        self.processes.sum_gradients(self.model)
-        sums = self.processes.sum(sums)
-        rate = learning_rate(number, self.training)
-        norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
-        self.state.step = number
-        self.pending.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
-        return self._read_metrics(PENDING.get(self.processes.device.type, 0))
-
-    def _read_metrics(self, pending: int = 0) -> bool:
-        """Read the metrics of all but the last `pending` steps, or of all steps if the run may have
-        to stop for a loss that is not finite. True if any process received a stop signal."""
-        stop = False
-        while len(self.pending) > (pending if self.nonfinite_steps < MAX_NONFINITE_STEPS else 0):
-            stop |= self._finish_step(self.pending.popleft())
-        if self.nonfinite_steps >= MAX_NONFINITE_STEPS:
-            self.save()
-            raise TrainingFailed(
-                f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
-                f"weights before them are saved: start a new run with --from {self.run} and a "
-                "lower training.learning_rate, a longer training.warmup or training.clip=1"
-            )
-        return stop
-
-    def _finish_step(self, step: PendingStep) -> bool:
-        """Count, show and record a step; True if any process received a stop signal."""
-        loss, likelihood, tokens, stop, norm = step.sums()
-        if isfinite(loss) and isfinite(norm):
-            self.nonfinite_steps = 0
-        else:
-            self.state.dropped += 1
-            self.nonfinite_steps += 1
-            self.progress.say(f"step {step.number}: the loss is NaN or infinity; step dropped")
-        lengths = [[int(n) for row in step.rows for n in side[row]] for side in self.sizes]
-        work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
-        metrics = self.progress.step(
-            step.number, likelihood / tokens, step.rate, sum(lengths[self.task.counted]), work,
-            self.peak,
-        )  # fmt: skip
-        if step.number % 50 == 0 or step.number == 1:
-            metrics["gradient"] = round(norm, 4)
-            metrics["epoch"] = self.rows.epoch_of((step.number - 1) * self.state.rows)
-            self.record(step.number, **metrics, dropped=self.state.dropped)
-        return stop > 0
-
-    def _loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        t = self.training
-        return self.task.loss(self.model, batch, t.label_smoothing, t.r_drop)
-
-    def _gradients(self, rows: list[NDArray[np.int64]], first: int) -> Tensor | None:
-        """This process's share of the gradients, as sums over tokens, and the sums of loss,
-        negative log-likelihood and tokens; None if memory ran out."""
-        self.model.train()
-        self.optimiser.zero_grad(set_to_none=True)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.processes.device)
-        try:
-            for i in range(self.processes.rank, len(rows), self.processes.world):
-                pieces = min(self.state.pieces, len(rows[i]))
-                for piece, examples in enumerate(np.array_split(rows[i], pieces)):
-                    random = np.random.SeedSequence([self.training.seed, first + i, piece])
-                    seed = int(random.generate_state(1, np.uint32)[0])
-                    torch.manual_seed(seed)
-                    sums[2] += self._add_gradients(examples, seed, sums)
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or self.state.pieces >= max(len(row) for row in rows):
-                raise
-            torch.cuda.empty_cache()
-            return None
-        return sums
-
-    def _add_gradients(self, examples: NDArray[np.int64], seed: int, sums: Tensor) -> int:
-        """Add the gradients of one batch to those of the model, and its loss and likelihood to
-        `sums`. Returns its number of tokens."""
-        device = self.processes.device
-        if self.training.cuda_graphs and self.graphs.usable:
-            batch = self.task.batch(self.store, examples, torch.device("cpu"), seed)
-            if (size := self.graphs.size(batch)) and isinstance(batch, Batch):
-                sums[:2] += self.graphs.gradients(batch, seed, size)
-                return batch.tokens
-        batch = self.task.batch(self.store, examples, device, seed)
-        with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
-            loss, likelihood = self._loss(batch)
-        loss.backward()
-        sums[:2] += torch.stack([loss.detach(), likelihood.detach()])
-        return batch.tokens
-
-    # ---- validation and saving ----------------------------------------------------------
-
-    def _validate(self) -> None:
-        if self.processes.first and self.validate is not None:
-            result = self.validate(self.model)
-            score = result["score"]
-            self.state.waited += 1
-            if score > self.state.best:
-                self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
-                write_file(self.run / BEST, to_bytes(dict(self.model.state_dict())))
-            metrics = {f"valid_{name}": v for name, v in result.items() if name not in OWN}
-            self.record(self.state.step, **metrics)
-            self.progress.say(f"step {self.state.step:,}  validation: {describe(result)}")
-            for sample in result["samples"]:
-                self.progress.say(f"  {sample}")
-        self.state.waited = self.processes.agree(self.state.waited)  # so that all stop together
-        self.progress.pause()
-
-    def save(self) -> None:
-        if self.processes.first:
-            tensors = optimiser_tensors(self.model, self.optimiser)
-            state = {**vars(self.state), "config": self._options()}
-            self.checkpoints.save(self.state.step, dict(self.model.state_dict()), tensors, state)
-        self.processes.wait()
-        self.progress.pause()
 
 
 def fast_bfloat16() -> bool:
