@@ -23,8 +23,7 @@ Ids = NDArray[np.int64]
 class Layout(ABC):
     """The lengths of B sequences on both sides, and what a query may attend to.
 
-    causal: only to keys up to its own position; window: at most so many positions away. A backend
-    computes in `__post_init__` what all layers of a batch share.
+    causal: only to keys up to its own position; window: at most so many positions away.
     """
 
     query_lengths: Sequence[int]
@@ -33,6 +32,9 @@ class Layout(ABC):
     window: int | None
     device: torch.device
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:  # noqa: B027
+        """Compute what is shared by all layers of a batch."""
 
     @property
     def full(self) -> bool:
