@@ -36,14 +36,10 @@ def score(
     model: Transformer, requests: Sequence[Request], outputs: Sequence[Sequence[int]],
     alternatives: int = 0, attention: bool = False,
 ) -> list[Scored]:  # fmt: skip
-    """Score one output per request, in order.
+    """Score one output per request, in order. Prefixes and limits of requests are ignored.
 
-    Args:
-        model: the model.
-        requests: their sources; prefixes and limits are ignored.
-        outputs: token ids, including <eos> where an output ends.
-        alternatives: the number of most probable tokens to return at each place.
-        attention: whether to return attention weights.
+    outputs: token ids, including <eos> where an output ends. alternatives: the number of most
+    probable tokens to return at each place. attention: whether to return attention weights.
     """
     scored = [Scored() for _ in requests]
     nonempty = [i for i, output in enumerate(outputs) if len(output)]

@@ -33,9 +33,9 @@ def fill_slots(
             "sampling, n_best, a prefix, min_length or no_repeat"
         )
     matrix = model.output_matrix()
-    budget = BATCH_TOKENS["cuda" if matrix.is_cuda else "cpu"]
     by_index: dict[int, Answer] = {}
-    for batch in by_size([len(request.source) for request in requests], budget):
+    sizes = [len(request.source) for request in requests]
+    for batch in by_size(sizes, BATCH_TOKENS[matrix.device.type]):
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
         slots = row.tokens == Tokenizer.mask
         vectors = model.head.words(hidden(model, row)[slots])

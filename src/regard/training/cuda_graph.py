@@ -52,12 +52,9 @@ class StaticPacked(Packed):
 class StepGraphs:
     """The CUDA graphs of a model's training steps, one for each size of rows.
 
-    Args:
-        model: the model to train.
-        loss: computes the loss and the negative log-likelihood of a batch; must ignore tokens
-            whose label is -1.
-        budgets: the largest number of tokens of a row on each side, the target's last.
-        dtype: the autocast dtype.
+    loss: computes the loss and the negative log-likelihood of a batch; must ignore tokens whose
+    label is -1. budgets: the largest number of tokens of a row on each side, the target's last.
+    dtype: the autocast dtype.
     """
 
     def __init__(
@@ -113,11 +110,8 @@ class StepGraphs:
 class StepGraph:
     """The forward and backward pass of rows of one size.
 
-    Args:
-        owner: the model, its loss and the memory pool.
-        batch: an example of the batches to come.
-        room: the number of tokens of a padded row on each side.
-        longest: the largest number of tokens of a sequence.
+    batch: an example of the batches to come. room: the number of tokens of a padded row on each
+    side. longest: the largest number of tokens of a sequence.
     """
 
     def __init__(self, owner: StepGraphs, batch: Batch, room: Sequence[int], longest: int) -> None:

@@ -114,12 +114,12 @@ def classification_loss(
     labels = batch.labels
     weights = None if weights is None else weights.to(labels.device)
 
+    def logits() -> Tensor:
+        return model(batch.source).float()  # [B, classes]
+
     def criterion(logits: Tensor) -> tuple[Tensor, Tensor]:
         loss = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
         return loss, F.cross_entropy(logits.detach(), labels, reduction="sum")
-
-    def logits() -> Tensor:
-        return model(batch.source).float()  # [B, classes]
 
     return with_r_drop(logits, criterion, disagreement, r_drop)
 

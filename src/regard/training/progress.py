@@ -51,8 +51,8 @@ class Progress:
         words = f"  perplexity {perplexity(loss):.2f}" if self.words else ""
         metrics = {
             "loss": loss, **({"perplexity": perplexity(loss)} if words else {}),
-            "learning_rate": rate,
-            "tokens_per_second": round(speed), "fraction_of_peak": round(fraction, 4),
+            "learning_rate": rate, "tokens_per_second": round(speed),
+            "fraction_of_peak": round(fraction, 4),
         }  # fmt: skip
         self.line = (
             f"step {step:,}/{self.steps:,}  loss {loss:.3f}{words}  "

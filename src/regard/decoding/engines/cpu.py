@@ -202,9 +202,8 @@ class CpuSearch(EagerSearch):
         super().__init__(model, job)
         self.cpu_step = CpuStep(compiled, self.cache, self.beams)
 
-    def _start(
-        self, source: Packed | None, read: Packed | None, sentences: int, steps: int
-    ) -> Cache:
+    def _start(self, source: Packed | None, read: Packed | None) -> Cache:
+        steps, sentences = self.beams.records.shape[:2]
         return self.compiled.start(self.model, source, read, sentences, self.beams.width, steps)
 
     def _step(self) -> int:

@@ -165,10 +165,9 @@ def release_graphs(model: Transformer) -> None:
 class GraphBuffers:
     """The tensors of a search with fixed sizes, and the CUDA graphs that use them.
 
-    Args:
-        sentences, source, read, prefix, steps: the number of sentences, and the largest lengths of
-            their sources, of what the decoder reads before the first step, of their prefixes, and
-            of the search.
+    sentences, source, read, prefix, steps: the number of sentences, and the largest lengths of
+    their sources, of what the decoder reads before the first step, of their prefixes, and of the
+    search.
     """
 
     def __init__(

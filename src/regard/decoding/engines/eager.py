@@ -39,16 +39,15 @@ class EagerSearch:
         self.beams.restart()
         source = None if job.sources is None else Packed.of(job.sources).to(device)
         read = Packed.of(job.read).to(device) if job.read[0] else None
-        self.cache = self._start(source, read, sentences, steps)
+        self.cache = self._start(source, read)
 
-    def _start(
-        self, source: Packed | None, read: Packed | None, sentences: int, steps: int
-    ) -> Cache:
-        """Encode the source, read the prompt, and return the cache for `steps` steps."""
-        width, attention = self.beams.width, attention_backend(self.model)
+    def _start(self, source: Packed | None, read: Packed | None) -> Cache:
+        """Encode the source, read the prompt, and return the cache for all steps."""
+        steps, sentences = self.beams.records.shape[:2]
         return self.model.start(
-            source, read, sentences=sentences, width=width, steps=steps, backend=attention
-        )
+            source, read, sentences=sentences, width=self.beams.width, steps=steps,
+            backend=attention_backend(self.model),
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[None]:
         beams = self.beams
