@@ -57,8 +57,9 @@ def _score(
     attention: bool,
 ) -> list[Scored]:  # fmt: skip
     """Score one batch of requests and their outputs."""
+    requests, outputs = zip(*pairs, strict=True)
     matrix, both = model.output_matrix(), model.encoder is not None
-    device, requests, outputs = matrix.device, *zip(*pairs, strict=True)
+    device = matrix.device
     source = Packed.of([request.source for request in requests]).to(device) if both else None
     begins = [request.begin(both) for request in requests]
     rows = Packed.of([[*begin, *out[:-1]] for begin, out in zip(begins, outputs, strict=True)])

@@ -19,7 +19,7 @@ from regard.model.positions import Rotation
 from regard.model.visibility import Visibility
 from regard.ops.reference import attention_weights
 
-Weights = list[list[Tensor]]  # captured attention weights: layer, sequence -> [H, n, m]
+Weights = list[list[Tensor]]  # attention weights: layer, sequence -> [H, n, m]
 
 
 class Plan:

@@ -112,7 +112,7 @@ def divergence(
 def disagreement(first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:
     """The mean of both Kullback-Leibler divergences of logits[N, V], summed over rows.
 
-    counted[N]: the rows that are summed. If it is given, the logits may be overwritten.
+    counted[N]: the rows that are summed, by default all; otherwise the logits may be overwritten.
     """
     return implementation("disagreement", first)(first, second, counted)
 

@@ -57,8 +57,8 @@ class State:
     @classmethod
     def of(cls, values: dict[str, Any], path: Path) -> State:
         """The state that a checkpoint holds; an InputError if a value is missing or impossible."""
-        given: dict[str, Any] = {field.name: values.get(field.name) for field in fields(cls)}
-        for name, value in given.items():
+        own: dict[str, Any] = {field.name: values.get(field.name) for field in fields(cls)}
+        for name, value in own.items():
             kind = type(getattr(cls, name))
             possible = type(value) is kind or (kind is float and type(value) is int)
             if possible and kind is int:
@@ -67,7 +67,7 @@ class State:
                 possible = not math.isnan(value) and (name == "best" or 0 <= value < 1e12)
             if not possible:
                 raise InputError(f"{path / STATE} is damaged: {name} is {value!r:.40}")
-        return cls(**given)
+        return cls(**own)
 
 
 class Checkpoints:

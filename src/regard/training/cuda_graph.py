@@ -1,4 +1,4 @@
-"""CUDA graphs for training: the forward and backward pass of a row, captured once and replayed.
+"""CUDA graphs for training: the forward and backward pass of a row as a graph that is replayed.
 
 Launching a thousand small kernels from Python takes longer than running them. A CUDA graph launches
 them all at once, but needs the same shapes each time. Rows are therefore padded to a fixed size

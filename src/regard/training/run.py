@@ -197,6 +197,5 @@ def load_body(
     try:
         load_weights(model, tensors, start_from)
     except InputError as error:
-        raise InputError(
-            f"{error}; --from brings the sizes: leave out --preset and model.*"
-        ) from None
+        sizes = "--from brings the sizes: leave out --preset and model.*"
+        raise InputError(f"{error}; {sizes}") from None

@@ -173,8 +173,8 @@ class Trainer:
         rows = [self.rows[row] for row in range(first, first + self.state.rows)]
         while (sums := self._gradients(rows, first)) is None:
             self.state.pieces *= 2
-            say = self.progress.say
-            say(f"out of memory: rows are cut into {self.state.pieces} pieces from now on")
+            pieces = f"rows are cut into {self.state.pieces} pieces from now on"
+            self.progress.say(f"out of memory: {pieces}")
         if self.stop_requested:
             sums[3] = 1
         self.processes.sum_gradients(self.model)

@@ -237,9 +237,7 @@ class GraphBuffers:
         else:
             memory = encoder(x, positions, [plan] * len(encoder.layers))
         self.cache.memory_mask = to_add(real, dtype)
-        self.cache.memory = [
-            (split(key, size), split(value, size)) for key, value in model.project(memory)
-        ]
+        self.cache.memory = [(split(k, size), split(v, size)) for k, v in model.project(memory)]
 
     def _step(self, model: Transformer, seen: int) -> None:
         beams = self.beams

@@ -286,11 +286,9 @@ class Disagreement(torch.autograd.Function):
     def forward(ctx: Any, first: Tensor, second: Tensor, counted: Tensor) -> Tensor:
         from regard.ops.cuda.loss_kernels import disagreement_kernel
 
-        rows, vocabulary = first.shape
+        rows, size = first.shape
         sums = torch.empty(rows, dtype=torch.float32, device=first.device)
-        disagreement_kernel[(rows,)](
-            first, second, sums, counted, vocabulary, LANES=2048, num_warps=8
-        )
+        disagreement_kernel[(rows,)](first, second, sums, counted, size, LANES=2048, num_warps=8)
         ctx.save_for_backward(first, second)
         return sums.sum(dtype=torch.float64)
 
