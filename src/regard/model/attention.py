@@ -19,7 +19,7 @@ from regard.model.positions import Rotation
 from regard.model.visibility import Visibility
 from regard.ops.reference import attention_weights
 
-Weights = list[list[Tensor]]  # attention weights: layer, sequence -> [H, n, m]
+AttentionWeights = list[list[Tensor]]  # layer, sequence -> [H, n, m]
 
 
 class Plan:
@@ -95,7 +95,7 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self, x: Tensor, plan: SelfPlan | None, memory: Tensor | CachedMemory | None = None,
-        rotation: Rotation | None = None, capture: Weights | None = None,
+        rotation: Rotation | None = None, capture: AttentionWeights | None = None,
     ) -> Tensor:  # fmt: skip
         """x[N, D], memory[M, D] for cross-attention -> [N, D]."""
         if memory is None:

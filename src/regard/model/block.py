@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from regard import ops
 from regard.config.model import ModelConfig
-from regard.model.attention import MultiHeadAttention, Plan, SelfPlan, Weights
+from regard.model.attention import AttentionWeights, MultiHeadAttention, Plan, SelfPlan
 from regard.model.cache import CachedMemory
 from regard.model.linear import Linear
 from regard.model.mixers import RowPlan, make_mixer
@@ -90,7 +90,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, plan: SelfPlan | RowPlan, memory: Tensor | CachedMemory | None = None,
         cross_plan: Plan | None = None, rotation: Rotation | None = None,
-        capture: Weights | None = None, cross_capture: Weights | None = None,
+        capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
     ) -> Tensor:  # fmt: skip
         """x[N, D], memory[M, D] -> [N, D]."""
         if not isinstance(plan, RowPlan):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard import ops
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.model.attention import MultiHeadAttention, Plan, SelfPlan, Weights
+from regard.model.attention import AttentionWeights, MultiHeadAttention, Plan, SelfPlan
 from regard.model.block import Block, make_norm
 from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
 from regard.model.head import Head
@@ -37,9 +37,9 @@ class Capture:
     Row i of a head's matrix says where query i looks and sums to 1. Dropout is not in it.
     """
 
-    encoder: Weights = field(default_factory=list)
-    decoder: Weights = field(default_factory=list)
-    cross: Weights = field(default_factory=list)
+    encoder: AttentionWeights = field(default_factory=list)
+    decoder: AttentionWeights = field(default_factory=list)
+    cross: AttentionWeights = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Stack(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, plans: Sequence[SelfPlan | RowPlan],
         memories: Sequence[Tensor | CachedMemory] | None = None, cross_plan: Plan | None = None,
-        capture: Weights | None = None, cross_capture: Weights | None = None,
+        capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
     ) -> Tensor:  # fmt: skip
         """x[N, D] -> [N, D]; a plan and a memory for each layer (the same, unless cached)."""
         rotation = None
