@@ -90,15 +90,18 @@ class Stack(nn.Module):
             return self.positions.weight
         return self.position_rows(torch.arange(length, device=device))
 
+    def rotation(self, positions: Tensor) -> Rotation | None:
+        if self.config.positions != "rotary":
+            return None
+        return Rotation(positions, self.config.head_size, self.config.position_base)
+
     def forward(
         self, x: Tensor, positions: Tensor, plans: Sequence[SelfPlan | RowPlan],
         memories: Sequence[Tensor | CachedMemory] | None = None, cross_plan: Plan | None = None,
         capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
     ) -> Tensor:  # fmt: skip
         """x[N, D] -> [N, D]; a plan and a memory for each layer (the same, unless cached)."""
-        rotation = None
-        if self.config.positions == "rotary":
-            rotation = Rotation(positions, self.config.head_size, self.config.position_base)
+        rotation = self.rotation(positions)
         for i, block in enumerate(self.layers):
             memory = memories[i] if memories else None
             x = block(x, plans[i], memory, cross_plan, rotation, capture, cross_capture)
