@@ -20,8 +20,7 @@ NAME, TRIES = ".lock", 100
 class FolderLock:
     """A lock that this process can hold on one folder."""
 
-    def __init__(self) -> None:
-        self.descriptor: int | None = None
+    descriptor: int | None = None  # of the locked file
 
     def acquire(self, folder: Path) -> None:
         """Lock the folder; raise an InputError that names the holder if it is locked already."""
@@ -66,9 +65,8 @@ class FolderLock:
         """Unlock the folder, which may have been renamed since. Does nothing without a lock, and
         keeps the lock of another process that has created a folder with this name."""
         if self.descriptor is not None:
-            path = folder / NAME
-            if is_open_as(self.descriptor, path):
-                path.unlink(missing_ok=True)
+            if is_open_as(self.descriptor, folder / NAME):
+                (folder / NAME).unlink(missing_ok=True)
             os.close(self.descriptor)
             self.descriptor = None
 
