@@ -30,7 +30,7 @@ NATIVE_TESTS := $(BIN)/python -c 'import sys, pytest; from regard.ops.cpu.build 
 	all(map(library, ("inference", "training"))) or sys.exit("there is nothing to test"); \
 	sys.exit(pytest.main(sys.argv[1:]))' --capture=sys
 SANITIZED ?= tests/decoding tests/model/test_attention.py tests/tasks/test_threads.py \
-	tests/text/test_dropout.py tests/ops/test_cpu_training.py tests/ops/test_cross_entropy.py
+	tests/text/test_dropout.py tests/ops/test_cpu_training.py tests/ops/test_losses.py
 
 sanitize: .venv/ready
 	test -n "$(VARIANTS)"

@@ -28,8 +28,6 @@ PATIENCE = 2.0  # seconds of work before a progress bar is shown
 HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-
-
 # Characters that JSON allows in a string but `str.splitlines` splits at, and surrogates.
 NOT_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -84,17 +82,11 @@ def make_progress(console: Console, *columns: Any, **options: Any) -> Progress:
 
     columns: the columns after the description (default: bar, percentage, remaining time).
     """
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich
 
-    columns = columns or (BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    name = TextColumn("{task.description}", markup=False)
-    return Progress(name, *columns, console=console, transient=True, **options)
+    columns = columns or (rich.BarColumn(), rich.TaskProgressColumn(), rich.TimeRemainingColumn())
+    name = rich.TextColumn("{task.description}", markup=False)
+    return rich.Progress(name, *columns, console=console, transient=True, **options)
 
 
 def print_counts(counts: Sequence[tuple[str, int]], total: int, console: Console) -> None:

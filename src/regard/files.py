@@ -218,9 +218,9 @@ def cache_folder() -> Path:
         folder = Path(os.environ.get("REGARD_CACHE") or Path(home) / "regard")
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        why = getattr(error, "strerror", None) or error
         raise InputError(
-            f"the cache folder cannot be created ({why}): set REGARD_CACHE to a writable folder"
+            f"the cache folder cannot be created ({reason(error)}): set REGARD_CACHE to a writable "
+            "folder"
         ) from None
     return folder
 
@@ -257,13 +257,10 @@ def reason(error: Exception) -> str:
 
 
 def read_bounded(path: Path, limit: int, what: str) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
+    """The content of a regular file of at most `limit` bytes; an InputError if it cannot be read,
+    is not a regular file or is larger.
 
-    Args:
-        what: the expected kind of file, for the message: "a configuration".
-
-    Raises:
-        InputError: the file cannot be read, is not a regular file, or is larger than `limit`.
+    what: the expected kind of file, for the message: "a configuration".
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -283,16 +280,12 @@ def read_json(path: Path, limit: int, what: str, most: int = 100_000) -> Any:
 
 
 def parse_json(content: bytes, most: int = 100_000) -> Any:
-    """The value of a JSON text in UTF-8.
+    """The value of a JSON text in UTF-8; a ValueError if it is not strict JSON (duplicate keys, NaN
+    or infinity, lone surrogates, integers with more than 100 digits, values that are nested too
+    deeply) or has more values than `most`.
 
-    Args:
-        most: the largest number of commas and opening brackets. It bounds the memory, because a
-            small value takes 30 times as many bytes as its text.
-
-    Raises:
-        ValueError: the text is not strict JSON (duplicate keys, NaN or infinity, lone surrogates,
-            integers with more than 100 digits, values that are nested too deeply), or it has more
-            values than `most`.
+    most: the largest number of commas and opening brackets. It bounds the memory, because a small
+        value takes 30 times as many bytes as its text.
     """
     if sum(map(content.count, (b",", b"[", b"{"))) > most:
         raise ValueError(f"more than {most:,} values")

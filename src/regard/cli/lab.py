@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from regard.lab.common.training import TrainingOptions
 
 
-def finish(report: LabReport, options: argparse.Namespace) -> None:
+def finish(report: LabReport, options: argparse.Namespace) -> int:
     """Write the report, and print it."""
     report.write(options.out)
     print(as_json(report.to_dict())) if options.json else report.show()
+    return 0
 
 
 def number(
@@ -69,9 +70,8 @@ def common_options(
 def layer_options(
     verb: argparse.ArgumentParser, kinds: list[str], text: str, window: int, kernel: int
 ) -> None:
-    verb.add_argument(
-        "--kinds", nargs="+", default=kinds, metavar="KIND", help=f"{text} (default: all)"
-    )
+    text = f"{text} (default: all)"
+    verb.add_argument("--kinds", nargs="+", default=kinds, metavar="KIND", help=text)
     windows, kernels = bounded(int, 1, 1_000_000), bounded(int, 1, 1000)
     number(verb, "--window", windows, window, "window of restricted attention", metavar="R")
     number(verb, "--kernel", kernels, kernel, "kernel width of convolutions", metavar="K")
@@ -84,10 +84,8 @@ def training_options(verb: argparse.ArgumentParser, command: str, settable: str)
         ("test", "data for measuring quality (default: --valid)"),
     ):
         verb.add_argument(f"--{split}", nargs="+", type=file_name, metavar="FILE", help=text)
-    verb.add_argument(
-        "--preset",
-        help=" | ".join(PRESETS) + " (default: tiny; for the built-in corpus 2 + 2 layers)",
-    )
+    default = "(default: tiny; for the built-in corpus 2 + 2 layers)"
+    verb.add_argument("--preset", help=f"{' | '.join(PRESETS)} {default}")
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
         help=f"change one option; {settable}; repeatable",
@@ -118,8 +116,7 @@ def styles(options: argparse.Namespace) -> int:
     chosen = chosen_training(options)
     from regard.lab.styles.measure import measure_styles
 
-    finish(measure_styles(chosen), options)
-    return 0
+    return finish(measure_styles(chosen), options)
 
 
 def ablate_options(verb: argparse.ArgumentParser) -> None:
@@ -174,8 +171,7 @@ def path(options: argparse.Namespace) -> int:
     from regard.lab.path.measure import measure_path
 
     training = chosen_recall_training(options)
-    finish(measure_path(options.out, options.length, training, options.quiet), options)
-    return 0
+    return finish(measure_path(options.out, options.length, training, options.quiet), options)
 
 
 def recall_options(verb: argparse.ArgumentParser) -> None:
@@ -191,8 +187,7 @@ def recall(options: argparse.Namespace) -> int:
     from regard.lab.recall.measure import measure_recall
 
     training = chosen_recall_training(options)
-    finish(measure_recall(options.out, options.distances, training, options.quiet), options)
-    return 0
+    return finish(measure_recall(options.out, options.distances, training, options.quiet), options)
 
 
 # ---- positions and complexity -------------------------------------------------------------------
@@ -217,17 +212,16 @@ def positions(options: argparse.Namespace) -> int:
         options.out, options.length, options.d_model, options.base, options.steps,
         options.seconds, options.seed, options.device, options.quiet,
     )  # fmt: skip
-    finish(measure_positions(chosen), options)
-    return 0
+    return finish(measure_positions(chosen), options)
 
 
 def complexity_options(verb: argparse.ArgumentParser) -> None:
     layer_options(verb, [], "kinds of layers", 64, 3)
-    lengths, widths = (bounded(int, 2, most) for most in (MOST_LENGTH, MOST_WIDTH))
-    for name, kind, letter, text in (
-        ("--lengths", lengths, "N", "sequence lengths (default: 64 to 16384)"),
-        ("--widths", widths, "D", "model widths (default: 64 to 1024)"),
+    for name, most, letter, text in (
+        ("--lengths", MOST_LENGTH, "N", "sequence lengths (default: 64 to 16384)"),
+        ("--widths", MOST_WIDTH, "D", "model widths (default: 64 to 1024)"),
     ):
+        kind = bounded(int, 2, most)
         verb.add_argument(name, nargs="+", type=kind, default=[], metavar=letter, help=text)
     number(verb, "--limit", SECONDS, 1.0, "skip a pass that would take longer", metavar="SECONDS")
     verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
@@ -243,8 +237,7 @@ def complexity(options: argparse.Namespace) -> int:
         options.kinds, options.lengths, options.widths, options.window, options.kernel,
         options.limit, options.device, options.dtype, options.quiet, options.out,
     )  # fmt: skip
-    finish(make_report(measured), options)
-    return 0
+    return finish(make_report(measured), options)
 
 
 LABS = [

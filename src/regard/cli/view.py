@@ -31,13 +31,8 @@ LAYER = bounded(int, 1, 1_000_000)  # the model sets the actual bound
 def walk_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("text", metavar="TEXT", help="the sentence to follow, at most 24 characters")
     verb.add_argument("--target", help="what the decoder writes (default: TEXT)")
-    verb.add_argument(
-        "--seed",
-        type=bounded(int, 0, 2**63 - 1),
-        default=0,
-        metavar="N",
-        help="random seed for the weights (default: 0)",
-    )
+    seeds, text = bounded(int, 0, 2**63 - 1), "random seed for the weights (default: 0)"
+    verb.add_argument("--seed", type=seeds, default=0, metavar="N", help=text)
     architecture_options(verb)
 
 
@@ -50,9 +45,15 @@ def walk(options: argparse.Namespace) -> int:
     steps = walk_steps(options.text, options.target, config, options.seed)
     if options.json:
         for step in steps:
-            print(as_json(step.to_dict()))
+            print(as_json(vars(step)))
     else:
         write_walk(steps, config, options.seed)
+    return 0
+
+
+def print_files(paths: list[Path], options: argparse.Namespace) -> int:
+    for path in paths:
+        print(as_json({"file": str(path)}) if options.json else path)
     return 0
 
 
@@ -66,9 +67,7 @@ def curves(options: argparse.Namespace) -> int:
     from regard.view.curves import draw_curves
 
     out = options.out or (Path("curves.png") if any(map(is_boxed, options.runs)) else None)
-    for path in draw_curves([folder_of(run) for run in options.runs], out):
-        print(as_json({"file": str(path)}) if options.json else path)
-    return 0
+    return print_files(draw_curves([folder_of(run) for run in options.runs], out), options)
 
 
 def positions_options(verb: argparse.ArgumentParser) -> None:
@@ -84,10 +83,8 @@ def positions(options: argparse.Namespace) -> int:
     from regard.view.positions import draw_positions
 
     model = None if options.model is None else folder_of(options.model)
-    drawn = draw_positions(model, options.length, options.d_model, options.base, options.out)
-    for path in drawn:
-        print(as_json({"file": str(path)}) if options.json else path)
-    return 0
+    sizes = options.length, options.d_model, options.base
+    return print_files(draw_positions(model, *sizes, options.out), options)
 
 
 def attention_options(verb: argparse.ArgumentParser) -> None:

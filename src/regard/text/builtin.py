@@ -1,4 +1,5 @@
-"""The built-in corpus: English and German sentences from a small grammar of our own.
+"""The built-in corpus: English and German sentences from a small grammar, with the words of
+builtin.toml.
 
 Its German requires attention to distant words: articles and adjectives agree with the gender and
 case of a noun, the verb ends a subordinate clause, and in "The animal didn't cross the street
@@ -14,9 +15,11 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from importlib.resources import files
+from typing import Any, NamedTuple, TypeVar
 
 from regard.errors import InputError, unknown
 
@@ -36,102 +39,9 @@ PRONOUN_COMPOSITION = ("animal", "cross", "street")
 
 # ---- the words ------------------------------------------------------------------------------
 
-# For each kind of noun: the adjectives that can stand before it; then English, gender, German (a
-# second form is the accusative and dative), and what such a thing can be "too" much of: always
-# something that the animal in the sentence would not be.
-NOUNS = {
-    "adult": ("old young clever friendly",
-        "man m Mann, king m König, woman f Frau, queen f Königin, witch f Hexe"),
-    "child": ("small clever friendly",
-        "boy m Junge/Jungen, girl n Mädchen, child n Kind"),
-    "animal": ("old young small big clever friendly",
-        "dog m Hund, bear m Bär/Bären, wolf m Wolf, cat f Katze, cow f Kuh, goat f Ziege, "
-        "animal n Tier, horse n Pferd, sheep n Schaf, pig n Schwein"),
-    "way": ("small big beautiful",
-        "river m Fluss wide deep, path m Weg stony slippery, street f Straße wide slippery, "
-        "bridge f Brücke steep slippery, field n Feld stony steep"),
-    "place": ("old small big beautiful",
-        "stable m Stall dark narrow, garden m Garten dark, cave f Höhle dark narrow, "
-        "barn f Scheune dark narrow, house n Haus dark narrow, tent n Zelt dark narrow"),
-    "obstacle": ("old new small big",
-        "fence m Zaun high, log m Baumstamm high slippery, wall f Mauer high slippery, "
-        "hedge f Hecke high wide, gate n Tor high slippery"),
-    "load": ("old new small big",
-        "basket m Korb heavy bulky, sack m Sack heavy bulky, box f Kiste heavy bulky, "
-        "bag f Tasche heavy bulky, package n Paket heavy bulky, board n Brett heavy bulky"),
-    "food": ("fresh good",
-        "apple m Apfel hard sour, cake m Kuchen dry sweet, soup f Suppe salty spicy, "
-        "sausage f Wurst salty spicy, roll n Brötchen hard dry, egg n Ei hard salty"),
-    "gift": ("small beautiful",
-        "letter m Brief, flower f Blume, book n Buch"),
-}  # fmt: skip
-
-STEMS = {  # of adjectives that take an ending
-    "old": "alt", "young": "jung", "small": "klein", "big": "groß", "clever": "klug",
-    "friendly": "freundlich", "new": "neu", "beautiful": "schön", "fresh": "frisch", "good": "gut",
-}  # fmt: skip
-MOODS = {  # what an animal can be "too" much of
-    "tired": "müde", "sick": "krank", "scared": "ängstlich", "lazy": "faul", "nervous": "nervös",
-}  # fmt: skip
-QUALITIES = {  # what a thing can be "too" much of
-    "wide": "breit", "deep": "tief", "stony": "steinig", "slippery": "glatt", "steep": "steil",
-    "dark": "dunkel", "narrow": "eng", "high": "hoch", "heavy": "schwer", "bulky": "sperrig",
-    "hard": "hart", "sour": "sauer", "dry": "trocken", "sweet": "süß", "salty": "salzig",
-    "spicy": "scharf",
-}  # fmt: skip
-
-# English (infinitive, past) | German past, … where the object stands | case | subjects | objects
-TRANSITIVE = """
-    see, saw                 | sah …            | acc | human animal | human animal place load
-    find, found              | fand …           | acc | human animal | human animal load food gift
-    hear, heard              | hörte …          | acc | human animal | human animal
-    follow, followed         | folgte …         | dat | human animal | human animal
-    help, helped             | half …           | dat | human animal | human animal
-    thank, thanked           | dankte …         | dat | human        | human
-    call, called             | rief … an        | acc | human        | human
-    invite, invited          | lud … ein        | acc | human        | human
-    buy, bought              | kaufte …         | acc | human        | animal load food gift
-    eat, ate                 | aß …             | acc | human        | food
-    eat, ate                 | fraß …           | acc | animal       | food
-    taste, tasted            | probierte …      | acc | human animal | food
-    carry, carried           | trug …           | acc | human animal | load
-    pull, pulled             | zog …            | acc | human animal | load
-    pick up, picked up       | hob … auf        | acc | human animal | load
-    cross, crossed           | überquerte …     | acc | human animal | way
-    enter, entered           | betrat …         | acc | human animal | place
-    jump over, jumped over   | sprang über …    | acc | human animal | obstacle
-    climb over, climbed over | kletterte über … | acc | human animal | obstacle
-"""
-DITRANSITIVE = """
-    give, gave               | gab …            | acc | human        | load food gift
-    show, showed             | zeigte …         | acc | human        | load food gift
-    bring, brought           | brachte …        | acc | human        | load food gift
-"""
-INTRANSITIVE = """
-    sleep, slept       | schlief    | - | human animal | -
-    wait, waited       | wartete    | - | human animal | -
-    run away, ran away | lief … weg | - | human animal | -
-    laugh, laughed     | lachte     | - | human        | -
-    cry, cried         | weinte     | - | human        | -
-"""
-PREPOSITIONS = {"in": "in", "behind": "hinter", "next to": "neben", "in front of": "vor"}
-LOCAL = "\n".join(
-    f"{base} {english}, {past} {english} | {verb} {german} … | dat | human animal | place"
-    for base, past, verb in (("sit", "sat", "saß"), ("sleep", "slept", "schlief"))
-    for english, german in PREPOSITIONS.items()
+WORDS: dict[str, Any] = tomllib.loads(
+    files("regard.text").joinpath("builtin.toml").read_text("utf-8")
 )
-CONJUNCTIONS = {"because": "weil", "although": "obwohl", "while": "während", "before": "bevor"}
-REPORTS = {"said": "sagte", "believed": "glaubte", "heard": "hörte"}
-
-# article, case -> the article itself and the adjective's ending, for the genders m, f and n
-AGREEMENT = {
-    ("the", "nom"): ("der die das", "e e e"),
-    ("the", "acc"): ("den die das", "en e e"),
-    ("the", "dat"): ("dem der dem", "en en en"),
-    ("a", "nom"): ("ein eine ein", "er e es"),
-    ("a", "acc"): ("einen eine ein", "en e es"),
-    ("a", "dat"): ("einem einer einem", "en en en"),
-}
 PRONOUNS = {"m": "er", "f": "sie", "n": "es"}
 
 
@@ -157,7 +67,7 @@ class Verb(NamedTuple):
 
 
 def read_nouns(kind: str, attributes: str, row: str) -> Iterator[Noun]:
-    for entry in row.split(", "):
+    for entry in row.split(","):
         english, gender, german, *qualities = entry.split()
         nominative, _, declined = german.partition("/")
         forms = nominative, declined or nominative
@@ -177,8 +87,8 @@ def read_verb(line: str) -> Verb:
     return Verb(base, past, verb, preposition, particle.strip(), case, *kinds)
 
 
-LEXICON = [noun for kind, row in NOUNS.items() for noun in read_nouns(kind, *row)]
-ACTS, GIFTS, STAYS, EVENTS = map(read_verbs, (TRANSITIVE, DITRANSITIVE, LOCAL, INTRANSITIVE))
+LEXICON = [noun for kind, row in WORDS["nouns"].items() for noun in read_nouns(kind, *row)]
+ACTS, GIFTS, STAYS, EVENTS = map(read_verbs, WORDS["verbs"].values())
 # The verbs of the pronoun sentences: what an animal does to one kind of thing.
 DEEDS = [verb for verb in ACTS if "animal" in verb.subjects and len(verb.objects) == 1]
 
@@ -205,10 +115,12 @@ class Phrase(NamedTuple):
 
 def phrase(noun: Noun, case: str, article: str = "the", adjective: str = "") -> Phrase:
     """phrase(dog, "acc", "a", "old") is "an old dog", "einen alten Hund"."""
-    articles, endings = (row.split()["mfn".index(noun.gender)] for row in AGREEMENT[article, case])
+    articles, endings = (
+        row.split()["mfn".index(noun.gender)] for row in WORDS["agreement"][article][case]
+    )
     english = words(adjective, noun.english)
     an = "n" if article == "a" and english[0] in "aeiou" else ""
-    stem = adjective and STEMS[adjective] + endings
+    stem = adjective and WORDS["stems"][adjective] + endings
     german = words(articles, stem, noun.german if case == "nom" else noun.declined)
     return Phrase(noun, f"{article}{an} {english}", german)
 
@@ -294,7 +206,7 @@ def subordinate(dice: Dice, first: bool) -> Example:
     """A subordinate clause at the start or end; after it at the start, the main verb follows."""
     inner = some_clause(dice)
     outer = some_event(dice, inner)
-    because, weil = dice.pick(list(CONJUNCTIONS.items()))
+    because, weil = dice.pick(list(WORDS["conjunctions"].items()))
     because, weil = f"{because} {inner.english()}", f"{weil} {inner.final()}"
     if first:
         english, german = f"{because}, {outer.english()}", f"{weil}, {outer.inverted()}"
@@ -306,7 +218,7 @@ def subordinate(dice: Dice, first: bool) -> Example:
 def reported(dice: Dice) -> Example:
     inner = some_clause(dice)
     speaker = dice.phrase(("adult", "child"), "nom", without=inner.composition)
-    said, sagte = dice.pick(list(REPORTS.items()))
+    said, sagte = dice.pick(list(WORDS["reports"].items()))
     speech = (f"{speaker.english} {said}", f"{speaker.german} {sagte}")
     english, german = dice.pick((("I know", "ich weiß"), ("we know", "wir wissen"), speech))
     return Example.of(inner, f"{english} that {inner.english()}", f"{german}, dass {inner.final()}")
@@ -335,9 +247,13 @@ def pronoun(dice: Dice, of_subject: bool) -> Example:
     rest = f"nicht {over}" if verb.preposition else f"{over} nicht"
     composition = (animal.english, verb.base, thing.english)
     outer = Clause(subject, verb, f"didn't {verb.base} {what.english}", rest, composition)
+    moods = WORDS["moods"]
     es = PRONOUNS[animal.gender if of_subject else thing.gender]
-    tired = dice.pick(list(MOODS) if of_subject else thing.qualities)
-    because, weil = f"because it was too {tired}", f"weil {es} zu {(MOODS | QUALITIES)[tired]} war"
+    tired = dice.pick(list(moods) if of_subject else thing.qualities)
+    because, weil = (
+        f"because it was too {tired}",
+        f"weil {es} zu {(moods | WORDS['qualities'])[tired]} war",
+    )
     return Example.of(outer, f"{outer.english()} {because}", f"{outer.main()}, {weil}")
 
 
@@ -367,19 +283,19 @@ def examples(split: str, size: int | None = None) -> list[Example]:
         raise unknown("split of the built-in corpus", split, SIZES)
     size = SIZES[split] if size is None else size
     dice = Dice(seed=list(SIZES).index(split))
-    found: dict[str, Example] = {}
+    made: dict[str, Example] = {}  # by their English
     if split == "test":
-        found = {pair[0]: Example(*pair, PRONOUN_COMPOSITION) for pair in PRONOUN_SENTENCE}
-    while len(found) < size:
-        pattern = PATTERNS[len(found) % len(PATTERNS)]
+        made = {pair[0]: Example(*pair, PRONOUN_COMPOSITION) for pair in PRONOUN_SENTENCE}
+    while len(made) < size:
+        pattern = PATTERNS[len(made) % len(PATTERNS)]
         for _ in range(20_000):
             example = pattern(dice)
-            if split_of(example.composition) == split and example.english not in found:
-                found[example.english] = example
+            if split_of(example.composition) == split and example.english not in made:
+                made[example.english] = example
                 break
         else:
             raise InputError(f"the built-in corpus has no {size} {split} sentences: ask for fewer")
-    return list(found.values())[:size]
+    return list(made.values())[:size]
 
 
 def builtin_corpus(split: str, size: int | None = None) -> list[tuple[str, str]]:

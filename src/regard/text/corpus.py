@@ -54,9 +54,7 @@ class Similar(NamedTuple):
 
 
 def read_pairs(
-    source_path: Path | str,
-    target_path: Path | str,
-    position: Position | None = None,
+    source_path: Path | str, target_path: Path | str, position: Position | None = None
 ) -> Iterator[Pair]:
     """Yield the pairs of two aligned files; line n of one belongs to line n of the other."""
     sources, targets = open_text(source_path, position), open_text(target_path)
@@ -239,12 +237,10 @@ def _object(path: Path | str, number: int, line: str, *keys: str) -> _Object:
 
 def _kind(value: object) -> str:
     """The name of a JSON value's type."""
-    names = {str: "a string", bool: "a truth value", list: "a list", dict: "an object"}
-    if value is None:
-        return "null"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return names.get(type(value), "a number")
+    names = {str: "a string", bool: "a truth value", list: "a list", dict: "an object"}
+    return "null" if value is None else names.get(type(value), "a number")
 
 
 @dataclass
@@ -253,9 +249,7 @@ class CorpusReport:
 
     kept: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
-    notes: dict[str, int] = field(
-        default_factory=dict
-    )  # what was changed in examples that were kept
+    notes: dict[str, int] = field(default_factory=dict)  # changes of examples that were kept
 
     def skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1

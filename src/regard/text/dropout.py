@@ -119,10 +119,8 @@ class Dropout:
     @cached_property
     def _merges(self) -> dict[tuple[int, int], tuple[int, int]]:
         """left, right -> rank, result"""
-        return {
-            (left, right): (rank, joined)
-            for rank, (left, right, joined) in enumerate(self.tokenizer.merges)
-        }
+        merges = enumerate(self.tokenizer.merges)
+        return {(left, right): (rank, joined) for rank, (left, right, joined) in merges}
 
     # ---- all rows at once ---------------------------------------------------------------
 

@@ -59,11 +59,8 @@ class FolderFormat:
         return InputError(f"{folder}: {state} {self.noun} ({reason}){self.remedy}")
 
     def read(self, folder: Path) -> dict[str, Any]:
-        """Verify every file of a folder, and return the manifest.
-
-        Raises:
-            InputError: the folder is damaged, or a different version of regard built it.
-        """
+        """Verify every file of a folder, and return the manifest; an InputError if the folder is
+        damaged or a different version of regard built it."""
         try:
             manifest, sizes = _read(folder / self.manifest, self.name, self.version)
             if not self.check(manifest, sizes):

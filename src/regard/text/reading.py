@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from regard.errors import InputError
+from regard.files import reason
 
 LONGEST_LINE = 10_000_000  # bytes; without a limit, a file without newlines would fill the memory
 XZ_MEMORY = 2**28  # bytes for decompression; `xz -9` needs 65 MiB
@@ -54,7 +55,7 @@ def open_text(path: Path | str, position: Position | None = None) -> Iterator[tu
         how = "is truncated" if isinstance(error, EOFError) else "is damaged"
         raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise InputError(f"{path}: cannot be read ({reason(error)})") from None
 
 
 def check_file(path: Path | str, again: bool = True) -> None:
@@ -69,21 +70,18 @@ def check_file(path: Path | str, again: bool = True) -> None:
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot be read ({reason})") from None
+        raise InputError(f"{path}: cannot be read ({reason(error)})") from None
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):
         raise InputError(f"{path}: is a folder, not a file")
-    if stat.S_ISFIFO(mode):
-        named = os.path.exists(os.path.realpath(path))  # an inherited pipe has no name
-        if again or named:
-            raise InputError(
-                f"{path}: is a pipe, which cannot be read twice: write its content to a file first"
-            )
-        return
-    kind = "a socket" if stat.S_ISSOCK(mode) else "a device"
-    raise InputError(f"{path}: is {kind}, not a file")
+    if not stat.S_ISFIFO(mode):
+        kind = "a socket" if stat.S_ISSOCK(mode) else "a device"
+        raise InputError(f"{path}: is {kind}, not a file")
+    if again or os.path.exists(os.path.realpath(path)):  # an inherited pipe has no name
+        raise InputError(
+            f"{path}: is a pipe, which cannot be read twice: write its content to a file first"
+        )
 
 
 def decode_line(line: bytes, where: str) -> str:
@@ -103,7 +101,7 @@ def _decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:
     elif path.suffix == ".xz":
         opened = _Xz(path, raw)
     # Their readline is a Python call for each line; BufferedReader splits lines in C.
-    return io.BufferedReader(opened, 1 << 18)
+    return io.BufferedReader(opened, BLOCK)
 
 
 class _Xz(io.RawIOBase):
@@ -150,28 +148,21 @@ class _Xz(io.RawIOBase):
 
 
 def fingerprint_files(paths: Iterable[Path | str]) -> str:
-    """SHA-256 of the files in order; moving content from one file to another changes it."""
-    whole = hashlib.sha256()
+    """SHA-256 of the files in order; moving content from one file to another changes it. A line
+    that no reader accepts is refused: a sparse file of terabytes ends after its first megabytes."""
+    whole, buffer = hashlib.sha256(), bytearray(BLOCK)
     for path in map(Path, paths):
         check_file(path)  # a pipe would be empty after this
+        digest, line = hashlib.sha256(), 0  # line: bytes since the last newline
         try:
             with path.open("rb") as file:
-                whole.update(_digest(file, path))
+                while size := file.readinto(buffer):
+                    digest.update(memoryview(buffer)[:size])
+                    end = buffer.rfind(b"\n", 0, size)
+                    line = line + size if end < 0 else size - end - 1
+                    if line > LONGEST_LINE + 2 and path.suffix not in (".gz", ".xz"):
+                        raise InputError(f"{path}: has a line longer than {LONGEST_LINE:,} bytes")
         except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror or error})") from None
+            raise InputError(f"{path}: cannot be read ({reason(error)})") from None
+        whole.update(digest.digest())
     return whole.hexdigest()
-
-
-def _digest(file: io.BufferedReader, path: Path) -> bytes:
-    """SHA-256 of a file. A line that no reader accepts ends it early: a sparse file of terabytes
-    is refused after its first megabytes."""
-    digest, line = hashlib.sha256(), 0  # line: bytes since the last newline
-    compressed = path.suffix in (".gz", ".xz")
-    buffer = bytearray(BLOCK)
-    while size := file.readinto(buffer):
-        digest.update(memoryview(buffer)[:size])
-        end = buffer.rfind(b"\n", 0, size)
-        line = line + size if end < 0 else size - end - 1
-        if line > LONGEST_LINE + 2 and not compressed:
-            raise InputError(f"{path}: has a line longer than {LONGEST_LINE:,} bytes")
-    return digest.digest()

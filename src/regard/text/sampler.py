@@ -53,9 +53,8 @@ class BatchSampler:
         count = len(self.lengths[0])
         self.chosen = np.arange(count)
         if share < 1:  # the same examples for every seed
-            self.chosen = np.random.default_rng(1).permutation(count)[
-                : max(1, round(share * count))
-            ]
+            used = max(1, round(share * count))
+            self.chosen = np.random.default_rng(1).permutation(count)[:used]
         self._ends: list[int] = []  # the total number of rows at the end of each planned epoch
         self._epoch = lru_cache(maxsize=2)(self._plan)
 
@@ -79,23 +78,14 @@ class BatchSampler:
         random = np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest())))
         waiting = random.permutation(self.chosen)
         sizes = np.stack([side[waiting] for side in self.lengths], axis=1)  # [examples, sides]
-        limit = np.array(self.budgets)
-        return fill(waiting, sizes, limit)
+        return fill(waiting, sizes, np.array(self.budgets))
 
 
 def fill(
     waiting: NDArray[np.int64], sizes: NDArray[np.int64], limit: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Fill rows up to `limit` with the examples, roughly in their order.
-
-    Args:
-        waiting: [n] the examples
-        sizes: [n, sides] their lengths
-        limit: [sides] the most tokens of a row
-
-    Returns:
-        The examples in the order of the rows, and the bounds of the rows.
-    """
+    """Fill rows up to limit[sides] tokens with the examples waiting[n] of sizes[n, sides], roughly
+    in their order. Returns the examples in the order of the rows, and the bounds of the rows."""
     order: list[NDArray[np.int64]] = []
     bounds = [0]
     ahead = POOL + int((limit / np.maximum(sizes.mean(0), 1)).max()) * 2  # enough for a row

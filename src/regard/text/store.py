@@ -40,7 +40,6 @@ FILES = ("tokens", "lengths", "offsets")  # of each side
 LENGTHS, OFFSETS = np.dtype("<i4"), np.dtype("<i8")
 SHORT = 10  # tokens; the ratio of shorter sequences is not checked
 
-
 Chunk = Sequence[Sequence[Sequence[float]]]  # sides, examples, tokens
 
 
@@ -53,14 +52,9 @@ class Store:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        """Open a store and verify its files.
-
-        Raises:
-            InputError: the folder is not a store, or it is damaged.
-        """
-        folder = Path(folder)
+        """Open a store and verify its files; an InputError if it is damaged or not a store."""
+        self.folder = folder = Path(folder)
         manifest = FORMAT.read(folder)
-        self.folder = folder
         self.fingerprint: str = manifest["fingerprint"]
         report = manifest["report"]
         self.report = CorpusReport(report["kept"], report["skipped"], report.get("notes", {}))
@@ -175,20 +169,49 @@ def build(
     """
     key = json.dumps([CONTENT, fingerprint_files(paths), *identity]).encode()
     fingerprint = hashlib.sha256(key).hexdigest()
+    final = Path(folder) / fingerprint
 
-    def write(writer: _Writer, position: Position) -> CorpusReport:
+    def open_store(path: Path) -> Store:
+        store = Store(path)
+        if store.fingerprint != fingerprint:
+            raise InputError(f"{path}: the token store of another corpus")
+        return store
+
+    store, damage = FORMAT.find(final, open_store)
+    if store is not None:
+        return store, store.report
+    if damage:
+        warn(f"{damage}; rebuilding it")
+    size, done, writer = Path(paths[0]).stat().st_size, 0, None
+
+    def fill(temporary: Path) -> dict[str, Any]:
+        nonlocal writer
         report = CorpusReport()
-        for chunk in encode(report, position):
-            report.kept += len(chunk[0])
-            for side, rows in enumerate(chunk):
-                writer.add(side, rows)
+        with ExitStack() as stack, progress("encoding", size, quiet) as show:
+            writer = _Writer(temporary, types, stack)
+
+            def position(bytes_read: int) -> None:
+                nonlocal done
+                done = bytes_read
+                show(done)
+
+            for chunk in encode(report, position):
+                report.kept += len(chunk[0])
+                for side, rows in enumerate(chunk):
+                    writer.add(side, rows)
         if not report.kept:
             names = " and ".join(str(path) for path in paths)
             raise InputError(f"{names}: no example to learn from ({report})")
-        return report
+        return {"fingerprint": fingerprint, "types": types, "report": vars(report)}
 
-    size = Path(paths[0]).stat().st_size
-    store = _build(Path(folder), fingerprint, types, write, size, quiet)
+    def written() -> str:
+        now = 0 if writer is None else writer.written
+        needed = f", about {_megabytes(now * size / done)} needed in all" if done else ""
+        return f" ({_megabytes(now)} written{needed})"
+
+    with explain_write_errors(Path(folder), written):
+        store = FORMAT.build(final, fill, open_store, replace=bool(damage))
+    store.folder = final
     return store, store.report
 
 
@@ -222,54 +245,6 @@ class _Writer:
 
     def _write(self, side: int, file: int, array: NDArray[Any]) -> None:
         self.written += self._files[side][file].write(array.tobytes())
-
-
-def _build(
-    folder: Path,
-    fingerprint: str,
-    types: list[str],
-    encode: Callable[[_Writer, Callable[[int], None]], CorpusReport],
-    size: int,
-    quiet: bool,
-) -> Store:
-    """Find the store or build it. size: of the input in bytes."""
-    final = folder / fingerprint
-
-    def open_store(path: Path) -> Store:
-        store = Store(path)
-        if store.fingerprint != fingerprint:
-            raise InputError(f"{path}: the token store of another corpus")
-        return store
-
-    store, damage = FORMAT.find(final, open_store)
-    if store is not None:
-        return store
-    if damage:
-        warn(f"{damage}; rebuilding it")
-    done, writer = 0, None
-
-    def fill(temporary: Path) -> dict[str, Any]:
-        nonlocal writer
-        with ExitStack() as stack, progress("encoding", size, quiet) as show:
-            writer = _Writer(temporary, types, stack)
-
-            def position(bytes_read: int) -> None:
-                nonlocal done
-                done = bytes_read
-                show(done)
-
-            report = encode(writer, position)
-        return {"fingerprint": fingerprint, "types": types, "report": vars(report)}
-
-    def written() -> str:
-        size_now = 0 if writer is None else writer.written
-        needed = f", about {_megabytes(size_now * size / done)} needed in all" if done else ""
-        return f" ({_megabytes(size_now)} written{needed})"
-
-    with explain_write_errors(folder, written):
-        store = FORMAT.build(final, fill, open_store, replace=bool(damage))
-        store.folder = final
-        return store
 
 
 def _megabytes(size: float) -> str:

@@ -134,10 +134,8 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; the library encodes BPE on all cores.
-
-        A long text is encoded in pieces (pieces.py), so that memory is bounded.
-        """
+        """The ids of each text; the library encodes BPE on all cores, a long text in pieces
+        (pieces.py), so that memory is bounded."""
         first = len(SPECIALS)
         if self.kind == "byte":
             return [[byte + first for byte in _utf8(text)] for text in texts]
@@ -180,10 +178,8 @@ class Tokenizer:
     # Ids to text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, without special tokens.
-
-        Bytes that are not UTF-8 and unknown characters become U+FFFD.
-        """
+        """The text of the ids, without special tokens. Bytes that are not UTF-8 and unknown
+        characters become U+FFFD."""
         return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
@@ -221,22 +217,17 @@ class Tokenizer:
         def letter(byte: bytes) -> bool:
             return byte.isalnum() or byte >= b"\x80"
 
-        return (
-            np.array([letter(piece[:1]) for piece in self.pieces]),
-            np.array([letter(piece[-1:]) for piece in self.pieces]),
-        )
+        begins = [letter(piece[:1]) for piece in self.pieces]
+        return np.array(begins), np.array([letter(piece[-1:]) for piece in self.pieces])
 
     # Saving
 
     @cached_property
     def _content(self) -> bytes:
         whole = {
-            "format": FORMAT,
-            "version": VERSION,
-            "kind": self.kind,
-            "specials": SPECIALS,
+            "format": FORMAT, "version": VERSION, "kind": self.kind, "specials": SPECIALS,
             "entries": self._entries,
-        }
+        }  # fmt: skip
         return (json.dumps(whole, ensure_ascii=False, indent=0) + "\n").encode("utf-8")
 
     @cached_property
@@ -253,11 +244,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str, size: int | None = None) -> Tokenizer:
-        """Read a file that `save` wrote; anything else is refused before it takes time or memory.
-
-        Args:
-            size: the vocabulary size of its model; a different size is refused.
-        """
+        """Read a file that `save` wrote; anything else is refused before it takes time or memory,
+        and so is a vocabulary that has not the `size` of its model."""
         most = MOST_TOKENS if size is None else min(size, MOST_TOKENS)
         # Two merges may create the same token, and any token may contain a comma.
         most_values = min(16 * most, 3 * MOST_TOKENS) + 10_000
@@ -304,11 +292,8 @@ def _library(ids: dict[str, int], ranks: dict[tuple[str, str], int]) -> tokenize
 def _learn_merges(lines: Iterable[str], size: int) -> list[str]:
     """The merges that BPE learns, as "left right": most frequent pair first."""
     library = _library({}, {})
-    trainer = BpeTrainer(
-        vocab_size=size,
-        initial_alphabet=SIGNS,  # all 256, whether the text has them or not
-        max_token_length=LONGEST_TOKEN,
-        show_progress=False,
+    trainer = BpeTrainer(  # the alphabet: all 256 bytes, whether the text has them or not
+        vocab_size=size, initial_alphabet=SIGNS, max_token_length=LONGEST_TOKEN, show_progress=False
     )
     try:
         parts = (piece for line in _some(lines) for piece in pieces(line))

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from regard.files import check_destination, named, sync_folder, temporary_name, unwritable
 
 KIND = np.dtype("<f4")
-HEADER = 128  # bytes; numpy pads its own to a multiple of 64
 
 
 class VectorFile:
@@ -28,14 +27,12 @@ class VectorFile:
             self.file = self.temporary.open("wb")
         except OSError as error:
             raise unwritable(path, error) from None
-        self.file.write(self._header())
+        self._write_header()
 
-    def _header(self) -> bytes:
-        """Version 1.0 of the format, with a fixed length so that it can be overwritten."""
-        shape = f"({self.count}, {self.size})"
-        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-        magic = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
-        return magic + text.ljust(HEADER - 11).encode() + b"\n"
+    def _write_header(self) -> None:
+        """numpy leaves room for any number of rows, so that the header can be overwritten."""
+        header = {"descr": "<f4", "fortran_order": False, "shape": (self.count, self.size)}
+        np.lib.format.write_array_header_1_0(self.file, header)
 
     def write(self, vectors: NDArray[np.float32]) -> None:
         with named(self.path):
@@ -47,7 +44,7 @@ class VectorFile:
             try:
                 if whole:
                     self.file.seek(0)
-                    self.file.write(self._header())
+                    self._write_header()
                     self.file.flush()
                     os.fsync(self.file.fileno())
                     os.replace(self.temporary, self.path)

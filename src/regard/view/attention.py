@@ -10,8 +10,8 @@ to a decoder with cross-attention, whose input is two texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +36,7 @@ class Stack:
     columns: list[str]  # m
     weights: Weights  # [L, H, n, m]
     rollout: Weights  # [L, n, m]: the share of each input token in each layer
-    writes: list[str] = field(
-        default_factory=list
-    )  # the token that a decoder writes at each row, or ""
+    writes: Sequence[str] = ()  # the token that a decoder writes at each row, or ""
 
     def named(self, i: int) -> str:
         """The label of row i."""
@@ -74,7 +72,6 @@ class View:
 
     @property
     def title(self) -> str:
-        """The title of a picture."""
         stack = {"cross": "cross-attention"}.get(self.stack, f"self-attention of the {self.stack}")
         layers = "all layers" if self.layer is None else f"layer {self.layer}"
         if self.kind == "rollout":
@@ -84,8 +81,7 @@ class View:
         return f"{stack}, {layers}, {'mean over heads' if self.kind == 'mean' else heads}"
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One matrix of a picture: [n, m]."""
 
     title: str
@@ -155,9 +151,6 @@ def panels(view: View, stack: Stack) -> list[list[Panel]]:
     ]
 
 
-# ---- rollout ----------------------------------------------------------------------------
-
-
 def rollout(weights: Weights) -> Weights:
     """[L, H, n, n] -> [L, n, n]: the share of each input token in each layer."""
     reached = np.eye(weights.shape[-1])
@@ -171,14 +164,10 @@ def rollout(weights: Weights) -> Weights:
 def cross_rollout(decoder: Weights, cross: Weights, encoder: Weights | None) -> Weights:
     """The share of each source token in each layer of a decoder, [L, n, m].
 
-    A layer mixes its rows (self-attention), and then half of each row is replaced by the encoder's
-    output (cross-attention). A row sums to 1 - 2^-l after layer l; the rest comes from the target.
-
-    Args:
-        decoder: [L, H, n, n] weights of the self-attention
-        cross: [L, H, n, m] weights of the cross-attention
-        encoder: [m, m] rollout of the encoder; None if it has no attention: then the shares are
-            those of the encoder's output
+    A layer mixes its rows (self-attention, decoder[L, H, n, n]), and then half of each row is
+    replaced by the encoder's output (cross-attention, cross[L, H, n, m]). A row sums to 1 - 2^-l
+    after layer l; the rest comes from the target. encoder[m, m] is the rollout of the encoder, None
+    if it has no attention: then the shares are those of the encoder's output.
     """
     memory = np.eye(cross.shape[-1]) if encoder is None else encoder
     reached = np.zeros(cross.shape[-2:])
@@ -195,9 +184,6 @@ def halved(layer: NDArray[np.float64]) -> NDArray[np.float64]:
     return mixed / mixed.sum(-1, keepdims=True)
 
 
-# ---- text and JSON ---------------------------------------------------------------------------
-
-
 def describe(attention: Attention, view: View) -> list[str]:
     """Lines about a view: the largest weight of each token, or the mean of these per head."""
     stack = attention.stacks[view.stack]
@@ -207,8 +193,7 @@ def describe(attention: Attention, view: View) -> list[str]:
         looks = "is made most of" if view.kind == "rollout" else "looks most at"
         for i, row in enumerate(shown[0][0].weights[:LISTED]):
             best = int(row.argmax())
-            seen = f"{stack.columns[best]} ({row[best]:.2f})"
-            lines.append(f"  {stack.named(i)} {looks} {seen}")
+            lines.append(f"  {stack.named(i)} {looks} {stack.columns[best]} ({row[best]:.2f})")
         more = len(stack.rows) - LISTED
         return lines + ([f"  and {more} more"] if more > 0 else [])
     lines.append("  how sharply they look: the largest weight of a token, mean over tokens")

@@ -47,9 +47,7 @@ def page(attention: Attention, view: View) -> str:
         "style": style, "script": script, "data": safe(content(attention, view)),
     }  # fmt: skip
     first, *rest = template.split("{{")
-    pieces = (
-        piece.split("}}", 1) for piece in rest
-    )  # so that placeholders inside a part are not replaced
+    pieces = (piece.split("}}", 1) for piece in rest)  # does not replace placeholders in a part
     return first + "".join(parts[name] + after for name, after in pieces)
 
 

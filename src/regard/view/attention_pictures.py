@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regard.view.attention import Attention, Panel, Stack, View, Weights, panels
-from regard.view.picture import save_picture
+from regard.view.picture import new_figure, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,12 +39,6 @@ def draw_attention(attention: Attention, view: View, out: Path) -> list[Path]:
         return small_pictures(attention, view, stack, shown)
 
     return save_picture(draw, out)
-
-
-def blank(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=100, layout="constrained")
 
 
 def headed(picture: Figure, attention: Attention, view: View) -> None:
@@ -88,9 +82,11 @@ def name_tokens(axis: Any, tokens: Sequence[str], size: float, **how: Any) -> No
         label.set_parse_math(False)  # a dollar sign is not mathematics
 
 
-def count_tokens(axis: Any, count: int) -> None:
-    axis.set_ticks([0, count - 1] if count > 1 else [0])
-    axis.set_ticklabels(["1", str(count)] if count > 1 else ["1"], fontsize=9)
+def count_tokens(axis: Any, tokens: Sequence[str], size: float, **_: Any) -> None:
+    """Instead of `name_tokens`: only the numbers of the first and the last token."""
+    ends = sorted({0, len(tokens) - 1})
+    axis.set_ticks(ends)
+    axis.set_ticklabels([str(end + 1) for end in ends], fontsize=size)
 
 
 def reads(stack: Stack) -> tuple[str, str]:
@@ -103,23 +99,18 @@ def reads(stack: Stack) -> tuple[str, str]:
     )
 
 
-# ---- heat maps --------------------------------------------------------------------------
-
-
 def small_pictures(
     attention: Attention, view: View, stack: Stack, shown: list[list[Panel]]
 ) -> Figure:
     """Every layer and head as a small map; the outer maps name the tokens."""
     n, m = len(stack.rows), len(stack.columns)
-    named = max(n, m) <= NAMED
-    cell = 0.16 if named else 2.4 / max(n, m)
+    few = max(n, m) <= NAMED
+    name, cell = (name_tokens, 0.16) if few else (count_tokens, 2.4 / max(n, m))
     high, wide = (max(1.1, cell * count) for count in (n, m))
     rows, columns = len(shown), len(shown[0])
     longest = [max(map(len, tokens)) * 0.09 + 0.3 for tokens in (stack.rows, stack.columns)]
-    picture = blank(
-        max(6.5, columns * (wide + 0.25) + longest[0] + 1.6),
-        rows * (high + 0.42) + longest[1] + 1.5,
-    )
+    width = max(6.5, columns * (wide + 0.25) + longest[0] + 1.6)
+    picture = new_figure(width, rows * (high + 0.42) + longest[1] + 1.5)
     every = picture.subplots(rows, columns, squeeze=False)
     image = None
     for i, row in enumerate(shown):
@@ -129,15 +120,9 @@ def small_pictures(
             axes.set_title(panel.title, fontsize=11, pad=4)
             axes.set(xticks=[], yticks=[])
             if j == 0:
-                if named:
-                    name_tokens(axes.yaxis, stack.rows, 9)
-                else:
-                    count_tokens(axes.yaxis, n)
+                name(axes.yaxis, stack.rows, 9)
             if i == rows - 1:
-                if named:
-                    name_tokens(axes.xaxis, stack.columns, 9, rotation=90)
-                else:
-                    count_tokens(axes.xaxis, m)
+                name(axes.xaxis, stack.columns, 9, rotation=90)
     looks, seen = reads(stack)
     picture.supylabel(looks if rows * high > 5 else "token that looks", fontsize=11)
     picture.supxlabel(seen, fontsize=11)
@@ -152,7 +137,8 @@ def large_picture(attention: Attention, view: View, stack: Stack, panel: Panel) 
     numbered = max(n, m) <= NUMBERED
     cell, size = (0.5, 12.0) if numbered else (0.22, 10.0) if max(n, m) <= 80 else (0.14, 7.0)
     margins = [max(map(len, tokens)) * size * 0.011 for tokens in (stack.rows, stack.columns)]
-    picture = blank(max(7.5, m * cell + margins[0] + 2.2), max(4.5, n * cell + margins[1] + 2.1))
+    width, height = m * cell + margins[0] + 2.2, n * cell + margins[1] + 2.1
+    picture = new_figure(max(7.5, width), max(4.5, height))
     axes = picture.subplots()
     image = heat_map(axes, panel.weights)
     name_tokens(axes.yaxis, stack.rows, size)
@@ -173,12 +159,9 @@ def large_picture(attention: Attention, view: View, stack: Stack, panel: Panel) 
     return picture
 
 
-# ---- lines ------------------------------------------------------------------------------
-
-
 def lines_picture(attention: Attention, view: View, stack: Stack, panel: Panel) -> Figure:
     tall = max(len(stack.rows), len(stack.columns))
-    picture = blank(9, max(4, 0.3 * tall + 1.9))
+    picture = new_figure(9, max(4, 0.3 * tall + 1.9))
     axes = picture.subplots()
     draw_lines(axes, stack, panel.weights)
     looks, seen = reads(stack)
@@ -216,9 +199,8 @@ def draw_lines(axes: Axes, stack: Stack, weights: Weights, only: Sequence[int] =
     for i, token in enumerate(stack.rows):
         looks = not only or i in only
         text = stack.named(i) if only and looks else token
-        label(
-            axes, -0.02, places[0][i], text, bool(only) and looks, "black" if looks else "#888888"
-        )
+        colour = "black" if looks else "#888888"
+        label(axes, -0.02, places[0][i], text, bool(only) and looks, colour)
     seen = weights[rows].mean(0)
     for j, token in enumerate(stack.columns):
         numbered = bool(only) and seen[j] >= FAINT

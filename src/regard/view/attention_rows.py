@@ -8,8 +8,7 @@ only a part of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 MOST = 200  # tokens of a side: more could not be read in a picture
 
 
-@dataclass(frozen=True)
-class ModelInput:
+class ModelInput(NamedTuple):
     """The token ids that each stack reads; empty if there is no such stack."""
 
     source: list[int]
@@ -58,21 +56,18 @@ def gather(
     source = (task.source if isinstance(task, Sequences) else task.tokenizer).tokens(rows.source)
     row, output = (task.tokenizer.tokens(ids) for ids in (rows.target, rows.output))
     writes = [""] * (len(row) - len(output)) + output if output else []
-    captured = capture(model, rows)
-    stacks = {}
-    if "encoder" in captured:
-        weights = captured["encoder"]
-        stacks["encoder"] = Stack("encoder", source, source, weights, rollout(weights))
-    if "decoder" in captured:
-        weights = captured["decoder"]
-        stacks["decoder"] = Stack("decoder", row, row, weights, rollout(weights), writes)
-    if "cross" in captured:
+    weights, stacks = capture(model, rows), {}
+    for name, tokens, written in (("encoder", source, []), ("decoder", row, writes)):
+        if name in weights:
+            mixed = rollout(weights[name])
+            stacks[name] = Stack(name, tokens, tokens, weights[name], mixed, written)
+    if "cross" in weights:
         encoder = stacks["encoder"].rollout[-1] if "encoder" in stacks else None
-        reached = cross_rollout(captured["decoder"], captured["cross"], encoder)
-        stacks["cross"] = Stack("cross", row, source, captured["cross"], reached, writes)
-    name = "model" if model.folder is None else real_path(model.folder).name
-    written = task.tokenizer.decode(rows.output)
-    return Attention(name, task.name, model.config.model.style, text, written, stacks)
+        mixed = cross_rollout(weights["decoder"], weights["cross"], encoder)
+        stacks["cross"] = Stack("cross", row, source, weights["cross"], mixed, writes)
+    title = "model" if model.folder is None else real_path(model.folder).name
+    target = task.tokenizer.decode(rows.output)
+    return Attention(title, task.name, model.config.model.style, text, target, stacks)
 
 
 def capture(model: Model, rows: ModelInput) -> dict[str, Weights]:
@@ -89,9 +84,6 @@ def capture(model: Model, rows: ModelInput) -> dict[str, Weights]:
         for name, layers in vars(seen).items()
         if layers
     }
-
-
-# ---- the input -----------------------------------------------------------------------
 
 
 def read(model: Model, text: str, target: str | None, context: str | None) -> ModelInput:

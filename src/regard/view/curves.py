@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import InputError
 from regard.files import LARGEST_METRICS, read_bounded, real_path
-from regard.view.picture import COLOURS, DASHES, MARKERS, picture_name, save_picture
+from regard.view.picture import COLOURS, DASHES, MARKERS, new_figure, picture_name, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,10 +122,9 @@ def read_record(line: bytes) -> dict[str, Any]:
 
 
 def draw(curves: list[Curves]) -> Figure:
-    from matplotlib.figure import Figure
-
+    heading = curves[0].summary() if len(curves) == 1 else f"Training of {len(curves)} runs"
     height = 10 + 0.8 * max(0, len(curves) - 4)  # room for the names beside the lines
-    picture = Figure(figsize=(16, height), dpi=100, layout="constrained")
+    picture = new_figure(16, height, heading)
     panels = picture.subplots(2, 2, gridspec_kw={"height_ratios": (3, 2)})
     metric = next((key for run in curves if (key := run.metric())), "valid_score")
     keys = ("valid_loss", metric, "learning_rate", "tokens_per_second")
@@ -138,16 +137,12 @@ def draw(curves: list[Curves]) -> Figure:
         draw_panel(panel, curves, key)
     panels[0, 0].set_title("Loss: training thin, validation bold, ★ best", loc="left", pad=14)
     panels[0, 1].set_title(f"Validation {title(metric)}, ★ best", loc="left", pad=14)
-    heading = curves[0].summary() if len(curves) == 1 else f"Training of {len(curves)} runs"
-    picture.suptitle(heading, fontsize=17, weight="bold", parse_math=False)
     if len(curves) > 1:
         lines = panels[1, 0].lines[-len(curves) :]
         names = ["run"] * len(lines)
         legend = picture.legend(lines, names, loc="outside lower center", handlelength=5)
         for text, run in zip(legend.get_texts(), curves, strict=True):
-            text.set(
-                text=run.summary(), parse_math=False
-            )  # here, where _names and $names are names
+            text.set(text=run.summary(), parse_math=False)  # here _names and $names are names
     return picture
 
 

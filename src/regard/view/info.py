@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 
 from regard.config.model import ModelConfig
 from regard.config.parameters import PARTS, Part, closed_form, count
@@ -40,29 +40,20 @@ class ParameterTable:
     def show(self, preset: str) -> None:
         c = self.config
         layers = " + ".join(str(n) for n in (c.encoder_layers, c.decoder_layers) if n)
-        table = Table(
-            title=f"{preset}, {c.style}: {layers} layers, d_model (D) {c.d_model}, "
-            f"heads (H) {c.heads} of size (K) {c.head_size}, d_ff (F) {c.d_ff}, "
-            f"vocabulary (V) {c.vocabulary_size:,}",
-            title_justify="left",
+        title = (
+            f"{preset}, {c.style}: {layers} layers, d_model (D) {c.d_model}, heads (H) {c.heads} "
+            f"of size (K) {c.head_size}, d_ff (F) {c.d_ff}, vocabulary (V) {c.vocabulary_size:,}"
         )
-        table.add_column("part")
-        table.add_column("formula")
-        table.add_column("by formula", justify="right")
-        table.add_column("in tensors", justify="right")
-        table.add_column("share", justify="right")
+        right = [Column(name, justify="right") for name in ("by formula", "in tensors", "share")]
+        table = Table("part", "formula", *right, title=title, title_justify="left")
         for part in PARTS:
-            by_formula, size = self.formula[part], self.tensors[part]
-            if size or by_formula.parameters:
-                share = f"{size / self.total:.1%}"
-                table.add_row(
-                    part, by_formula.formula, f"{by_formula.parameters:,}", f"{size:,}", share
-                )
+            own, size = self.formula[part], self.tensors[part]
+            if size or own.parameters:
+                figures = f"{own.parameters:,}", f"{size:,}", f"{size / self.total:.1%}"
+                table.add_row(part, own.formula, *figures)
         table.add_section()
-        by_formula_total = sum(part.parameters for part in self.formula.values())
-        table.add_row(
-            "total", "", f"{by_formula_total:,}", f"{self.total:,}", "100.0%", style="bold"
-        )
+        expected = sum(part.parameters for part in self.formula.values())
+        table.add_row("total", "", f"{expected:,}", f"{self.total:,}", "100.0%", style="bold")
         console = make_console()
         console.print(table)
         verdict = "formula and tensors agree" if self.agrees else "FORMULA AND TENSORS DISAGREE"

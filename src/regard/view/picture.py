@@ -44,6 +44,16 @@ def both_files(out: Path) -> list[Path]:
     return [out.with_suffix(".png"), out.with_suffix(".svg")]
 
 
+def new_figure(width: float, height: float, title: str = "") -> Figure:
+    """An empty figure; width and height in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=17, weight="bold", parse_math=False)
+    return figure
+
+
 def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
     """Draw a figure and write NAME.png and NAME.svg; returns the two files."""
     try:
@@ -52,9 +62,7 @@ def save_picture(draw: Callable[[], Figure], out: Path) -> list[Path]:
         raise InputError("pictures need matplotlib: pip install matplotlib") from None
     paths = both_files(out)
     with matplotlib.rc_context(), warnings.catch_warnings():  # the settings are restored
-        warnings.filterwarnings(
-            "ignore", "Glyph"
-        )  # missing glyphs in the PNG; the SVG keeps the text
+        warnings.filterwarnings("ignore", "Glyph")  # missing in the PNG; the SVG keeps the text
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(SETTINGS)
         picture = draw()

@@ -8,9 +8,8 @@ each pair, its cosine and sine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from regard.files import real_path
 from regard.model.positions import Rotation, sinusoids
 from regard.training.model_folder import newest_weights, read_config
 from regard.view.attention import stacks_of
-from regard.view.picture import COLOURS, DASHES, picture_name, save_picture
+from regard.view.picture import COLOURS, DASHES, new_figure, picture_name, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +31,7 @@ MOST_BASE = 1e100  # the wavelengths are still finite
 MOST = 2**25  # numbers in a picture
 
 
-@dataclass(frozen=True)
-class Encodings:
+class Encodings(NamedTuple):
     """The position encodings of one stack, or of a formula."""
 
     name: str
@@ -109,9 +107,10 @@ def of_model(folder: Path, length: int | None) -> list[Encodings]:
     if length is None:
         length = min(LENGTH, config.max_length) if learned else LENGTH
     check_sizes(length, 2 if learned else size, config.position_base)
+    if config.positions == "rotary":
+        return [rotary(config, length)]
     if not learned:
-        return [rotary(config, length) if config.positions == "rotary" else
-                formula(length, size, config.position_base)]  # fmt: skip
+        return [formula(length, size, config.position_base)]
     if length > config.max_length:
         raise InputError(
             f"--length {length}: the learned table of {folder} has {config.max_length} rows"
@@ -131,27 +130,18 @@ def rotary(config: ModelConfig, length: int) -> Encodings:
     ones = torch.zeros(length, 1, config.head_size, dtype=torch.float64)  # [N, H, K]
     ones[..., 0::2] = 1
     return Encodings(
-        f"rotary, base {config.position_base:,g}, in each head",
-        turn(ones).squeeze(1),
+        f"rotary, base {config.position_base:,g}, in each head", turn(ones).squeeze(1),
         "feature of a head (even: cosine, odd: sine of its pair's angle)",
         "score of (1, 0)s at p and at p+k",
-    )
-
-
-# ---- the picture ------------------------------------------------------------------------
+    )  # fmt: skip
 
 
 def draw(heading: str, drawn: Sequence[Encodings]) -> Figure:
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(16, 0.8 + 6.4 * len(drawn)), dpi=100, layout="constrained")
-    panels = picture.subplots(
-        len(drawn), 2, squeeze=False, gridspec_kw={"width_ratios": (3, 2)}
-    )  # [encodings, 2]
+    picture = new_figure(16, 0.8 + 6.4 * len(drawn), heading)
+    panels = picture.subplots(len(drawn), 2, squeeze=False, gridspec_kw={"width_ratios": (3, 2)})
     for (left, right), one in zip(panels, drawn, strict=True):
         draw_heat(left, one)
         draw_products(right, one)
-    picture.suptitle(heading, fontsize=17, weight="bold", parse_math=False)
     return picture
 
 
@@ -177,8 +167,7 @@ def draw_heat(panel: Axes, one: Encodings) -> None:
 
 def draw_products(panel: Axes, one: Encodings) -> None:
     """The dot products of row p with all rows, over their distance from p. Where only the distance
-    matters, the lines coincide, so each is thinner than the one before it.
-    """
+    matters, the lines coincide, so each is thinner than the one before it."""
     n = len(one.rows)
     for i, p in enumerate(places(n)):
         panel.plot(

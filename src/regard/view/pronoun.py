@@ -20,9 +20,9 @@ import numpy as np
 from regard.text.builtin import PRONOUN_PHRASES, PRONOUN_SENTENCE, pronoun_of
 from regard.text.tokenizer import Tokenizer
 from regard.view.attention import Attention
-from regard.view.attention_pictures import blank, draw_lines
+from regard.view.attention_pictures import draw_lines
 from regard.view.attention_rows import gather
-from regard.view.picture import save_picture
+from regard.view.picture import new_figure, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,8 +71,8 @@ class PronounHead:
 
 def read_sentences(model: Model) -> tuple[Sentence, Sentence]:
     """Both sentences with their correct translations, as the model reads them."""
-    first, second = (read_sentence(model, *pair) for pair in PRONOUN_SENTENCE)
-    return first, second
+    tired, wide = PRONOUN_SENTENCE
+    return read_sentence(model, *tired), read_sentence(model, *wide)
 
 
 def read_sentence(model: Model, english: str, german: str) -> Sentence:
@@ -91,9 +91,9 @@ def read_sentence(model: Model, english: str, german: str) -> Sentence:
 
 def places(tokenizer: Tokenizer, text: str, phrase: str, skip: str = "") -> list[int]:
     """The tokens of a phrase in a text. skip: words at the start of the phrase to leave out."""
-    found = re.search(rf"\b{re.escape(phrase)}\b", text)
-    assert found is not None, f"{phrase!r} is not in {text!r}"
-    start, end = (len(text[:i].encode()) for i in (found.start() + len(skip), found.end()))
+    match = re.search(rf"\b{re.escape(phrase)}\b", text)
+    assert match is not None, f"{phrase!r} is not in {text!r}"
+    start, end = (len(text[:i].encode()) for i in (match.start() + len(skip), match.end()))
     start += bool(skip)  # the space after them
     sizes = tokenizer.sizes[tokenizer.encode(text)]  # bytes of each token
     ends = np.cumsum(sizes)
@@ -103,14 +103,12 @@ def places(tokenizer: Tokenizer, text: str, phrase: str, skip: str = "") -> list
 
 def find_heads(sentences: tuple[Sentence, Sentence]) -> list[PronounHead]:
     """Every head of every stack, the largest margin first."""
-    found = []
+    heads = []
     for name, stack in sentences[0].attention.stacks.items():
-        layers, heads = stack.weights.shape[:2]
-        for layer in range(1, layers + 1):
-            for head in range(1, heads + 1):
-                tired, wide = (sentence.weights(name, layer, head) for sentence in sentences)
-                found.append(PronounHead(name, layer, head, (tired, wide)))
-    return sorted(found, key=lambda look: -look.margin)
+        for layer, head in np.ndindex(stack.weights.shape[:2]):
+            tired, wide = (one.weights(name, layer + 1, head + 1) for one in sentences)
+            heads.append(PronounHead(name, layer + 1, head + 1, (tired, wide)))
+    return sorted(heads, key=lambda look: -look.margin)
 
 
 def describe_heads(looks: list[PronounHead]) -> list[str]:
@@ -147,11 +145,9 @@ def draw_pronoun(sentences: tuple[Sentence, Sentence], look: PronounHead, out: P
     def draw() -> Figure:
         stacks = [sentence.attention.stacks[look.stack] for sentence in sentences]
         tall = max(len(side) for stack in stacks for side in (stack.rows, stack.columns))
-        picture = blank(15, 0.33 * tall + 2.4)
-        panels = picture.subplots(1, 2)
-        for panel, sentence, stack, weights in zip(
-            panels, sentences, stacks, look.weights, strict=True
-        ):
+        picture = new_figure(15, 0.33 * tall + 2.4)
+        panels = zip(picture.subplots(1, 2), sentences, stacks, look.weights, strict=True)
+        for panel, sentence, stack, weights in panels:
             rows = sentence.rows[look.stack]
             draw_lines(panel, stack, stack.weights[look.layer - 1, look.head - 1], rows)
             panel.set_title(sentence.attention.text, fontsize=12, pad=12)

@@ -6,7 +6,7 @@ Each sentence contains numbers of the pass that it describes ("divided by sqrt(8
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,9 +39,6 @@ class Step:
     shown: str = ""  # which part of the tensor the table shows, if not all
     picture: str = "vectors"  # how it is drawn: vectors, matrix, ids or guesses
     answers: Targets = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -86,17 +83,13 @@ class Walk:
         table = tensor if table is None else table  # [rows, columns]
         rows = self.row.tokens if rows is None else rows
         columns = [str(i) for i in range(table.shape[1])] if columns is None else columns
-        # Adding 0 turns -0.0 into 0.0.
-        values = [
+        values = [  # adding 0 turns -0.0 into 0.0
             [None if x == -math.inf else round(x, 4) + 0 for x in row] for row in table.tolist()
         ]
-        number, shape = len(self.steps) + 1, list(tensor.shape)
-        self.steps.append(
-            Step(
-                number, self.part, name, section, shape, dimensions, sentence,
-                values, rows, columns, **how,
-            )
-        )  # fmt: skip
+        self.steps.append(Step(
+            len(self.steps) + 1, self.part, name, section, list(tensor.shape), dimensions, sentence,
+            values, rows, columns, **how,
+        ))  # fmt: skip
 
     # ---- the stacks -----------------------------------------------------------------------
 
@@ -160,8 +153,7 @@ class Walk:
         elif config.positions == "none":
             sentence = "No position is added: nothing in these vectors says who comes first"
         else:
-            x = x + self.position()
-            name = "position added"
+            x, name = x + self.position(), "position added"
             sentence = "Embedding and position are summed: the same character at another place "
             sentence += "is now another vector"
         if config.embedding_norm:
@@ -258,10 +250,8 @@ class Walk:
         window = self.config.window
         far = f"more than r = {window} positions away"
         if self.stack == "decoder":
-            also = f" or {far}" if window else ""
-            sentence = (
-                f"No token may see the future: keys after the query{also} get minus infinity."
-            )
+            keys = f"keys after the query or {far}" if window else "keys after the query"
+            sentence = f"No token may see the future: {keys} get minus infinity."
         elif window:
             sentence = f"Attention is restricted: keys {far} get minus infinity."
         else:
@@ -295,14 +285,12 @@ class Walk:
 
     def residual(self, sublayer: str, what: str) -> None:
         before, after, result = self.trace.residual(f"{self.stack}.layers.0.{sublayer}")
+        name = "residual" if self.config.norm_first else "residual and norm"
+        sentence = f"The input is added to what {what} gave, and the sum is normalised: "
+        sentence += f"{self.focus} {self.spread(before, after)}."
         if self.config.norm_first:
-            name = "residual"
             sentence = f"The input, as it was before the norm, is added to what {what} gave: a "
             sentence += "straight way through all layers."
-        else:
-            name = "residual and norm"
-            sentence = f"The input is added to what {what} gave, and the sum is normalised: "
-            sentence += f"{self.focus} {self.spread(before, after)}."
         self.add(name, "3.1", result, "N D", sentence)
 
     def spread(self, before: Tensor, after: Tensor) -> str:

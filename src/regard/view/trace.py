@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,6 @@ from torch.nn import functional as F
 
 from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.transformer import Capture, Stack, Transformer
-from regard.model.visibility import Visibility
 from regard.ops.reference import attention_weights, scaled_scores
 from regard.text.batching import Packed
 
@@ -44,12 +42,9 @@ class TracedPlan:
         return self.mixed
 
 
-@dataclass(frozen=True)
-class Attention:
-    """The intermediate results of one attention, from the queries to the output."""
+class Attention(NamedTuple):
+    """The intermediate results of one attention, from the scores to the output."""
 
-    query: Tensor  # [N, H, K]
-    visibility: Visibility
     scaled: Tensor  # [H, N, M]: scores / sqrt(K)
     masked: Tensor  # [H, N, M]: minus infinity where a query may not look
     weights: Tensor  # [H, N, M]
@@ -89,9 +84,9 @@ class Trace:
         module, watched = self.modules[name], self.plans[name]
         assert isinstance(module, MultiHeadAttention)
         captured = self.capture.cross if kind == "cross" else getattr(self.capture, stack)
-        query, key, visibility = watched.query, watched.key, watched.plan.visibility
+        query, key = watched.query, watched.key
         scaled = scaled_scores(query, key)
-        visible = visibility.matrix(len(query), len(key))
+        visible = watched.plan.visibility.matrix(len(query), len(key))
         masked = scaled.masked_fill(~visible, -math.inf)
         weights = attention_weights(query, key, visible)
         agree(f"{name}: softmax", masked.softmax(-1), weights)
@@ -100,16 +95,13 @@ class Trace:
         agree(f"{name}: weighted sum", mixed, watched.mixed)
         output = F.linear(mixed.flatten(1), module.output.weight, module.output.bias)
         agree(f"{name}: heads joined", output, self.outputs[name][0])
-        return Attention(query, visibility, scaled, masked, weights, mixed, output)
+        return Attention(scaled, masked, weights, mixed, output)
 
     def residual(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """The input and output of a sub-layer's norm, and the result after the residual, [N, D]."""
         add_and_norm = f"{name}_norm"
         x, added = self.inputs[add_and_norm][0], self.outputs[name][0]
-        before, after = (
-            self.inputs[f"{add_and_norm}.norm"][0],
-            self.outputs[f"{add_and_norm}.norm"][0],
-        )
+        before, after = (side[f"{add_and_norm}.norm"][0] for side in (self.inputs, self.outputs))
         if self.norm_first:
             agree(f"{name}: norm before it", after, self.inputs[name][0])
             result = x + added
@@ -119,10 +111,8 @@ class Trace:
         return before, after, agree(f"{name}: add & norm", result, self.outputs[add_and_norm][0])
 
     def layers(self, stack: str) -> list[Tensor]:
-        """The stack's input, each layer's output and, for pre-norm, the final norm's: [N, D].
-
-        Every sub-layer of every layer is checked.
-        """
+        """The stack's input, each layer's output and, for pre-norm, the final norm's: [N, D]. Every
+        sub-layer of every layer is checked."""
         outputs = [self.inputs[stack][0]]
         module = self.modules[stack]
         assert isinstance(module, Stack)

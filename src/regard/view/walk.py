@@ -27,9 +27,6 @@ LAYERS = 2  # of each stack that the style has
 WIDEST = 100  # cells
 
 
-# ---- input ---------------------------------------------------------------------------------
-
-
 def walk_config(text: str, target: str | None, style: str, changes: dict[str, Any]) -> ModelConfig:
     """A small model whose vocabulary is the special tokens and the characters of both texts."""
     for name in ("vocabulary_size", "source_vocabulary_size"):
@@ -110,9 +107,6 @@ def walk_steps(text: str, target: str | None, config: ModelConfig, seed: int) ->
         walk.second_stack()
     walk.output()
     return walk.steps
-
-
-# ---- output ---------------------------------------------------------------------------------
 
 
 def write_walk(steps: list[Step], config: ModelConfig, seed: int) -> None:

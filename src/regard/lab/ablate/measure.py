@@ -14,6 +14,7 @@ import gc
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -58,8 +59,7 @@ def measure_ablation(
     values = options.sections()
 
     def build(changes: Values) -> Config:
-        sections = [*values, *(section for section in changes if section not in values)]
-        both = {s: {**values.get(s, {}), **changes.get(s, {})} for s in sections}
+        both = {s: {**values.get(s, {}), **changes.get(s, {})} for s in {**values, **changes}}
         return make_config(options.task, options.preset or "tiny", both)
 
     make_variants(rows, build)  # refuses wrong settings before anything is written
@@ -72,21 +72,20 @@ def measure_ablation(
     variants = [with_vocabulary(variant, task, store) for variant in variants]
     for name, why in skipped:
         console.print(f"{name} is left out: {why}", soft_wrap=True)
-    runs = {
-        (one.name, seed): TrainingProcess(
-            f"{one.name}-{seed}", training.with_seed(one.config, seed), options.out
-        )
-        for seed in options.seeds
-        for one in variants
-    }
+    runs = {}
+    for seed, variant in product(options.seeds, variants):
+        name, config = f"{variant.name}-{seed}", training.with_seed(variant.config, seed)
+        runs[variant.name, seed] = TrainingProcess(name, config, options.out)
     missing = [one for one in runs.values() if not training.is_finished(one.run, one.config, store)]
     training.create_out(options.out, NAME)
     if missing:
         train_all(missing, jobs, options.device, console)
     failed: dict[str, str] = {}
     for (name, seed), one in runs.items():
-        if why := failure(one):
-            failed.setdefault(name, f"seed {seed}: {why}")
+        if not one.failed and "loss" not in final_scores(one.run):
+            one.failed = "its loss is NaN or infinity"
+        if one.failed:
+            failed.setdefault(name, f"seed {seed}: {one.failed}")
     if BASE in failed:
         raise TrainingFailed(
             f"the base could not be trained, so there is nothing to compare with: {failed[BASE]}; "
@@ -117,13 +116,6 @@ def with_vocabulary(variant: Variant, task: Task, store: Store) -> Variant:
     return replace(variant, config=config)
 
 
-def failure(process: TrainingProcess) -> str:
-    """Why a run cannot be reported; empty if it can."""
-    if process.failed or "loss" in final_scores(process.run):
-        return process.failed
-    return "its loss is NaN or infinity"
-
-
 def evaluate_all(
     results: Sequence[VariantResult], examples: list[Any], test: bool, device: str, quiet: bool
 ) -> None:
@@ -137,7 +129,7 @@ def evaluate_all(
         for i, result in enumerate(results):
             for run in result.runs:
                 model = load(run, device, "float32")
-                own = training.evaluate_greedy(model, examples)
+                own = model.evaluate(examples, **training.GREEDY)
                 if test:
                     result.tests.append(float(own.scores[result.metric]))
                 if one_seed:
@@ -178,8 +170,7 @@ def measure_time(
     to the base's counts, so that a temporarily slow machine changes nothing."""
     base = results[0]
     groups = list(timing_groups(results))
-    base_times: list[float] = []  # one for each group
-    relative: list[tuple[VariantResult, float]] = []
+    base_times, relative = list[float](), list[tuple[VariantResult, float]]()
     with progress("timing training steps", len(groups), quiet) as show_done:
         for i, group in enumerate(groups):
             models = [(result.variant.config, task) for result in group]

@@ -16,8 +16,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
@@ -92,13 +92,9 @@ def interrupt_with_parent() -> Callable[[], None] | None:
     Otherwise it would go on, and the next call would train in the same folder. Linux only."""
     if sys.platform != "linux":
         return None
-    control = ctypes.CDLL(None).prctl  # looked up here: few operations are safe after a fork
     set_death_signal = 1
-
-    def set_signal() -> None:
-        control(set_death_signal, signal.SIGINT)
-
-    return set_signal
+    # prctl is looked up here: few operations are safe after a fork.
+    return partial(ctypes.CDLL(None).prctl, set_death_signal, signal.SIGINT)
 
 
 def last_lines(path: Path) -> list[str]:
@@ -120,12 +116,11 @@ def train_all(
     threads = max(1, (os.cpu_count() or 1) // at_once) if at_once > 1 else None
     waiting, running, done = list(processes), list[TrainingProcess](), 0
     signals: list[int] = []
-
-    def stop(number: int, _: FrameType | None) -> None:
-        signals.append(number)
-
     progress = RunsProgress(processes, console)
-    previous = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous = {
+        number: signal.signal(number, lambda number, _: signals.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         with progress.bars:
             while (waiting or running) and not signals:
@@ -142,12 +137,11 @@ def train_all(
             if running:
                 console.print(f"stopping {len(running)} training runs; each saves its state")
     finally:
-        for training in running:
-            assert training.process is not None
-            training.process.send_signal(signal.SIGINT)
-        for training in running:
-            assert training.process is not None
-            training.process.wait()
+        children = [one.process for one in running if one.process is not None]
+        for child in children:
+            child.send_signal(signal.SIGINT)
+        for child in children:
+            child.wait()
         for number, handler in previous.items():
             signal.signal(number, handler)
     if signals:
@@ -186,10 +180,7 @@ class RunsProgress:
             self.bars.remove_task(training.task)
         spent = time.monotonic() - self.began
         left = duration(spent / done * (len(self.processes) - done))
-        outcome = (
-            f"failed: {training.failed} (see {training.log})" if training.failed else "trained"
-        )
-        self.console.print(
-            f"{training.name}: {outcome}; {done} of {len(self.processes)}, about {left} left",
-            soft_wrap=True,
-        )  # fmt: skip
+        failed = f"failed: {training.failed} (see {training.log})"
+        line = f"{training.name}: {failed if training.failed else 'trained'}; "
+        line += f"{done} of {len(self.processes)}, about {left} left"
+        self.console.print(line, soft_wrap=True)

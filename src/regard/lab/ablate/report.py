@@ -26,6 +26,11 @@ QUALITY = {"translate": "bleu", "classify": "accuracy", "answer": "f1"}  # highe
 NAMES = {"bleu": "BLEU", "accuracy": "accuracy, %", "f1": "F1, %"}
 NEAR = 0.9  # of the base's final quality: the goal of the time to quality
 STAR = "*"
+BASE_VALUES = {  # the settings that the paper's table has columns for, and others of the variants
+    "model": "encoder_layers decoder_layers d_model d_ff heads head_size dropout positions "
+    "norm_first tie_embeddings mixer window vocabulary_size",
+    "training": "label_smoothing learning_rate warmup batch_tokens",
+}
 
 
 @dataclass
@@ -149,20 +154,12 @@ class AblationReport(LabReport):
         }  # fmt: skip
 
     def base_values(self) -> dict[str, Any]:
-        """The settings that the paper's table has columns for, and the others that variants
-        change."""
         config = self.base.variant.config
-        model = {
-            key: getattr(config.model, key)
-            for key in ("encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "head_size",
-                        "dropout", "positions", "norm_first", "tie_embeddings", "mixer", "window",
-                        "vocabulary_size")
-        }  # fmt: skip
-        training = {
-            key: getattr(config.training, key)
-            for key in ("label_smoothing", "learning_rate", "warmup", "batch_tokens")
+        sections = {"model": config.model, "training": config.training}
+        return {
+            section: {key: getattr(values, key) for key in BASE_VALUES[section].split()}
+            for section, values in sections.items()
         }
-        return {"model": model, "training": training}
 
     def csv_rows(self) -> list[dict[str, Any]]:
         """The table, with figures that are not rounded."""
@@ -186,10 +183,8 @@ class AblationReport(LabReport):
         groups = {result.variant.group for result in self.results}
         rates = {result.variant.config.training.learning_rate for result in self.results}
         rate = self.base.variant.config.training.learning_rate
-        corrected = (
-            f"after Holm's correction for {len(self.results) - 1} comparisons; {STAR}: below "
-            f"{LEVEL}."
-        )
+        count = len(self.results) - 1
+        corrected = f"after Holm's correction for {count} comparisons; {STAR}: below {LEVEL}."
         if len(self.seeds) > 1:
             test = (
                 f"p: Student's t-test over {len(self.seeds)} seeds of each row, their deviation "
@@ -238,20 +233,10 @@ class AblationReport(LabReport):
             f"P_drop={m.dropout} ε_ls={config.training.label_smoothing}"
         )
 
-    def header(self) -> list[str]:
-        name = NAMES[self.metric]
-        tests = [f"test {name}"] if self.base.tests else []
-        return [
-            "row", "what differs", "10⁶", "perplexity", f"valid {name}", *tests, "diff.", "p", "ms",
-            f"to {NEAR:.0%}",
-        ]  # fmt: skip
-
     def cells(self, result: VariantResult) -> list[str]:
         """One row of the table."""
-        cells = [
-            result.variant.name, result.variant.describe(), f"{result.parameters / 1e6:.2f}",
-            format_mean(result.perplexity, 2),
-        ]  # fmt: skip
+        size, perplexity = f"{result.parameters / 1e6:.2f}", format_mean(result.perplexity, 2)
+        cells = [result.variant.name, result.variant.describe(), size, perplexity]
         for values in (result.valid, result.tests):
             if values:
                 cells.append(format_mean([self.scale * value for value in values], 1))
@@ -272,7 +257,10 @@ class AblationReport(LabReport):
             f"{plural(len(self.seeds), 'seed')}, {steps:,} steps, {self.machine}\n"
             f"base: {self.describe_base()}\n"
         )
-        table = plain_table(*self.header(), left=(0, 1), wrap=(1,))
+        name = NAMES[self.metric]
+        qualities = [f"valid {name}", *([f"test {name}"] if self.base.tests else [])]
+        header = ("row", "what differs", "10⁶", "perplexity", *qualities, "diff.", "p", "ms")
+        table = plain_table(*header, f"to {NEAR:.0%}", left=(0, 1), wrap=(1,))
         group = self.base.variant.group
         for result in self.results:
             if result.variant.group != group:
@@ -289,8 +277,7 @@ class AblationReport(LabReport):
 
     def pictures(self) -> list[Picture]:
         size = 13, 2.6 + 0.42 * len(self.results[1:])
-        title = "What each change does to the base"
-        return [Picture(self.command, size, title, lambda picture: draw(picture, self))]
+        return [Picture(self.command, size, "What each change does to the base", draw)]
 
 
 def format_mean(values: Sequence[float], places: int) -> str:

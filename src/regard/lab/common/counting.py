@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,13 +42,7 @@ class Counter(TorchDispatchMode):
         self.depth: dict[int, int] = {}
         self.longest = self.operations = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = [storage(tensor) for tensor in tensors((*args, *kwargs.values()))]
         result = func(*args, **kwargs)
@@ -77,22 +70,14 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-@contextmanager
-def step_by_step() -> Iterator[None]:
-    """Run a recurrence as a loop of operations. By default a CPU library runs all steps as one
-    operation, inside which nothing can be counted."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
-
-
 @torch.no_grad()
 def count_operations(layer: Layer, n: int) -> tuple[int, int]:
     """Operations of a forward pass of n tokens, and the longest chain of dependent ones, with the
     attention backend that consists of PyTorch operations: those in C++ cannot be counted."""
     x, plan = torch.randn(n, layer.config.d_model), layer.plan(n, "padded")
-    with step_by_step(), Counter() as counter:
+    # This CPU library would run all steps of a recurrence as one operation.
+    no_library = torch.backends.mkldnn.flags(enabled=False)
+    with warnings.catch_warnings(action="ignore"), no_library, Counter() as counter:
         layer(x, plan)
     return counter.operations, counter.longest
 
@@ -134,8 +119,8 @@ def steps_back(module: Recurrence, n: int, d: int) -> int | None:
         x = torch.randn(1, 1, d, requires_grad=True)
         state = [torch.randn(1, 1, d, requires_grad=True) for _ in range(1 + two)]
         _, after = cell(x, (state[0], state[1]) if two else state[0])
-        given = list(after) if two else [after]
-        gradients = torch.autograd.grad(given[: len(back)], [x, *state], back, allow_unused=True)
+        outputs = list(after) if two else [after]
+        gradients = torch.autograd.grad(outputs[: len(back)], [x, *state], back, allow_unused=True)
         if count == n:  # the step that reads the first input
             return count if bool((gradients[0] != 0).any()) else None
         back = [torch.randn(1, 1, d) * (0 if g is None else (g != 0)) for g in gradients[1:]]

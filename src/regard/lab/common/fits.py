@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,11 @@ def fit_power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw | None:
     points = [(a, b) for a, b in zip(x, y, strict=True) if a > 0 and b > 0]
     if len({a for a, _ in points}) < 2:
         return None
-    logs = np.log(np.array(points, dtype=np.float64))
+    log_x, log_y = np.log(np.array(points, dtype=np.float64)).T
     if len(points) == 2:
-        return PowerLaw(fit_line(logs[:, 0], logs[:, 1])[0], None)
-    (exponent, _), covariance = np.polyfit(logs[:, 0], logs[:, 1], 1, cov=True)
+        return PowerLaw(float(np.polyfit(log_x, log_y, 1)[0]), None)
+    (exponent, _), covariance = np.polyfit(log_x, log_y, 1, cov=True)
     return PowerLaw(float(exponent), math.sqrt(covariance[0, 0]))
-
-
-def fit_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
-    """Slope and intercept of the least-squares line."""
-    slope, intercept = np.polyfit(x, y, 1)
-    return float(slope), float(intercept)
 
 
 def find_crossing(

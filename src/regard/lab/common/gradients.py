@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from regard.config.model import ModelConfig
-from regard.lab.common.fits import fit_line
 from regard.model.transformer import Transformer
 from regard.tasks.batches import packed
 from regard.tasks.task import Ids
@@ -40,11 +39,10 @@ def gradient_norms(model: Transformer, sequences: Sequence[Ids], seed: int = 1) 
     model.requires_grad_(False)
     random = np.random.default_rng(seed)
     at_once = max(1, AT_ONCE // length)
-    chunks = [
-        chunk_norms(model, sequences[first : first + at_once], random)
-        for first in range(0, len(sequences), at_once)
-    ]
-    return np.concatenate(chunks)
+    starts = range(0, len(sequences), at_once)
+    return np.concatenate([
+        chunk_norms(model, sequences[start : start + at_once], random) for start in starts
+    ])  # fmt: skip
 
 
 def chunk_norms(model: Transformer, sequences: Sequence[Ids], random: np.random.Generator) -> Norms:
@@ -88,7 +86,7 @@ def decay(steps: Sequence[int], gradients: Norms) -> float:
     """The factor per step of the exponential that fits the gradients so many steps back, without
     those that underflow."""
     valid = gradients > SMALLEST
-    return math.exp(fit_line(np.asarray(steps)[valid], np.log(gradients[valid]))[0])
+    return math.exp(np.polyfit(np.asarray(steps)[valid], np.log(gradients[valid]), 1)[0])
 
 
 def measure_reach(config: ModelConfig, length: int, device: torch.device, seed: int = 1) -> int:

@@ -56,15 +56,9 @@ class Layer:
     convolution are causal (left to right)."""
 
     def __init__(
-        self,
-        name: str,
-        d: int,
-        window: int,
-        kernel: int,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        number: int = 0,
-    ) -> None:
+        self, name: str, d: int, window: int, kernel: int, device: torch.device,
+        dtype: torch.dtype = torch.float32, number: int = 0,
+    ) -> None:  # fmt: skip
         self.name, self.device, self.dtype = name, device, dtype
         options: dict[str, Any] = layer_options(window, kernel).get(name, {})
         self.config = ModelConfig(

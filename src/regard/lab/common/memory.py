@@ -1,6 +1,5 @@
 """Free memory. A measurement that would not fit is refused before it starts; otherwise the system
-would kill the process without a message.
-"""
+would kill the process without a message."""
 
 from __future__ import annotations
 
@@ -14,10 +13,7 @@ from regard.errors import InputError
 MEMORY = Path("/proc/meminfo")  # Linux: MemAvailable includes what the system can reclaim
 GROUPS = (  # limit and usage of a container (cgroup v2, v1)
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 
 

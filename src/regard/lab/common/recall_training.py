@@ -44,6 +44,8 @@ QUESTIONS = 128  # test examples of one length, at most
 BATCH_TOKENS = 1024  # of a training step, unless two of the longest sequences need more
 HEADS = 4
 
+Advance = Callable[[float, int], None]  # called with seconds and steps since the last call
+
 
 def recall_example(random: np.random.Generator, length: int, distance: int) -> Example:
     """A sequence whose last token queries the one `distance` before it."""
@@ -68,8 +70,7 @@ def tokens_before(layers: int, kernel: int, farthest: int) -> int:
 
 def curriculum_distances(farthest: int, extra: Sequence[int] = ()) -> list[int]:
     """1, 2, 4, ... up to the farthest, and the extra ones."""
-    doubled = [2**i for i in range(farthest.bit_length())]
-    return sorted({*doubled, *extra, farthest})
+    return sorted({*(2**i for i in range(farthest.bit_length())), *extra, farthest})
 
 
 def batch_tokens(longest: int) -> int:
@@ -90,13 +91,10 @@ def train_recall(
     steps: int | None = None,
     device: str = "auto",
     seed: int = 1,
-    advance: Callable[[float, int], None] | None = None,
+    advance: Advance | None = None,
 ) -> RecallModel:
     """Train on one distance after the other until the time is over or the steps are done. Once
-    all distances are learned, training continues on examples of all of them.
-
-    advance: called after each step, with the seconds and steps since the last call.
-    """
+    all distances are learned, training continues on examples of all of them."""
     generate = recall_examples(before)
     task, total = synthetic.SyntheticTask(generate), RecallModel(start)
     while (seconds is None or total.seconds < seconds) and (steps is None or total.steps < steps):
@@ -229,12 +227,7 @@ class RecallTraining:
                 yield seed, name, trained
 
     def train(
-        self,
-        name: str,
-        seed: int,
-        farthest: int,
-        extra: Sequence[int],
-        advance: Callable[[float, int], None],
+        self, name: str, seed: int, farthest: int, extra: Sequence[int], advance: Advance
     ) -> RecallModel:
         distances, before = curriculum_distances(farthest, extra), self.before(farthest)
         if seed == self.seeds[0]:  # a warm-up: what is slow only once is not counted

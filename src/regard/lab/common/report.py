@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -19,7 +20,7 @@ from rich.table import Table
 
 from regard.console import make_console
 from regard.files import write_result
-from regard.view.picture import COLOURS, DASHES, MARKERS, both_files, save_picture
+from regard.view.picture import COLOURS, DASHES, MARKERS, both_files, new_figure, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,14 +38,11 @@ class Picture(NamedTuple):
     name: str  # of the files, without suffix
     size: tuple[float, float]
     title: str
-    draw: Callable[[Figure], None]
+    draw: Callable[[Figure, Any], None]  # its second argument is the report
 
-    def make(self) -> Figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=self.size, dpi=100, layout="constrained")
-        self.draw(figure)
-        figure.suptitle(self.title, fontsize=17, weight="bold")
+    def make(self, report: LabReport) -> Figure:
+        figure = new_figure(*self.size, self.title)
+        self.draw(figure, report)
         return figure
 
 
@@ -84,7 +82,7 @@ class LabReport:
         write_result(self.files[0], f"{text}\n")
         write_csv(self.files[1], self.csv_rows())
         for one in pictures:
-            save_picture(one.make, out / one.name)
+            save_picture(partial(one.make, self), out / one.name)
 
     def show(self) -> None:
         """Print the report and the names of the files on standard output."""
@@ -125,9 +123,8 @@ def plural(count: int, noun: str) -> str:
 def line_styles() -> Iterator[dict[str, Any]]:
     """Matplotlib options of one line after the other; lines also differ in black and white."""
     for colour, dashes, marker in zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=True):
-        yield {
-            "color": colour, "linestyle": dashes, "marker": marker, "markersize": 8, "linewidth": 2,
-        }  # fmt: skip
+        style = {"color": colour, "linestyle": dashes, "marker": marker}
+        yield {**style, "markersize": 8, "linewidth": 2}
 
 
 def set_distance_axis(panel: Axes, distances: Sequence[int]) -> None:
@@ -142,7 +139,5 @@ def set_distance_axis(panel: Axes, distances: Sequence[int]) -> None:
 def add_legend_below(picture: Figure, panel: Axes, title: str | None = None) -> None:
     """The legend of one panel, below the whole picture."""
     handles, names = panel.get_legend_handles_labels()
-    picture.legend(
-        handles, names, loc="outside lower center", ncols=4, handlelength=5, frameon=False,
-        title=title,
-    )  # fmt: skip
+    look: dict[str, Any] = {"ncols": 4, "handlelength": 5, "frameon": False, "title": title}
+    picture.legend(handles, names, loc="outside lower center", **look)

@@ -13,34 +13,29 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from regard.errors import InputError
 
 LEVEL = 0.05  # a smaller p is called significant
 
 
-@dataclass(frozen=True)
-class PooledDeviation:
+class PooledDeviation(NamedTuple):
     """The standard deviation of values around the mean of their own group, over all groups."""
 
     deviation: float
     freedom: int  # degrees of freedom: values minus groups
 
 
-@dataclass(frozen=True)
-class TTest:
+class TTest(NamedTuple):
     difference: float  # mean of the first group minus mean of the second
     error: float  # its standard error
     p: float  # two-sided
 
 
 def load_stdtr() -> Callable[[float, float], float]:
-    """scipy's distribution function of Student's t, stdtr(degrees of freedom, t).
-
-    Raises:
-        InputError: scipy is not installed. Call this before long work that needs it.
-    """
+    """scipy's distribution function of Student's t, stdtr(degrees of freedom, t); an InputError if
+    scipy is not installed. Call this before long work that needs it."""
     try:
         from scipy.special import stdtr
     except ImportError:

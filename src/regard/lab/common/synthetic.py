@@ -26,7 +26,7 @@ from regard.tasks.batches import packed
 from regard.tasks.configuration import make_config
 from regard.tasks.task import Ids
 from regard.training.distributed import Processes
-from regard.training.losses import Batch, Loss, token_loss
+from regard.training.losses import Batch, token_loss
 from regard.training.progress import Progress
 from regard.training.trainer import Trainer
 
@@ -43,8 +43,7 @@ class Example(NamedTuple):
 Generate = Callable[[np.random.Generator, int], Example]  # an example of a given length
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(NamedTuple):
     """What the trainer needs to know of examples before they are generated."""
 
     lengths: list[NDArray[np.int64]]
@@ -56,6 +55,7 @@ class SyntheticTask:
 
     name: ClassVar[str] = "synthetic"
     counted: ClassVar[int] = 0
+    loss = staticmethod(token_loss)
 
     def __init__(self, generate: Generate) -> None:
         self.generate = generate
@@ -75,10 +75,6 @@ class SyntheticTask:
             packed([one.tokens for one in examples], device), None,
             torch.from_numpy(targets).to(device), torch.from_numpy(where).to(device),
         )  # fmt: skip
-
-    @property
-    def loss(self) -> Loss:
-        return token_loss
 
     @torch.no_grad()
     def accuracy(self, model: Transformer, length: int, count: int, seed: int) -> float:

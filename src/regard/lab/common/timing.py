@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from regard.training.trainer import Trainer
 
 ENOUGH, MOST = 0.15, 30  # seconds and number of repetitions of a pass, at most
 PASSES = ("forward", "training")
+CPU = torch.device("cpu")
 
 TimedStep = tuple[float, int, int]  # seconds, examples, targets
 
@@ -90,25 +92,19 @@ def peak_memory(work: Callable[[], None], device: torch.device) -> int | None:
         work()
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated(device)) - before
-    if sys.platform != "linux":
-        work()
-        return None
-    ctypes.CDLL(None).malloc_trim(0)  # memory that the allocator keeps would hide new use
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    except OSError:  # not allowed in some containers
-        work()
-        return None
-    before = resident_memory("VmRSS")
+    resident = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)  # memory that the allocator keeps would hide new use
+        with suppress(OSError):  # not allowed in some containers
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+            resident = resident_memory("VmRSS")
     work()
-    return max(0, resident_memory("VmHWM") - before)
+    return None if resident is None else max(0, resident_memory("VmHWM") - resident)
 
 
 def resident_memory(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(name):
-            return 1024 * int(line.split()[1])
-    raise RuntimeError(f"/proc/self/status has no {name}")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def needed_memory(name: str, n: int, d: int, window: int, kernel: int) -> float:
@@ -139,9 +135,8 @@ def time_training_steps(
             progress = Progress(warm_up + steps, quiet=True)
             progress.pause()  # starts its clock
             model = Transformer(config.model)
-            trainers.append(
-                Trainer(config, Path(folder), model, task, store, processes, progress, None)
-            )
+            out = Path(folder)
+            trainers.append(Trainer(config, out, model, task, store, processes, progress, None))
         for step in range(warm_up + steps):
             for (config, task), trainer, times in zip(models, trainers, timed, strict=True):
                 count = config.training.accumulate
@@ -151,7 +146,6 @@ def time_training_steps(
                 synchronise(processes.device)
                 seconds = time.perf_counter() - began
                 if step >= warm_up:
-                    cpu = torch.device("cpu")
-                    targets = sum(task.batch(store, row, cpu).tokens for row in rows)
+                    targets = sum(task.batch(store, row, CPU).tokens for row in rows)
                     times.append((seconds, sum(map(len, rows)), targets))
     return timed

@@ -34,10 +34,8 @@ BUILTIN: Values = {
 }
 FILES: Values = {"training": {"validate_every": 200}}  # defaults for the user's files
 RESERVED = {  # settings that --set must not change, and what to use instead
-    "training.seed": "use --seed",
-    "data.train": "use --train",
-    "data.valid": "use --valid",
-}
+    "training.seed": "use --seed", "data.train": "use --train", "data.valid": "use --valid",
+}  # fmt: skip
 GREEDY: dict[str, Any] = {"beam": 1, "n_best": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -69,9 +67,8 @@ class TrainingOptions:
         check_out(self.out, command)
         files = {split: names for split, names in self.files.items() if names}
         if not files and self.task != Translate.name:
-            raise InputError(
-                f"the built-in corpus is for translate: {self.task} needs --train, --valid"
-            )
+            needs = f"{self.task} needs --train, --valid"
+            raise InputError(f"the built-in corpus is for translate: {needs}")
         for split in ("train", "valid") if files else ():
             if split not in files:
                 raise InputError(f"--{split} is missing: give files for training and held-out ones")
@@ -166,11 +163,6 @@ def is_finished(run: Path, config: Config, store: Store) -> bool:
     if state is not None and state["corpus"] != store.fingerprint:
         raise InputError(f"{run} was trained on other files: choose a different --out")
     return same and bool(final_scores(run))
-
-
-def evaluate_greedy(model: Model, examples: list[Any]) -> Evaluation:
-    """The task's metrics on the examples, by greedy search."""
-    return model.evaluate(examples, **GREEDY)
 
 
 def bootstrap(

@@ -18,18 +18,10 @@ import torch
 from regard.console import make_console, make_progress
 from regard.device import choose_device, keep_freed_memory, peak
 from regard.errors import InputError
+from regard.lab.common import layers
 from regard.lab.common.counting import CPU, count_operations, path_length
 from regard.lab.common.layer_kinds import check_layer_kinds, layer_title
-from regard.lab.common.layers import (
-    HEAD,
-    LAYERS,
-    REFERENCE,
-    THEORY,
-    Layer,
-    expected_operations,
-    expected_parameters,
-    expected_path,
-)
+from regard.lab.common.layers import HEAD, LAYERS, REFERENCE, Layer
 from regard.lab.common.memory import available_memory, check_memory, gigabytes
 from regard.lab.common.timing import PASSES, Pass, machine_name, needed_memory
 from regard.lab.common.training import check_out, create_out
@@ -39,6 +31,8 @@ WIDTHS = (64, 256, 1024)
 LONGEST_PATH = 4096  # tokens
 MOST_OPERATIONS = 4e11  # of a pass in which they are counted
 ROUNDS = 2  # of all timings
+
+Points = list[dict[str, Any]]
 
 
 @dataclass
@@ -52,16 +46,16 @@ class LayerMeasurements:
     kernel: int
     machine: str
     peak: float  # operations per second of a large matrix product on this machine
-    parameters: list[dict[str, Any]] = field(default_factory=list)
-    operations: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    paths: list[dict[str, Any]] = field(default_factory=list)
-    times: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[dict[str, Any]] = field(default_factory=list)
+    parameters: Points = field(default_factory=list)
+    operations: Points = field(default_factory=list)
+    steps: Points = field(default_factory=list)
+    paths: Points = field(default_factory=list)
+    times: Points = field(default_factory=list)
+    left_out: Points = field(default_factory=list)
 
-    def points(self, quantity: str, **values: Any) -> list[dict[str, Any]]:
+    def points(self, quantity: str, **values: Any) -> Points:
         """The points of a quantity that have these values."""
-        points: list[dict[str, Any]] = getattr(self, quantity)
+        points: Points = getattr(self, quantity)
         return [p for p in points if all(p[key] == value for key, value in values.items())]
 
     def title(self, name: str) -> str:
@@ -90,10 +84,10 @@ def measure_complexity(
     if out is not None:
         check_out(out, "complexity")
         create_out(out, "complexity")
-    if dtype == "auto":
-        dtype = "bfloat16" if where.type == "cuda" else "float32"
-    torch_dtype: torch.dtype = getattr(torch, dtype)
     gpu = where.type == "cuda"
+    if dtype == "auto":
+        dtype = "bfloat16" if gpu else "float32"
+    torch_dtype: torch.dtype = getattr(torch, dtype)
     machine = torch.cuda.get_device_name(where) if gpu else machine_name(where)
     measured = LayerMeasurements(
         list(kinds) or list(LAYERS), sorted(set(lengths)) or list(LENGTHS),
@@ -130,9 +124,8 @@ def check_sizes(
             continue  # not requested by name: it is measured as far as it fits
         for length in lengths or LENGTHS[:1]:
             for width in widths or WIDTHS:
-                needed = needed_memory(name, length, width, window, kernel)
                 what = f"{name} with a length of {length} and a width of {width}"
-                check_memory(needed, device, what)
+                check_memory(needed_memory(name, length, width, window, kernel), device, what)
 
 
 def count(measured: LayerMeasurements, name: str, advance: Callable[[], None]) -> None:
@@ -141,33 +134,30 @@ def count(measured: LayerMeasurements, name: str, advance: Callable[[], None]) -
     lengths, widths = measured.lengths, measured.widths
     r, k = measured.window, measured.kernel
     for d in widths:
-        formula, expected = expected_parameters(name, d, k)
+        formula, expected = layers.expected_parameters(name, d, k)
         actual = Layer(name, d, r, k, CPU).parameters()
-        measured.parameters.append(
-            {"kind": name, "d": d, "counted": actual, "formula": formula, "expected": expected}
-        )
+        theory = {"formula": formula, "expected": expected}
+        measured.parameters.append({"kind": name, "d": d, "counted": actual, **theory})
     feasible = [
         n for n in lengths
-        if expected_operations(name, n, widths[-1], r, k)[1] <= MOST_OPERATIONS
+        if layers.expected_operations(name, n, widths[-1], r, k)[1] <= MOST_OPERATIONS
         and needed_memory(name, n, widths[-1], r, k) < available_memory(CPU)
     ]  # fmt: skip
     # Where operations are in proportion to n, any length shows how they grow with d.
-    linear = THEORY[name].in_n == 1
+    linear = layers.THEORY[name].in_n == 1
     length = lengths[len(lengths) // 2] if linear or not feasible else feasible[-1]
     for n, d in [*((n, widths[0]) for n in lengths), *((length, d) for d in widths[1:])]:
         if needed_memory(name, n, d, r, k) < available_memory(CPU):
             total, chain = count_operations(Layer(name, d, r, k, CPU), n)
-            formula, value = expected_operations(name, n, d, r, k)
-            measured.operations.append(
-                {"kind": name, "n": n, "d": d, "counted": total, "formula": formula,
-                 "expected": value}
-            )  # fmt: skip
+            formula, value = layers.expected_operations(name, n, d, r, k)
+            theory = {"formula": formula, "expected": value}
+            measured.operations.append({"kind": name, "n": n, "d": d, "counted": total, **theory})
             if d == widths[0]:
                 measured.steps.append({"kind": name, "n": n, "counted": chain})
             if d == widths[0] and n <= LONGEST_PATH:
                 measured.paths.append(
                     {"kind": name, "n": n, "counted": path_length(name, n, r, k),
-                     "expected": expected_path(name, n, r, k)}
+                     "expected": layers.expected_path(name, n, r, k)}
                 )  # fmt: skip
         if d == widths[0]:
             advance()
@@ -185,10 +175,10 @@ def measure_memory(
     length before it."""
     r, k = measured.window, measured.kernel
     for d in measured.widths:
-        layers = {name: Layer(name, d, r, k, device, dtype) for name in measured.kinds}
+        made = {name: Layer(name, d, r, k, device, dtype) for name in measured.kinds}
         before: dict[tuple[str, str], tuple[int, float]] = {}
         for n in measured.lengths:
-            for name, layer in layers.items():
+            for name, layer in made.items():
                 for which in PASSES:
                     place = {"kind": name, "n": n, "d": d, "pass": which}
                     needed = needed_memory(name, n, d, r, k)
@@ -220,12 +210,12 @@ def measure_times(
     if device.type == "cpu":
         keep_freed_memory()  # as in training: pages that were returned to the system are slow
     for _ in range(ROUNDS):
-        layers: dict[tuple[str, int], Layer] = {}
+        made: dict[tuple[str, int], Layer] = {}
         for point in measured.times:  # width by width
             key = point["kind"], point["d"]
-            if key not in layers:
-                layers = {one: layer for one, layer in layers.items() if one[1] == key[1]}
-                layers[key] = Layer(*key, measured.window, measured.kernel, device, dtype)
-            seconds = Pass(layers[key], point["n"], point["pass"] == "training").seconds()
+            if key not in made:
+                made = {one: layer for one, layer in made.items() if one[1] == key[1]}
+                made[key] = Layer(*key, measured.window, measured.kernel, device, dtype)
+            seconds = Pass(made[key], point["n"], point["pass"] == "training").seconds()
             point["seconds"] = min(point["seconds"], seconds)
             advance()

@@ -5,16 +5,17 @@ reasons for differences, and a picture."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
-from regard.lab.common.fits import PowerLaw, find_crossing, fit_line, fit_power_law
+from regard.lab.common.fits import PowerLaw, find_crossing, fit_power_law
 from regard.lab.common.layers import THEORY, expected_operations
 from regard.lab.common.report import MARKS, LabReport, Picture, line_styles, plain_table
 from regard.lab.common.timing import PASSES
-from regard.lab.complexity.measure import LayerMeasurements
+from regard.lab.complexity.measure import LayerMeasurements, Points
 from regard.view.picture import COLOURS
 
 if TYPE_CHECKING:
@@ -77,15 +78,12 @@ class ComplexityReport(LabReport):
 
     measured: LayerMeasurements
     layers: list[LayerComparison]
-    crossings: list[dict[str, Any]]
+    crossings: Points
 
     def figures(self) -> dict[str, Any]:
-        return {
-            **asdict(self.measured),
-            "table": [asdict(layer) for layer in self.layers],
-            "crossings": self.crossings,
-            "notes": self.notes(),
-        }
+        table = [asdict(layer) for layer in self.layers]
+        own = {"table": table, "crossings": self.crossings, "notes": self.notes()}
+        return asdict(self.measured) | own
 
     def notes(self) -> list[str]:
         return [NOTES[name] for name in NOTES if name in self.measured.kinds]
@@ -196,7 +194,7 @@ class ComplexityReport(LabReport):
 
     def pictures(self) -> list[Picture]:
         title = f"Why attention: cost over length ({self.measured.machine})"
-        return [Picture(self.command, (18, 11.5), title, lambda picture: draw(picture, self))]
+        return [Picture(self.command, (18, 11.5), title, draw)]
 
 
 def make_report(measured: LayerMeasurements) -> ComplexityReport:
@@ -230,7 +228,7 @@ def compare_layer(measured: LayerMeasurements, name: str) -> LayerComparison:
     )  # fmt: skip
 
 
-def fit(points: list[dict[str, Any]], x: str, y: str) -> PowerLaw | None:
+def fit(points: Points, x: str, y: str) -> PowerLaw | None:
     return fit_power_law([p[x] for p in points], [p[y] or 0 for p in points])
 
 
@@ -238,7 +236,7 @@ def agrees(law: PowerLaw | None, expected: float) -> bool | None:
     return None if law is None else abs(law.exponent - expected) <= NEAR
 
 
-def grows_as(paths: list[dict[str, Any]], growth: str) -> bool:
+def grows_as(paths: Points, growth: str) -> bool:
     """Whether the path grows with n as in the table."""
     known = [(p["n"], p["counted"]) for p in paths if p["counted"] is not None]
     if growth == "never":
@@ -252,8 +250,8 @@ def grows_as(paths: list[dict[str, Any]], growth: str) -> bool:
         return True  # too few points to fit: that it equals the closed form is enough
     if growth == "linear":  # c (n - 1) for some c, rounded up
         return bool(((count - 1) / (n - 1)).max() < (count / (n - 1)).min())
-    line = fit_line(np.log(n), count)  # a straight line over log n, apart from rounding up
-    return line[0] > 0 and bool(np.abs(count - np.polyval(line, np.log(n))).max() < 1)
+    line = np.polyfit(np.log(n), count, 1)  # a straight line over log n, apart from rounding up
+    return bool(line[0] > 0 and np.abs(count - np.polyval(line, np.log(n))).max() < 1)
 
 
 def middle_width(measured: LayerMeasurements) -> int:
@@ -275,29 +273,28 @@ def longest_cost(measured: LayerMeasurements, name: str, which: str) -> dict[str
     }  # fmt: skip
 
 
-def attention_crossings(measured: LayerMeasurements) -> list[dict[str, Any]]:
+def attention_crossings(measured: LayerMeasurements) -> Points:
     """The length from which on self-attention costs more than each rival, at each width: by
     operations (closed form) and by measured time."""
     if "attention" not in measured.kinds:
         return []
+    rivals = [name for name in RIVALS if name in measured.kinds]
     crossings = []
-    for rival in (name for name in RIVALS if name in measured.kinds):
-        for which in PASSES:
-            for d in measured.widths:
-                own, other = (
-                    {p["n"]: p["seconds"] for p in
-                     measured.points("times", kind=name, d=d, **{"pass": which})}
-                    for name in ("attention", rival)
-                )  # fmt: skip
-                both = sorted(own.keys() & other.keys())
-                if len(both) < 2:
-                    continue
-                lines = [own[n] for n in both], [other[n] for n in both]
-                crossings.append({
-                    "rival": rival, "pass": which, "d": d, "from": both[0], "to": both[-1],
-                    "n": find_crossing(both, *lines), "above": lines[0][-1] > lines[1][-1],
-                    "by_operations": crossing_by_operations(measured, rival, d),
-                })  # fmt: skip
+    for rival, which, d in product(rivals, PASSES, measured.widths):
+        points = measured.points("times", d=d, **{"pass": which})
+        own, other = (
+            {p["n"]: p["seconds"] for p in points if p["kind"] == name}
+            for name in ("attention", rival)
+        )
+        both = sorted(own.keys() & other.keys())
+        if len(both) < 2:
+            continue
+        lines = [own[n] for n in both], [other[n] for n in both]
+        crossings.append({
+            "rival": rival, "pass": which, "d": d, "from": both[0], "to": both[-1],
+            "n": find_crossing(both, *lines), "above": lines[0][-1] > lines[1][-1],
+            "by_operations": crossing_by_operations(measured, rival, d),
+        })  # fmt: skip
     return crossings
 
 
@@ -344,9 +341,7 @@ def draw(picture: Figure, report: ComplexityReport) -> None:
     picture.legend(lines, names, loc="outside lower center", ncols=4, handlelength=5)
 
 
-def draw_panel(
-    panel: Axes, measured: LayerMeasurements, points: list[dict[str, Any]], key: str
-) -> None:
+def draw_panel(panel: Axes, measured: LayerMeasurements, points: Points, key: str) -> None:
     lengths = measured.lengths
     for i, (name, style) in enumerate(zip(measured.kinds, line_styles(), strict=False)):
         own = [p for p in points if p["kind"] == name and p[key]]

@@ -10,20 +10,15 @@ token and ignore the others, whose gradients are in path.json as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard.device import choose_device, keep_freed_memory
 from regard.lab.common.gradients import Norms, decay, gradient_norms, reach, root_mean_square
-from regard.lab.common.recall_training import (
-    RecallTraining,
-    curriculum_distances,
-    recall_example,
-)
+from regard.lab.common.recall_training import RecallTraining, curriculum_distances, recall_example
 from regard.lab.common.training import check_out, create_out
 from regard.lab.path.report import PathReport
 from regard.model.transformer import Transformer
@@ -32,8 +27,7 @@ SEQUENCES = 8  # for each distance
 STATES = ("at initialisation", "after training")
 
 
-@dataclass(frozen=True)
-class ModelGradients:
+class ModelGradients(NamedTuple):
     recalled: Norms  # [T]: by the token to be recalled, at each of the distances
     others: Norms  # [n]: by the token t back where it is not the one to be recalled
 
@@ -73,16 +67,12 @@ def measure_model(
 ) -> ModelGradients:
     """The gradients over sequences in which the token to be recalled is at each distance."""
     random = np.random.default_rng(seed)
-    sequences = [
-        recall_example(random, length, distance).tokens
-        for distance in distances
-        for _ in range(SEQUENCES)
-    ]
-    norms = gradient_norms(model, sequences, seed)  # [T x SEQUENCES, n]
     where = np.repeat(distances, SEQUENCES)
-    recalled = [root_mean_square(norms[where == t, t]) for t in distances]
-    others = [root_mean_square(norms[where != t, t]) for t in range(length)]
-    return ModelGradients(np.array(recalled), np.array(others))
+    sequences = [recall_example(random, length, int(t)).tokens for t in where]
+    norms = gradient_norms(model, sequences, seed)  # [T x SEQUENCES, n]
+    recalled = np.array([root_mean_square(norms[where == t, t]) for t in distances])
+    others = np.array([root_mean_square(norms[where != t, t]) for t in range(length)])
+    return ModelGradients(recalled, others)
 
 
 def summary(models: Sequence[ModelGradients], distances: Sequence[int]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class PathReport(common.LabReport):
             "Gradient of the last output by the token to be recalled, t steps back "
             f"({self.training.layers} layers)"
         )
-        return [common.Picture(self.command, (16, 8.5), title, lambda picture: draw(picture, self))]
+        return [common.Picture(self.command, (16, 8.5), title, draw)]
 
 
 def figure(value: float) -> str:
@@ -104,24 +104,17 @@ def draw(picture: Figure, report: PathReport) -> None:
         values = [value for value in all_values if value > 0] or [1.0]
         low = math.floor(math.log10(max(FLOOR, min(values))))
         panel.set_ylim(10.0 ** (low - 0.5), 3 * max(values))
-    common.add_legend_below(
-        picture, panels[0],
-        "Where a line falls to the bottom, the gradient is exactly zero from then on",
-    )  # fmt: skip
+    title = "Where a line falls to the bottom, the gradient is exactly zero from then on"
+    common.add_legend_below(picture, panels[0], title)
 
 
 def draw_state(panel: Axes, report: PathReport, state: str) -> None:
     for kind, style in zip(report.kinds.values(), common.line_styles(), strict=False):
         measured = kind["states"][state]
-        points = [
-            (t, value)
-            for t, value in zip(report.distances, measured["recalled"]["gradient"], strict=True)
-            if value > 0
-        ]
-        panel.plot(
-            [t for t, _ in points], [value for _, value in points], **style,
-            label=kind["title"] + ("" if points else " (zero everywhere)"),
-        )  # fmt: skip
+        values = zip(report.distances, measured["recalled"]["gradient"], strict=True)
+        points = [(t, value) for t, value in values if value > 0]
+        label = kind["title"] + ("" if points else " (zero everywhere)")
+        panel.plot([t for t, _ in points], [value for _, value in points], **style, label=label)
         if points and measured["reach"] < report.length - 1:  # a line down to zero
             ends = [measured["reach"]] * 2, [points[-1][1], 1e-300]
             panel.plot(*ends, color=style["color"], linestyle=style["linestyle"])

@@ -7,7 +7,7 @@ of positions and are tested on lengths beyond those of their training (order_tas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,26 +19,8 @@ from regard.errors import InputError
 from regard.lab.common.memory import check_memory
 from regard.lab.common.synthetic import TrainedModel
 from regard.lab.common.training import check_budget, check_out, check_seeds, create_out
-from regard.lab.positions.order_task import (
-    STEPS,
-    TESTED,
-    best_blind,
-    change_by_order,
-    map_errors,
-    position_kinds,
-    train_kind,
-)
+from regard.lab.positions import order_task, sinusoids
 from regard.lab.positions.report import PositionsReport
-from regard.lab.positions.sinusoids import (
-    SMALL,
-    Quantity,
-    compare_all,
-    decay,
-    dot_products,
-    linear_maps,
-    needed_memory,
-    wavelengths,
-)
 from regard.view.positions import check_sizes
 
 BASES = 4  # at most: more could not be distinguished in a picture
@@ -69,7 +51,7 @@ class PositionsOptions:
         check_seeds(self.seeds)
         check_out(self.out, "positions")
         what = f"--length {self.length} with --d-model {self.d_model}"
-        check_memory(needed_memory(self.length, self.d_model), torch.device("cpu"), what)
+        check_memory(sinusoids.needed_memory(self.length, self.d_model), torch.device("cpu"), what)
 
 
 def measure_positions(options: PositionsOptions) -> PositionsReport:
@@ -78,50 +60,44 @@ def measure_positions(options: PositionsOptions) -> PositionsReport:
     device = choose_device(options.device)
     create_out(options.out, "positions")
     keep_freed_memory()
+    if options.steps is None and options.seconds is None:
+        options = replace(options, steps=order_task.STEPS)
     seconds = options.seconds
-    steps = STEPS if options.steps is None and seconds is None else options.steps
-    budget = f"{steps:,} steps" if seconds is None else f"{seconds:g} seconds"
-    report = PositionsReport(
-        options.length, options.d_model, list(options.bases), list(options.seeds), device.type,
-        budget,
-    )  # fmt: skip
+    budget = f"{options.steps:,} steps" if seconds is None else f"{seconds:g} seconds"
+    bases, seeds = list(options.bases), list(options.seeds)
+    report = PositionsReport(options.length, options.d_model, bases, seeds, device.type, budget)
     console = make_console(stderr=True, quiet=options.quiet)
     with make_progress(console, disable=options.quiet) as progress:
         measure_sinusoids(report, progress)
-        train_all(report, steps, seconds, options.device, progress)
+        train_all(report, options, progress)
     return report
 
 
 def measure_sinusoids(report: PositionsReport, progress: Progress) -> None:
     length, d_model = report.length, report.d_model
-    sizes = [*(size for size in SMALL if size < d_model), d_model]
+    sizes = [*(size for size in sinusoids.SMALL if size < d_model), d_model]
     bar = progress.add_task("", total=len(report.bases) * (len(sizes) + 1))
     for base in report.bases:
         progress.update(bar, description=f"sinusoids of base {base:,g}")
-        report.products[base] = dot_products(length, d_model, base).tolist()
-        report.quantities += wavelengths(length, d_model, base) + decay(length, d_model, base)
-        maps = linear_maps(length, d_model, base)
+        report.products[base] = sinusoids.dot_products(length, d_model, base).tolist()
+        report.quantities += sinusoids.wavelengths(length, d_model, base)
+        report.quantities += sinusoids.decay(length, d_model, base)
+        maps = sinusoids.linear_maps(length, d_model, base)
         progress.advance(bar)
         for size in sizes:
             progress.update(bar, description=f"all pairs, base {base:,g}, d_model {size}")
-            nearest, deviation = compare_all(size, base)
+            nearest, deviation = sinusoids.compare_all(size, base)
             report.nearest += nearest
             progress.advance(bar)
-        report.quantities += [
-            Quantity("PE(p)·PE(p+k): change with p", base, deviation, 0.0, 1e-9), *maps
-        ]  # fmt: skip
+        change = "PE(p)·PE(p+k): change with p"
+        report.quantities += [sinusoids.Quantity(change, base, deviation, 0.0, 1e-9), *maps]
     progress.console.print("the sinusoids are measured")
 
 
-def train_all(
-    report: PositionsReport,
-    steps: int | None,
-    seconds: float | None,
-    device: str,
-    progress: Progress,
-) -> None:
+def train_all(report: PositionsReport, options: PositionsOptions, progress: Progress) -> None:
     """Train and test every kind of positions with every seed."""
-    kinds = position_kinds(report.bases)
+    steps, seconds = options.steps, options.seconds
+    kinds = order_task.position_kinds(report.bases)
     count, each = len(report.seeds) * len(kinds), float(seconds or steps or 0)
     bar = progress.add_task("", total=count * each)
     for seed in report.seeds:
@@ -132,17 +108,20 @@ def train_all(
                 done = now.steps if seconds is None else now.seconds
                 progress.update(bar, completed=before + done)
 
-            result, model = train_kind(kind, model_options, seed, steps, seconds, device, advance)
+            result, model = order_task.train_kind(
+                kind, model_options, seed, steps, seconds, options.device, advance
+            )
             report.trained.append(result)
             progress.console.print(
                 f"trained {len(report.trained)} of {count}: {kind}, seed {seed}: "
-                f"{result.right[TESTED[0]]:.1%} correct",
+                f"{result.right[order_task.TESTED[0]]:.1%} correct",
                 soft_wrap=True,
             )
             if kind == "learned":
-                report.map_errors.append(map_errors(model, report.bases, seed))
+                report.map_errors.append(order_task.map_errors(model, report.bases, seed))
             if kind == "none":
-                report.changes.append(change_by_order(model, seed))
+                report.changes.append(order_task.change_by_order(model, seed))
     report.blind = {
-        n: sum(best_blind(n, seed) for seed in report.seeds) / len(report.seeds) for n in TESTED
+        n: sum(order_task.best_blind(n, seed) for seed in report.seeds) / len(report.seeds)
+        for n in order_task.TESTED
     }

@@ -15,13 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.lab.common.synthetic import (
-    Example,
-    SyntheticTask,
-    TrainedModel,
-    small_encoder,
-    train_synthetic,
-)
+from regard.lab.common import synthetic
+from regard.lab.common.synthetic import Example, SyntheticTask, TrainedModel
 from regard.lab.positions.sinusoids import encodings, fit_map, map_error
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
@@ -54,11 +49,11 @@ class PositionResult:
 
 def position_kinds(bases: Sequence[float]) -> dict[str, dict[str, Any]]:
     """The kinds of positions that are compared, and the options of ModelConfig that select them."""
-    sinusoids = {
+    kinds: dict[str, dict[str, Any]] = {
         f"sinusoidal {base:,g}": {"positions": "sinusoidal", "position_base": base}
         for base in bases
     }
-    return sinusoids | {name: {"positions": name} for name in ("learned", "rotary", "none")}
+    return kinds | {name: {"positions": name} for name in ("learned", "rotary", "none")}
 
 
 def shifted(random: np.random.Generator, length: int, start: int = SHIFT) -> Example:
@@ -83,8 +78,8 @@ def train_kind(
     after_step: Callable[[TrainedModel], None],
 ) -> tuple[PositionResult, Transformer]:
     """Train on lengths up to TRAINED, for a number of steps or a time, and test."""
-    trained = train_synthetic(
-        small_encoder({**MODEL, **options}), shifted, range(TRAINED // 2, TRAINED + 1),
+    trained = synthetic.train_synthetic(
+        synthetic.small_encoder({**MODEL, **options}), shifted, range(TRAINED // 2, TRAINED + 1),
         steps=steps, seconds=seconds, training=TRAINING, device=device, seed=seed,
         after_step=after_step,
     )  # fmt: skip
@@ -97,7 +92,6 @@ def train_kind(
 
 
 def example_count(length: int) -> int:
-    """The number of test examples of a length."""
     return max(1, TEST_TOKENS // length)
 
 

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from regard.lab.common.report import ALL_COLUMNS, LabReport, Picture, line_styles, plain_table
-from regard.lab.positions.order_task import (
-    SHIFT,
-    TESTED,
-    TRAINED,
-    VOCABULARY,
-    PositionResult,
-)
+from regard.lab.positions.order_task import SHIFT, TESTED, TRAINED, VOCABULARY, PositionResult
 from regard.lab.positions.sinusoids import EULER, OFFSETS, Nearest, Quantity, encodings
 from regard.view.curves import Point, add_labels
 from regard.view.picture import COLOURS, DASHES, MARKERS
@@ -60,9 +54,8 @@ class PositionsReport(LabReport):
         return mean([(one.beyond if beyond else one.right)[length] for one in runs])
 
     def mean_map_errors(self) -> dict[str, tuple[float, float]]:
-        return {
-            name: mean([errors[name] for errors in self.map_errors]) for name in self.map_errors[0]
-        }
+        every = self.map_errors
+        return {name: mean([errors[name] for errors in every]) for name in every[0]}
 
     def model_quantities(self) -> list[Quantity]:
         """Theory about the models: a model without positions can only guess."""
@@ -195,11 +188,9 @@ class PositionsReport(LabReport):
     def pictures(self) -> list[Picture]:
         training = f"Predicting the token {SHIFT} places before, trained on up to {TRAINED} tokens"
         return [
-            Picture("positions", (16, 13), "Sinusoidal positions",
-                    lambda picture: draw_sinusoids(picture, self)),
-            Picture("positions-training", (16, 7.5), training,
-                    lambda picture: draw_training(picture, self)),
-        ]  # fmt: skip
+            Picture(self.command, (16, 13), "Sinusoidal positions", draw_sinusoids),
+            Picture(f"{self.command}-training", (16, 7.5), training, draw_training),
+        ]
 
 
 def quantity_table(quantities: Sequence[Quantity]) -> Table:
@@ -261,10 +252,8 @@ def draw_decay(panel: Axes, report: PositionsReport) -> None:
 
 def add_legend(panel: Axes) -> None:
     """A legend below the panel, where it covers nothing."""
-    panel.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False, handlelength=4,
-        fontsize=12,
-    )  # fmt: skip
+    look: dict[str, Any] = {"ncols": 2, "frameon": False, "handlelength": 4, "fontsize": 12}
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), **look)
 
 
 def draw_nearest(panel: Axes, report: PositionsReport) -> None:

@@ -14,10 +14,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from regard.lab.common.fits import fit_line
 from regard.model.positions import angles, sinusoids
 
 POSITIONS = (256, 2048, 16_384)  # numbers of positions of which all pairs are compared
@@ -108,9 +108,9 @@ def decay(length: int, d_model: int, base: float) -> list[Quantity]:
     quantities = [Quantity("PE(0)·PE(k) minus sum of cosines", base, change, 0.0, EXACT)]
     law = k[2 : int(min(length - 1, base / 4)) + 1]  # the law holds far from 1 and from the base
     if len(law) > 2:
-        slope, _ = fit_line(law.double().log().numpy(), products[law].numpy())
+        gradient = float(np.polyfit(law.double().log().numpy(), products[law].numpy(), 1)[0])
         theory = -1 / math.log(base)
-        quantities.append(Quantity("its slope over ln k", base, slope, theory, abs(theory) / 10))
+        quantities.append(Quantity("its slope over ln k", base, gradient, theory, abs(theory) / 10))
     below = (products < 0.5).nonzero()
     if len(below):
         theory = math.exp(-EULER) * math.sqrt(base)
@@ -166,10 +166,9 @@ def fit_map(rows: Tensor, offset: int) -> tuple[Tensor, Tensor]:
     the positions that were left out, [n/4], which are between the others."""
     p = torch.arange(len(rows) - offset)
     left_out = p % 4 == 2
-    solution = torch.linalg.lstsq(
-        rows[p[~left_out]], rows[p[~left_out] + offset], driver="gelsd"
-    ).solution  # of equally good ones the smallest
-    return solution, p[left_out]
+    used = p[~left_out]
+    fit = torch.linalg.lstsq(rows[used], rows[used + offset], driver="gelsd")
+    return fit.solution, p[left_out]  # of equally good solutions the smallest
 
 
 def map_error(matrix: Tensor, before: Tensor, after: Tensor) -> float:
@@ -186,10 +185,7 @@ def linear_maps(length: int, d_model: int, base: float) -> list[Quantity]:
     for offset in OFFSETS:
         fitted, left_out = fit_map(rows[:positions], offset)
         beyond = torch.arange(positions, 2 * positions - offset)
-        for name, matrix in (
-            ("by formula", linear_map(offset, d_model, base)),
-            ("fitted", fitted),
-        ):
+        for name, matrix in (("by formula", linear_map(offset, d_model, base)), ("fitted", fitted)):
             for where, p in (("between", left_out), ("beyond", beyond)):
                 error = map_error(matrix, rows[p], rows[p + offset])
                 key = f"{name}: error {where}"

@@ -16,13 +16,9 @@ from typing import Any
 
 from regard.device import choose_device, keep_freed_memory
 from regard.errors import InputError
+from regard.lab.common import recall_training
 from regard.lab.common.gradients import measure_reach
-from regard.lab.common.recall_training import (
-    QUESTIONS,
-    RecallModel,
-    RecallTraining,
-    recall_examples,
-)
+from regard.lab.common.recall_training import QUESTIONS, RecallModel, RecallTraining
 from regard.lab.common.synthetic import SyntheticTask
 from regard.lab.common.training import check_out, create_out
 from regard.lab.recall.report import RecallReport
@@ -64,7 +60,7 @@ def count_correct(
     trained: RecallModel, distances: Sequence[int], before: int, seed: int
 ) -> list[int]:
     """The number of correct predictions at each distance, of QUESTIONS."""
-    task = SyntheticTask(recall_examples(before))
+    task = SyntheticTask(recall_training.recall_examples(before))
     return [
         round(QUESTIONS * task.accuracy(trained.model, t + 1 + before, QUESTIONS, UNSEEN + seed))
         for t in distances

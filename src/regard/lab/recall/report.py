@@ -26,10 +26,8 @@ class RecallReport(common.LabReport):
     kinds: dict[str, dict[str, Any]]
 
     def figures(self) -> dict[str, Any]:
-        return {
-            **self.training.to_dict(), "chance": CHANCE, "questions": self.questions,
-            "kinds": self.kinds,
-        }  # fmt: skip
+        own = {"chance": CHANCE, "questions": self.questions, "kinds": self.kinds}
+        return self.training.to_dict() | own
 
     def csv_rows(self) -> list[dict[str, Any]]:
         return [
@@ -71,8 +69,9 @@ class RecallReport(common.LabReport):
         console.print(times, soft_wrap=True)
 
     def pictures(self) -> list[common.Picture]:
-        title = "Recall of a token so many steps back"
-        return [common.Picture(self.command, (14, 8.5), title, lambda picture: draw(picture, self))]
+        return [
+            common.Picture(self.command, (14, 8.5), "Recall of a token so many steps back", draw)
+        ]
 
 
 def format_accuracy(one: dict[str, Any]) -> str:
@@ -116,9 +115,8 @@ def draw_accuracies(panel: Axes, report: RecallReport) -> None:
         points = kind["accuracies"]
         # Slightly shifted, so that lines at the top do not cover each other.
         x = [one["distance"] * 1.015 ** (i - len(report.kinds) // 2) for one in points]
-        panel.plot(
-            x, [100 * one["accuracy"] for one in points], **style, label=kind["title"], zorder=3
-        )
+        y = [100 * one["accuracy"] for one in points]
+        panel.plot(x, y, **style, label=kind["title"], zorder=3)
         for at, one in zip(x, points, strict=True):
             ends = [100 * min(one["seeds"]), 100 * max(one["seeds"])]
             panel.plot([at, at], ends, color=style["color"], linewidth=1.5)

@@ -58,15 +58,12 @@ def measure_styles(options: TrainingOptions) -> StylesReport:
     keep_freed_memory()
     device = choose_device(options.device)
     console = make_console(stderr=True, quiet=options.quiet)
-    options = options.check(
-        NAME, QUALITY, {"model.style": "the styles are what is compared", **RESERVED}
-    )
+    reserved = {"model.style": "the styles are what is compared", **RESERVED}
+    options = options.check(NAME, QUALITY, reserved)
     values = options.sections()
     files = options.add_corpus(values, NAME)
-    styles, store, examples = plan(
-        options.task, options.preset or "tiny", values, files.get("test", files["valid"]),
-        options.quiet,
-    )  # fmt: skip
+    test, preset = files.get("test", files["valid"]), options.preset or "tiny"
+    styles, store, examples = plan(options.task, preset, values, test, options.quiet)
     training.create_out(options.out, NAME)
     for seed in options.seeds:
         for style in styles:
@@ -91,9 +88,8 @@ def measure_styles(options: TrainingOptions) -> StylesReport:
     for style, own in zip(styles, steps, strict=True):
         style.steps = own
     time_predictions(styles, timed, examples, device)
-    return StylesReport(
-        options.task, len(examples), list(options.seeds), machine_name(device), styles
-    )
+    seeds, machine = list(options.seeds), machine_name(device)
+    return StylesReport(options.task, len(examples), seeds, machine, styles)
 
 
 def plan(
@@ -143,7 +139,7 @@ def parameters(model: ModelConfig) -> int:
 
 def evaluate(style: StyleResult, model: Model, examples: list[Any], with_intervals: bool) -> None:
     """Add the metrics on the test data with greedy search, and their 95% intervals."""
-    evaluation = training.evaluate_greedy(model, examples)
+    evaluation = model.evaluate(examples, **GREEDY)
     scores = dict(evaluation.scores)
     if evaluation.answers:
         exact = np.array(list(map(str.__eq__, evaluation.answers, evaluation.references)))

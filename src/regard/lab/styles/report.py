@@ -71,21 +71,17 @@ class StyleResult:
             if self.written:
                 decoding[f"batch_{batch}"]["ms_per_token"] = sentence / self.written
         return {
-            "layers": self.layers,
-            "parameters": self.parameters,
+            "layers": self.layers, "parameters": self.parameters,
             "quality": {name: self.quality(name) for name in QUALITY[self.config.task]},
             "training": {
-                "seconds": self.seconds,
-                "batch_tokens": self.config.training.batch_tokens,
+                "seconds": self.seconds, "batch_tokens": self.config.training.batch_tokens,
                 "examples_per_step": statistics.mean(count for _, count, _ in self.steps),
                 "ms_per_step": 1000 * median(seconds for seconds, _, _ in self.steps),
                 "targets_per_second": median(n / seconds for seconds, _, n in self.steps),
             },
-            "decoding": decoding,
-            "tokens_read": self.read,
-            "target_share": self.targets / self.read,
-            "runs": [str(run) for run in self.runs],
-        }
+            "decoding": decoding, "tokens_read": self.read,
+            "target_share": self.targets / self.read, "runs": [str(run) for run in self.runs],
+        }  # fmt: skip
 
 
 @dataclass
@@ -136,16 +132,14 @@ class StylesReport(LabReport):
 
     def pictures(self) -> list[Picture]:
         title = f"Three styles, one task: {self.task}"
-        return [Picture(self.command, (16, 7.5), title, lambda picture: draw(picture, self))]
+        return [Picture(self.command, (16, 7.5), title, draw)]
 
 
 def cells(one: dict[str, Any]) -> list[tuple[str, str]]:
     """The column of a style: (name, figure) of each row."""
     training, decoding = one["training"], one["decoding"]
-    rows = [
-        ("layers", " + ".join(map(str, one["layers"]))),
-        ("parameters", f"{one['parameters']:,}"),
-    ]
+    layers = " + ".join(map(str, one["layers"]))
+    rows = [("layers", layers), ("parameters", f"{one['parameters']:,}")]
     for name, quality in one["quality"].items():
         rows.append((metric_name(name), figure(name, quality["value"])))
         if "spread" in quality:
@@ -247,17 +241,13 @@ def draw_quality(panel: Axes, name: str, styles: list[StyleResult]) -> None:
     )
     bar = "deviation over seeds" if len(styles[0].runs) > 1 else "95% interval"
     panel.set_title(f"Quality and time of a prediction (bar: {bar})", loc="left", pad=14)
-    panel.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False,
-        title="area of a mark: parameters",
-    )  # fmt: skip
+    where: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
+    panel.legend(**where, frameon=False, title="area of a mark: parameters")
 
 
 def mean_curve(style: StyleResult, key: str) -> Curves:
     """The validation scores of a style, as means over its seeds."""
     runs = [read_curves(run, style.name).series[key] for run in style.runs]
-    points = [
-        Point(at[0].step, statistics.mean(point.value for point in at))
-        for at in zip(*runs, strict=False)
-    ]
+    places = zip(*runs, strict=False)
+    points = [Point(at[0].step, statistics.mean(point.value for point in at)) for at in places]
     return Curves(style.name, points[-1].step, {key: points}, {})
