@@ -14,12 +14,8 @@ from regard.errors import InputError
 
 
 def choose_device(name: str, index: int = 0) -> torch.device:
-    """The device called `name`; `auto` is the GPU if there is one, otherwise the CPU.
-
-    Args:
-        name: auto, cpu or cuda.
-        index: which GPU to use.
-    """
+    """The device called `name`: auto (the GPU if there is one, otherwise the CPU), cpu, or cuda
+    (the GPU with this index)."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -30,10 +26,8 @@ def choose_device(name: str, index: int = 0) -> torch.device:
 def choose_dtype(name: str, device: torch.device, fast_bfloat16: Callable[[], bool]) -> torch.dtype:
     """The dtype called `name`; `auto` is bfloat16 where it is faster, otherwise float32.
 
-    Args:
-        name: auto or the name of a dtype.
-        device: where the products are computed; on a GPU, bfloat16 is always faster.
-        fast_bfloat16: whether bfloat16 is faster on this CPU; called only if that is needed.
+    fast_bfloat16: whether bfloat16 is faster on this CPU (on a GPU it always is); called only if
+    that is needed.
     """
     if name == "auto":
         name = "bfloat16" if device.type == "cuda" or fast_bfloat16() else "float32"

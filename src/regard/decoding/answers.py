@@ -118,21 +118,21 @@ class Records:
             if not options.temperature:
                 self.blocked &= ~self.ended.any((0, 2))[:, None]
 
-    def best(self, given: Numbers, before: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    def best(self, lengths: Numbers, before: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """The n best outputs of each sentence: last step, candidate and score, [B, n] each. Where
         there are fewer than n, the score is minus infinity.
 
-        given[B], before[B]: the length of each prefix, and its log-probability.
+        lengths[B], before[B]: the length of each prefix, and its log-probability.
         """
         step = np.arange(len(self.token))[:, None]
         final = (self.ended & (step <= self.last)[..., None]) | self.cut | self.blocked
         c, t, b = np.moveaxis(final, -1, 0).nonzero()
         score = self.score[t, b, c] + before[b]
-        score /= penalty(t + 1 + given[b], self.options.length_penalty)
+        score /= penalty(t + 1 + lengths[b], self.options.length_penalty)
         order = np.lexsort((c, t, -score, b))
         t, b, c, score = t[order], b[order], c[order], score[order]
         place = np.arange(len(b)) - np.searchsorted(b, b)  # rank within its sentence
-        shape = len(given), self.options.n_best
+        shape = len(lengths), self.options.n_best
         steps, candidates = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         scores = np.full(shape, -np.inf)
         chosen = place < self.options.n_best
@@ -183,39 +183,31 @@ class Records:
 
 
 def read_answers(
-    options: DecodingConfig,
-    recorded: Numbers,
-    limits: Sequence[int],
-    given: Sequence[tuple[Sequence[int], Sequence[float]]],
-    history: bool = False,
-) -> list[Answer]:
+    options: DecodingConfig, recorded: Numbers, limits: Sequence[int],
+    prefixes: Sequence[tuple[Sequence[int], Sequence[float]]], history: bool = False,
+) -> list[Answer]:  # fmt: skip
     """The best answer of each sentence, with the rest of the n-best list in `others`.
 
-    Args:
-        options: the options of the search.
-        recorded: Beams.records, [T, B, C, 4].
-        limits: the largest number of steps of each sentence.
-        given: the prefix of each output, and its log-probabilities.
-        history: whether to add the candidates of every step.
+    recorded: Beams.records, [T, B, C, 4]. limits: the largest number of steps of each sentence.
+    prefixes: of the outputs, with their log-probabilities. history: add all candidates.
     """
     records = Records(options, recorded, limits)
-    tokens_before = np.array([len(tokens) for tokens, _ in given])
-    score_before = np.array([sum(logprobs) for _, logprobs in given])
-    step, candidate, score = records.best(tokens_before, score_before)
+    lengths = np.array([len(tokens) for tokens, _ in prefixes])
+    scores = np.array([sum(logprobs) for _, logprobs in prefixes])
+    step, candidate, score = records.best(lengths, scores)
     tokens, logprobs = records.trace(step, candidate)
     row = np.arange(len(step))[:, None]
     ended, cut = records.ended[step, row, candidate], records.cut[step, row, candidate]
     stopped = np.where(ended, "end", np.where(cut, "length", "blocked"))
     # Convert to lists in one call: reading single elements of an array is slow.
-    columns = (
-        x.reshape(-1, *x.shape[2:]).tolist() for x in (step, tokens, logprobs, score, stopped)
-    )
+    arrays = step, tokens, logprobs, score, stopped
+    columns = (x.reshape(-1, *x.shape[2:]).tolist() for x in arrays)
     made = [
         Answer(its_tokens[: last + 1], its[: last + 1], total, why)
         for last, its_tokens, its, total, why in zip(*columns, strict=True)
     ]
     best_answers, most = [], step.shape[1]
-    for b, (old_tokens, old_logprobs) in enumerate(given):
+    for b, (old_tokens, old_logprobs) in enumerate(prefixes):
         answers = [one for one in made[b * most : (b + 1) * most] if one.score > -np.inf]
         if not answers:  # not even a first token was allowed
             answers = [scored_answer(old_tokens, old_logprobs, options.length_penalty, "blocked")]
@@ -223,11 +215,10 @@ def read_answers(
             for one in answers:
                 one.tokens = [*old_tokens, *one.tokens]
                 one.logprobs = [*old_logprobs, *one.logprobs]
-        best = answers[0]
-        best.others = answers[1:]
+        answers[0].others = answers[1:]
         if history:
-            best.history = records.history(b)
-        best_answers.append(best)
+            answers[0].history = records.history(b)
+        best_answers.append(answers[0])
     return best_answers
 
 

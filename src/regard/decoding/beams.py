@@ -34,24 +34,14 @@ TOKEN, PARENT, LOGPROB, SCORE = range(4)  # the fields of a candidate in the rec
 class Beams:
     """The hypotheses of B sentences. Call `load`, then `restart`, then `advance` once per step.
 
-    Args:
-        options: the decoding options.
-        sentences: B.
-        steps: the largest number of steps of a sentence.
-        prefix: the largest number of tokens that an output has before the search.
-        eos: the token that ends an output.
-        device: where the tensors are.
+    steps, prefix: the largest number of steps of a sentence, and of tokens that an output has
+    before the search. eos: the token that ends an output.
     """
 
     def __init__(
-        self,
-        options: DecodingConfig,
-        sentences: int,
-        steps: int,
-        prefix: int,
-        eos: int,
+        self, options: DecodingConfig, sentences: int, steps: int, prefix: int, eos: int,
         device: torch.device,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.options, self.eos, self.width, self.prefix = options, eos, options.width, prefix
         self.sampling = options.temperature > 0
         self.candidates = candidates_of(options)  # C
@@ -85,22 +75,11 @@ class Beams:
             self.sequences = zeros(sentences, width, prefix + steps)
 
     def load(
-        self,
-        newest: Sequence[int],
-        limits: Sequence[int],
-        prefixes: Sequence[Sequence[int]],
+        self, newest: Sequence[int], limits: Sequence[int], prefixes: Sequence[Sequence[int]],
         noise_keys: Sequence[bytes],
-    ) -> None:
-        """Set the inputs of a search. There may be fewer than B sentences; the others are done
-        before the first step.
-
-        Args:
-            newest: the last known token of each sentence, which the first step reads.
-            limits: the largest number of steps of each sentence.
-            prefixes: the tokens of each output that are given.
-            noise_keys: with the seed, what the random numbers of each sentence depend on (for
-                sampling).
-        """
+    ) -> None:  # fmt: skip
+        """Set the inputs of a search, which are those of the `Job` with the same names. There may
+        be fewer than B sentences; the others are done before the first step."""
         count = len(limits)
         inputs = np.zeros(self.inputs.shape, np.int64)
         min_steps = [self.options.min_length - len(tokens) for tokens in prefixes]
@@ -176,12 +155,8 @@ class Beams:
         total = (self.scores[..., None] + logprob).flatten(1)
         score, chosen = total.topk(self.candidates)
         parent = chosen.div(most, rounding_mode="floor")
-        return (
-            token.flatten(1).gather(1, chosen),
-            parent,
-            logprob.flatten(1).gather(1, chosen),
-            score,
-        )
+        token, logprob = (x.flatten(1).gather(1, chosen) for x in (token, logprob))
+        return token, parent, logprob, score
 
     def _draw(self, logprobs: Tensor) -> tuple[Tensor, ...]:
         """One sampled token for each hypothesis: token, parent, log-probability, score."""

@@ -1,4 +1,5 @@
-"""The input of a search: requests, their limits, and how they are grouped into batches."""
+"""The input of a search: requests, their limits, how they are grouped into batches, and the `Job`
+that a decoding engine gets."""
 
 from __future__ import annotations
 
@@ -20,15 +21,12 @@ SCORED_TOKENS = 4_096  # tokens of one batch that is only scored
 class Request:
     """One sentence to decode.
 
-    Attributes:
-        source: the encoder's input; for a decoder-only model, the prompt before the output.
-        prefix: the tokens that the output starts with.
-        limit: the largest number of tokens of the output, including the prefix and <eos>;
-            None: decoding.max_length decides.
+    limit: the largest number of tokens of the output, including the prefix and <eos>; None:
+    decoding.max_length decides.
     """
 
-    source: Sequence[int]
-    prefix: Sequence[int] = ()
+    source: Sequence[int]  # the encoder's input; without an encoder, the prompt before the output
+    prefix: Sequence[int] = ()  # the tokens that the output starts with
     limit: int | None = None
 
     def check(self, model: ModelConfig) -> None:
@@ -69,6 +67,23 @@ class Request:
         """What the random numbers of this request depend on besides the seed: its own tokens, and
         nothing else in the batch."""
         return repr((list(self.source), list(self.prefix))).encode()
+
+
+@dataclass(frozen=True)
+class Job:
+    """The batch of sentences that one search decodes; each sequence has one entry per sentence."""
+
+    options: DecodingConfig
+    limits: Sequence[int]  # the largest number of steps
+    prefixes: Sequence[Sequence[int]]  # the tokens that the outputs start with
+    noise_keys: Sequence[bytes]  # for sampling; empty otherwise
+    sources: Sequence[Sequence[int]] | None  # the encoder's input, where there is an encoder
+    read: Sequence[Sequence[int]]  # what the decoder reads before the first step: all or none
+    newest: Sequence[int]  # the token that the first step reads
+
+    @property
+    def longest_prefix(self) -> int:
+        return max(len(tokens) for tokens in self.prefixes)
 
 
 def until_eos(tokens: Sequence[int]) -> list[int]:

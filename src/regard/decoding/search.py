@@ -15,9 +15,8 @@ import torch
 
 from regard.config.sections import DecodingConfig
 from regard.decoding.answers import Answer, open_paths, read_answers, scored_answer
-from regard.decoding.engines import choose_engine
-from regard.decoding.engines.job import Engine, Job
-from regard.decoding.requests import BATCH_TOKENS, Request, by_size, until_eos
+from regard.decoding.engines import Engine, choose_engine
+from regard.decoding.requests import BATCH_TOKENS, Job, Request, by_size, until_eos
 from regard.decoding.score import score
 from regard.decoding.slots import fill_slots
 from regard.errors import InputError
@@ -27,17 +26,11 @@ from regard.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Details:
-    """What to add to each answer. No detail changes the tokens or the score of an answer.
+    """What to add to each answer. No detail changes the tokens or the score of an answer."""
 
-    Attributes:
-        history: the candidates of every step.
-        alternatives: the number of most probable tokens at each place.
-        attention: the attention weights.
-    """
-
-    history: bool = False
-    alternatives: int = 0
-    attention: bool = False
+    history: bool = False  # the candidates of every step
+    alternatives: int = 0  # the number of most probable tokens at each place
+    attention: bool = False  # the attention weights
 
     def __post_init__(self) -> None:
         if not isinstance(self.alternatives, int) or self.alternatives < 0:
@@ -49,12 +42,9 @@ NO_DETAILS = Details()
 
 @torch.no_grad()
 def decode(
-    model: Transformer,
-    requests: Sequence[Request],
-    options: DecodingConfig,
-    details: Details = NO_DETAILS,
-    batch_tokens: int | None = None,
-) -> list[Answer]:
+    model: Transformer, requests: Sequence[Request], options: DecodingConfig,
+    details: Details = NO_DETAILS, batch_tokens: int | None = None,
+) -> list[Answer]:  # fmt: skip
     """Decode requests. Returns one answer per request, in order.
 
     Args:
@@ -175,16 +165,12 @@ class Search:
     def answers(self, history: bool = False) -> list[Answer]:
         """The best answers so far, one for each request; `history` adds the candidates of each
         step."""
-        prefixes = [
-            (tokens, one.logprobs) for tokens, one in zip(self.prefixes, self.scored, strict=True)
-        ]
-        found: dict[int, Answer] = {}
+        logprobs, penalty = [one.logprobs for one in self.scored], self.options.length_penalty
+        prefixes = list(zip(self.prefixes, logprobs, strict=True))
+        answers = [scored_answer(*prefix, penalty, "prefix") for prefix in prefixes]
         if self.engine is not None:
             old = [prefixes[i] for i in self.searched]
             best = read_answers(self.options, self.engine.records(), self.limits, old, history)
-            found = dict(zip(self.searched, best, strict=True))
-        penalty = self.options.length_penalty
-        return [
-            found[i] if i in found else scored_answer(*prefix, penalty, "prefix")
-            for i, prefix in enumerate(prefixes)
-        ]
+            for i, answer in zip(self.searched, best, strict=True):
+                answers[i] = answer
+        return answers

@@ -33,17 +33,16 @@ def fill_slots(
             "sampling, n_best, a prefix, min_length or no_repeat"
         )
     matrix = model.output_matrix()
-    budget = BATCH_TOKENS["cuda" if matrix.is_cuda else "cpu"]
     by_index: dict[int, Answer] = {}
-    for batch in by_size([len(request.source) for request in requests], budget):
+    sizes = [len(request.source) for request in requests]
+    for batch in by_size(sizes, BATCH_TOKENS[matrix.device.type]):
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
         slots = row.tokens == Tokenizer.mask
         vectors = model.head.words(hidden(model, row)[slots])
         best = linear(vectors, matrix, model.head.bias).log_softmax(-1, dtype=torch.float32).max(1)
         counts = [list(requests[i].source).count(Tokenizer.mask) for i in batch]
-        for i, tokens, logprobs in zip(
-            batch, best.indices.split(counts), best.values.split(counts), strict=True
-        ):
+        parts = best.indices.split(counts), best.values.split(counts)
+        for i, tokens, logprobs in zip(batch, *parts, strict=True):
             most = requests[i].most(model.config, options)
             by_index[i] = read(tokens[:most].tolist(), logprobs.tolist(), requests[i], options)
     return [by_index[i] for i in range(len(requests))]

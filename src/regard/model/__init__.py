@@ -1,1 +1,1 @@
-"""The architecture, and nothing else: configuration, positions, attention, block, Transformer."""
+"""The architecture, and nothing else: positions, attention, block, Transformer, cache."""

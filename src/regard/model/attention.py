@@ -19,6 +19,8 @@ from regard.model.positions import Rotation
 from regard.model.visibility import Visibility
 from regard.ops.reference import attention_weights
 
+AttentionWeights = list[list[Tensor]]  # layer, sequence -> [H, n, m]
+
 
 class Plan:
     """What one kind of attention (encoder, decoder, cross) of a batch needs besides queries, keys
@@ -28,15 +30,9 @@ class Plan:
     """
 
     def __init__(
-        self,
-        query_lengths: Sequence[int],
-        key_lengths: Sequence[int],
-        visibility: Visibility,
-        *,
-        backend: str = "auto",
-        device: torch.device | str = "cpu",
-        dropout: float = 0.0,
-    ) -> None:
+        self, query_lengths: Sequence[int], key_lengths: Sequence[int], visibility: Visibility, *,
+        backend: str = "auto", device: torch.device | str = "cpu", dropout: float = 0.0,
+    ) -> None:  # fmt: skip
         self.query_lengths, self.key_lengths = tuple(query_lengths), tuple(key_lengths)
         self.visibility, self.device = visibility, torch.device(device)
         if len(self.query_lengths) != len(self.key_lengths):
@@ -72,12 +68,14 @@ class Plan:
 
     def weights(self, query: Tensor, key: Tensor) -> list[Tensor]:
         """The attention weights of each sequence, [H, n, m], for any backend."""
+        parts = query.split(self.query_lengths), key.split(self.key_lengths)
         return [
             attention_weights(q, k, self.visibility.matrix(len(q), len(k)).to(q.device))
-            for q, k in zip(
-                query.split(self.query_lengths), key.split(self.key_lengths), strict=True
-            )
+            for q, k in zip(*parts, strict=True)
         ]
+
+
+SelfPlan = Plan | CachedSelf | Reading  # self-attention: the full pass, a step, or a prompt
 
 
 class MultiHeadAttention(nn.Module):
@@ -96,13 +94,9 @@ class MultiHeadAttention(nn.Module):
         self.output = Linear(self.width, config.d_model, bias=config.bias)  # W^O
 
     def forward(
-        self,
-        x: Tensor,
-        plan: Plan | CachedSelf | Reading | None,
-        memory: Tensor | CachedMemory | None = None,
-        rotation: Rotation | None = None,
-        capture: list[list[Tensor]] | None = None,
-    ) -> Tensor:
+        self, x: Tensor, plan: SelfPlan | None, memory: Tensor | CachedMemory | None = None,
+        rotation: Rotation | None = None, capture: AttentionWeights | None = None,
+    ) -> Tensor:  # fmt: skip
         """x[N, D], memory[M, D] for cross-attention -> [N, D]."""
         if memory is None:
             query, key, value = ops.split_heads(self.query_key_value(x), 3, self.heads)

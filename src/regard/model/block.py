@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from regard import ops
 from regard.config.model import ModelConfig
-from regard.model.attention import MultiHeadAttention, Plan
-from regard.model.cache import CachedMemory, CachedSelf, Reading
+from regard.model.attention import AttentionWeights, MultiHeadAttention, Plan, SelfPlan
+from regard.model.cache import CachedMemory
 from regard.model.linear import Linear
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.positions import Rotation
@@ -88,15 +88,10 @@ class Block(nn.Module):
         self.feed_forward_norm = AddAndNorm(config)
 
     def forward(
-        self,
-        x: Tensor,
-        plan: Plan | CachedSelf | Reading | RowPlan,
-        memory: Tensor | CachedMemory | None = None,
-        cross_plan: Plan | None = None,
-        rotation: Rotation | None = None,
-        capture: list[list[Tensor]] | None = None,
-        cross_capture: list[list[Tensor]] | None = None,
-    ) -> Tensor:
+        self, x: Tensor, plan: SelfPlan | RowPlan, memory: Tensor | CachedMemory | None = None,
+        cross_plan: Plan | None = None, rotation: Rotation | None = None,
+        capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
+    ) -> Tensor:  # fmt: skip
         """x[N, D], memory[M, D] -> [N, D]."""
         if not isinstance(plan, RowPlan):
             x = self.self_attention_norm(

@@ -31,21 +31,16 @@ if TYPE_CHECKING:
 class Cache:
     """The state of decoding B sentences together, W hypotheses each."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        sentences: int,
-        width: int,
-        slots: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.config, self.width, self.slots = config, width, slots
-        shape = (sentences, config.heads, slots, config.head_size)
+    PER_SENTENCE = "visible", "positions", "slot_positions", "memory_mask", "memory_lengths"
 
-        self.slots_of = [  # keys and values of each layer
-            torch.zeros(2, *shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)
-        ]
+    def __init__(
+        self, config: ModelConfig, sentences: int, width: int, slots: int, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.config, self.width, self.slots = config, width, slots
+        shape = (2, sentences, config.heads, slots, config.head_size)
+        layers = range(config.decoder_layers)
+        self.slots_of = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
         self.keys = [both[0] for both in self.slots_of]  # [B, H, slots, K]
         self.values = [both[1] for both in self.slots_of]
         self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]
@@ -69,17 +64,13 @@ class Cache:
         self.used = 0
 
     def per_sentence(self) -> dict[str, Tensor]:
-        """What belongs to a sentence and goes where it goes."""
-        tensors = {"visible": self.visible, "positions": self.positions}
-        tensors["slot_positions"] = self.slot_positions
-        for name, layers in (("keys", self.keys), ("values", self.values)):
-            tensors |= {f"{name}{i}": layer for i, layer in enumerate(layers)}
+        """The tensors whose first dimension is the sentence."""
+        tensors = {name: getattr(self, name) for name in self.PER_SENTENCE}
+        for i, (key, value) in enumerate(zip(self.keys, self.values, strict=True)):
+            tensors |= {f"keys{i}": key, f"values{i}": value}
         for i, (key, value) in enumerate(self.memory):
             tensors |= {f"memory_keys{i}": key, f"memory_values{i}": value}
-        for name in ("memory_mask", "memory_lengths"):
-            if getattr(self, name) is not None:
-                tensors[name] = getattr(self, name)
-        return tensors
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def remember(self, source_lengths: Sequence[int], memory: list[tuple[Tensor, ...]]) -> None:
         """Keep each layer's keys and values of the memory, packed [M, H, K], as rectangles."""
@@ -91,9 +82,8 @@ class Cache:
             (k[rows].transpose(1, 2).to(dtype), v[rows].transpose(1, 2).to(dtype))
             for k, v in memory
         ]
-        self.memory_mask = None
         if not bool(real.all()):
-            self.memory_mask = to_add(real[:, None, None].to(rows.device), self.keys[0].dtype)
+            self.memory_mask = to_add(real[:, None, None].to(rows.device), dtype)
 
     def began(self, lengths: Sequence[int]) -> None:
         """`lengths[b]` tokens of sentence b have been read: all its hypotheses see them."""
@@ -107,18 +97,15 @@ class Cache:
         self.uneven = self.uneven or min(lengths) != max(lengths)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these sentences only (rising numbers); the others are forgotten."""
+        """Continue with these sentences only (rising numbers); the others are forgotten."""
         for i, both in enumerate(self.slots_of):
             both[:, : len(rows), :, : self.used] = both[:, rows, :, : self.used]
             self.slots_of[i] = both[:, : len(rows)]
             self.keys[i], self.values[i] = self.slots_of[i].unbind()
         self.memory = [(key[rows], value[rows]) for key, value in self.memory]
-        if self.memory_mask is not None:
-            self.memory_mask = self.memory_mask[rows]
-        if self.memory_lengths is not None:
-            self.memory_lengths = self.memory_lengths[rows]
-        self.visible, self.positions = self.visible[rows], self.positions[rows]
-        self.slot_positions = self.slot_positions[rows]
+        for name in self.PER_SENTENCE:
+            if (tensor := getattr(self, name)) is not None:
+                setattr(self, name, tensor[rows])
 
 
 class Step:

@@ -45,8 +45,7 @@ class Head(nn.Module):
         """The vectors that the output matrix turns into logits: [N, D]."""
         if self.kind != "masked-language-model":
             return hidden
-        transformed: Tensor = self.norm(F.gelu(self.transform(hidden)))
-        return transformed
+        return self.norm(F.gelu(self.transform(hidden)))
 
 
 def pool(hidden: Tensor, row: Packed, how: str) -> Tensor:

@@ -38,12 +38,10 @@ def dequantise(numbers: Tensor, scale: Tensor) -> Tensor:
 
 def quantise_all(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every matrix in int8 and its scales; other tensors are small and stay as they are."""
-    small: dict[str, Tensor] = {}
+    small = dict(tensors)
     for name, tensor in tensors.items():
         if tensor.dim() == 2:
             small[name], small[name + SUFFIX] = quantise(tensor)
-        else:
-            small[name] = tensor
     return small
 
 

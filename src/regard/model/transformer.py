@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from regard import ops
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.model.attention import MultiHeadAttention, Plan
+from regard.model.attention import AttentionWeights, MultiHeadAttention, Plan, SelfPlan
 from regard.model.block import Block, make_norm
 from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
 from regard.model.head import Head
@@ -36,9 +37,9 @@ class Capture:
     Row i of a head's matrix says where query i looks and sums to 1. Dropout is not in it.
     """
 
-    encoder: list[list[Tensor]] = field(default_factory=list)
-    decoder: list[list[Tensor]] = field(default_factory=list)
-    cross: list[list[Tensor]] = field(default_factory=list)
+    encoder: AttentionWeights = field(default_factory=list)
+    decoder: AttentionWeights = field(default_factory=list)
+    cross: AttentionWeights = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,10 @@ class Stack(nn.Module):
         return Rotation(positions, self.config.head_size, self.config.position_base)
 
     def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        plans: Sequence[Plan | CachedSelf | Reading | RowPlan],
-        memories: Sequence[Tensor | CachedMemory] | None = None,
-        cross_plan: Plan | None = None,
-        capture: list[list[Tensor]] | None = None,
-        cross_capture: list[list[Tensor]] | None = None,
-    ) -> Tensor:
+        self, x: Tensor, positions: Tensor, plans: Sequence[SelfPlan | RowPlan],
+        memories: Sequence[Tensor | CachedMemory] | None = None, cross_plan: Plan | None = None,
+        capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
+    ) -> Tensor:  # fmt: skip
         """x[N, D] -> [N, D]; a plan and a memory for each layer (the same, unless cached)."""
         rotation = self.rotation(positions)
         for i, block in enumerate(self.layers):
@@ -149,25 +145,18 @@ class Transformer(nn.Module):
     # ---- the full pass ------------------------------------------------------------------
 
     def forward(
-        self,
-        source: Packed | None = None,
-        target: Packed | None = None,
+        self, source: Packed | None = None, target: Packed | None = None,
         capture: Capture | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Logits: [N, V] of the target's tokens, or of the source's for an encoder; a
         classifier gives [B, classes], pooling [B, D]."""
-        rows = self._check(source, target)
         hidden = self.hidden(source, target, capture)
-        return self.head(hidden, rows, self.output_matrix())
+        return self.head(hidden, source if target is None else target, self.output_matrix())
 
     def hidden(
-        self,
-        source: Packed | None = None,
-        target: Packed | None = None,
-        capture: Capture | None = None,
-        backend: str | None = None,
-        plans: Plans | None = None,
-    ) -> Tensor:
+        self, source: Packed | None = None, target: Packed | None = None,
+        capture: Capture | None = None, backend: str | None = None, plans: Plans | None = None,
+    ) -> Tensor:  # fmt: skip
         """The last layer's output before the head: [N, D].
 
         backend: the attention backend of this call, by default the model's.
@@ -175,80 +164,77 @@ class Transformer(nn.Module):
         """
         self._check(source, target)
         plans = self.plans(source, target, backend) if plans is None else plans
-        memory = None if source is None else self.encode(source, capture, plan=plans.encoder)
+        memory = None if source is None else self.encode(source, capture, plans)
         if target is None:
             assert memory is not None
             return memory
-        return self.decode(
-            target, memory, source, capture, plan=plans.decoder, cross_plan=plans.cross
-        )
+        return self.decode(target, memory, source, capture, plans=plans)
 
     def plans(
         self, source: Packed | None, target: Packed | None, backend: str | None = None
     ) -> Plans:
-        """The attention plans of a batch."""
-        encoder = None if source is None else self._encoder_plan(source, backend)
-        if target is None:
-            return Plans(encoder)
-        return Plans(encoder, *self._decoder_plans(target, source, backend))
+        """The attention plans of a batch; backend: as in `hidden`."""
+        encoder: Plan | RowPlan | None = None
+        decoder = cross = None
+        window = self.config.window
+        if source is not None and self.config.mixer != "attention":
+            encoder = RowPlan(source.lengths, source.tokens.device)
+        elif source is not None:
+            encoder = self._plan(source, source, Visibility(window=window), backend)
+        if target is not None:
+            decoder = self._plan(target, target, Visibility(causal=True, window=window), backend)
+            if source is not None:
+                cross = self._plan(target, source, Visibility(), backend)
+        return Plans(encoder, decoder, cross)
+
+    def _plan(
+        self, queries: Packed, keys: Packed, visibility: Visibility, backend: str | None
+    ) -> Plan:
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return Plan(
+            queries.lengths, keys.lengths, visibility,
+            backend=backend or self.backend, device=queries.tokens.device, dropout=dropout,
+        )  # fmt: skip
 
     def encode(
-        self,
-        source: Packed,
-        capture: Capture | None = None,
-        backend: str | None = None,
-        plan: Plan | RowPlan | None = None,
+        self, source: Packed, capture: Capture | None = None, plans: Plans | None = None
     ) -> Tensor:
-        """source -> memory[M, D]; `backend` and `plan` as in `hidden`."""
+        """source -> memory[M, D]; plans: as in `hidden`."""
         assert self.encoder is not None
-        plan = self._encoder_plan(source, backend) if plan is None else plan
+        plan = (self.plans(source, None) if plans is None else plans).encoder
         positions = source.positions()
         rows = self.encoder.rows_until(max(source.lengths), positions.device)
         x = self.encoder.embed(self.table("source"), source.tokens, positions, rows)
         weights = None if capture is None else capture.encoder
-        plans = [plan] * len(self.encoder.layers)
-        return self.encoder(x, positions, plans, capture=weights)
+        return self.encoder(x, positions, [plan] * len(self.encoder.layers), capture=weights)
 
     def decode(
-        self,
-        target: Packed,
-        memory: Tensor | None = None,
-        source: Packed | None = None,
-        capture: Capture | None = None,
-        cache: Cache | None = None,
-        backend: str | None = None,
-        plan: Plan | None = None,
-        cross_plan: Plan | None = None,
-    ) -> Tensor:
+        self, target: Packed, memory: Tensor | None = None, source: Packed | None = None,
+        capture: Capture | None = None, cache: Cache | None = None, plans: Plans | None = None,
+    ) -> Tensor:  # fmt: skip
         """target, and memory[M, D] with the source it was computed from -> [N, D]; a cache keeps
-        keys and values for later steps. `backend` and the plans as in `hidden`."""
+        keys and values for later steps. plans: as in `hidden`."""
         assert self.decoder is not None
         layers = len(self.decoder.layers)
-        if plan is None:
-            plan, cross_plan = self._decoder_plans(target, source, backend)
-        plans: list[Plan | CachedSelf | Reading] = [plan] * layers
+        plans = self.plans(source, target) if plans is None else plans
+        assert plans.decoder is not None
+        selves: list[SelfPlan] = [plans.decoder] * layers
         if cache is not None:
-            plans = [Reading(plan, cache, layer) for layer in range(layers)]
+            selves = [Reading(plans.decoder, cache, layer) for layer in range(layers)]
         memories = None if memory is None else [memory] * layers
         positions = target.positions()
         rows = self.decoder.rows_until(max(target.lengths), positions.device)
         x = self.decoder.embed(self.table("target"), target.tokens, positions, rows)
         lists = (None, None) if capture is None else (capture.decoder, capture.cross)
-        return self.decoder(x, positions, plans, memories, cross_plan, *lists)
+        return self.decoder(x, positions, selves, memories, plans.cross, *lists)
 
     # ---- step by step -------------------------------------------------------------------
 
     @torch.no_grad()
     def start(
-        self,
-        source: Packed | None = None,
-        read: Packed | None = None,
-        *,
-        sentences: int = 1,
-        width: int = 1,
-        steps: int,
-        backend: str | None = None,
-    ) -> Cache:
+        self, source: Packed | None = None, read: Packed | None = None, *,
+        sentences: int = 1, width: int = 1, steps: int, backend: str | None = None,
+    ) -> Cache:  # fmt: skip
         """A cache for a search of at most `steps` steps, with `width` hypotheses a sentence.
 
         source: the input of the encoder, if there is one.
@@ -268,12 +254,12 @@ class Transformer(nn.Module):
                 sentences = len(row)
         before = 0 if read is None else max(read.lengths)
         cache = self.empty_cache(sentences, width, before, steps)
-        memory = None
+        plans, memory = self.plans(source, read, backend), None
         if source is not None:
-            memory = self.encode(source, backend=backend)
+            memory = self.encode(source, plans=plans)
             cache.remember(source.lengths, self.project(memory))
         if read is not None:
-            self.decode(read, memory, source, cache=cache, backend=backend)
+            self.decode(read, memory, source, cache=cache, plans=plans)
             cache.began(read.lengths)
         return cache
 
@@ -282,8 +268,7 @@ class Transformer(nn.Module):
         assert self.decoder is not None
         weight = self.table("target").weight
         slots, places = before + steps * width, before + steps
-        dtype = ops.cache_dtype(weight)
-        cache = Cache(self.config, sentences, width, slots, dtype, weight.device)
+        cache = Cache(self.config, sentences, width, slots, ops.cache_dtype(weight), weight.device)
         if self.config.positions == "learned":
             places = min(places, self.config.max_length)
         cache.position_rows = self.decoder.position_rows(torch.arange(places, device=weight.device))
@@ -292,12 +277,8 @@ class Transformer(nn.Module):
     def project(self, memory: Tensor) -> list[tuple[Tensor, ...]]:
         """The memory's keys and values for every layer of the decoder: [M, H, K] each."""
         assert self.decoder is not None
-        projected = []
-        for block in self.decoder.layers:
-            attention = block.cross_attention
-            assert isinstance(attention, MultiHeadAttention)
-            projected.append(attention.project_memory(memory))
-        return projected
+        blocks: Any = self.decoder.layers
+        return [block.cross_attention.project_memory(memory) for block in blocks]
 
     @torch.no_grad()
     def step(
@@ -314,9 +295,8 @@ class Transformer(nn.Module):
         positions = cache.positions[:, None].expand_as(tokens).flatten()  # [N]
         if self.config.positions == "learned":  # a sentence that is done may be past the table
             positions = positions.clamp(max=self.config.max_length - 1)
-        x = self.decoder.embed(
-            self.table("target"), tokens.flatten(), positions, cache.position_rows
-        )
+        table, rows = self.table("target"), cache.position_rows
+        x = self.decoder.embed(table, tokens.flatten(), positions, rows)
         selves = [CachedSelf(step, layer) for layer in layers]
         memories = [CachedMemory(step, layer) for layer in layers] if cache.memory else None
         x = self.decoder(x, positions, selves, memories)
@@ -327,29 +307,8 @@ class Transformer(nn.Module):
 
     # ---- checks -------------------------------------------------------------------------
 
-    def _encoder_plan(self, source: Packed, backend: str | None) -> Plan | RowPlan:
-        if self.config.mixer != "attention":
-            return RowPlan(source.lengths, source.tokens.device)
-        return self._plan(source, source, Visibility(window=self.config.window), backend)
-
-    def _decoder_plans(
-        self, target: Packed, source: Packed | None, backend: str | None
-    ) -> tuple[Plan, Plan | None]:
-        causal = Visibility(causal=True, window=self.config.window)
-        own = self._plan(target, target, causal, backend)
-        return own, None if source is None else self._plan(target, source, Visibility(), backend)
-
-    def _plan(
-        self, queries: Packed, keys: Packed, visibility: Visibility, backend: str | None
-    ) -> Plan:
-        dropout = self.config.attention_dropout if self.training else 0.0
-        return Plan(
-            queries.lengths, keys.lengths, visibility,
-            backend=backend or self.backend, device=queries.tokens.device, dropout=dropout,
-        )  # fmt: skip
-
-    def _check(self, source: Packed | None, target: Packed | None) -> Packed:
-        """Check that the rows fit the style; return the row of the head."""
+    def _check(self, source: Packed | None, target: Packed | None) -> None:
+        """Check that the rows fit the style."""
         needs = {"source": self.config.has_encoder, "target": self.config.has_decoder}
         for name, row in (("source", source), ("target", target)):
             if row is None and needs[name]:
@@ -366,9 +325,6 @@ class Transformer(nn.Module):
                 f"the source has {len(source)} sequences and the target {len(target)}: "
                 "each needs its partner"
             )
-        row = target if target is not None else source
-        assert row is not None
-        return row
 
     def check_row(self, row: Packed, side: str) -> None:
         weight = self.table(side).weight

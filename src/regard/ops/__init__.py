@@ -52,8 +52,7 @@ def backend(x: Tensor, training: bool | None = None) -> ModuleType:
 
 def implementation(name: str, x: Tensor) -> Callable[..., Any]:
     """An operation of the backend for x, or of the reference if the backend lacks it."""
-    function: Callable[..., Any] = getattr(backend(x), name, None) or getattr(reference, name)
-    return function
+    return getattr(backend(x), name, None) or getattr(reference, name)
 
 
 def linear(
@@ -63,8 +62,7 @@ def linear(
 
     activation: none, relu or gelu.
     """
-    out: Tensor = implementation("linear", x)(x, weight, bias, activation)
-    return out
+    return implementation("linear", x)(x, weight, bias, activation)
 
 
 def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float = 0.0) -> Tensor:
@@ -73,8 +71,7 @@ def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float
     y: None adds nothing. norm: an nn.LayerNorm or nn.RMSNorm; None returns the sum.
     dropout: the fraction of y that is dropped; 0 outside training.
     """
-    out: Tensor = implementation("add_norm", x)(x, y, norm, dropout)
-    return out
+    return implementation("add_norm", x)(x, y, norm, dropout)
 
 
 def embed(
@@ -88,8 +85,7 @@ def embed(
     arguments = table, tokens, scale, rows, positions, dropout
     if norm is not None:  # which only the reference has
         return reference.embed(*arguments, norm)
-    out: Tensor = implementation("embed", table.weight)(*arguments)
-    return out
+    return implementation("embed", table.weight)(*arguments)
 
 
 def cross_entropy(
@@ -101,8 +97,7 @@ def cross_entropy(
     log-likelihood, float64 scalars. On a GPU a token with label -1 does not count.
     """
     module = backend(hidden, training=True)
-    loss, likelihood = CrossEntropy.apply(module, hidden, matrix, labels, smoothing, bias)
-    return loss, likelihood
+    return CrossEntropy.apply(module, hidden, matrix, labels, smoothing, bias)
 
 
 def divergence(
@@ -117,10 +112,9 @@ def divergence(
 def disagreement(first: Tensor, second: Tensor, counted: Tensor | None = None) -> Tensor:
     """The mean of both Kullback-Leibler divergences of logits[N, V], summed over rows.
 
-    counted[N]: the rows that are summed. If it is given, the logits may be overwritten.
+    counted[N]: the rows that are summed, by default all; otherwise the logits may be overwritten.
     """
-    out: Tensor = implementation("disagreement", first)(first, second, counted)
-    return out
+    return implementation("disagreement", first)(first, second, counted)
 
 
 def cache_dtype(weight: Tensor) -> torch.dtype:

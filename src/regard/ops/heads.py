@@ -14,8 +14,7 @@ from torch import Tensor
 
 
 class SplitHeads(torch.autograd.Function):
-    """x[N, P*H*K] -> P tensors [N, H, K]; gradients that are side by side are joined without a
-    copy."""
+    """x[N, P*H*K] -> P tensors [N, H, K]; gradients that are side by side are not copied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

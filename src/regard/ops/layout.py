@@ -33,15 +33,12 @@ class Layout(ABC):
     device: torch.device
     dropout: float = 0.0
 
-    def __post_init__(self) -> None:
-        self.prepare()
+    def __post_init__(self) -> None:  # noqa: B027
+        """Compute what is shared by all layers of a batch."""
 
     @property
     def full(self) -> bool:
         return not self.causal and self.window is None
-
-    def prepare(self) -> None:  # noqa: B027
-        """Compute what is shared by all layers of a batch."""
 
     @abstractmethod
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

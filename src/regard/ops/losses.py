@@ -39,10 +39,10 @@ class CrossEntropy(torch.autograd.Function):
             if holes:
                 weight = F.pad(weight, (0, 0, 0, holes))
                 shift = None if shift is None else F.pad(shift, (0, holes))
-            vector_gradient = torch.empty_like(vectors) if needs_gradient else None
-            matrix_gradient = (
-                torch.zeros_like(weight, dtype=matrix.dtype) if needs_gradient else None
-            )
+            vector_gradient = matrix_gradient = None
+            if needs_gradient:
+                vector_gradient = torch.empty_like(vectors)
+                matrix_gradient = torch.zeros_like(weight, dtype=matrix.dtype)
             bias_gradient = None if shift is None else torch.zeros_like(shift, dtype=matrix.dtype)
             loss = hidden.new_zeros((), dtype=torch.float64)
             likelihood = torch.zeros_like(loss)
@@ -74,11 +74,8 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         vector_gradient, matrix_gradient, bias_gradient = ctx.saved_tensors
-        return (
-            None,
-            (vector_gradient * gradient).to(ctx.dtype),
-            matrix_gradient * gradient.to(matrix_gradient.dtype),
-            None,
-            None,
-            None if bias_gradient is None else bias_gradient * gradient.to(bias_gradient.dtype),
-        )
+        if bias_gradient is not None:
+            bias_gradient = bias_gradient * gradient.to(bias_gradient.dtype)
+        vector_gradient = (vector_gradient * gradient).to(ctx.dtype)
+        matrix_gradient = matrix_gradient * gradient.to(matrix_gradient.dtype)
+        return None, vector_gradient, matrix_gradient, None, None, bias_gradient

@@ -36,7 +36,7 @@ class Group:
 class PaddedLayout(Layout):
     """The place of each row of a packed tensor in the padded one, and its groups."""
 
-    def prepare(self) -> None:
+    def __post_init__(self) -> None:
         lengths, window, device = (self.query_lengths, self.key_lengths), self.window, self.device
         first, last = map(torch.from_numpy, runs(*lengths, self.causal, window))
         query_count, key_count = map(torch.tensor, lengths)
@@ -96,13 +96,9 @@ class PaddedLayout(Layout):
 
 
 def attend_rectangles(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    visible: Tensor | None,
-    dropout: float = 0.0,
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, dropout: float = 0.0,
     causal: bool = False,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """[S, H, T, K] each -> [S, H, T, K]. Without cuDNN, which makes a new plan for every new shape:
     a step of uneven sentences took about ten times as long with it on an H200."""
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -168,11 +164,9 @@ def pieces(start: Tensor, count: Tensor, cut: int) -> tuple[Tensor, Tensor]:
     """Cut every segment into pieces of at most `cut` rows: their starts and counts."""
     number = (count + cut - 1) // cut
     index = torch.arange(int(number.sum())) - starts(number).repeat_interleave(number)
-    count = count.repeat_interleave(number)
-    return (
-        start.repeat_interleave(number) + index * cut,
-        torch.minimum(count - index * cut, torch.tensor(cut)),
-    )
+    begin = index * cut  # of a piece in its segment
+    start, count = start.repeat_interleave(number), count.repeat_interleave(number)
+    return start + begin, (count - begin).clamp(max=cut)
 
 
 def similar(size: Tensor) -> tuple[Tensor, list[int]]:

@@ -7,7 +7,6 @@ tests/ops compares each of them with this file, forward and backward.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,7 @@ from torch.nn import functional as F
 
 PIECE = 1 << 22  # logits that `losses` processes at once
 ALIGNMENT = 1  # the size of a row of logits is a multiple of this
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "gelu": F.gelu,
-}
+ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -57,8 +57,8 @@ class State:
     @classmethod
     def of(cls, values: dict[str, Any], path: Path) -> State:
         """The state that a checkpoint holds; an InputError if a value is missing or impossible."""
-        given: dict[str, Any] = {field.name: values.get(field.name) for field in fields(cls)}
-        for name, value in given.items():
+        own: dict[str, Any] = {field.name: values.get(field.name) for field in fields(cls)}
+        for name, value in own.items():
             kind = type(getattr(cls, name))
             possible = type(value) is kind or (kind is float and type(value) is int)
             if possible and kind is int:
@@ -67,7 +67,7 @@ class State:
                 possible = not math.isnan(value) and (name == "best" or 0 <= value < 1e12)
             if not possible:
                 raise InputError(f"{path / STATE} is damaged: {name} is {value!r:.40}")
-        return cls(**given)
+        return cls(**own)
 
 
 class Checkpoints:
@@ -85,12 +85,9 @@ class Checkpoints:
         return self.folder / f"step-{step}"
 
     def save(
-        self,
-        step: int,
-        model: dict[str, Tensor],
-        optimiser: dict[str, Tensor],
+        self, step: int, model: dict[str, Tensor], optimiser: dict[str, Tensor],
         state: dict[str, Any],
-    ) -> None:
+    ) -> None:  # fmt: skip
         # An existing checkpoint is damaged: otherwise the run would have resumed from it.
         with new_folder(self.path(step), replace=True) as folder:
             for name, tensors in zip(FILES, (model, optimiser), strict=True):
@@ -104,18 +101,11 @@ class Checkpoints:
     def _prune(self, saved: int) -> None:
         """Keep the newest checkpoint and the last `keep` at regular steps, which averaging needs.
         Later checkpoints are damaged: otherwise the run would have resumed from them."""
-        for step in self.steps():
-            if step > saved:
-                self._remove(step)
-        steps = self.steps()
-        regular = [step for step in steps if step % self.every == 0]
-        for step in set(steps) - set(regular[-self.keep :]) - {steps[-1]}:
-            self._remove(step)
-
-    def _remove(self, step: int) -> None:
-        # Renamed first: a partly removed folder must not look like a checkpoint.
-        dying = self.path(step).rename(self.folder / f"{PREFIX}0-step-{step}")
-        shutil.rmtree(dying, ignore_errors=True)
+        regular = [s for s in self.steps() if s % self.every == 0 and s <= saved]
+        for step in set(self.steps()) - set(regular[-self.keep :]) - {saved}:
+            # Renamed first: a partly removed folder must not look like a checkpoint.
+            dying = self.path(step).rename(self.folder / f"{PREFIX}0-step-{step}")
+            shutil.rmtree(dying, ignore_errors=True)
 
     def newest(self) -> tuple[dict[str, Any] | None, list[str]]:
         """The state of the newest valid checkpoint, and the errors of newer ones."""
@@ -182,11 +172,6 @@ def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
-def contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU; those that are already are not copied."""
-    return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-
-
 def not_finite(tensors: Mapping[str, Tensor]) -> str:
     """The name of a tensor that contains NaN or infinity; empty if there is none."""
     for name, tensor in tensors.items():
@@ -200,10 +185,9 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str:
 def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None) -> bytes:
     """A safetensors file with the checksum of its tensors in its metadata.
 
-    Args:
-        files: the checksums of the files that belong to these weights (model_folder.py).
+    files: the checksums of the files that belong to these weights (model_folder.py).
     """
-    tensors = contiguous(tensors)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     metadata = {"sha256": tensor_digest(tensors)}
     if files is None:
         return save(tensors, metadata=metadata)
@@ -241,10 +225,9 @@ def read_header(path: Path) -> Header:
             {str(key): str(value) for key, value in metadata.items()},
         )
         end = max((_size(entry["data_offsets"][1]) for entry in entries.values()), default=0)
-        if 8 + length + end != size:
-            raise ValueError(
-                f"its tensors end at byte {8 + length + end:,}, but the file has {size:,}"
-            )
+        end += 8 + length
+        if end != size:
+            raise ValueError(f"its tensors end at byte {end:,}, but the file has {size:,}")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"{path} is not a valid safetensors file: {error}") from None
     return header

@@ -1,4 +1,4 @@
-"""CUDA graphs for training: the forward and backward pass of a row, captured once and replayed.
+"""CUDA graphs for training: the forward and backward pass of a row as a graph that is replayed.
 
 Launching a thousand small kernels from Python takes longer than running them. A CUDA graph launches
 them all at once, but needs the same shapes each time. Rows are therefore padded to a fixed size
@@ -52,21 +52,15 @@ class StaticPacked(Packed):
 class StepGraphs:
     """The CUDA graphs of a model's training steps, one for each size of rows.
 
-    Args:
-        model: the model to train.
-        loss: computes the loss and the negative log-likelihood of a batch; must ignore tokens
-            whose label is -1.
-        budgets: the largest number of tokens of a row on each side, the target's last.
-        dtype: the autocast dtype.
+    loss: computes the loss and the negative log-likelihood of a batch; must ignore tokens whose
+    label is -1. budgets: the largest number of tokens of a row on each side, the target's last.
+    dtype: the autocast dtype.
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        loss: Callable[[Batch], tuple[Tensor, Tensor]],
-        budgets: Sequence[int],
-        dtype: torch.dtype,
-    ) -> None:
+        self, model: Transformer, loss: Callable[[Batch], tuple[Tensor, Tensor]],
+        budgets: Sequence[int], dtype: torch.dtype,
+    ) -> None:  # fmt: skip
         self.model, self.loss, self.budgets, self.dtype = model, loss, budgets, dtype
         self.device = model.output_matrix().device
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -89,15 +83,10 @@ class StepGraphs:
         return size if size <= MAX_SIZE else None
 
     def gradients(self, batch: Batch, seed: int, size: int) -> Tensor:
-        """Add the gradients of a batch on the CPU to those of the parameters.
+        """Add the gradients of a batch on the CPU to those of the parameters. Returns the loss and
+        the negative log-likelihood, [2], which the next replay overwrites.
 
-        Args:
-            batch: a batch that `size` accepted.
-            seed: the seed of dropout.
-            size: the result of `size`.
-
-        Returns:
-            The loss and the negative log-likelihood, [2]; the next replay overwrites them.
+        seed: of dropout. size: what `size` returned for the batch.
         """
         rows = [row for row in (batch.source, batch.target) if row is not None]
         limit = self.model.config.max_length if self.model.config.positions == "learned" else None
@@ -121,11 +110,8 @@ class StepGraphs:
 class StepGraph:
     """The forward and backward pass of rows of one size.
 
-    Args:
-        owner: the model, its loss and the memory pool.
-        batch: an example of the batches to come.
-        room: the number of tokens of a padded row on each side.
-        longest: the largest number of tokens of a sequence.
+    batch: an example of the batches to come. room: the number of tokens of a padded row on each
+    side. longest: the largest number of tokens of a sequence.
     """
 
     def __init__(self, owner: StepGraphs, batch: Batch, room: Sequence[int], longest: int) -> None:

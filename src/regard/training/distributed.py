@@ -49,9 +49,8 @@ class Processes:
             return
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         flat = self.sum(torch.cat([g.flatten() for g in gradients]))
-        for gradient, part in zip(
-            gradients, flat.split([g.numel() for g in gradients]), strict=True
-        ):
+        parts = flat.split([g.numel() for g in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
     def agree(self, number: int) -> int:

@@ -1,4 +1,9 @@
-"""An exclusive lock on a run folder between processes."""
+"""An exclusive lock on a run folder between processes.
+
+The lock is an `flock` on the file `.lock` in the folder. It stays valid if the folder is renamed,
+and the system releases it when the process ends, for whatever reason. On Windows and on file
+systems without locks, nothing is locked.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,13 @@ from typing import Any
 from regard.errors import InputError
 from regard.files import unwritable
 
+NAME, TRIES = ".lock", 100
+
 
 class FolderLock:
-    """An exclusive lock on a folder between processes.
+    """A lock that this process can hold on one folder."""
 
-    The lock is an `flock` on the file `.lock` in the folder. It stays valid if the folder is
-    renamed, and the system releases it when the process ends, for whatever reason. On Windows and
-    on file systems without locks, nothing is locked.
-    """
-
-    NAME, TRIES = ".lock", 100
-
-    def __init__(self) -> None:
-        self.descriptor: int | None = None
+    descriptor: int | None = None  # of the locked file
 
     def acquire(self, folder: Path) -> None:
         """Lock the folder; raise an InputError that names the holder if it is locked already."""
@@ -30,7 +29,7 @@ class FolderLock:
         except ImportError:
             return
         try:
-            for _ in range(self.TRIES):
+            for _ in range(TRIES):
                 self._try(folder, fcntl)
                 if self.descriptor is not None:
                     return
@@ -40,7 +39,7 @@ class FolderLock:
 
     def _try(self, folder: Path, fcntl: Any) -> None:
         """Lock the file once; it counts only if the last holder has not just removed the file."""
-        path = folder / self.NAME
+        path = folder / NAME
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -66,9 +65,8 @@ class FolderLock:
         """Unlock the folder, which may have been renamed since. Does nothing without a lock, and
         keeps the lock of another process that has created a folder with this name."""
         if self.descriptor is not None:
-            path = folder / self.NAME
-            if is_open_as(self.descriptor, path):
-                path.unlink(missing_ok=True)
+            if is_open_as(self.descriptor, folder / NAME):
+                (folder / NAME).unlink(missing_ok=True)
             os.close(self.descriptor)
             self.descriptor = None
 

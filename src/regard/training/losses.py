@@ -85,21 +85,19 @@ def token_loss(
         hidden = model.hidden(batch.source, batch.target, plans=batch.plans)  # [N, D]
         return model.head.words(hidden if batch.where is None else hidden[batch.where])
 
-    return with_r_drop(
-        vectors,
-        lambda one: cross_entropy(one, matrix, batch.labels, smoothing, bias),
-        lambda one, other: divergence(one, other, matrix, bias, batch.labels),
-        r_drop,
-    )
+    def criterion(vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return cross_entropy(vectors, matrix, batch.labels, smoothing, bias)
+
+    def distance(first: Tensor, second: Tensor) -> Tensor:
+        return divergence(first, second, matrix, bias, batch.labels)
+
+    return with_r_drop(vectors, criterion, distance, r_drop)
 
 
 def classification_loss(
-    model: Transformer,
-    batch: Batch,
-    smoothing: float = 0.0,
-    r_drop: float = 0.0,
+    model: Transformer, batch: Batch, smoothing: float = 0.0, r_drop: float = 0.0,
     weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Cross-entropy of the classes of B texts.
 
     Args:
@@ -116,24 +114,20 @@ def classification_loss(
     labels = batch.labels
     weights = None if weights is None else weights.to(labels.device)
 
+    def logits() -> Tensor:
+        return model(batch.source).float()  # [B, classes]
+
     def criterion(logits: Tensor) -> tuple[Tensor, Tensor]:
         loss = F.cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
         return loss, F.cross_entropy(logits.detach(), labels, reduction="sum")
-
-    def logits() -> Tensor:
-        out: Tensor = model(batch.source).float()  # [B, classes]
-        return out
 
     return with_r_drop(logits, criterion, disagreement, r_drop)
 
 
 def similarity_loss(
-    model: Transformer,
-    batch: Pairs,
-    smoothing: float = 0.0,
-    r_drop: float = 0.0,
+    model: Transformer, batch: Pairs, smoothing: float = 0.0, r_drop: float = 0.0,
     scale: float = 20.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Contrastive loss of B pairs of sentences, or the CoSENT loss of pairs with scores.
 
     Without scores, the sentences of a pair belong together, and all other sentences of the batch
@@ -175,11 +169,9 @@ def similarity_loss(
 
 
 def with_r_drop(
-    forward: Callable[[], Tensor],
-    criterion: Callable[[Tensor], tuple[Tensor, Tensor]],
-    distance: Callable[[Tensor, Tensor], Tensor],
-    weight: float,
-) -> tuple[Tensor, Tensor]:
+    forward: Callable[[], Tensor], criterion: Callable[[Tensor], tuple[Tensor, Tensor]],
+    distance: Callable[[Tensor, Tensor], Tensor], weight: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The loss of one forward pass or, if `weight` is not 0, of R-Drop (Liang et al. 2021): the
     mean loss of two passes with different dropout, plus `weight` times their divergence.
 

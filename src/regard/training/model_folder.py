@@ -58,9 +58,8 @@ def _checksum(path: Path) -> str:
 def check_files(folder: Path, metadata: Mapping[str, str]) -> None:
     """Refuse a folder with a file that differs from the one its weights were saved with.
 
-    Args:
-        metadata: the metadata of model.safetensors. If it has no checksums, because an earlier
-            version saved the model, nothing is compared.
+    metadata: that of model.safetensors. If it has no checksums, because an earlier version saved
+    the model, nothing is compared.
     """
     if KEY not in metadata:
         return
@@ -93,9 +92,8 @@ def check_folder(folder: Path, changed: bool = False) -> Config:
     shapes = {name: shape for name, shape in header.shapes.items() if not is_scale(name, header)}
     for name in shapes:
         if header.dtypes[name] not in DTYPES:
-            raise InputError(
-                f"{folder}: {name} has the unsupported dtype {header.dtypes[name]:.20}"
-            )
+            dtype = header.dtypes[name]
+            raise InputError(f"{folder}: {name} has the unsupported dtype {dtype:.20}")
     layers = config.model.encoder_layers + config.model.decoder_layers
     expected = sum(part.parameters for part in closed_form(config.model).values())
     stored = sum(map(math.prod, shapes.values()))

@@ -25,20 +25,6 @@ from regard.training.losses import Loss
 Say = Callable[[str], None]  # prints a line
 
 
-class Corpus(Protocol):
-    """The training examples; only the task knows what they contain."""
-
-    @property
-    def fingerprint(self) -> str: ...
-
-
-class Countable(Protocol):
-    """A batch of any kind; the sums of its loss are divided by the number of its tokens."""
-
-    @property
-    def tokens(self) -> int: ...
-
-
 class Objective(Protocol):
     """Batches of examples, and their loss."""
 
@@ -50,19 +36,13 @@ class Objective(Protocol):
 
     def batch(
         self, store: Any, examples: NDArray[np.int64], device: torch.device, seed: int
-    ) -> Countable:
-        """The packed batch of these examples. seed: for random choices; 0: no random choices."""
+    ) -> Any:
+        """The packed batch of these examples, with `tokens`, the number that the sums of its loss
+        are divided by. seed: for random choices; 0: no random choices."""
         ...
 
     @property
     def loss(self) -> Loss: ...
-
-
-class Evaluated(Protocol):
-    """The result of an evaluation."""
-
-    scores: dict[str, Any]
-    samples: list[str]
 
 
 class Task(Objective, Protocol):
@@ -71,38 +51,30 @@ class Task(Objective, Protocol):
     better: ClassVar[str]  # the score that compares the weights of a run
 
     def read(self, files: Sequence[Path], config: Config) -> Iterable[Any]: ...
-
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]: ...
-
     def model_options(self) -> Mapping[str, Any]: ...
-
     def prepare(self, store: Store, config: Config) -> None: ...
-
     def same_head(self, other: Any) -> bool: ...
-
     def from_loss(self, loss: float, store: Store) -> dict[str, Any] | None: ...
-
-    # Frees what decoding keeps for repeated calls (CUDA graphs), because training needs the memory.
-    def evaluate(
-        self, model: Transformer, examples: Sequence[Any], config: Config
-    ) -> Evaluated: ...
-
     def finish(self, model: Transformer, examples: Sequence[Any]) -> bool: ...
-
     def save(self, folder: Path) -> None: ...
+
+    def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Any:
+        """`scores` and `samples`. Frees what decoding keeps for repeated calls (CUDA graphs),
+        because training needs the memory."""
+        ...
 
 
 class TaskClass(Protocol):
     """Creates a task from training files (`learn`) or from a run folder (`load`)."""
 
     def check_files(self, files: Sequence[Path]) -> None: ...
+    def load(self, folder: Path, config: Config) -> Task: ...
 
     def learn(
         self, config: Config, tokenizers: tuple[Tokenizer, Tokenizer] | None, say: Say, quiet: bool
     ) -> Task:
         """tokenizers: the vocabularies of source and target; None: learn them from the files."""
         ...
-
-    def load(self, folder: Path, config: Config) -> Task: ...

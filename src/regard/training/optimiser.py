@@ -32,36 +32,26 @@ def learning_rate(step: int, config: TrainingConfig) -> float:
 def make_optimiser(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
     """Adam or AdamW; weight decay is for matrices only."""
     kind = torch.optim.AdamW if config.optimiser == "adamw" else torch.optim.Adam
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    others = [p for p in model.parameters() if p.dim() <= 1]
+    parameters = list(model.parameters())
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
     return kind(groups, lr=0.0, betas=(config.beta1, config.beta2), eps=1e-9, fused=True)
 
 
 def update(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    rate: float,
-    loss: Tensor,
-    tokens: Tensor,
+    model: nn.Module, optimiser: torch.optim.Optimizer, rate: float, loss: Tensor, tokens: Tensor,
     clip: float,
-) -> Tensor:
-    """Take one step with gradients that are sums over tokens.
+) -> Tensor:  # fmt: skip
+    """Take one step with gradients that are sums over tokens. Returns the norm of the mean
+    gradient before clipping.
 
     If the loss or the gradient contains NaN or infinity, the fused kernel of the optimiser changes
     nothing. The host does not have to wait for that decision.
 
-    Args:
-        rate: the learning rate.
-        loss: the sum of the loss; a scalar.
-        tokens: the number of tokens that the sums are divided by; a scalar.
-        clip: the largest norm of the mean gradient; 0: no clipping.
-
-    Returns:
-        The norm of the mean gradient before clipping.
+    loss, tokens: the sum of the loss, and the number that the sums are divided by; scalars.
+    clip: the largest norm of the mean gradient; 0: no clipping.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients) / tokens.to(gradients[0].dtype)
@@ -92,6 +82,4 @@ def load_optimiser(
     """Restore what `optimiser_tensors` returned."""
     for name, p in model.named_parameters():
         if f"step.{name}" in tensors:
-            optimiser.state[p] = {
-                state: tensors[f"{state}.{name}"].to(p.device) for state in STATES
-            }
+            optimiser.state[p] = {s: tensors[f"{s}.{name}"].to(p.device) for s in STATES}

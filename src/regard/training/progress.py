@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.live import Live
@@ -33,12 +32,10 @@ class Progress:
     def __enter__(self) -> Progress:
         if self.live is not None:
             self.live.start()
-        self.rates = [(time.perf_counter(), 0, 0.0)]
+        self.pause()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.live is not None:
             self.live.stop()
 
@@ -50,17 +47,16 @@ class Progress:
         elapsed = self.rates[-1][0] - self.rates[0][0]
         speed = sum(n for _, n, _ in self.rates[1:]) / elapsed
         fraction = sum(o for *_, o in self.rates[1:]) / elapsed / peak
-        left = (self.steps - step) * elapsed / (len(self.rates) - 1)
+        left = duration((self.steps - step) * elapsed / (len(self.rates) - 1))
         words = f"  perplexity {perplexity(loss):.2f}" if self.words else ""
         metrics = {
             "loss": loss, **({"perplexity": perplexity(loss)} if words else {}),
-            "learning_rate": rate,
-            "tokens_per_second": round(speed), "fraction_of_peak": round(fraction, 4),
+            "learning_rate": rate, "tokens_per_second": round(speed),
+            "fraction_of_peak": round(fraction, 4),
         }  # fmt: skip
         self.line = (
             f"step {step:,}/{self.steps:,}  loss {loss:.3f}{words}  "
-            f"{speed:,.0f} tokens/s ({fraction:.0%} of peak)  rate {rate:.2e}  "
-            f"{duration(left)} left"
+            f"{speed:,.0f} tokens/s ({fraction:.0%} of peak)  rate {rate:.2e}  {left} left"
         )
         if self.live is not None:
             self.live.update(Text(self.line))
@@ -74,7 +70,7 @@ class Progress:
         self.console.print(text, soft_wrap=True)
 
     def pause(self) -> None:
-        """Restart the clock: the time since the last step (a validation, for example) does not
+        """Restart the clock: the time since the last step (of a validation, for example) does not
         count as training time."""
         self.rates = [(time.perf_counter(), 0, 0.0)]
 

@@ -36,21 +36,13 @@ from regard.training.trainer import Interrupted, Trainer, is_out_of_memory
 
 
 def train(
-    config: Config | None,
-    out: Path,
-    *,
-    find_task: Callable[[str], TaskClass],
-    resume: bool = False,
-    force: bool = False,
-    start_from: Path | None = None,
-    device: str = "auto",
-    quiet: bool = False,
-    command: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Train a model and write its folder. `regard.train` documents the other arguments.
+    config: Config | None, out: Path, *, find_task: Callable[[str], TaskClass],
+    resume: bool = False, force: bool = False, start_from: Path | None = None,
+    device: str = "auto", quiet: bool = False, command: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Train a model and write its folder.
 
-    Args:
-        find_task: the class of a task by name.
+    find_task: the class of a task by name; `regard.train` documents the other arguments.
     """
     keep_freed_memory()
     start_from = None if start_from is None else folder_of(start_from)
@@ -131,16 +123,13 @@ def same_run(old: Config, new: Config | None, out: Path) -> Config:
         raise InputError(
             f"{out} is a run of --task {old.task}, not {new.task}: choose a different --out"
         )
-    free = [
-        ("training", "steps"),
-        ("model", "vocabulary_size"),
-        ("model", "source_vocabulary_size"),
-        ("model", "classes"),
-    ]
+    # The vocabulary and the classes are what they were when the run began.
+    free = {"training.steps", "model.vocabulary_size", "model.source_vocabulary_size",
+            "model.classes"}  # fmt: skip
     for section in SECTIONS:
         before, now = (vars(getattr(config, section)) for config in (old, new))
-        for name in before:  # the vocabulary is what it was when the run began
-            if before[name] != now[name] and (section, name) not in free:
+        for name in before:
+            if before[name] != now[name] and f"{section}.{name}" not in free:
                 raise InputError(
                     f"{section}.{name} is {before[name]} in the run at {out} but {now[name]} here: "
                     "--resume continues a run with its own settings (except training.steps)"
@@ -149,22 +138,14 @@ def same_run(old: Config, new: Config | None, out: Path) -> Config:
 
 
 def prepare(
-    config: Config,
-    out: Path,
-    task_class: TaskClass,
-    start_from: Path | None,
-    processes: Processes,
-    progress: Progress,
-    exists: bool,
-    command: Sequence[str],
+    config: Config, out: Path, task_class: TaskClass, start_from: Path | None,
+    processes: Processes, progress: Progress, exists: bool, command: Sequence[str],
     lock: FolderLock,
-) -> tuple[Trainer, Validation | None]:
+) -> tuple[Trainer, Validation | None]:  # fmt: skip
     """Read the data, learn the vocabulary, tokenise and build the model. A new run folder is
     written and locked after all of this has succeeded."""
     data, first, quiet = config.data, processes.first, progress.console.quiet
-    train_files, valid_files = (
-        [Path(file) for file in files] for files in (data.train, data.valid)
-    )
+    train_files, valid_files = (list(map(Path, files)) for files in (data.train, data.valid))
     if not first:  # the first process learns the vocabulary; the others read what it wrote
         processes.wait()
         config = Config.load(out / CONFIG)
@@ -211,8 +192,8 @@ def load_body(
     if same and before.task == config.task:
         same = task.same_head(task_class.load(start_from, before))
     if not same:
-        own = {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
-        tensors = {k: v for k, v in tensors.items() if not k.startswith("head.")} | own
+        body = {k: v for k, v in tensors.items() if not k.startswith("head.")}
+        tensors = body | {k: v for k, v in model.state_dict().items() if k.startswith("head.")}
     try:
         load_weights(model, tensors, start_from)
     except InputError as error:

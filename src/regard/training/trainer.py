@@ -17,9 +17,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,7 @@ from regard.training.cuda_graph import StepGraphs
 from regard.training.distributed import Processes
 from regard.training.losses import Batch
 from regard.training.names import BEST, CONFIG, EVENTS, METRICS, STATE
-from regard.training.objective import Corpus, Objective
+from regard.training.objective import Objective
 from regard.training.optimiser import (
     learning_rate,
     load_optimiser,
@@ -97,37 +96,31 @@ class Trainer:
         run: the run folder, for metrics, checkpoints and the best weights.
         model: the model to train; it is moved to the device of this process.
         task: gives the batches and their loss.
-        store: the training examples.
+        store: the training examples; the trainer needs only their `fingerprint`.
         processes: this process among those that train the model.
         progress: the progress line.
         validate: computes the scores of the model on held-out data; None: no validation.
     """
 
     def __init__(
-        self,
-        config: Config,
-        run: Path,
-        model: Transformer,
-        task: Objective,
-        store: Corpus,
-        processes: Processes,
-        progress: Progress,
+        self, config: Config, run: Path, model: Transformer, task: Objective, store: Any,
+        processes: Processes, progress: Progress,
         validate: Callable[[Transformer], dict[str, Any]] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.config, self.training, self.run = config, config.training, run
         self.task, self.store, self.processes, self.progress = task, store, processes, progress
         self.validate = validate
         self.model = model.to(processes.device)
         self.optimiser = make_optimiser(model, self.training)
         self.checkpoints = Checkpoints(run, self.training.keep, self.training.checkpoint_every)
-        self.state = State(
-            rows=self.training.accumulate * processes.world, corpus=store.fingerprint
-        )
-        budget, seed = self.training.batch_tokens, self.training.seed
+        rows = self.training.accumulate * processes.world
+        self.state = State(rows=rows, corpus=store.fingerprint)
         progress.words = config.model.head in ("language-model", "masked-language-model")
         self.sizes = task.sizes(store)
-        share, counted = config.data.share, task.counted
-        self.rows = BatchSampler(self.sizes, budget, store.fingerprint, seed, share, counted)
+        self.rows = BatchSampler(
+            self.sizes, self.training.batch_tokens, store.fingerprint, self.training.seed,
+            config.data.share, task.counted,
+        )  # fmt: skip
         self.dtype = choose_dtype(self.training.dtype, processes.device, fast_bfloat16)
         self.peak = peak(processes.device, self.dtype) * processes.world
         self.stop_requested = False
@@ -135,6 +128,175 @@ class Trainer:
         self.pending: deque[PendingStep] = deque()
         self.events: Any = None  # for TensorBoard, once training begins
         self.graphs = StepGraphs(model, self._loss, self.rows.budgets, self.dtype)
+
+    # ---- training -----------------------------------------------------------------------
+
+    def train(self) -> None:
+        """Train until the last step, until patience ends, or until a signal stops the run."""
+        if self.training.tensorboard and self.processes.first:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(self.run / EVENTS))
+        previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        patience = self.training.patience or inf
+        try:
+            while self.state.step < self.training.steps and self.state.waited < patience:
+                began = time.perf_counter()
+                stop = self.step()
+                self.state.seconds += time.perf_counter() - began
+                step = self.state.step
+                last = step == self.training.steps
+                validates = step % self.training.validate_every == 0 or last
+                saves = step % self.training.checkpoint_every == 0 or last
+                if validates or saves or stop:
+                    stop |= self._read_metrics()
+                if self.validate is not None and validates:
+                    self._validate()
+                if saves or stop:
+                    self.save()
+                if stop:
+                    raise Interrupted
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            if self.events is not None:
+                self.events.close()
+                self.events = None
+
+    def _stop(self, *_: object) -> None:
+        self.stop_requested = True  # after the current step
+
+    def step(self) -> bool:
+        """One optimiser step; True if any process received a stop signal."""
+        number = self.state.step + 1
+        first = (number - 1) * self.state.rows
+        rows = [self.rows[row] for row in range(first, first + self.state.rows)]
+        while (sums := self._gradients(rows, first)) is None:
+            self.state.pieces *= 2
+            pieces = f"rows are cut into {self.state.pieces} pieces from now on"
+            self.progress.say(f"out of memory: {pieces}")
+        if self.stop_requested:
+            sums[3] = 1
+        self.processes.sum_gradients(self.model)
+        sums = self.processes.sum(sums)
+        rate = learning_rate(number, self.training)
+        norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
+        self.state.step = number
+        self.pending.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
+        return self._read_metrics(PENDING.get(self.processes.device.type, 0))
+
+    def _gradients(self, rows: list[NDArray[np.int64]], first: int) -> Tensor | None:
+        """Compute this process's share of the gradients, as sums over tokens. Returns the sums of
+        loss, negative log-likelihood and tokens, and a 0 (see `step`); None if memory ran out."""
+        self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.processes.device)
+        try:
+            for i in range(self.processes.rank, len(rows), self.processes.world):
+                pieces = min(self.state.pieces, len(rows[i]))
+                for piece, examples in enumerate(np.array_split(rows[i], pieces)):
+                    random = np.random.SeedSequence([self.training.seed, first + i, piece])
+                    seed = int(random.generate_state(1, np.uint32)[0])
+                    torch.manual_seed(seed)
+                    sums[2] += self._add_gradients(examples, seed, sums)
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or self.state.pieces >= max(len(row) for row in rows):
+                raise
+            torch.cuda.empty_cache()
+            return None
+        return sums
+
+    def _add_gradients(self, examples: NDArray[np.int64], seed: int, sums: Tensor) -> int:
+        """Add the gradients of one batch to those of the model, and its loss and likelihood to
+        `sums`. Returns its number of tokens."""
+        device = self.processes.device
+        if self.training.cuda_graphs and self.graphs.usable:
+            batch = self.task.batch(self.store, examples, torch.device("cpu"), seed)
+            if (size := self.graphs.size(batch)) and isinstance(batch, Batch):
+                sums[:2] += self.graphs.gradients(batch, seed, size)
+                return batch.tokens
+        batch = self.task.batch(self.store, examples, device, seed)
+        with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
+            loss, likelihood = self._loss(batch)
+        loss.backward()
+        sums[:2] += torch.stack([loss.detach(), likelihood.detach()])
+        return batch.tokens
+
+    def _loss(self, batch: Any) -> tuple[Tensor, Tensor]:
+        t = self.training
+        return self.task.loss(self.model, batch, t.label_smoothing, t.r_drop)
+
+    def _read_metrics(self, pending: int = 0) -> bool:
+        """Read the metrics of all but the last `pending` steps, or of all steps if the run may have
+        to stop for a loss that is not finite. True if any process received a stop signal."""
+        stop = False
+        while len(self.pending) > (pending if self.nonfinite_steps < MAX_NONFINITE_STEPS else 0):
+            stop |= self._finish_step(self.pending.popleft())
+        if self.nonfinite_steps >= MAX_NONFINITE_STEPS:
+            self.save()
+            raise TrainingFailed(
+                f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
+                f"weights before them are saved: start a new run with --from {self.run} and a "
+                "lower training.learning_rate, a longer training.warmup or training.clip=1"
+            )
+        return stop
+
+    def _finish_step(self, step: PendingStep) -> bool:
+        """Count, show and record a step; True if any process received a stop signal."""
+        loss, likelihood, tokens, stop, norm = step.sums()
+        if isfinite(loss) and isfinite(norm):
+            self.nonfinite_steps = 0
+        else:
+            self.state.dropped += 1
+            self.nonfinite_steps += 1
+            self.progress.say(f"step {step.number}: the loss is NaN or infinity; step dropped")
+        lengths = [[int(n) for row in step.rows for n in side[row]] for side in self.sizes]
+        work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
+        metrics = self.progress.step(
+            step.number, likelihood / tokens, step.rate, sum(lengths[self.task.counted]), work,
+            self.peak,
+        )  # fmt: skip
+        if step.number % 50 == 0 or step.number == 1:
+            metrics["gradient"] = round(norm, 4)
+            metrics["epoch"] = self.rows.epoch_of((step.number - 1) * self.state.rows)
+            self.record(step.number, **metrics, dropped=self.state.dropped)
+        return stop > 0
+
+    def record(self, step: int, **values: Any) -> None:
+        if self.processes.first:
+            # JSON has no NaN: a loss that is not finite is left out.
+            values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
+            with (self.run / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **values}) + "\n")
+            for name, value in values.items():
+                if self.events is not None and isinstance(value, int | float):
+                    self.events.add_scalar(name, value, step)
+
+    # ---- validation and saving ----------------------------------------------------------
+
+    def _validate(self) -> None:
+        if self.processes.first and self.validate is not None:
+            result = self.validate(self.model)
+            score = result["score"]
+            self.state.waited += 1
+            if score > self.state.best:
+                self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
+                write_file(self.run / BEST, to_bytes(dict(self.model.state_dict())))
+            metrics = {f"valid_{name}": v for name, v in result.items() if name not in OWN}
+            self.record(self.state.step, **metrics)
+            self.progress.say(f"step {self.state.step:,}  validation: {describe(result)}")
+            for sample in result["samples"]:
+                self.progress.say(f"  {sample}")
+        self.state.waited = self.processes.agree(self.state.waited)  # so that all stop together
+        self.progress.pause()
+
+    def save(self) -> None:
+        if self.processes.first:
+            tensors = optimiser_tensors(self.model, self.optimiser)
+            state = {**vars(self.state), "config": self._options()}
+            self.checkpoints.save(self.state.step, dict(self.model.state_dict()), tensors, state)
+        self.processes.wait()
+        self.progress.pause()
 
     # ---- resuming -----------------------------------------------------------------------
 
@@ -175,10 +337,10 @@ class Trainer:
                 raise InputError(f"{path} is damaged: its options are {options!r:.40}")
             for name, before in options.items():
                 if now.get(name, before) != before and name not in FREE.get(section, ()):
+                    here = f"{self.run / CONFIG}: {section}.{name} is {now[name]!s:.60}"
                     raise InputError(
-                        f"{self.run / CONFIG}: {section}.{name} is {now[name]!s:.60}, but the run "
-                        f"was trained with {before!s:.60}: restore it, or start a new run with "
-                        "--from"
+                        f"{here}, but the run was trained with {before!s:.60}: restore it, or "
+                        "start a new run with --from"
                     )
 
     def _options(self) -> dict[str, dict[str, Any]]:
@@ -195,186 +357,6 @@ class Trainer:
             kept = [line for line in lines if is_until(line, step)]
             if len(kept) < len(lines):
                 write_file(path, b"".join(kept))
-
-    def record(self, step: int, **values: Any) -> None:
-        if self.processes.first:
-            # JSON has no NaN: a loss that is not finite is left out.
-            values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
-            with (self.run / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
-            for name, value in values.items():
-                if self.events is not None and isinstance(value, int | float):
-                    self.events.add_scalar(name, value, step)
-
-    # ---- training -----------------------------------------------------------------------
-
-    def train(self) -> None:
-        """Train until the last step, until patience ends, or until a signal stops the run."""
-        if self.training.tensorboard and self.processes.first:
-            self.events = open_events(self.run)
-        previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            while self.state.step < self.training.steps and not self._out_of_patience():
-                began = time.perf_counter()
-                stop = self.step()
-                self.state.seconds += time.perf_counter() - began
-                step = self.state.step
-                last = step == self.training.steps
-                validates = step % self.training.validate_every == 0 or last
-                saves = step % self.training.checkpoint_every == 0 or last
-                if validates or saves or stop:
-                    stop |= self._read_metrics()
-                if self.validate is not None and validates:
-                    self._validate()
-                if saves or stop:
-                    self.save()
-                if stop:
-                    raise Interrupted
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            if self.events is not None:
-                self.events.close()
-                self.events = None
-
-    def _stop(self, _: int, __: FrameType | None) -> None:
-        self.stop_requested = True  # after the current step
-
-    def _out_of_patience(self) -> bool:
-        return 0 < self.training.patience <= self.state.waited
-
-    def step(self) -> bool:
-        """One optimiser step; True if any process received a stop signal."""
-        number = self.state.step + 1
-        first = (number - 1) * self.state.rows
-        rows = [self.rows[row] for row in range(first, first + self.state.rows)]
-        while (sums := self._gradients(rows, first)) is None:
-            self.state.pieces *= 2
-            pieces = f"rows are cut into {self.state.pieces} pieces from now on"
-            self.progress.say(f"out of memory: {pieces}")
-        if self.stop_requested:
-            sums[3] = 1
-        self.processes.sum_gradients(self.model)
-        sums = self.processes.sum(sums)
-        rate = learning_rate(number, self.training)
-        norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
-        self.state.step = number
-        self.pending.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
-        return self._read_metrics(PENDING.get(self.processes.device.type, 0))
-
-    def _read_metrics(self, pending: int = 0) -> bool:
-        """Read the metrics of all but the last `pending` steps; True if a process has to stop."""
-        stop = False
-        while len(self.pending) > pending:
-            stop |= self._finish_step(self.pending.popleft())
-        if self.nonfinite_steps >= MAX_NONFINITE_STEPS and not self.pending:
-            self.save()
-            raise TrainingFailed(
-                f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
-                f"weights before them are saved: start a new run with --from {self.run} and a "
-                "lower training.learning_rate, a longer training.warmup or training.clip=1"
-            )
-        return stop or (self.nonfinite_steps >= MAX_NONFINITE_STEPS and self._read_metrics())
-
-    def _finish_step(self, step: PendingStep) -> bool:
-        """Count, show and record a step; True if any process received a stop signal."""
-        loss, likelihood, tokens, stop, norm = step.sums()
-        if isfinite(loss) and isfinite(norm):
-            self.nonfinite_steps = 0
-        else:
-            self.state.dropped += 1
-            self.nonfinite_steps += 1
-            self.progress.say(f"step {step.number}: the loss is NaN or infinity; step dropped")
-        lengths = [[int(n) for row in step.rows for n in side[row]] for side in self.sizes]
-        work = operations(self.config.model, lengths[0], lengths[-1], round(tokens))
-        metrics = self.progress.step(
-            step.number, likelihood / tokens, step.rate, sum(lengths[self.task.counted]), work,
-            self.peak,
-        )  # fmt: skip
-        if step.number % 50 == 0 or step.number == 1:
-            epoch = self.rows.epoch_of((step.number - 1) * self.state.rows)
-            gradient = round(norm, 4)
-            self.record(
-                step.number, **metrics, gradient=gradient, epoch=epoch, dropped=self.state.dropped
-            )
-        return stop > 0
-
-    def _loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        t = self.training
-        return self.task.loss(self.model, batch, t.label_smoothing, t.r_drop)
-
-    def _gradients(self, rows: list[NDArray[np.int64]], first: int) -> Tensor | None:
-        """This process's share of the gradients, as sums over tokens, and the sums of loss,
-        negative log-likelihood and tokens; None if memory ran out."""
-        self.model.train()
-        self.optimiser.zero_grad(set_to_none=True)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.processes.device)
-        try:
-            for i in range(self.processes.rank, len(rows), self.processes.world):
-                pieces = min(self.state.pieces, len(rows[i]))
-                for piece, examples in enumerate(np.array_split(rows[i], pieces)):
-                    random = np.random.SeedSequence([self.training.seed, first + i, piece])
-                    seed = int(random.generate_state(1, np.uint32)[0])
-                    torch.manual_seed(seed)
-                    tokens = self._add_gradients(examples, seed, sums)
-                    sums[2] += tokens
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or self.state.pieces >= max(len(row) for row in rows):
-                raise
-            torch.cuda.empty_cache()
-            return None
-        return sums
-
-    def _add_gradients(self, examples: NDArray[np.int64], seed: int, sums: Tensor) -> int:
-        """Add the gradients of one batch to those of the model, and its loss and likelihood to
-        `sums`. Returns its number of tokens."""
-        device = self.processes.device
-        if self.training.cuda_graphs and self.graphs.usable:
-            batch = self.task.batch(self.store, examples, torch.device("cpu"), seed)
-            if (size := self.graphs.size(batch)) and isinstance(batch, Batch):
-                sums[:2] += self.graphs.gradients(batch, seed, size)
-                return batch.tokens
-        batch = self.task.batch(self.store, examples, device, seed)
-        with torch.autocast(device.type, self.dtype, self.dtype != torch.float32):
-            loss, likelihood = self._loss(batch)
-        loss.backward()
-        sums[:2] += torch.stack([loss.detach(), likelihood.detach()])
-        return batch.tokens
-
-    # ---- validation and saving ----------------------------------------------------------
-
-    def _validate(self) -> None:
-        if self.processes.first and self.validate is not None:
-            result = self.validate(self.model)
-            score = result["score"]
-            self.state.waited += 1
-            if score > self.state.best:
-                self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
-                write_file(self.run / BEST, to_bytes(dict(self.model.state_dict())))
-            metrics = {f"valid_{name}": v for name, v in result.items() if name not in OWN}
-            self.record(self.state.step, **metrics)
-            self.progress.say(f"step {self.state.step:,}  validation: {describe(result)}")
-            for sample in result["samples"]:
-                self.progress.say(f"  {sample}")
-        if self.processes.world > 1:  # all must agree on when patience ends
-            waited = torch.tensor([self.state.waited if self.processes.first else 0])
-            self.state.waited = int(self.processes.sum(waited.to(self.processes.device)))
-        self.progress.pause()
-
-    def save(self) -> None:
-        if self.processes.first:
-            tensors = optimiser_tensors(self.model, self.optimiser)
-            state = {**vars(self.state), "config": self._options()}
-            self.checkpoints.save(self.state.step, dict(self.model.state_dict()), tensors, state)
-        self.processes.wait()
-        self.progress.pause()
-
-
-def open_events(run: Path) -> Any:
-    """Open a writer of TensorBoard events."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run / EVENTS))
 
 
 def fast_bfloat16() -> bool:

@@ -1,7 +1,8 @@
 """Decoding engines: implementations of the search loop, and the functions that choose one.
 
 eager.py is the definition, in PyTorch; cpu.py runs C++ code on a CPU; cuda_graph.py replays CUDA
-graphs on a GPU. All of them give the same answers up to rounding.
+graphs on a GPU. All of them give the same answers up to rounding. Iterating over a search runs it
+and yields after each step; its `records()` are the candidates of all steps so far.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from torch import Tensor
 from regard.decoding.engines.cpu import CpuSearch, cpu_model
 from regard.decoding.engines.cuda_graph import GraphSearch
 from regard.decoding.engines.eager import EagerSearch
-from regard.decoding.engines.job import Engine, Job
+from regard.decoding.requests import Job
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
+
+Engine = EagerSearch | GraphSearch  # CpuSearch is an EagerSearch
 
 
 def choose_engine(model: Transformer, job: Job) -> Engine:

@@ -32,7 +32,7 @@ from regard.decoding.engines.cpu_weights import (
     whole_blocks,
 )
 from regard.decoding.engines.eager import EagerSearch
-from regard.decoding.engines.job import Job
+from regard.decoding.requests import Job
 from regard.model.cache import Cache
 from regard.model.transformer import Transformer
 from regard.ops.cpu import build
@@ -66,14 +66,9 @@ class CpuModel:
         return hidden
 
     def start(
-        self,
-        model: Transformer,
-        source: Packed | None,
-        read: Packed | None,
-        sentences: int,
-        width: int,
-        steps: int,
-    ) -> Cache:
+        self, model: Transformer, source: Packed | None, read: Packed | None, sentences: int,
+        width: int, steps: int,
+    ) -> Cache:  # fmt: skip
         """Transformer.start: a cache with the source encoded and the prompt read."""
         assert self.decoder is not None
         before = 0 if read is None else max(read.lengths)
@@ -98,12 +93,9 @@ class CpuModel:
         return cache
 
     def _read(
-        self,
-        weights: BlockedWeights,
-        row: Packed,
-        cache: Cache | None = None,
+        self, weights: BlockedWeights, row: Packed, cache: Cache | None = None,
         hidden: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Run one stack over a packed row: write the output to `hidden`, keys and values to the
         cache."""
         stack = weights.reach(max(row.lengths))
@@ -210,9 +202,8 @@ class CpuSearch(EagerSearch):
         super().__init__(model, job)
         self.cpu_step = CpuStep(compiled, self.cache, self.beams)
 
-    def _start(
-        self, source: Packed | None, read: Packed | None, sentences: int, steps: int
-    ) -> Cache:
+    def _start(self, source: Packed | None, read: Packed | None) -> Cache:
+        steps, sentences = self.beams.records.shape[:2]
         return self.compiled.start(self.model, source, read, sentences, self.beams.width, steps)
 
     def _step(self) -> int:

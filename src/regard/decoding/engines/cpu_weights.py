@@ -83,14 +83,9 @@ class BlockedWeights:
     """The weights of one stack; `reach` returns the structure that C++ reads."""
 
     def __init__(
-        self,
-        library: ctypes.CDLL,
-        config: ModelConfig,
-        precision: str,
-        stack: Stack,
-        table: Tensor,
-        output: Tensor | None = None,
-    ) -> None:
+        self, library: ctypes.CDLL, config: ModelConfig, precision: str, stack: Stack,
+        table: Tensor, output: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.library, self.config, self.kind = library, config, KINDS[precision]
         self.position_rows = stack.position_rows
         self.kept: list[Any] = []  # keeps alive what the structures point to
@@ -161,12 +156,10 @@ class BlockedWeights:
             weight = numbers.float()
         made = CMatrix(
             self._pointer(tiles), self._pointer(scale), self._pointer(start),
-            self._pointer(None if bias is None else bias.detach().float()),
-            outputs, inputs,
+            self._pointer(None if bias is None else bias.detach().float()), outputs, inputs,
         )  # fmt: skip
-        self.library.pack_matrix(
-            self.kind, weight.data_ptr(), outputs, inputs, made.tiles, made.start
-        )
+        pack = self.library.pack_matrix
+        pack(self.kind, weight.data_ptr(), outputs, inputs, made.tiles, made.start)
         return made
 
     def _linear(self, layer: nn.Linear, rows: slice = slice(None)) -> Any:

@@ -30,7 +30,7 @@ from torch import Tensor
 from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams, candidates_of
 from regard.decoding.engines.eager import attention_backend
-from regard.decoding.engines.job import Job
+from regard.decoding.requests import Job
 from regard.model.cache import Cache, to_add
 from regard.model.transformer import Stack, Transformer
 from regard.ops.padded import attend_rectangles
@@ -165,22 +165,15 @@ def release_graphs(model: Transformer) -> None:
 class GraphBuffers:
     """The tensors of a search with fixed sizes, and the CUDA graphs that use them.
 
-    Args:
-        sentences, source, read, prefix, steps: the number of sentences, and the largest lengths of
-            their sources, of what the decoder reads before the first step, of their prefixes, and
-            of the search.
+    sentences, source, read, prefix, steps: the number of sentences, and the largest lengths of
+    their sources, of what the decoder reads before the first step, of their prefixes, and of the
+    search.
     """
 
     def __init__(
-        self,
-        model: Transformer,
-        options: DecodingConfig,
-        sentences: int,
-        source: int,
-        read: int,
-        prefix: int,
-        steps: int,
-    ) -> None:
+        self, model: Transformer, options: DecodingConfig, sentences: int, source: int, read: int,
+        prefix: int, steps: int,
+    ) -> None:  # fmt: skip
         # There is no reference to the model here: buffers must not keep it alive.
         self.sentences, self.reads = sentences, read
         self.busy = False  # whether a search uses these buffers
@@ -244,9 +237,7 @@ class GraphBuffers:
         else:
             memory = encoder(x, positions, [plan] * len(encoder.layers))
         self.cache.memory_mask = to_add(real, dtype)
-        self.cache.memory = [
-            (split(key, size), split(value, size)) for key, value in model.project(memory)
-        ]
+        self.cache.memory = [(split(k, size), split(v, size)) for k, v in model.project(memory)]
 
     def _step(self, model: Transformer, seen: int) -> None:
         beams = self.beams
@@ -286,11 +277,13 @@ class GraphBuffers:
         """Read what comes before the first step. This happens once, so it needs no graph."""
         fill = [[Tokenizer.bos]] * (self.sentences - len(job.read))
         read = Packed.of([*job.read, *fill]).to(self.device)
-        source, memory, backend = None, None, attention_backend(model)
+        source = memory = None
         if job.sources is not None:
             source = Packed.of([*job.sources, *fill]).to(self.device)
-            memory = model.encode(source, backend=backend)
-        model.decode(read, memory, source, cache=self.cache, backend=backend)
+        plans = model.plans(source, read, attention_backend(model))
+        if source is not None:
+            memory = model.encode(source, plans=plans)
+        model.decode(read, memory, source, cache=self.cache, plans=plans)
         self.cache.began(read.lengths)
         self.used = max(read.lengths)
 

@@ -73,12 +73,9 @@ class Pending:
 
 
 def product(
-    x: Pending,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: int = 0,
+    x: Pending, weight: Tensor, bias: Tensor | None, activation: int = 0,
     residual: Pending | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """f(x weightᵀ + bias) + residual."""
     rows = len(x.raw)
     if rows <= FUSED_ROWS:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.beams import Beams
-from regard.decoding.engines.job import Job
+from regard.decoding.requests import Job
 from regard.model.cache import Cache
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
@@ -40,16 +39,15 @@ class EagerSearch:
         self.beams.restart()
         source = None if job.sources is None else Packed.of(job.sources).to(device)
         read = Packed.of(job.read).to(device) if job.read[0] else None
-        self.cache = self._start(source, read, sentences, steps)
+        self.cache = self._start(source, read)
 
-    def _start(
-        self, source: Packed | None, read: Packed | None, sentences: int, steps: int
-    ) -> Cache:
-        """Encode the source, read the prompt, and return the cache for `steps` steps."""
-        width, attention = self.beams.width, attention_backend(self.model)
+    def _start(self, source: Packed | None, read: Packed | None) -> Cache:
+        """Encode the source, read the prompt, and return the cache for all steps."""
+        steps, sentences = self.beams.records.shape[:2]
         return self.model.start(
-            source, read, sentences=sentences, width=width, steps=steps, backend=attention
-        )
+            source, read, sentences=sentences, width=self.beams.width, steps=steps,
+            backend=attention_backend(self.model),
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[None]:
         beams = self.beams
@@ -71,6 +69,5 @@ class EagerSearch:
         return int((~beams.done).sum())
 
     def records(self) -> NDArray[Any]:
-        """The candidates of all steps so far: [steps, B, C, 4]."""
-        records: NDArray[np.float64] = self.beams.records[: int(self.beams.time)].cpu().numpy()
-        return records
+        """The candidates of all steps so far (see `Beams.records`): [steps, B, C, 4]."""
+        return self.beams.records[: int(self.beams.time)].cpu().numpy()

@@ -34,7 +34,7 @@ class Shape(ctypes.Structure):
 class CpuLayout(Layout):
     """The offsets of the sequences."""
 
-    def prepare(self) -> None:
+    def __post_init__(self) -> None:
         self.query_offsets, self.key_offsets = (
             torch.tensor([0, *lengths]).cumsum(0)
             for lengths in (self.query_lengths, self.key_lengths)

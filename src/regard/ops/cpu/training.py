@@ -48,8 +48,7 @@ class Norm(ctypes.Structure):
 
 def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float) -> Tensor:
     x, y, *rest = norm_inputs(x, y, norm)
-    out: Tensor = Add.apply(x, y, dropout) if norm is None else AddNorm.apply(x, y, *rest, dropout)
-    return out
+    return Add.apply(x, y, dropout) if norm is None else AddNorm.apply(x, y, *rest, dropout)
 
 
 class Add(torch.autograd.Function):
@@ -111,11 +110,11 @@ class Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         dtype = autocast_dtype(x)
         with torch.autocast("cpu", enabled=False):
-            given, matrix = x.to(dtype), weight.to(dtype)
-            out = F.linear(given, matrix, None if bias is None else bias.to(dtype))
+            inputs, matrix = x.to(dtype), weight.to(dtype)
+            out = F.linear(inputs, matrix, None if bias is None else bias.to(dtype))
             if relu:
                 out.relu_()
-        ctx.save_for_backward(given, matrix, out if relu else None)
+        ctx.save_for_backward(inputs, matrix, out if relu else None)
         ctx.biased, ctx.dtype = bias is not None, x.dtype
         return out
 
@@ -140,8 +139,7 @@ def embed(
     dropout: float,
 ) -> Tensor:  # fmt: skip
     rows = None if rows is None else rows.to(table.weight.dtype).contiguous()
-    out: Tensor = Embed.apply(table.weight, tokens, scale, rows, positions, dropout)
-    return out
+    return Embed.apply(table.weight, tokens, scale, rows, positions, dropout)
 
 
 class Embed(torch.autograd.Function):

@@ -34,7 +34,7 @@ class CudaLayout(Layout):
 
     fallback: Callable[[], Layout] | None = None  # for queries that the kernels do not support
 
-    def prepare(self) -> None:
+    def __post_init__(self) -> None:
         made = tables(self.query_lengths, self.key_lengths, self.causal, self.window)
         longest = max(*self.query_lengths, *self.key_lengths)
         self.hold(longest, *(to_device(torch.from_numpy(table), self.device) for table in made))
@@ -55,8 +55,7 @@ class CudaLayout(Layout):
                 f"backend=cuda takes float32 and bfloat16 and heads of at most {LARGEST} features, "
                 f"not {query.dtype} and {query.shape[-1]}: use backend=padded or auto"
             )
-        output: Tensor = Attend.apply(self, *map(heads_contiguous, (query, key, value)))
-        return output
+        return Attend.apply(self, *map(heads_contiguous, (query, key, value)))
 
 
 def tables(
@@ -149,18 +148,18 @@ class Attend(torch.autograd.Function):
         count, heads, size = query.shape
         grads = gradients_like(query, key, value)
         scale = 1 / math.sqrt(size)
-        given = (
+        inputs = (
             query, key, value, scale, math.log2(math.e) * scale, count,
             query.stride(0), key.stride(0), value.stride(0),
         )  # fmt: skip
         delta = torch.empty_like(normal)
         runs, layout = tuple(ctx.layout.runs), ctx.layout
         query_grad_kernel[heads, len(layout.query_tiles)](
-            grads[0], delta, grad, out, normal, *given[:3], layout.query_tiles, *runs,
-            *given[3:], grads[0].stride(0), size, **ctx.shape, num_stages=3,
+            grads[0], delta, grad, out, normal, *inputs[:3], layout.query_tiles, *runs,
+            *inputs[3:], grads[0].stride(0), size, **ctx.shape, num_stages=3,
         )  # fmt: skip
         key_grad_kernel[heads, len(layout.key_tiles)](
-            grads[1], grads[2], delta, grad, normal, *given[:3], layout.key_tiles, *runs,
-            *given[3:], grads[1].stride(0), grads[2].stride(0), size, **ctx.shape, num_stages=1,
+            grads[1], grads[2], delta, grad, normal, *inputs[:3], layout.key_tiles, *runs,
+            *inputs[3:], grads[1].stride(0), grads[2].stride(0), size, **ctx.shape, num_stages=1,
         )  # fmt: skip
         return None, *grads

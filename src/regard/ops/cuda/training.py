@@ -82,8 +82,7 @@ def programs_for(rows: int, block: dict[str, int]) -> tuple[int]:
 
 
 def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float) -> Tensor:
-    out: Tensor = AddNorm.apply(*norm_inputs(x, y, norm), Dropout(dropout, x.device))
-    return out
+    return AddNorm.apply(*norm_inputs(x, y, norm), Dropout(dropout, x.device))
 
 
 class AddNorm(torch.autograd.Function):
@@ -140,8 +139,7 @@ class AddNorm(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     if not in_autocast(x) or x.dim() != 2:
         return reference.linear(x, weight, bias, activation)
-    out: Tensor = Linear.apply(x, weight, bias, ACTIVATIONS[activation])
-    return out
+    return Linear.apply(x, weight, bias, ACTIVATIONS[activation])
 
 
 class Linear(torch.autograd.Function):
@@ -151,18 +149,18 @@ class Linear(torch.autograd.Function):
     ) -> Tensor:
         dtype = autocast_dtype(x)
         with torch.autocast(x.device.type, enabled=False):
-            given, matrix = x.to(dtype), cast(weight, dtype)
+            inputs, matrix = x.to(dtype), cast(weight, dtype)
             shift = None if bias is None else cast(bias, dtype)
             seen = None
             if activation == ACTIVATIONS["relu"] and shift is not None:
-                out = seen = torch._addmm_activation(shift, given, matrix.t())
+                out = seen = torch._addmm_activation(shift, inputs, matrix.t())
             else:
-                out = F.linear(given, matrix, shift)
+                out = F.linear(inputs, matrix, shift)
                 if activation == ACTIVATIONS["relu"]:
                     out = seen = out.relu_()
                 elif activation:
                     seen, out = out, F.gelu(out)
-        ctx.save_for_backward(given, matrix, seen)
+        ctx.save_for_backward(inputs, matrix, seen)
         ctx.activation, ctx.biased, ctx.dtype = activation, bias is not None, x.dtype
         return out
 
@@ -214,8 +212,7 @@ def embed(
     dropout: float,
 ) -> Tensor:  # fmt: skip
     dropping = Dropout(dropout, tokens.device)
-    out: Tensor = Embed.apply(table.weight, tokens, scale, rows, positions, dropping)
-    return out
+    return Embed.apply(table.weight, tokens, scale, rows, positions, dropping)
 
 
 class Embed(torch.autograd.Function):
@@ -279,8 +276,7 @@ def token_losses(
 def disagreement(first: Tensor, second: Tensor, counted: Tensor | None) -> Tensor:
     if counted is None:
         return reference.disagreement(first, second, counted)
-    out: Tensor = Disagreement.apply(first, second, counted)
-    return out
+    return Disagreement.apply(first, second, counted)
 
 
 class Disagreement(torch.autograd.Function):
@@ -290,11 +286,9 @@ class Disagreement(torch.autograd.Function):
     def forward(ctx: Any, first: Tensor, second: Tensor, counted: Tensor) -> Tensor:
         from regard.ops.cuda.loss_kernels import disagreement_kernel
 
-        rows, vocabulary = first.shape
+        rows, size = first.shape
         sums = torch.empty(rows, dtype=torch.float32, device=first.device)
-        disagreement_kernel[(rows,)](
-            first, second, sums, counted, vocabulary, LANES=2048, num_warps=8
-        )
+        disagreement_kernel[(rows,)](first, second, sums, counted, size, LANES=2048, num_warps=8)
         ctx.save_for_backward(first, second)
         return sums.sum(dtype=torch.float64)
 
