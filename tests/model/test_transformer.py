@@ -48,7 +48,8 @@ def test_backends_give_the_same_logits_and_gradients(style, options, model, row,
         logits = run(net, source, target)
         weights = torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)
         results.append((logits, torch.autograd.grad((logits * weights).sum(), net.parameters())))
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-10)
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("backend", ["reference", "padded"])

@@ -248,7 +248,7 @@ class FusedStep:
             and model.output_matrix().dtype != torch.float64
             and max(3 * config.heads * size, config.d_model, config.d_ff) <= MAX_SIZE
             and config.window is None
-            and config.activation != "swiglu"
+            and config.activation in ("relu", "gelu")
             and config.positions != "rotary"
             and not config.embedding_norm
         )
