@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ from command import error_of
 from regard.cli.evaluate import show
 from regard.cli.main import build_parser
 from regard.cli.options import bounded
+from regard.config.sections import DecodingConfig
 from regard.console import as_json, make_console, make_progress, print_counts, visible, visible_line
 from regard.tasks.evaluation import EvaluationReport
 from regard.tasks.task import Evaluation
@@ -212,8 +214,7 @@ def numeric_options(parser, verb=()):
             yield verb, action
 
 
-OF_DECODING = {"beam", "n_best", "length_penalty", "max_length", "min_length", "no_repeat"}
-OF_DECODING |= {"temperature", "top_k", "top_p", "seed"}  # checked with the section `decoding`
+OF_DECODING = {field.name for field in fields(DecodingConfig)}  # this section checks their values
 
 
 def test_every_number_has_bounds():

@@ -141,7 +141,7 @@ def decoding_options(verb: ArgumentParser) -> None:
 
 def chosen_decoding(options: Namespace) -> dict[str, Any]:
     """The options of decoding that were given."""
-    given = {f.name: getattr(options, f.name) for f in fields(DecodingConfig)}
+    given = {f.name: getattr(options, f.name, None) for f in fields(DecodingConfig)}
     changes = section_settings(options.assignments, "decoding")
     return changes | {k: v for k, v in given.items() if v is not None}
 
