@@ -28,7 +28,7 @@ from regard.errors import InputError
 from regard.files import cache_folder, checksum, write_result
 from regard.model.quantise import dequantise_all, quantise_all
 from regard.model.transformer import Transformer
-from regard.tasks.answer import Asked, Questions
+from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify, Label
 from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill, Filled
@@ -178,7 +178,7 @@ class Model:
             contexts *= len(texts)
         if len(contexts) != len(texts):
             raise InputError(f"{len(texts)} questions but {len(contexts)} contexts")
-        pairs = [Asked(c, q) for c, q in zip(contexts, texts, strict=True)]
+        pairs = [QuestionInput(c, q) for c, q in zip(contexts, texts, strict=True)]
         return self.run(Questions, pairs, warn, options)
 
     def generate(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from regard import InputError
 from regard.decoding.search import decode
-from regard.tasks.answer import Asked, Questions
+from regard.tasks.answer import QuestionInput, Questions
 from regard.text.corpus import read_questions
 from regard.text.tokenizer import Tokenizer
 
@@ -19,9 +19,9 @@ EOS, SEP, MASK = Tokenizer.eos, Tokenizer.sep, Tokenizer.mask
 STYLES = ("encoder-decoder", "encoder", "decoder")
 CONTEXT = "Mary went to the garden. John went to the office."
 ASKED = [
-    Asked(CONTEXT, "Where is Mary?"),
-    Asked("", "Why?"),
-    Asked(CONTEXT, "Who is in the office?"),
+    QuestionInput(CONTEXT, "Where is Mary?"),
+    QuestionInput("", "Why?"),
+    QuestionInput(CONTEXT, "Who is in the office?"),
 ]
 
 
@@ -54,7 +54,7 @@ def test_a_request_reads_as_a_training_row_begins(style, configure, bpe, data, t
     batch = task.batch(store, np.arange(6), torch.device("cpu"))
     row = batch.target if style == "decoder" else batch.source
     rows = list(read_questions(files[0]))[:6]
-    asked = task.requests([Asked(row.context, row.question) for row in rows], 64, 9)
+    asked = task.requests([QuestionInput(row.context, row.question) for row in rows], 64, 9)
     for tokens, [request] in zip(row.split(row.tokens), asked, strict=True):
         assert tokens.tolist()[: len(request.source)] == request.source
 
@@ -71,7 +71,9 @@ def test_windows_have_every_token_of_the_context_and_overlap_by_half(
 ):
     byte = Tokenizer("byte")
     letters = "".join(chr(33 + i % 90) for i in range(context))
-    [requests] = Questions(byte, byte, style).requests([Asked(letters, "q" * question)], longest, 5)
+    [requests] = Questions(byte, byte, style).requests(
+        [QuestionInput(letters, "q" * question)], longest, 5
+    )
     close = [EOS] if style == "encoder-decoder" else [SEP]
     ids, asked = byte.encode(letters), byte.encode("q" * question)
     room = longest - question - 2
@@ -100,7 +102,9 @@ def test_the_best_answer_of_all_windows_is_given_and_said(loaded, call):
         answers = model.answer(["Who?", "Where is Mary?"], [CONTEXT, long])
     assert not answers[0].pieces
     options = model.decoding({})
-    [requests] = model.task.requests([Asked(long, "Where is Mary?")], 64, options.max_length)
+    [requests] = model.task.requests(
+        [QuestionInput(long, "Where is Mary?")], 64, options.max_length
+    )
     every = decode(model.transformer, requests, options)
     assert len(every) > 4
     best = max(every, key=lambda answer: answer.score)

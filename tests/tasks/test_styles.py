@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from regard import InputError, Packed
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
-from regard.tasks.answer import Asked, Questions
+from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.configuration import make_config
 from regard.tasks.sequences import arrange, input_ids, slots
 from regard.tasks.translate import Translate
@@ -211,9 +211,9 @@ LINES = [
     ("The old man saw the house.", "Haus"),
 ]
 QUESTIONS = [
-    Asked("Mary is in the garden. John is here.", "Where is Mary?"),
-    Asked("John is here.", "Where is Mary?"),
-    Asked("", "Why?"),
+    QuestionInput("Mary is in the garden. John is here.", "Where is Mary?"),
+    QuestionInput("John is here.", "Where is Mary?"),
+    QuestionInput("", "Why?"),
 ]
 ANSWERS = ["garden", "nobody knows", "so"]
 
@@ -324,7 +324,7 @@ def test_an_answer_may_be_so_much_longer_than_its_source_in_both_styles(style, b
 def test_an_answer_to_a_question_is_bounded_by_itself(style, by_heart):
     """However long the context is; an encoder has as many slots as it was trained with."""
     task, model = by_heart(style, "answer")
-    for group in task.requests([*QUESTIONS, Asked("a long context " * 9, "Why?")], 100, 7):
+    for group in task.requests([*QUESTIONS, QuestionInput("a long context " * 9, "Why?")], 100, 7):
         assert {request.limit for request in group} == {7}
     if style != "encoder":
         options = DecodingConfig(beam=1, max_length=3, min_length=90)

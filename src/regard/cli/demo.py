@@ -102,7 +102,7 @@ def show(
     showcase = [english for english, _ in PRONOUN_SENTENCE]
     chosen = [i for i, (english, _) in enumerate(test) if english in showcase]
     for i in [*chosen, *range(len(test) // 6, len(test), len(test) // 6)]:
-        mark = "" if translations[i] == test[i][1] else f"  (wanted: {test[i][1]})"
+        mark = "" if translations[i] == test[i][1] else f"  (expected: {test[i][1]})"
         table.add_row(test[i][0], translations[i] + mark)
     console.print(table)
     console.print(

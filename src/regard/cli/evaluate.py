@@ -102,7 +102,7 @@ def show(report: EvaluationReport) -> None:
     details = report.evaluation.details  # tables that only some tasks have
     labels = details.get("labels", [])
     if "confusion" in details and len(labels) <= LARGEST_CONFUSION:
-        table = Table("wanted \\ given", *labels, title="confusion", title_justify="left")
+        table = Table("expected \\ predicted", *labels, title="confusion", title_justify="left")
         for label, row in zip(labels, details["confusion"], strict=True):
             table.add_row(label, *map(str, row))
         console.print(table)

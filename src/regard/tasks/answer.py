@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 Example = tuple[Path, Question]
 
 
-class Asked(NamedTuple):
+class QuestionInput(NamedTuple):
     context: str
     question: str
 
     @classmethod
-    def of(cls, text: str, context: str | None, where: str) -> Asked:
+    def of(cls, text: str, context: str | None, where: str) -> QuestionInput:
         """Parse a line: CONTEXT<tab>QUESTION, JSON, or a question about the given context."""
         if context is not None:
             return cls(context, text)
@@ -119,7 +119,7 @@ class Questions(Sequences):
         """Exact match and F1 as SQuAD defines them, and exact match for each kind of question if
         the data name it."""
         rows = [row for _, row in examples]
-        questions = [Asked(row.context, row.question) for row in rows]
+        questions = [QuestionInput(row.context, row.question) for row in rows]
         answers = self.answer(model, questions, config.decoding, config.data.max_length)
         rt.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
@@ -135,14 +135,16 @@ class Questions(Sequences):
             if row.task:
                 kinds[row.task].append(right)
         details = {kind: round(sum(right) / len(right), 4) for kind, right in kinds.items()}
-        samples = [f"{row.question} -> {text}  (wanted: {row.answer})" for text, row in pairs[:3]]
+        samples = [f"{row.question} -> {text}  (expected: {row.answer})" for text, row in pairs[:3]]
         return Evaluation(
             rt.scores_of(metrics, len(rows)), metrics, len(rows), samples, texts,
             [row.answer for row in rows], {"exact_by_task": details} if details else {},
             in_pieces(answers),
         )  # fmt: skip
 
-    def requests(self, inputs: Sequence[Asked], longest: int, most: int) -> list[list[Request]]:
+    def requests(
+        self, inputs: Sequence[QuestionInput], longest: int, most: int
+    ) -> list[list[Request]]:
         """One request for each question, or one for each window of its context. An answer has at
         most `most` tokens, independent of the length of its context."""
         contexts = self.target.encode_batch([one.context for one in inputs])
@@ -158,7 +160,11 @@ class Questions(Sequences):
         return groups
 
     def answer(
-        self, model: Transformer, inputs: Sequence[Asked], options: DecodingConfig, longest: int
+        self,
+        model: Transformer,
+        inputs: Sequence[QuestionInput],
+        options: DecodingConfig,
+        longest: int,
     ) -> list[Answer]:
         """The answer to each question: the best of those from the windows of a long context."""
         groups = self.requests(inputs, longest, options.max_length)
@@ -171,7 +177,7 @@ class Questions(Sequences):
         return answers
 
     def predict(
-        self, model: Transformer, inputs: Sequence[Asked], context: Context
+        self, model: Transformer, inputs: Sequence[QuestionInput], context: Context
     ) -> list[Answer]:
         answers = self.answer(model, inputs, context.decoding, context.longest)
         return self.checked(answers, context)
@@ -180,15 +186,17 @@ class Questions(Sequences):
     def split_note(count: int) -> str:
         return f"the best answer of {count} windows is given"
 
-    def parse(self, text: str, options: Namespace, longest: int, where: str) -> Asked | None:
+    def parse(
+        self, text: str, options: Namespace, longest: int, where: str
+    ) -> QuestionInput | None:
         if not text.strip():
             return None
-        question = Asked.of(text, options.context, where)
+        question = QuestionInput.of(text, options.context, where)
         self.room(self.target.encode(question.question), longest, where)
         return question
 
     def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
         answer = prediction or rt.Answer([], [], 0.0, "empty")
-        question = Asked.of(text, options.context, "").question if prediction else ""
+        question = QuestionInput.of(text, options.context, "").question if prediction else ""
         fields = {"question": question, "answer": answer.text} | fields_of(answer, self.target)
         return fields | (n_best(answer, self.target, "answer") if answer.others else {})

@@ -210,7 +210,7 @@ class Classify(Task):
             )
         }
         samples = [
-            f"{self.labels[predicted[i]]} ({probabilities[i, predicted[i]]:.0%}), wanted "
+            f"{self.labels[predicted[i]]} ({probabilities[i, predicted[i]]:.0%}), expected "
             f"{self.labels[targets[i]]}: {example.text:.100}"
             for i, (_, example) in enumerate(examples[:3])
         ]

@@ -78,7 +78,7 @@ class Translate(Sequences):
         rt.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
         samples = [
-            f"{source} -> {text}  (wanted: {target})"
+            f"{source} -> {text}  (expected: {target})"
             for source, text, target in zip(sources, texts, references, strict=True)
         ]
         return Evaluation(

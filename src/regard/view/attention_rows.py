@@ -18,7 +18,7 @@ from regard.decoding.requests import Request
 from regard.errors import InputError, unknown
 from regard.files import real_path
 from regard.model.transformer import Capture
-from regard.tasks.answer import Asked, Questions
+from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify
 from regard.tasks.embed import Embed
 from regard.tasks.fill import MASK, Fill
@@ -125,7 +125,7 @@ def make_request(model: Model, text: str, context: str | None) -> Request:
     """The request to a model that translates or answers questions."""
     task = model.task
     if isinstance(task, Questions):
-        asked = Asked.of(text, context, "TEXT")
+        asked = QuestionInput.of(text, context, "TEXT")
         groups = task.requests([asked], model.longest, model.config.decoding.max_length)
     else:
         groups = model.of(Translate).requests([text], model.longest)
