@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from regard.config.model import ModelConfig as ModelConfig
     from regard.config.sections import Config as Config
     from regard.errors import InputError as InputError
-    from regard.model.transformer import Capture as Capture
+    from regard.model.transformer import AttentionCapture as AttentionCapture
     from regard.model.transformer import Transformer as Transformer
     from regard.predictor import load as load
     from regard.tasks.configuration import make_config as make_config
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Capture": "regard.model.transformer",
+    "AttentionCapture": "regard.model.transformer",
     "Config": "regard.config.sections",
     "InputError": "regard.errors",
     "ModelConfig": "regard.config.model",

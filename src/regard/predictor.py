@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from regard.config.checks import choice
 from regard.config.sections import DTYPES, Config, DecodingConfig, section
-from regard.decoding.answers import Answer
 from regard.decoding.engines.cpu import cpu_model
+from regard.decoding.predictions import Prediction
 from regard.device import choose_device
 from regard.errors import InputError
 from regard.files import cache_folder, checksum, write_result
@@ -137,7 +137,7 @@ class Model:
         attention: bool = False,
         warn: Warn = python_warning,
         **options: Any,
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """Translations with tokens, log-probabilities, score and n-best list; on request with the
         best `alternatives` to each token, the `history` of the search and the `attention` of all
         heads. warn: see `predict`."""
@@ -160,7 +160,7 @@ class Model:
 
     def score(
         self, pairs: Sequence[tuple[str, str]], *, warn: Warn = python_warning
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """How probable given translations are: (source, translation) pairs. A text that is longer
         than the model was trained on is scored as a whole, with a warning."""
         for pair in pairs:
@@ -171,7 +171,7 @@ class Model:
 
     def answer(
         self, questions: Texts, context: Texts, *, warn: Warn = python_warning, **options: Any
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """The answer to each question from its context, or from one context for all."""
         texts, contexts = listed(questions), listed(context)
         if len(contexts) == 1:
@@ -183,7 +183,7 @@ class Model:
 
     def generate(
         self, prompts: Texts, *, until: str = "", warn: Warn = python_warning, **options: Any
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """The completion of each prompt; it stops before the text `until`, if that is given."""
         return self.run(Generate, listed(prompts), warn, options, until=until)
 

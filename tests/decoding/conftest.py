@@ -10,7 +10,7 @@ import torch
 
 from regard import Packed, Transformer
 from regard.config.sections import DecodingConfig
-from regard.decoding.answers import Answer
+from regard.decoding.predictions import Prediction
 from regard.decoding.requests import Request
 
 BOS, EOS = 1, 2
@@ -125,7 +125,7 @@ def repeated() -> Callable[[Sequence[int], int], bool]:
 
 
 @pytest.fixture(scope="session")
-def all_of() -> Callable[[Answer], list[Answer]]:
+def all_of() -> Callable[[Prediction], list[Prediction]]:
     """The n-best list: the answer and those behind it."""
     return lambda answer: [answer, *answer.others]
 
@@ -134,7 +134,9 @@ def all_of() -> Callable[[Answer], list[Answer]]:
 def same(all_of) -> Callable[..., None]:
     """same(got, expected): the same tokens and reasons; numbers within a tolerance (0: equal)."""
 
-    def check(got: Sequence[Answer], expected: Sequence[Answer], atol: float = 1e-5) -> None:
+    def check(
+        got: Sequence[Prediction], expected: Sequence[Prediction], atol: float = 1e-5
+    ) -> None:
         assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
             mine, theirs = all_of(one), all_of(other)

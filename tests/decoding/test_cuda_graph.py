@@ -91,7 +91,7 @@ def test_two_searches_at_once_do_not_share_buffers(model, same, monkeypatch):
     while [next(step, "end") for step in steps] != ["end", "end"]:  # in turns
         pass
     assert len(cuda_graph._buffers[net]) == 2
-    same([one.answers()[0] for one in both], expected)
+    same([one.predictions()[0] for one in both], expected)
 
 
 def test_a_search_that_is_abandoned_gives_its_buffers_back(model, monkeypatch):

@@ -137,7 +137,7 @@ def test_a_batch_of_several_sentences_can_be_searched_step_by_step(net, ask, sam
     requests, options = ask(6), DecodingConfig(beam=3, max_length=6)
     search = Search(net(), requests, options)
     steps = sum(1 for _ in search)
-    answers = search.answers()
+    answers = search.predictions()
     assert steps >= max(len(answer.tokens) for answer in answers)
     same(answers, decode(net(), requests, options), atol=0)
 
@@ -154,4 +154,4 @@ def test_a_search_with_and_without_prefixes_is_right_or_refused(turn, net, same)
             pass
     except InputError:
         return
-    same(search.answers(), decode(net(), requests, options))
+    same(search.predictions(), decode(net(), requests, options))

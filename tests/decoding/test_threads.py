@@ -42,7 +42,7 @@ def described(answers):
 def stepped(net, options):
     """One search step by step, with what is settled after each."""
     search = Search(net, REQUESTS[1:2], options)
-    return [search.settled() for _ in search], described(search.answers())
+    return [search.settled() for _ in search], described(search.predictions())
 
 
 def kinds_of_calls(net):
@@ -124,7 +124,7 @@ def test_a_short_call_leaves_a_long_one_its_position_table(net, monkeypatch):
     other.join()  # the short table is there
     for _ in steps:
         pass
-    assert described(search.answers()) == alone
+    assert described(search.predictions()) == alone
 
 
 @needs_compiler

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard import Capture, InputError, ModelConfig, Packed, Transformer
+from regard import AttentionCapture, InputError, ModelConfig, Packed, Transformer
 from regard.config.parameters import closed_form, count, operations, visible
 from regard.model.mixers import Convolution, Recurrence, RowPlan, make_mixer
 
@@ -137,7 +137,7 @@ def test_visible_pairs_are_those_of_the_matrix(window):
 
 
 def test_an_encoder_without_attention_captures_none_of_it(model, row):
-    net, capture = model(mixer="lstm"), Capture()
+    net, capture = model(mixer="lstm"), AttentionCapture()
     net(row([4]), row([3]), capture=capture)
     assert (len(capture.encoder), len(capture.decoder), len(capture.cross)) == (0, 2, 2)
 

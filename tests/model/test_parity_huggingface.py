@@ -13,7 +13,7 @@ import torch
 import transformers as hugging_face
 from torch.nn.utils.rnn import pad_sequence
 
-from regard import Capture, ModelConfig, Packed, Transformer
+from regard import AttentionCapture, ModelConfig, Packed, Transformer
 
 TOLERANCE = 1e-9  # absolute, in float64: rounding leaves 3e-13, a wrong formula 1e-3 or more
 VOCABULARY, D, HEADS, D_FF, MAX_LENGTH, CLASSES = 31, 24, 3, 40, 23, 5
@@ -130,7 +130,7 @@ def check_one_stack(theirs, weights, read, tolerance=TOLERANCE, **options):
     answer = theirs(tokens, attention_mask=real, output_attentions=True)
     side = "source" if options["style"] == "encoder" else "target"
     run = ours.hidden if options.get("head") == "pooling" else ours
-    capture = Capture()
+    capture = AttentionCapture()
     output = run(**{side: Packed.of(sequences)}, capture=capture)
     assert_same(ours, output, theirs, read(answer, real.bool()), weights, tolerance)
     captured = capture.encoder if side == "source" else capture.decoder
@@ -318,7 +318,7 @@ def test_marian_logits_gradients_and_attention_equal_hugging_face():
         decoder_attention_mask=target_real,
         output_attentions=True,
     )
-    capture = Capture()
+    capture = AttentionCapture()
     logits = ours(Packed.of(sources), Packed.of(targets), capture)
     assert_same(ours, logits, theirs, expected.logits[target_real.bool()], weights)
     for captured, attentions, queries, keys in (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard import Capture, InputError, ModelConfig, Packed, Transformer
+from regard import AttentionCapture, InputError, ModelConfig, Packed, Transformer
 from regard.config.model import STYLES
 
 OPTIONS = [
@@ -180,7 +180,7 @@ def test_capture_has_every_head_of_every_layer_and_leaves_the_output_bit_identic
         window=window,
         encoder_layers=3 if style != "decoder" else 0,
     )
-    source, target, capture = row(SOURCE), row(TARGET), Capture()
+    source, target, capture = row(SOURCE), row(TARGET), AttentionCapture()
     assert torch.equal(run(net, source, target, capture=capture), run(net, source, target))
     shapes = {
         "encoder": (3 if style != "decoder" else 0, SOURCE, SOURCE),
@@ -201,7 +201,7 @@ def test_capture_has_every_head_of_every_layer_and_leaves_the_output_bit_identic
 
 def test_captured_weights_are_those_that_made_the_output(model, row):
     """Weights times values, joined and projected, is what the fast path put out."""
-    net, source, capture = model("padded", style="encoder"), row([4, 6]), Capture()
+    net, source, capture = model("padded", style="encoder"), row([4, 6]), AttentionCapture()
     attention = net.encoder.layers[0].self_attention
     seen = {}
     attention.query_key_value.register_forward_hook(lambda _m, _i, out: seen.update(qkv=out))

@@ -1,1 +1,1 @@
-"""Decoding: beam search and sampling, from requests to answers."""
+"""Decoding: beam search and sampling, from requests to predictions."""

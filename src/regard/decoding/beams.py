@@ -5,8 +5,8 @@ implement `advance` for beam search on the same tensors; tests/decoding/test_ste
 
 The state of B sentences with W hypotheses each is a set of tensors, which `advance` changes in
 place without synchronising with the host, so that a CUDA graph can contain a step. Each step also
-writes its candidates to `records`; the answers are computed from the records after the search
-(answers.py).
+writes its candidates to `records`; the predictions are computed from the records after the search
+(predictions.py).
 
 Beam search (section 6.1 of the paper): a step ranks the 2W best candidates of a sentence. A
 candidate among the first W that ends with <eos> is a finished hypothesis. The first W candidates

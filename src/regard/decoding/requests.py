@@ -41,8 +41,8 @@ class Request:
                 )
         if model.positions == "learned" and len(known) > model.max_length:
             raise InputError(
-                f"{len(known)} tokens before the answer are more than the learned position table "
-                f"has rows ({model.max_length}): shorten them or raise model.max_length"
+                f"{len(known)} tokens before the prediction are more than the learned position "
+                f"table has rows ({model.max_length}): shorten them or raise model.max_length"
             )
 
     def begin(self, encoder: bool) -> list[int]:

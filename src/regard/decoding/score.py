@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
-from regard.model.transformer import Capture, Transformer
+from regard.model.transformer import AttentionCapture, Transformer
 from regard.ops import linear
 from regard.text.batching import Packed
 
@@ -63,7 +63,7 @@ def _score(
     source = Packed.of([request.source for request in requests]).to(device) if both else None
     begins = [request.begin(both) for request in requests]
     rows = Packed.of([[*begin, *out[:-1]] for begin, out in zip(begins, outputs, strict=True)])
-    capture = Capture() if attention else None
+    capture = AttentionCapture() if attention else None
     hidden = model.hidden(source, rows.to(device), capture, attention_backend(model))
     # The rows that predict the tokens of an output: from the last one before it on.
     places = rows.split(torch.arange(len(rows.tokens)))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.answers import Answer, open_paths, read_answers, scored_answer
 from regard.decoding.engines import Engine, choose_engine
+from regard.decoding.predictions import Prediction, open_paths, read_predictions, scored_prediction
 from regard.decoding.requests import BATCH_TOKENS, Job, Request, by_size, until_eos
 from regard.decoding.score import score
 from regard.decoding.slots import fill_slots
@@ -26,7 +26,7 @@ from regard.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Details:
-    """What to add to each answer. No detail changes the tokens or the score of an answer."""
+    """What to add to each prediction. No detail changes the tokens or the score of a prediction."""
 
     history: bool = False  # the candidates of every step
     alternatives: int = 0  # the number of most probable tokens at each place
@@ -44,14 +44,14 @@ NO_DETAILS = Details()
 def decode(
     model: Transformer, requests: Sequence[Request], options: DecodingConfig,
     details: Details = NO_DETAILS, batch_tokens: int | None = None,
-) -> list[Answer]:  # fmt: skip
-    """Decode requests. Returns one answer per request, in order.
+) -> list[Prediction]:  # fmt: skip
+    """Decode requests. Returns one prediction per request, in order.
 
     Args:
         model: a model in evaluation mode.
         requests: the requests, in any order of lengths.
         options: beam search or sampling, and their settings.
-        details: what to add to each answer.
+        details: what to add to each prediction.
         batch_tokens: the size of a batch (default: BATCH_TOKENS of the device).
 
     Raises:
@@ -65,21 +65,21 @@ def decode(
         return fill_slots(model, requests, options)
     if batch_tokens is None:
         batch_tokens = BATCH_TOKENS["cuda" if model.output_matrix().is_cuda else "cpu"]
-    by_index: dict[int, Answer] = {}
+    by_index: dict[int, Prediction] = {}
     for batch in batches(model, requests, options, batch_tokens):
         search = Search(model, [requests[i] for i in batch], options)
         for _ in search:
             pass
-        by_index.update(zip(batch, search.answers(details.history), strict=True))
-    answers = [by_index[i] for i in range(len(requests))]
-    for answer, request in zip(answers, requests, strict=True):
-        answer.source = request.source
+        by_index.update(zip(batch, search.predictions(details.history), strict=True))
+    predictions = [by_index[i] for i in range(len(requests))]
+    for prediction, request in zip(predictions, requests, strict=True):
+        prediction.source = request.source
     if details.alternatives or details.attention:
-        tokens = [answer.tokens for answer in answers]
+        tokens = [prediction.tokens for prediction in predictions]
         passes = score(model, requests, tokens, details.alternatives, details.attention)
-        for answer, scored in zip(answers, passes, strict=True):
-            answer.alternatives, answer.attention = scored.alternatives, scored.attention
-    return answers
+        for prediction, scored in zip(predictions, passes, strict=True):
+            prediction.alternatives, prediction.attention = scored.alternatives, scored.attention
+    return predictions
 
 
 def batches(
@@ -101,7 +101,7 @@ def batches(
 
 class Search:
     """The search for one batch of requests. Iterating over it runs the search and yields after each
-    step; `settled` and `answers` can be called in between and afterwards."""
+    step; `settled` and `predictions` can be called in between and afterwards."""
 
     def __init__(
         self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
@@ -150,8 +150,8 @@ class Search:
         yield from self.engine
 
     def settled(self) -> list[int]:
-        """The tokens of the first answer that cannot change any more: the common beginning of all
-        its hypotheses, including the finished ones."""
+        """The tokens of the first prediction that cannot change any more: the common beginning of
+        all its hypotheses, including the finished ones."""
         settled = list(self.prefixes[0])
         if self.engine is None or self.searched[0] != 0:
             return settled
@@ -162,15 +162,15 @@ class Search:
             settled.append(tokens[0])
         return settled
 
-    def answers(self, history: bool = False) -> list[Answer]:
-        """The best answers so far, one for each request; `history` adds the candidates of each
+    def predictions(self, history: bool = False) -> list[Prediction]:
+        """The best predictions so far, one for each request; `history` adds the candidates of each
         step."""
         logprobs, penalty = [one.logprobs for one in self.scored], self.options.length_penalty
         prefixes = list(zip(self.prefixes, logprobs, strict=True))
-        answers = [scored_answer(*prefix, penalty, "prefix") for prefix in prefixes]
+        predictions = [scored_prediction(*prefix, penalty, "prefix") for prefix in prefixes]
         if self.engine is not None:
             old = [prefixes[i] for i in self.searched]
-            best = read_answers(self.options, self.engine.records(), self.limits, old, history)
-            for i, answer in zip(self.searched, best, strict=True):
-                answers[i] = answer
-        return answers
+            best = read_predictions(self.options, self.engine.records(), self.limits, old, history)
+            for i, prediction in zip(self.searched, best, strict=True):
+                predictions[i] = prediction
+        return predictions

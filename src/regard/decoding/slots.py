@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.answers import Answer, scored_answer
 from regard.decoding.engines import hidden
+from regard.decoding.predictions import Prediction, scored_prediction
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size, until_eos
 from regard.errors import InputError
 from regard.model.transformer import Transformer
@@ -24,7 +24,7 @@ from regard.text.tokenizer import Tokenizer
 @torch.no_grad()
 def fill_slots(
     model: Transformer, requests: Sequence[Request], options: DecodingConfig
-) -> list[Answer]:
+) -> list[Prediction]:
     """Fill the slots of each request, whose source ends with them (<mask>)."""
     searched = options.temperature or options.n_best > 1 or any(r.prefix for r in requests)
     if searched or options.min_length or options.no_repeat:
@@ -33,7 +33,7 @@ def fill_slots(
             "sampling, n_best, a prefix, min_length or no_repeat"
         )
     matrix = model.output_matrix()
-    by_index: dict[int, Answer] = {}
+    by_index: dict[int, Prediction] = {}
     sizes = [len(request.source) for request in requests]
     for batch in by_size(sizes, BATCH_TOKENS[matrix.device.type]):
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
@@ -50,10 +50,10 @@ def fill_slots(
 
 def read(
     tokens: list[int], logprobs: list[float], request: Request, options: DecodingConfig
-) -> Answer:
-    """The answer from the tokens of all slots: it ends with the first <eos>."""
+) -> Prediction:
+    """The prediction from the tokens of all slots: it ends with the first <eos>."""
     tokens = until_eos(tokens)
     stopped = "end" if Tokenizer.eos in tokens else "length"
-    answer = scored_answer(tokens, logprobs[: len(tokens)], options.length_penalty, stopped)
-    answer.source = request.source
-    return answer
+    prediction = scored_prediction(tokens, logprobs[: len(tokens)], options.length_penalty, stopped)
+    prediction.source = request.source
+    return prediction

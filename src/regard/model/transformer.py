@@ -31,7 +31,7 @@ from regard.text.batching import Packed
 
 
 @dataclass
-class Capture:
+class AttentionCapture:
     """Attention weights of a forward pass: `capture.cross[layer][sequence]` is [H, n, m].
 
     Row i of a head's matrix says where query i looks and sums to 1. Dropout is not in it.
@@ -146,7 +146,7 @@ class Transformer(nn.Module):
 
     def forward(
         self, source: Packed | None = None, target: Packed | None = None,
-        capture: Capture | None = None,
+        capture: AttentionCapture | None = None,
     ) -> Tensor:  # fmt: skip
         """Logits: [N, V] of the target's tokens, or of the source's for an encoder; a
         classifier gives [B, classes], pooling [B, D]."""
@@ -155,7 +155,8 @@ class Transformer(nn.Module):
 
     def hidden(
         self, source: Packed | None = None, target: Packed | None = None,
-        capture: Capture | None = None, backend: str | None = None, plans: Plans | None = None,
+        capture: AttentionCapture | None = None, backend: str | None = None,
+        plans: Plans | None = None,
     ) -> Tensor:  # fmt: skip
         """The last layer's output before the head: [N, D].
 
@@ -197,7 +198,7 @@ class Transformer(nn.Module):
         )  # fmt: skip
 
     def encode(
-        self, source: Packed, capture: Capture | None = None, plans: Plans | None = None
+        self, source: Packed, capture: AttentionCapture | None = None, plans: Plans | None = None
     ) -> Tensor:
         """source -> memory[M, D]; plans: as in `hidden`."""
         assert self.encoder is not None
@@ -210,7 +211,8 @@ class Transformer(nn.Module):
 
     def decode(
         self, target: Packed, memory: Tensor | None = None, source: Packed | None = None,
-        capture: Capture | None = None, cache: Cache | None = None, plans: Plans | None = None,
+        capture: AttentionCapture | None = None, cache: Cache | None = None,
+        plans: Plans | None = None,
     ) -> Tensor:  # fmt: skip
         """target, and memory[M, D] with the source it was computed from -> [N, D]; a cache keeps
         keys and values for later steps. plans: as in `hidden`."""

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import fields_of, in_pieces, n_best
-from regard.tasks.lazy import np, rt
+from regard.tasks.lazy import np, runtime
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import CorpusReport, Question, read_questions
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Answer, Chunk, Request, Transformer
+    from regard.tasks.runtime import Chunk, Prediction, Request, Transformer
 
 Example = tuple[Path, Question]
 
@@ -113,7 +113,7 @@ class Questions(Sequences):
         return ["answer", self.target.fingerprint, data.max_length, data.duplicates]
 
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
-        return [rt.token_type(self.target.size)] * 2
+        return [runtime.token_type(self.target.size)] * 2
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """Exact match and F1 as SQuAD defines them, and exact match for each kind of question if
@@ -121,11 +121,11 @@ class Questions(Sequences):
         rows = [row for _, row in examples]
         questions = [QuestionInput(row.context, row.question) for row in rows]
         answers = self.answer(model, questions, config.decoding, config.data.max_length)
-        rt.release_graphs(model)  # training may continue and needs the memory
+        runtime.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
         pairs = list(zip(texts, rows, strict=True))
-        exact = np.array([rt.metrics.exact_match(text, row.answers) for text, row in pairs])
-        f1 = np.array([rt.metrics.token_f1(text, row.answers) for text, row in pairs])
+        exact = np.array([runtime.metrics.exact_match(text, row.answers) for text, row in pairs])
+        f1 = np.array([runtime.metrics.token_f1(text, row.answers) for text, row in pairs])
         metrics = {
             "f1": lambda chosen: float(f1[chosen].mean()),
             "exact": lambda chosen: float(exact[chosen].mean()),
@@ -137,7 +137,7 @@ class Questions(Sequences):
         details = {kind: round(sum(right) / len(right), 4) for kind, right in kinds.items()}
         samples = [f"{row.question} -> {text}  (expected: {row.answer})" for text, row in pairs[:3]]
         return Evaluation(
-            rt.scores_of(metrics, len(rows)), metrics, len(rows), samples, texts,
+            runtime.scores_of(metrics, len(rows)), metrics, len(rows), samples, texts,
             [row.answer for row in rows], {"exact_by_task": details} if details else {},
             in_pieces(answers),
         )  # fmt: skip
@@ -156,7 +156,9 @@ class Questions(Sequences):
             if len(context) <= room:
                 starts = range(1)
             windows = [[*context[s : s + room], self.target.sep, *question] for s in starts]
-            groups.append([rt.Request(input_ids(self.style, ids), (), most) for ids in windows])
+            groups.append(
+                [runtime.Request(input_ids(self.style, ids), (), most) for ids in windows]
+            )
         return groups
 
     def answer(
@@ -165,7 +167,7 @@ class Questions(Sequences):
         inputs: Sequence[QuestionInput],
         options: DecodingConfig,
         longest: int,
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """The answer to each question: the best of those from the windows of a long context."""
         groups = self.requests(inputs, longest, options.max_length)
         answers = []
@@ -178,7 +180,7 @@ class Questions(Sequences):
 
     def predict(
         self, model: Transformer, inputs: Sequence[QuestionInput], context: Context
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         answers = self.answer(model, inputs, context.decoding, context.longest)
         return self.checked(answers, context)
 
@@ -195,8 +197,10 @@ class Questions(Sequences):
         self.room(self.target.encode(question.question), longest, where)
         return question
 
-    def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
-        answer = prediction or rt.Answer([], [], 0.0, "empty")
+    def to_json(
+        self, text: str, prediction: Prediction | None, options: Namespace
+    ) -> dict[str, Any]:
+        answer = prediction or runtime.Prediction([], [], 0.0, "empty")
         question = QuestionInput.of(text, options.context, "").question if prediction else ""
         fields = {"question": question, "answer": answer.text} | fields_of(answer, self.target)
         return fields | (n_best(answer, self.target, "answer") if answer.others else {})

@@ -22,7 +22,7 @@ from regard.console import visible_line
 from regard.errors import InputError
 from regard.files import read_json, write_file
 from regard.tasks.common import one_line, refuse_nan, warn_cut
-from regard.tasks.lazy import np, rt, torch
+from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import arrange, input_ids
 from regard.tasks.task import Array, Context, Evaluation, Ids, Task, Tokenizers
 from regard.text.corpus import Classified, CorpusReport, read_classified
@@ -147,7 +147,7 @@ class Classify(Task):
         return ["classify", vocabulary, self.labels, most, config.data.duplicates]
 
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
-        return [rt.token_type(self.tokenizer.size), rt.token_type(len(self.labels))]
+        return [runtime.token_type(self.tokenizer.size), runtime.token_type(len(self.labels))]
 
     def sizes(self, store: Store) -> list[Array]:
         text = store.lengths[0]
@@ -172,13 +172,15 @@ class Classify(Task):
         if self.style != "encoder":
             return arrange(self.style, texts, [self._written[i] for i in numbers], device)
         rows = [np.concatenate([[self.tokenizer.cls], text[:-1]]) for text in texts]
-        return rt.Batch(rt.packed(rows, device), None, torch.from_numpy(numbers).to(device))
+        return runtime.Batch(
+            runtime.packed(rows, device), None, torch.from_numpy(numbers).to(device)
+        )
 
     @property
     def loss(self) -> Loss:
         if self.style != "encoder":
             return super().loss
-        return partial(rt.losses.classification_loss, weights=self.weights)
+        return partial(runtime.losses.classification_loss, weights=self.weights)
 
     def model_options(self) -> dict[str, Any]:
         classes = len(self.labels) if self.style == "encoder" else None
@@ -188,7 +190,7 @@ class Classify(Task):
         """Fit the temperature on held-out examples."""
         targets = np.array([self.number(example) for example in examples])
         logits = self.logits(model, [example.text for _, example in examples])
-        self.temperature = round(rt.metrics.fit_temperature(logits, targets), 4)
+        self.temperature = round(runtime.metrics.fit_temperature(logits, targets), 4)
         return True
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
@@ -199,13 +201,13 @@ class Classify(Task):
         classes = len(self.labels)
 
         def metric(name: str) -> Any:
-            return lambda chosen: rt.metrics.classification(
+            return lambda chosen: runtime.metrics.classification(
                 targets[chosen], predicted[chosen], classes
             )[name]
 
         names = ("accuracy", "macro_f1", "matthews")
         metrics = {name: metric(name) for name in names} | {
-            "calibration_error": lambda chosen: rt.metrics.calibration_error(
+            "calibration_error": lambda chosen: runtime.metrics.calibration_error(
                 probabilities[chosen], targets[chosen]
             )
         }
@@ -214,9 +216,9 @@ class Classify(Task):
             f"{self.labels[targets[i]]}: {example.text:.100}"
             for i, (_, example) in enumerate(examples[:3])
         ]
-        table = rt.metrics.confusion(targets, predicted, classes).tolist()
+        table = runtime.metrics.confusion(targets, predicted, classes).tolist()
         return Evaluation(
-            rt.scores_of(metrics, len(targets)), metrics, len(targets), samples,
+            runtime.scores_of(metrics, len(targets)), metrics, len(targets), samples,
             details={"labels": self.labels, "confusion": table},
         )  # fmt: skip
 
@@ -240,10 +242,12 @@ class Classify(Task):
                 logits = model.head(hidden, row, model.output_matrix())
                 return list(logits.double().cpu().numpy())
 
-            return np.array(rt.forward(model, rows, read)).reshape(len(texts), len(self.labels))
-        requests = [rt.Request(ids) for ids in rows for _ in self.labels]
+            return np.array(runtime.forward(model, rows, read)).reshape(
+                len(texts), len(self.labels)
+            )
+        requests = [runtime.Request(ids) for ids in rows for _ in self.labels]
         labels = [row.tolist() for _ in rows for row in self._written]
-        sums = [sum(seen.logprobs) for seen in rt.score(model, requests, labels)]
+        sums = [sum(seen.logprobs) for seen in runtime.score(model, requests, labels)]
         return np.array(sums).reshape(len(texts), len(self.labels))
 
     def probabilities(self, logits: Array) -> Array:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Answer, Tokenizer
+    from regard.tasks.runtime import Prediction, Tokenizer
     from regard.tasks.task import Context
 
 
-def in_pieces(answers: Sequence[Answer]) -> dict[int, int]:
+def in_pieces(answers: Sequence[Prediction]) -> dict[int, int]:
     """The texts that had to be split, and into how many pieces."""
     return {i: len(answer.pieces) for i, answer in enumerate(answers) if answer.pieces}
 
@@ -47,7 +47,7 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")
 
 
-def fields_of(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+def fields_of(answer: Prediction, tokenizer: Tokenizer) -> dict[str, Any]:
     """The fields that every output of a search has in JSON."""
     return {
         "score": answer.score, "logprob": answer.logprob, "stopped": answer.stopped,
@@ -55,7 +55,7 @@ def fields_of(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def n_best(answer: Answer, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+def n_best(answer: Prediction, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
     """The field of the n-best list, including the first; name: the key of a text."""
     every = (answer, *answer.others)
     return {"n_best": [{name: one.text} | fields_of(one, tokenizer) for one in every]}

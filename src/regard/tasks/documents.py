@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from regard.config.sections import Config
 from regard.errors import InputError
-from regard.tasks.lazy import np, rt
+from regard.tasks.lazy import np, runtime
 from regard.tasks.task import Array, Ids, Say, Task
 from regard.text.corpus import CorpusReport, Document, read_documents
 from regard.text.pieces import in_chunks
@@ -58,7 +58,9 @@ class Documents(Task):
                 yield [[[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(chunk)]]
 
         identity = ["documents", tokenizer.fingerprint, whole]
-        return rt.build(files, identity, [rt.token_type(tokenizer.size)], encode, folder, quiet)
+        return runtime.build(
+            files, identity, [runtime.token_type(tokenizer.size)], encode, folder, quiet
+        )
 
     def check_comparable(self, other: Documents) -> None:
         same = self.tokenizer.fingerprint == other.tokenizer.fingerprint

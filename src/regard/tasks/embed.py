@@ -22,7 +22,7 @@ from regard.config.sections import Config, DataConfig
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
-from regard.tasks.lazy import np, rt, torch
+from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
 from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Say, Task, Tokenizers
 from regard.text.corpus import CorpusReport, Similar, read_similar
@@ -119,14 +119,14 @@ class Embed(Task):
 
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
         scored = any(row.score is not None for _, row in self.read(files, config))
-        return [rt.token_type(self.tokenizer.size)] * 2 + (["float32"] if scored else [])
+        return [runtime.token_type(self.tokenizer.size)] * 2 + (["float32"] if scored else [])
 
     def sizes(self, store: Store) -> list[Array]:
         return [store.lengths[0] + store.lengths[1]]
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Pairs:
         sides = [[store.tokens(side, int(i)) for i in examples] for side in (0, 1)]
-        row = rt.packed([*sides[0], *sides[1]], device)
+        row = runtime.packed([*sides[0], *sides[1]], device)
         a, b = (np.array([hash(ids.tobytes()) for ids in side]) for side in sides)
         same = np.any([np.equal.outer(x, y) for x in (a, b) for y in (a, b)], axis=0)
         scores = None
@@ -134,11 +134,11 @@ class Embed(Task):
             values = np.concatenate([store.tokens(2, int(i)) for i in examples])
             scores = torch.from_numpy(values).to(device)
         source, target = (row, None) if self.style == "encoder" else (None, row)
-        return rt.Pairs(source, target, scores, torch.from_numpy(same).to(device))
+        return runtime.Pairs(source, target, scores, torch.from_numpy(same).to(device))
 
     @property
     def loss(self) -> Loss:
-        return partial(rt.losses.similarity_loss, scale=self.scale)
+        return partial(runtime.losses.similarity_loss, scale=self.scale)
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """With scores: their correlation with the cosines. Without: how often the partner of a
@@ -155,20 +155,22 @@ class Embed(Task):
             cosine = (a * b).sum(1)
             targets = np.array([row.score for _, row in examples])
             metrics = {
-                "spearman": lambda chosen: rt.metrics.spearman(cosine[chosen], targets[chosen]),
-                "pearson": lambda chosen: rt.metrics.pearson(cosine[chosen], targets[chosen]),
+                "spearman": lambda chosen: runtime.metrics.spearman(
+                    cosine[chosen], targets[chosen]
+                ),
+                "pearson": lambda chosen: runtime.metrics.pearson(cosine[chosen], targets[chosen]),
             }
-        return Evaluation(rt.scores_of(metrics, len(examples)), metrics, len(examples))
+        return Evaluation(runtime.scores_of(metrics, len(examples)), metrics, len(examples))
 
     def embed(self, model: Transformer, texts: Sequence[str], pooling: str = "") -> Array:
         """[texts, D], of unit length."""
         how = pooling or self.pooling
 
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
-            vectors = torch.nn.functional.normalize(rt.pool(hidden, row, how).float(), dim=-1)
+            vectors = torch.nn.functional.normalize(runtime.pool(hidden, row, how).float(), dim=-1)
             return list(vectors.cpu().numpy())
 
-        vectors = rt.forward(model, self.ids(texts), read)
+        vectors = runtime.forward(model, self.ids(texts), read)
         return np.array(vectors, np.float32).reshape(-1, model.config.d_model)
 
     def embed_tokens(
@@ -180,7 +182,7 @@ class Embed(Task):
             return [part.float().cpu().numpy() for part in row.split(hidden)]
 
         rows = self.ids(texts)
-        vectors = rt.forward(model, rows, read)
+        vectors = runtime.forward(model, rows, read)
         return [(self.tokenizer.tokens(ids), v) for ids, v in zip(rows, vectors, strict=True)]
 
     def predict(
@@ -221,7 +223,7 @@ class Embed(Task):
         if options.out is None:
             yield None
             return
-        file, whole = rt.VectorFile(options.out, model.d_model), False
+        file, whole = runtime.VectorFile(options.out, model.d_model), False
         try:
             yield file.write
             whole = True

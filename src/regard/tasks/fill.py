@@ -17,7 +17,7 @@ from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.common import one_line, refuse_nan
 from regard.tasks.documents import Documents, perplexity
-from regard.tasks.lazy import np, rt, torch
+from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Tokenizers
 
 if TYPE_CHECKING:
@@ -81,12 +81,14 @@ class Fill(Documents):
         how = random.random(len(places))
         hidden = tokens.copy()
         hidden[places[how < 0.8]] = self.tokenizer.mask
-        any_token = random.integers(len(rt.SPECIALS), self.tokenizer.size, len(places))
+        any_token = random.integers(len(runtime.SPECIALS), self.tokenizer.size, len(places))
         other = (how >= 0.8) & (how < 0.9)
         hidden[places[other]] = any_token[other]
-        row = rt.Packed(torch.from_numpy(hidden), torch.from_numpy(rt.bounds(rows))).to(device)
+        row = runtime.Packed(torch.from_numpy(hidden), torch.from_numpy(runtime.bounds(rows))).to(
+            device
+        )
         labels, where = (torch.from_numpy(side).to(device) for side in (targets, places))
-        return rt.Batch(row, None, labels, where)
+        return runtime.Batch(row, None, labels, where)
 
     def check_comparable(self, other: Documents) -> None:
         super().check_comparable(other)
@@ -109,13 +111,15 @@ class Fill(Documents):
         ]
         matrix = model.output_matrix()
         likelihood, right, count = (np.zeros(len(rows)) for _ in range(3))
-        for i, some in enumerate(rt.by_size([len(row) for row in rows], rt.EVALUATED_TOKENS)):
+        for i, some in enumerate(
+            runtime.by_size([len(row) for row in rows], runtime.EVALUATED_TOKENS)
+        ):
             batch = self.hide([rows[j] for j in some], matrix.device, HELD_OUT + i)
             assert batch.source is not None
             assert batch.where is not None
             with torch.no_grad():
                 vectors = model.head.words(model.hidden(batch.source)[batch.where])
-                logits = rt.linear(vectors, matrix, model.head.bias).float()
+                logits = runtime.linear(vectors, matrix, model.head.bias).float()
                 logprobs = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
             best = logits.argmax(-1) == batch.labels
             ends, places = batch.source.offsets.cpu().numpy(), batch.where.cpu().numpy()
@@ -131,7 +135,7 @@ class Fill(Documents):
             "perplexity": lambda chosen: perplexity(mean(likelihood, chosen)),
             "accuracy": lambda chosen: mean(right, chosen),
         }
-        scores = rt.scores_of(metrics, len(rows)) | {"hidden": int(count.sum())}
+        scores = runtime.scores_of(metrics, len(rows)) | {"hidden": int(count.sum())}
         return Evaluation(scores, metrics, len(rows))
 
     def predict(
@@ -144,16 +148,16 @@ class Fill(Documents):
 
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
             gaps = row.tokens == self.tokenizer.mask
-            logits = rt.linear(model.head.words(hidden[gaps]), matrix, model.head.bias)
-            logits[:, : len(rt.SPECIALS)] = -math.inf  # they are not part of any text
-            most = min(top, logits.shape[1] - len(rt.SPECIALS))
+            logits = runtime.linear(model.head.words(hidden[gaps]), matrix, model.head.bias)
+            logits[:, : len(runtime.SPECIALS)] = -math.inf  # they are not part of any text
+            most = min(top, logits.shape[1] - len(runtime.SPECIALS))
             best = logits.softmax(-1, dtype=torch.float32).topk(most)
             counts = [int(part.sum()) for part in row.split(gaps)]
             sides = (best.indices.split(counts), best.values.split(counts))
             return [(i.tolist(), v.tolist()) for i, v in zip(*sides, strict=True)]
 
         filled = []
-        for part, (tokens, values) in zip(parts, rt.forward(model, rows, read), strict=True):
+        for part, (tokens, values) in zip(parts, runtime.forward(model, rows, read), strict=True):
             gaps = [
                 Gap([(self.tokenizer.decode([t]), p) for t, p in zip(*gap, strict=True)])
                 for gap in zip(tokens, values, strict=True)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from regard.config.sections import Config
 from regard.tasks.common import exclude, fields_of, n_best, one_line, refuse_nan
 from regard.tasks.documents import Documents, perplexity
-from regard.tasks.lazy import np, rt, torch
+from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import stream
 from regard.tasks.task import Context, Evaluation, Ids, Option
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Answer, Batch, Request, Store, Transformer
+    from regard.tasks.runtime import Batch, Prediction, Request, Store, Transformer
 
 
 class Generate(Documents):
@@ -52,7 +52,9 @@ class Generate(Documents):
             inputs.append(np.concatenate([[before], ids[start : start + length - 1]]))
             targets.append(ids[start : start + length])
         labels = torch.from_numpy(np.concatenate(targets).astype(np.int64))
-        return rt.Batch(None, rt.packed(inputs, device), labels.to(device, non_blocking=True))
+        return runtime.Batch(
+            None, runtime.packed(inputs, device), labels.to(device, non_blocking=True)
+        )
 
     def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
         tokens = int(store.lengths[0].sum())
@@ -67,12 +69,12 @@ class Generate(Documents):
         texts = self.tokenizer.encode_batch([text for _, text in examples])
         for ids in ([*one, self.tokenizer.eos] for one in texts):
             for start in range(0, len(ids), self.longest):
-                requests.append(rt.Request([ids[start - 1] if start else self.tokenizer.bos]))
+                requests.append(runtime.Request([ids[start - 1] if start else self.tokenizer.bos]))
                 targets.append(ids[start : start + self.longest])
         likelihood = np.zeros(len(targets))
         # In batches, to save memory: only the sum of each window's log-probabilities is kept.
-        for batch in rt.by_size([1 + len(ids) for ids in targets], rt.SCORED_TOKENS):
-            scored = rt.score(model, [requests[i] for i in batch], [targets[i] for i in batch])
+        for batch in runtime.by_size([1 + len(ids) for ids in targets], runtime.SCORED_TOKENS):
+            scored = runtime.score(model, [requests[i] for i in batch], [targets[i] for i in batch])
             likelihood[batch] = [-sum(one.logprobs) for one in scored]
         tokens = np.array([len(ids) for ids in targets])
         size = np.array([self.tokenizer.sizes[ids].sum() for ids in targets])
@@ -87,22 +89,22 @@ class Generate(Documents):
                 likelihood[chosen].sum() / math.log(2) / max(1, size[chosen].sum())
             ),
         }
-        scores = rt.scores_of(metrics, len(targets))
+        scores = runtime.scores_of(metrics, len(targets))
         scores |= {"tokens": int(tokens.sum()), "bytes": int(size.sum())}
         return Evaluation(scores, metrics, len(targets))
 
     def request(self, prompt: str, longest: int) -> Request:
         """The request to the search for a prompt, of which at most `longest` tokens are read."""
         ids = self.tokenizer.encode(prompt)
-        return rt.Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
+        return runtime.Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
 
     def predict(
         self, model: Transformer, inputs: Sequence[str], context: Context, until: str = ""
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """The completion of each prompt, which stops before the text `until`, if that is given. Of
         a prompt that is too long, the end is read."""
         requests = [self.request(prompt, context.longest) for prompt in inputs]
-        answers = rt.decode(model, requests, context.decoding)
+        answers = runtime.decode(model, requests, context.decoding)
         for answer in answers:
             for one in (answer, *answer.others):
                 one.text = self.tokenizer.decode(one.tokens)
@@ -113,7 +115,7 @@ class Generate(Documents):
             self.warn_cut(i, request, context)
         return answers
 
-    def cut(self, answer: Answer, until: str) -> None:
+    def cut(self, answer: Prediction, until: str) -> None:
         """End a completion with the token in which the text `until` begins."""
         answer.text = answer.text.partition(until)[0]
         counts = range(1, len(answer.tokens) + 1)
@@ -136,12 +138,12 @@ class Generate(Documents):
         exclude(options, "stream", "json", "until")
         options.until = options.until.replace("\\n", "\n")
 
-    def line(self, text: str, prediction: Answer, options: Namespace) -> str:
+    def line(self, text: str, prediction: Prediction, options: Namespace) -> str:
         """Prompt and completion: unchanged for the arguments of the command, in one line for the
         lines of standard input."""
         every = [text + one.text for one in (prediction, *prediction.others)]
         return "\n\n".join(every) if options.texts else "\t".join(map(one_line, every))
 
-    def to_json(self, text: str, prediction: Answer, options: Namespace) -> dict[str, Any]:
+    def to_json(self, text: str, prediction: Prediction, options: Namespace) -> dict[str, Any]:
         fields = {"prompt": text, "text": prediction.text} | fields_of(prediction, self.tokenizer)
         return fields | (n_best(prediction, self.tokenizer, "text") if prediction.others else {})

@@ -6,13 +6,13 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["np", "rt", "torch"]
+__all__ = ["np", "runtime", "torch"]
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from regard.tasks import runtime as rt
+    from regard.tasks import runtime as runtime
 else:
 
     class Lazy(ModuleType):
@@ -21,4 +21,4 @@ else:
         def __getattr__(self, name: str) -> Any:
             return getattr(import_module(self.__name__), name)
 
-    np, torch, rt = Lazy("numpy"), Lazy("torch"), Lazy("regard.tasks.runtime")
+    np, torch, runtime = Lazy("numpy"), Lazy("torch"), Lazy("regard.tasks.runtime")

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from regard.decoding.answers import STOPS, Answer, scored_answer
 from regard.decoding.engines.cuda_graph import release_graphs
+from regard.decoding.predictions import STOPS, Prediction, scored_prediction
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.decoding.score import score
 from regard.decoding.search import NO_DETAILS, Details, Search, decode

@@ -19,11 +19,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import in_pieces, one_line, refuse_nan
-from regard.tasks.lazy import np, rt, torch
+from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.task import Array, Context, Ids, Task, Tokenizers
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Answer, Batch, Details, Request, Store, Tokenizer, Transformer
+    from regard.tasks.runtime import (
+        Batch,
+        Details,
+        Prediction,
+        Request,
+        Store,
+        Tokenizer,
+        Transformer,
+    )
 
 S = TypeVar("S", bound="Sequences")
 
@@ -37,9 +45,9 @@ def slots(source: Any) -> Any:
 def input_ids(style: str, source: Sequence[int]) -> list[int]:
     """What a model reads before it predicts the target of an input (ids without <eos>)."""
     if style == "encoder-decoder":
-        return [*source, rt.Tokenizer.eos]
-    room = [rt.Tokenizer.mask] * slots(len(source)) if style == "encoder" else []
-    return [*source, rt.Tokenizer.sep, *room]
+        return [*source, runtime.Tokenizer.eos]
+    room = [runtime.Tokenizer.mask] * slots(len(source)) if style == "encoder" else []
+    return [*source, runtime.Tokenizer.sep, *room]
 
 
 def arrange(
@@ -50,24 +58,24 @@ def arrange(
     labels = torch.from_numpy(flat).to(device, non_blocking=True)
     if style == "encoder-decoder":
         shifted = np.concatenate([flat[:1], flat[:-1]])
-        starts = rt.bounds(targets)
-        shifted[starts[:-1]] = rt.Tokenizer.bos
+        starts = runtime.bounds(targets)
+        shifted[starts[:-1]] = runtime.Tokenizer.bos
         rows = np.split(shifted, starts[1:-1])
-        return rt.Batch(rt.packed(sources, device), rt.packed(rows, device), labels)
+        return runtime.Batch(runtime.packed(sources, device), runtime.packed(rows, device), labels)
     rows = []
     for source, target in zip(sources, targets, strict=True):
         behind = target[:-1]
         if style == "encoder":
-            behind = np.full(max(slots(len(source) - 1), len(target)), rt.Tokenizer.mask)
-        rows.append(np.concatenate([source[:-1], [rt.Tokenizer.sep], behind]))
+            behind = np.full(max(slots(len(source) - 1), len(target)), runtime.Tokenizer.mask)
+        rows.append(np.concatenate([source[:-1], [runtime.Tokenizer.sep], behind]))
     # A decoder predicts the first token of the target at <sep>, an encoder one position later.
-    first = rt.bounds(rows)[:-1] + [len(source) - (style == "decoder") for source in sources]
+    first = runtime.bounds(rows)[:-1] + [len(source) - (style == "decoder") for source in sources]
     counts = np.array([len(target) for target in targets])
-    places = np.repeat(first - rt.bounds(targets)[:-1], counts) + np.arange(len(flat))
+    places = np.repeat(first - runtime.bounds(targets)[:-1], counts) + np.arange(len(flat))
     where = torch.from_numpy(places).to(device, non_blocking=True)
-    row = rt.packed(rows, device)
+    row = runtime.packed(rows, device)
     source_row, target_row = (row, None) if style == "encoder" else (None, row)
-    return rt.Batch(source_row, target_row, labels, where)
+    return runtime.Batch(source_row, target_row, labels, where)
 
 
 class Sequences(Task):
@@ -85,7 +93,7 @@ class Sequences(Task):
     ) -> None:
         super().__init__(target, style, longest)
         self.source, self.target, self.bpe_dropout = source, target, bpe_dropout
-        self.dropouts = [rt.Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
+        self.dropouts = [runtime.Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
 
     @classmethod
     def make(cls: type[S], config: Config, tokenizers: Tokenizers) -> S:
@@ -134,10 +142,10 @@ class Sequences(Task):
         groups: Sequence[Sequence[Request]],
         options: DecodingConfig,
         details: Details | None = None,
-    ) -> list[list[Answer]]:
+    ) -> list[list[Prediction]]:
         """The outputs of the search for groups of requests, with their texts."""
         requests = [self.bounded(request, options) for group in groups for request in group]
-        answers = iter(rt.decode(model, requests, options, details or rt.NO_DETAILS))
+        answers = iter(runtime.decode(model, requests, options, details or runtime.NO_DETAILS))
         return [[self.spell(next(answers)) for _ in group] for group in groups]
 
     def bounded(self, request: Request, options: DecodingConfig) -> Request:
@@ -165,13 +173,15 @@ class Sequences(Task):
         pairs: Sequence[tuple[str, str]],
         penalty: float = 0.0,
         limit: int | None = None,
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """The log-probabilities of given targets; scores with this length penalty. No side may
         have more than `limit` tokens."""
         if self.style == "encoder":
             raise InputError("model.style=encoder fills all places at once: it cannot score a text")
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
-        requests = [rt.Request(input_ids(self.style, i)) for i in self.source.encode_batch(sources)]
+        requests = [
+            runtime.Request(input_ids(self.style, i)) for i in self.source.encode_batch(sources)
+        ]
         answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
         for i, (request, tokens) in enumerate(zip(requests, answers, strict=True)):
             longest = max(len(request.source), len(tokens))
@@ -181,25 +191,25 @@ class Sequences(Task):
                     f"{limit} rows"
                 )
         scored = []
-        for i, seen in enumerate(rt.score(model, requests, answers)):
-            answer = rt.scored_answer(answers[i], seen.logprobs, penalty, "given")
+        for i, seen in enumerate(runtime.score(model, requests, answers)):
+            answer = runtime.scored_prediction(answers[i], seen.logprobs, penalty, "given")
             answer.source = requests[i].source
             scored.append(self.spell(answer))
         return scored
 
-    def checked(self, answers: list[Answer], context: Context) -> list[Answer]:
+    def checked(self, answers: list[Prediction], context: Context) -> list[Prediction]:
         """The predictions, after an error for NaN and a warning for each input that was split."""
         refuse_nan(answer.score for answer in answers)
         for i, count in in_pieces(answers).items():
             context.warn_long(i, self.split_note(count))
         return answers
 
-    def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
+    def line(self, text: str, prediction: Prediction | None, options: Namespace) -> str:
         if prediction is None:
             return ""
         return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
 
-    def spell(self, answer: Answer) -> Answer:
+    def spell(self, answer: Prediction) -> Prediction:
         """Add the text to an output and to the rest of its n-best list."""
         for one in (answer, *answer.others):
             one.text = self.target.decode(one.tokens)
@@ -210,7 +220,7 @@ def stream(
     model: Transformer, request: Request, options: DecodingConfig, tokenizer: Tokenizer
 ) -> Iterator[str]:
     """One output part by part."""
-    search = rt.Search(model, [request], options)
+    search = runtime.Search(model, [request], options)
     written = ""
     for _ in search:
         # The first bytes of an incomplete character are decoded as U+FFFD.
@@ -218,6 +228,6 @@ def stream(
         if len(now) > len(written):
             yield now[len(written) :]
             written = now
-    whole = tokenizer.decode(search.answers()[0].tokens)
+    whole = tokenizer.decode(search.predictions()[0].tokens)
     if len(whole) > len(written):
         yield whole[len(written) :]

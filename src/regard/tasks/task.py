@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
-from regard.tasks.lazy import np, rt, torch
+from regard.tasks.lazy import np, runtime, torch
 from regard.text.corpus import CorpusReport
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position, check_file
@@ -166,7 +166,7 @@ class Task(ABC):
 
         def learn(side: int | None) -> Tokenizer:
             texts = lines(side, None if side else say)
-            return rt.Tokenizer.learn(texts, data.vocabulary, data.vocabulary_size, quiet)
+            return runtime.Tokenizer.learn(texts, data.vocabulary, data.vocabulary_size, quiet)
 
         if given is None and data.vocabulary != "byte":
             return (learn(None),) * 2 if data.shared_vocabulary else (learn(0), learn(1))
@@ -182,7 +182,7 @@ class Task(ABC):
     @classmethod
     def load(cls: type[T], folder: Path, config: Config) -> T:
         """The task of a model folder."""
-        tokenizers = rt.load_tokenizers(folder, config.model)
+        tokenizers = runtime.load_tokenizers(folder, config.model)
         task = cls.make(config, tokenizers, **cls.saved(folder, config))
         if config.model.classes != task.model_options().get("classes"):
             raise InputError(
@@ -253,7 +253,7 @@ class Task(ABC):
                 yield self.encode(chunk, config, report)
 
         identity, types = self.identity(config), self.types(files, config)
-        return rt.build(files, identity, types, encode, folder, quiet)
+        return runtime.build(files, identity, types, encode, folder, quiet)
 
     def encode(self, examples: list[Any], config: Config, report: CorpusReport) -> Chunk:
         """The token ids of examples: for each side of the store a list of sequences."""
@@ -280,7 +280,7 @@ class Task(ABC):
     @property
     def loss(self) -> Loss:
         """The loss of a batch (training/losses.py)."""
-        return rt.losses.token_loss
+        return runtime.losses.token_loss
 
     def model_options(self) -> dict[str, Any]:
         """Options of the section `model` that only the data define."""
@@ -318,8 +318,8 @@ class Task(ABC):
         """The 95% intervals of the scores, and the comparison with another model."""
         compared = {}
         if theirs is not None:
-            compared = rt.paired(ours.metrics, theirs.metrics, ours.count, samples)
-        return rt.intervals(ours.metrics, ours.count, samples), compared
+            compared = runtime.paired(ours.metrics, theirs.metrics, ours.count, samples)
+        return runtime.intervals(ours.metrics, ours.count, samples), compared
 
     # ---- prediction ---------------------------------------------------------------------
 

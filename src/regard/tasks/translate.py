@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import exclude, fields_of, in_pieces, n_best, rounded
-from regard.tasks.lazy import rt
+from regard.tasks.lazy import runtime
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option, Say
 from regard.text.corpus import CorpusReport, Pair, read_pairs
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Answer, Comparison, Details, Request, Store, Transformer
+    from regard.tasks.runtime import Comparison, Details, Prediction, Request, Store, Transformer
 
 DETAILS = ("alternatives", "history", "attention")  # options that only JSON can show
 
@@ -69,13 +69,13 @@ class Translate(Sequences):
     ) -> tuple[Store, CorpusReport]:
         sides, data = (self.source, self.target), config.data
         both = (files[0], files[1])
-        return rt.build_pairs(both, sides, folder, data.max_length, data.max_ratio, quiet)
+        return runtime.build_pairs(both, sides, folder, data.max_length, data.max_ratio, quiet)
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         sources = [source for _, source, _ in examples]
         references = [target for _, _, target in examples]
         answers = self.translate(model, sources, config.decoding, config.data.max_length)
-        rt.release_graphs(model)  # training may continue and needs the memory
+        runtime.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
         samples = [
             f"{source} -> {text}  (expected: {target})"
@@ -111,7 +111,7 @@ class Translate(Sequences):
                 difference = own.score - base.score
                 # sacreBLEU counts larger differences: there is none if the difference is 0.
                 p = float(own.p_value) if difference else 1.0
-                comparisons[name] = rt.Comparison(difference, None, None, p)
+                comparisons[name] = runtime.Comparison(difference, None, None, p)
         return intervals, comparisons
 
     def requests(
@@ -127,7 +127,7 @@ class Translate(Sequences):
                 parts = split(text, lambda part: len(self.source.encode(part)), longest - 1)
                 pieces = self.source.encode_batch(parts)
             groups.append([
-                rt.Request(input_ids(self.style, piece), () if i else given)
+                runtime.Request(input_ids(self.style, piece), () if i else given)
                 for i, piece in enumerate(pieces)
             ])  # fmt: skip
         return groups
@@ -140,9 +140,9 @@ class Translate(Sequences):
         longest: int,
         prefix: str = "",
         details: Details | None = None,
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """A translation for each text, empty for an empty text. A text of more than `longest`
-        tokens is translated in pieces (`Answer.pieces`)."""
+        tokens is translated in pieces (`Prediction.pieces`)."""
         groups = self.requests(texts, longest, prefix)
         return [join(group) for group in self.decode(model, groups, options, details)]
 
@@ -156,7 +156,7 @@ class Translate(Sequences):
         alternatives: int = 0,
         history: bool = False,
         attention: bool = False,
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """Translations with tokens, log-probabilities, score and n-best list, on request with the
         best `alternatives` to each token, the `history` of the search and the `attention` of all
         heads. score: inputs are (source, translation) pairs, and the translations are scored."""
@@ -167,7 +167,7 @@ class Translate(Sequences):
                 if max(len(answer.source), len(answer.tokens)) > context.longest:
                     context.warn_long(i)
             return scored
-        details = rt.Details(history, alternatives, attention)
+        details = runtime.Details(history, alternatives, attention)
         answers = self.translate(model, inputs, context.decoding, context.longest, prefix, details)
         return self.checked(answers, context)
 
@@ -208,13 +208,15 @@ class Translate(Sequences):
             raise InputError(f"{where}: --score needs SOURCE<tab>TRANSLATION, but there is no tab")
         return text.partition("\t")[::2] if text.strip() else None
 
-    def line(self, text: str, prediction: Answer | None, options: Namespace) -> str:
+    def line(self, text: str, prediction: Prediction | None, options: Namespace) -> str:
         if options.score and prediction is not None:
             return f"{prediction.logprob:.6f}"
         return super().line(text, prediction, options)
 
-    def to_json(self, text: str, prediction: Answer | None, options: Namespace) -> dict[str, Any]:
-        answer = prediction or rt.Answer([], [], 0.0, "empty")
+    def to_json(
+        self, text: str, prediction: Prediction | None, options: Namespace
+    ) -> dict[str, Any]:
+        answer = prediction or runtime.Prediction([], [], 0.0, "empty")
         if options.score:
             source, _, target = text.partition("\t")
             return {"text": source, "translation": target} | self.details(answer)
@@ -222,7 +224,7 @@ class Translate(Sequences):
         names |= {"n_best"} if options.n_best > 1 else set()
         return {"text": text, "translation": answer.text} | self.details(answer, names)
 
-    def details(self, answer: Answer, names: Collection[str] = ()) -> dict[str, Any]:
+    def details(self, answer: Prediction, names: Collection[str] = ()) -> dict[str, Any]:
         """The fields of a translation in JSON; names: n_best, alternatives, history, attention."""
         spell = self.target.tokens
         fields = fields_of(answer, self.target)
@@ -295,7 +297,7 @@ def split(
     return [*pieces, held] if held else pieces
 
 
-def join(answers: list[Answer]) -> Answer:
+def join(answers: list[Prediction]) -> Prediction:
     """The translation of a text from the translations of its pieces."""
     if len(answers) == 1:
         return answers[0]
@@ -308,12 +310,12 @@ def join(answers: list[Answer]) -> Answer:
     return whole
 
 
-def together(answers: list[Answer]) -> Answer:
-    return rt.Answer(
+def together(answers: list[Prediction]) -> Prediction:
+    return runtime.Prediction(
         [token for answer in answers for token in answer.tokens],
         [logprob for answer in answers for logprob in answer.logprobs],
         sum(answer.score for answer in answers),
-        max((answer.stopped for answer in answers), key=rt.STOPS.index, default="empty"),
+        max((answer.stopped for answer in answers), key=runtime.STOPS.index, default="empty"),
         " ".join(answer.text for answer in answers),
     )
 

@@ -17,7 +17,7 @@ from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import Request
 from regard.errors import InputError, unknown
 from regard.files import real_path
-from regard.model.transformer import Capture
+from regard.model.transformer import AttentionCapture
 from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify
 from regard.tasks.embed import Embed
@@ -72,7 +72,7 @@ def gather(
 
 def capture(model: Model, rows: ModelInput) -> dict[str, Weights]:
     """stack -> [L, H, n, m]"""
-    transformer, seen = model.transformer, Capture()
+    transformer, seen = model.transformer, AttentionCapture()
     device = transformer.output_matrix().device
     source, target = (
         Packed.of([row]).to(device) if row else None for row in (rows.source, rows.target)

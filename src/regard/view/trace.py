@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.model.attention import MultiHeadAttention, Plan
-from regard.model.transformer import Capture, Stack, Transformer
+from regard.model.transformer import AttentionCapture, Stack, Transformer
 from regard.ops.reference import attention_weights, scaled_scores
 from regard.text.batching import Packed
 
@@ -60,7 +60,7 @@ class Trace:
         self.inputs: dict[str, list[Tensor]] = defaultdict(list)
         self.outputs: dict[str, list[Tensor]] = defaultdict(list)
         self.plans: dict[str, TracedPlan] = {}
-        self.capture, self.norm_first = Capture(), model.config.norm_first
+        self.capture, self.norm_first = AttentionCapture(), model.config.norm_first
         self.modules = dict(model.named_modules())
         for name, module in self.modules.items():
             if isinstance(module, MultiHeadAttention):

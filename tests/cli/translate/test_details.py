@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from regard import Capture, Packed
+from regard import AttentionCapture, Packed
 from regard.tasks.common import one_line
 from regard.tasks.translate import split
 from regard.text import lines
@@ -115,7 +115,7 @@ def test_attention_has_all_layers_and_heads(folder, translator, written, objects
         tokenizer = translator.task.source
         assert source == tokenizer.tokens([*tokenizer.encode(one["text"]), EOS])
         assert read == ["<bos>", *one["tokens"][:-1]]
-        capture = Capture()
+        capture = AttentionCapture()
         full_pass(translator, one["text"], answer.tokens, capture)
         sides = {"encoder": (source, source), "decoder": (read, read), "cross": (read, source)}
         assert set(one["attention"]) == set(sides)

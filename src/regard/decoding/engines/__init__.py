@@ -1,8 +1,8 @@
 """Decoding engines: implementations of the search loop, and the functions that choose one.
 
 eager.py is the definition, in PyTorch; cpu.py runs C++ code on a CPU; cuda_graph.py replays CUDA
-graphs on a GPU. All of them give the same answers up to rounding. Iterating over a search runs it
-and yields after each step; its `records()` are the candidates of all steps so far.
+graphs on a GPU. All of them give the same predictions up to rounding. Iterating over a search
+runs it and yields after each step; its `records()` are the candidates of all steps so far.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ CCache = structure("CCache", {
 })  # fmt: skip
 CBeams = structure("CBeams", {
     "candidates eos room move": c_int64,
-    "tokens parents answers limits least rows time scores records done": c_void_p,
+    "tokens parents finished limits min_steps rows time scores records done": c_void_p,
 })  # fmt: skip
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "block_size": (c_int64, []),

@@ -298,7 +298,7 @@ class GraphBuffers:
 
     def fetch_records(self, steps: slice, sentences: int) -> NDArray[Any]:
         """The records of these steps, [steps, B, C, 4], in pinned memory that the next call
-        overwrites. Their order in memory is the one in which answers.py reads them."""
+        overwrites. Their order in memory is the one in which predictions.py reads them."""
         records = self.beams.records[steps, :sentences].permute(3, 2, 0, 1).contiguous()
         fetched = self.host_records[: records.numel()].view(records.shape)
         fetched.copy_(records, non_blocking=True)

@@ -7,7 +7,7 @@
 struct Beams {
     int64_t candidates, eos, room;  // room: sentences in a step's records
     int64_t move;  // can a hypothesis have another parent than itself?
-    int64_t *tokens, *parents, *answers, *limits, *least, *rows, *time;  // [B, W] or [B]; time [1]
+    int64_t *tokens, *parents, *finished, *limits, *min_steps, *rows, *time;  // [B, W] or [B]; time [1]
     double *scores, *records;  // [B, W]; [steps, room, C, 4]
     uint8_t* done;  // [B]
 };
@@ -100,7 +100,7 @@ inline void grow(const Beams& beams, long b, long width, long count, const Piece
         double line[4] = {double(one.token), double(one.parent), one.value, one.score};
         memcpy(record + c * 4, line, sizeof line);
         if (one.token == beams.eos) {
-            beams.answers[b] += c < width && one.score > -INFINITY;
+            beams.finished[b] += c < width && one.score > -INFINITY;
         } else if (live < width) {
             long at = b * width + live++;
             beams.scores[at] = one.score;
@@ -109,6 +109,6 @@ inline void grow(const Beams& beams, long b, long width, long count, const Piece
         }
     }
     bool nothing_left = beams.scores[b * width] == -INFINITY;  // the best of them comes first
-    if (beams.answers[b] >= width || time + 1 >= beams.limits[b] || nothing_left)
+    if (beams.finished[b] >= width || time + 1 >= beams.limits[b] || nothing_left)
         beams.done[b] = 1;
 }

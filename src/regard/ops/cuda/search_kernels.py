@@ -101,8 +101,8 @@ def narrow_kernel(
 
 @triton.jit
 def choose_kernel(
-    values, tokens, scores, newest, parents, answers, done, host_done, limits, records, time, next,
-    positions, finished, rows, room, eos,
+    values, tokens, scores, newest, parents, finished_counts, done, host_done, limits, records,
+    time, next, positions, finished, rows, room, eos,
     WIDTH: tl.constexpr, CANDIDATES: tl.constexpr, ALL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Beam search of one sentence, as Beams.advance describes it, and its clocks; the program that
@@ -120,7 +120,7 @@ def choose_kernel(
     token = tl.load(tokens + place, there, 0)
     before = tl.load(scores + sentence * WIDTH + parent, there, -float("inf"))
     now, limit = tl.load(time), tl.load(limits + sentence)
-    total, over = tl.load(answers + sentence), tl.load(done + sentence) != 0
+    total, over = tl.load(finished_counts + sentence), tl.load(done + sentence) != 0
     position, slot = tl.load(positions + sentence), tl.load(next)
     record = (now * room + tl.load(rows + sentence)) * CANDIDATES * 4
     score = before + logprob.to(tl.float64)
@@ -146,7 +146,7 @@ def choose_kernel(
     tl.store(scores + sentence * WIDTH + live, score, kept)
     total += ended
     over = over | (total >= WIDTH) | (now + 1 >= limit) | (alive == 0)
-    tl.store(answers + sentence, total)
+    tl.store(finished_counts + sentence, total)
     tl.store(done + sentence, over)
     tl.store(host_done + sentence, over)
     tl.store(positions + sentence, position + 1)

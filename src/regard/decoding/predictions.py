@@ -1,4 +1,4 @@
-"""The output of a search: `Answer`, and how answers are computed from the records of `Beams`.
+"""The output of a search: `Prediction`, and how it is computed from the records of `Beams`.
 
 All functions work on whole batches in NumPy, because records are large and Python loops are slow.
 """
@@ -42,7 +42,7 @@ STOPS = (
 
 
 @dataclass
-class Answer:
+class Prediction:
     """One output of a model.
 
     `tokens` and `logprobs` have the same length and include the prefix and a final <eos>. The
@@ -55,11 +55,11 @@ class Answer:
     stopped: str  # why it ended, one of STOPS
     text: str = ""
     source: Sequence[int] = ()  # the request's source
-    others: list[Answer] = field(default_factory=list)  # the n-best list without the first
+    others: list[Prediction] = field(default_factory=list)  # the n-best list without the first
     history: list[list[Candidate]] = field(default_factory=list)  # candidates of each step
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)  # of each token
     attention: dict[str, list[Any]] = field(default_factory=dict)  # part -> layer -> [H, n, m]
-    pieces: list[Answer] = field(default_factory=list)  # of a text that was decoded in pieces
+    pieces: list[Prediction] = field(default_factory=list)  # of a text that was decoded in pieces
 
     @property
     def logprob(self) -> float:
@@ -71,12 +71,12 @@ def penalty(tokens: Any, exponent: float) -> Any:
     return ((5.0 + tokens) / 6.0) ** exponent
 
 
-def scored_answer(
+def scored_prediction(
     tokens: Sequence[int], logprobs: Sequence[float], exponent: float, stopped: str
-) -> Answer:
-    """An answer with these tokens; `exponent` is the length penalty of its score."""
+) -> Prediction:
+    """A prediction with these tokens; `exponent` is the length penalty of its score."""
     total = sum(logprobs) / penalty(max(1, len(tokens)), exponent)
-    return Answer(list(tokens), list(logprobs), total, stopped)
+    return Prediction(list(tokens), list(logprobs), total, stopped)
 
 
 class Records:
@@ -182,11 +182,11 @@ class Records:
         return steps
 
 
-def read_answers(
+def read_predictions(
     options: DecodingConfig, recorded: Numbers, limits: Sequence[int],
     prefixes: Sequence[tuple[Sequence[int], Sequence[float]]], history: bool = False,
-) -> list[Answer]:  # fmt: skip
-    """The best answer of each sentence, with the rest of the n-best list in `others`.
+) -> list[Prediction]:  # fmt: skip
+    """The best prediction of each sentence, with the rest of the n-best list in `others`.
 
     recorded: Beams.records, [T, B, C, 4]. limits: the largest number of steps of each sentence.
     prefixes: of the outputs, with their log-probabilities. history: add all candidates.
@@ -203,27 +203,29 @@ def read_answers(
     arrays = step, tokens, logprobs, score, stopped
     columns = (x.reshape(-1, *x.shape[2:]).tolist() for x in arrays)
     made = [
-        Answer(its_tokens[: last + 1], its[: last + 1], total, why)
+        Prediction(its_tokens[: last + 1], its[: last + 1], total, why)
         for last, its_tokens, its, total, why in zip(*columns, strict=True)
     ]
-    best_answers, most = [], step.shape[1]
+    best_predictions, most = [], step.shape[1]
     for b, (old_tokens, old_logprobs) in enumerate(prefixes):
-        answers = [one for one in made[b * most : (b + 1) * most] if one.score > -np.inf]
-        if not answers:  # not even a first token was allowed
-            answers = [scored_answer(old_tokens, old_logprobs, options.length_penalty, "blocked")]
+        predictions = [one for one in made[b * most : (b + 1) * most] if one.score > -np.inf]
+        if not predictions:  # not even a first token was allowed
+            predictions = [
+                scored_prediction(old_tokens, old_logprobs, options.length_penalty, "blocked")
+            ]
         elif old_tokens:
-            for one in answers:
+            for one in predictions:
                 one.tokens = [*old_tokens, *one.tokens]
                 one.logprobs = [*old_logprobs, *one.logprobs]
-        answers[0].others = answers[1:]
+        predictions[0].others = predictions[1:]
         if history:
-            answers[0].history = records.history(b)
-        best_answers.append(answers[0])
-    return best_answers
+            predictions[0].history = records.history(b)
+        best_predictions.append(predictions[0])
+    return best_predictions
 
 
 def open_paths(options: DecodingConfig, recorded: Numbers, limit: int) -> list[list[int]]:
-    """The tokens of every hypothesis of one sentence that can still become its answer, or the
+    """The tokens of every hypothesis of one sentence that can still become its prediction, or the
     beginning of it."""
     records = Records(options, recorded, [limit])
     last = int(records.last[0])

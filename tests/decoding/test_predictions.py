@@ -7,7 +7,7 @@ from regard import Packed
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.search import Details, Search, decode
-from regard.model.transformer import Capture
+from regard.model.transformer import AttentionCapture
 
 BOS, EOS = 1, 2
 STYLES = ["encoder-decoder", "decoder"]
@@ -99,7 +99,7 @@ def test_attention_of_every_layer_and_head_is_that_of_the_full_pass(style, optio
         n = len(begin) + len(answer.tokens) - 1
         shapes = {"encoder": (m, m), "cross": (n, m), "decoder": (n, n)}
         assert set(answer.attention) == (set(shapes) if both else {"decoder"})
-        capture = Capture()
+        capture = AttentionCapture()
         target = Packed.of([[*begin, *answer.tokens[:-1]]])
         one(Packed.of([request.source]) if both else None, target, capture)
         for part, layers in answer.attention.items():
@@ -199,7 +199,7 @@ def test_a_search_takes_no_step_after_its_last(mode, net, ask):
     for request in ask(9, vocabulary=7, limit=12):
         search = Search(one, [request], options)
         steps.add(taken := sum(1 for _ in search))
-        assert len(search.answers(history=True)[0].history) == taken
+        assert len(search.predictions(history=True)[0].history) == taken
     assert min(steps) < 12
 
 
@@ -220,7 +220,7 @@ def test_what_is_settled_only_grows_into_the_answer(style, prefix, mode, net, as
         search = Search(one, [request], DecodingConfig(**mode))
         assert search.settled() == list(prefix)
         seen = [list(prefix), *follow(search)]
-        tokens = search.answers()[0].tokens
+        tokens = search.predictions()[0].tokens
         for before, after in zip(seen, [*seen[1:], tokens], strict=True):
             assert after[: len(before)] == before
 
@@ -237,7 +237,7 @@ def test_a_single_hypothesis_settles_a_token_with_every_step(mode, net, ask):
     for request in ask(5, limit=9):
         search = Search(net(), [request], DecodingConfig(**mode))
         seen = follow(search)
-        tokens = search.answers()[0].tokens
+        tokens = search.predictions()[0].tokens
         assert seen == [tokens[: i + 1] for i in range(len(tokens))]
 
 
@@ -246,7 +246,7 @@ def test_what_is_settled_stays_when_the_search_runs_into_a_dead_end(mode, net):
     options = DecodingConfig(**{**mode, "no_repeat": 1, "min_length": 30})
     search = Search(net(vocabulary_size=5), [Request([3, 4, EOS])], options)
     seen = follow(search)
-    answer = search.answers()[0]
+    answer = search.predictions()[0]
     assert answer.stopped == "blocked"
     for before, after in zip(seen, [*seen[1:], answer.tokens], strict=True):
         assert after[: len(before)] == before
@@ -258,7 +258,7 @@ def test_what_is_settled_stays_while_the_neighbours_go_on(mode, net):
     requests = [Request([3, EOS], limit=2), *(Request([4 + i, 5, EOS], limit=7) for i in range(3))]
     search = Search(net(), requests, options)
     seen = follow(search)
-    tokens = search.answers()[0].tokens
+    tokens = search.predictions()[0].tokens
     assert len(tokens) == 2
     assert len(seen) == 7
     for before, after in zip(seen, [*seen[1:], tokens], strict=True):
@@ -269,4 +269,4 @@ def test_a_prefix_that_leaves_nothing_to_do_is_settled_at_once(net):
     search = Search(net(), [Request([4, EOS], prefix=[5, EOS, 7])], DecodingConfig())
     assert search.settled() == [5, EOS]
     assert follow(search) == []
-    assert search.answers()[0].tokens == [5, EOS]
+    assert search.predictions()[0].tokens == [5, EOS]
