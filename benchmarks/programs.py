@@ -14,7 +14,7 @@ from benchmarks.compare import OURS, PEERS, Entrant
 from benchmarks.processes import Make
 from regard import ModelConfig, Transformer
 from regard.device import keep_freed_memory
-from regard.predictor import check_int8
+from regard.predictor.loading import check_int8
 
 PAD, START, END = 0, 1, 2  # token ids in all programs; words follow
 

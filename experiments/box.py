@@ -17,7 +17,8 @@ from experiments.catalogue import Files, Recipe
 from regard.box.pack import pack
 from regard.config.sections import Config
 from regard.files import checksum, new_folder, write_file
-from regard.predictor import Model, load
+from regard.predictor.loading import load
+from regard.predictor.model import Model
 from regard.training.shipped import boxed
 
 SIMILAR, DIFFERENT = "Similar to the training data", "Different from the training data"

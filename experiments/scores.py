@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.files import new_folder
-from regard.predictor import load
+from regard.predictor.loading import load
 from regard.tasks.evaluation import read_examples
 from regard.training.checkpoint import FILES, Checkpoints
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard.errors import InputError as InputError
     from regard.model.transformer import AttentionCapture as AttentionCapture
     from regard.model.transformer import Transformer as Transformer
-    from regard.predictor import load as load
+    from regard.predictor.loading import load as load
     from regard.tasks.configuration import make_config as make_config
     from regard.tasks.registry import register_task as register_task
     from regard.tasks.task import Task as Task
@@ -34,7 +34,7 @@ _WHERE = {
     "Packed": "regard.text.batching",
     "Task": "regard.tasks.task",
     "Transformer": "regard.model.transformer",
-    "load": "regard.predictor",
+    "load": "regard.predictor.loading",
     "make_config": "regard.tasks.configuration",
     "pack": "regard.box.pack",
     "register_task": "regard.tasks.registry",

@@ -22,7 +22,7 @@ from regard.files import (
     real_path,
 )
 from regard.model.quantise import quantise_all
-from regard.predictor import load
+from regard.predictor.loading import load
 from regard.training.checkpoint import to_bytes
 from regard.training.model_folder import file_checksums
 from regard.training.shipped import folder_of

@@ -49,7 +49,7 @@ def info(options: argparse.Namespace) -> int:
         from regard.training.model_folder import read_config
 
         if options.accept_changes:
-            from regard.predictor import accept_changes
+            from regard.predictor.loading import accept_changes
 
             names = ", ".join(accept_changes(options.model))
             warn(f"{options.model} now accepts {names} as they are")

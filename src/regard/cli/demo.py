@@ -41,7 +41,7 @@ def demo(options: argparse.Namespace) -> int:
 
 def run_demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     """Train, translate and report; returns the scores."""
-    from regard.predictor import load
+    from regard.predictor.loading import load
     from regard.tasks.builtin import OPTIONS, write_corpus
     from regard.tasks.train import train
     from regard.tasks.translate import bleu

@@ -37,7 +37,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Compute the task's metrics with confidence intervals; --against: compare two models."""
     decoding = shared.chosen_decoding(options)
     from regard.device import keep_freed_memory
-    from regard.predictor import load
+    from regard.predictor.loading import load
     from regard.tasks.evaluation import read_examples, report_on
 
     keep_freed_memory()

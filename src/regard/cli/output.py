@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from regard.console import as_json, progress, warn
 from regard.errors import InputError
-from regard.predictor import Model
+from regard.predictor.model import Model
 from regard.tasks.common import one_line
 from regard.tasks.task import Task
 from regard.text.lines import read_blocks

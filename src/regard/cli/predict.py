@@ -18,7 +18,7 @@ from regard.cli import options as shared
 from regard.tasks.task import Task
 
 if TYPE_CHECKING:
-    from regard.predictor import Model
+    from regard.predictor.model import Model
 
 FEW = 2**18  # bytes of documents to search that are embedded while a person waits
 
@@ -98,7 +98,7 @@ def at_once(hurried: bool) -> Iterator[None]:
 
 def opened(options: argparse.Namespace) -> Model:
     from regard.device import keep_freed_memory
-    from regard.predictor import load
+    from regard.predictor.loading import load
 
     keep_freed_memory()
     return load(options.model, options.device, options.dtype)

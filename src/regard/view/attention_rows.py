@@ -30,7 +30,7 @@ from regard.text.tokenizer import Tokenizer
 from regard.view.attention import Attention, Stack, Weights, cross_rollout, rollout
 
 if TYPE_CHECKING:
-    from regard.predictor import Model
+    from regard.predictor.model import Model
 
 MOST = 200  # tokens of a side: more could not be read in a picture
 

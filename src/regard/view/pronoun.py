@@ -27,7 +27,7 @@ from regard.view.picture import new_figure, save_picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from regard.predictor import Model
+    from regard.predictor.model import Model
 
 CLEAR = 0.1  # the smallest margin of a head that is said to resolve the pronoun
 

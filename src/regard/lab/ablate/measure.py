@@ -31,7 +31,7 @@ from regard.lab.common.significance import holm, load_stdtr, pool, t_test
 from regard.lab.common.timing import machine_name, time_training_steps
 from regard.lab.common.training import TrainingOptions
 from regard.model.transformer import Transformer
-from regard.predictor import load
+from regard.predictor.loading import load
 from regard.tasks.configuration import make_config
 from regard.tasks.task import Evaluation, Task
 from regard.text.store import Store

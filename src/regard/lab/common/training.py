@@ -11,7 +11,7 @@ from typing import Any
 from regard.config.sections import Config
 from regard.errors import InputError, unknown
 from regard.files import cache_folder, check_destination, write_result
-from regard.predictor import Model
+from regard.predictor.model import Model
 from regard.tasks.bootstrap import SAMPLES, Comparison
 from regard.tasks.builtin import OPTIONS, write_corpus
 from regard.tasks.evaluation import report_on

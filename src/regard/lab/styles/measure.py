@@ -37,7 +37,8 @@ from regard.lab.common.timing import machine_name, time_training_steps
 from regard.lab.common.training import GREEDY, RESERVED, TrainingOptions, Values
 from regard.lab.styles.report import QUALITY, SENTENCES, StyleResult, StylesReport
 from regard.ops.cpu import build as native
-from regard.predictor import Model, load
+from regard.predictor.loading import load
+from regard.predictor.model import Model
 from regard.tasks.bootstrap import intervals
 from regard.tasks.configuration import make_config
 from regard.tasks.registry import find_task

@@ -7,7 +7,6 @@ named after the tasks of the package; the same names are commands.
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict, replace
@@ -16,17 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from regard.config.checks import choice
-from regard.config.sections import DTYPES, Config, DecodingConfig, section
-from regard.decoding.engines.cpu import cpu_model
+from regard.config.sections import Config, DecodingConfig, section
 from regard.decoding.predictions import Prediction
-from regard.device import choose_device
 from regard.errors import InputError
-from regard.files import cache_folder, checksum, write_result
-from regard.model.quantise import dequantise_all, quantise_all
+from regard.files import cache_folder, checksum
 from regard.model.transformer import Transformer
 from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify, Label
@@ -34,18 +28,13 @@ from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill, Filled
 from regard.tasks.generate import Generate
 from regard.tasks.index import Hit, Index, find_or_build
-from regard.tasks.registry import find_task
 from regard.tasks.task import Context, Evaluation, Task, Warn
 from regard.tasks.translate import Translate
-from regard.training.checkpoint import read_raw, read_weights, to_bytes
-from regard.training.model_folder import check_folder, file_checksums, load_weights
-from regard.training.shipped import folder_of
 
 T = TypeVar("T", bound=Task)
 Texts = str | Sequence[str]
 
 MOST_CACHE = 2_000_000_000  # bytes of the keys and values of one sentence
-AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # the meaning of dtype=auto on each device
 
 
 def python_warning(i: int, message: str) -> None:
@@ -254,71 +243,3 @@ class Model:
     def longest(self) -> int:
         """Tokens of the longest text that is read in one piece."""
         return self.config.longest_input
-
-
-def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
-    """Open a model folder, or a model in the box: "box:translate" (regard/box).
-
-    Args:
-        path: the folder.
-        device: auto, cpu or cuda.
-        dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO.
-
-    Raises:
-        InputError: a file is missing, damaged or different from the one that the weights were saved
-            with (see `accept_changes`), or the weights contain NaN or infinity.
-    """
-    return open_folder(path, device, dtype)
-
-
-def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False) -> Model:
-    """See `load`. changed: accept files that differ from those the weights were saved with."""
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f'a model is a folder, or "box:translate", not {path!r:.60}')
-    folder = folder_of(path)
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder} is not a model: it has no config.yaml")
-    if not (folder / "model.safetensors").is_file():
-        raise InputError(
-            f"{folder} has no model.safetensors: its training has not ended; "
-            f"go on with: regard train --resume --out {folder}"
-        )
-    choice("device", str(device).partition(":")[0], ("auto", *AUTO))
-    choice("dtype", dtype, DTYPES)
-    config = check_folder(folder, changed)
-    task = find_task(config.task).load(folder, config)
-    transformer = Transformer(config.model)
-    load_weights(transformer, read_weights(folder / "model.safetensors"), folder)
-    if dtype == "int8":  # so that computations without int8 use the same weights
-        transformer.load_state_dict(dequantise_all(quantise_all(transformer.state_dict()), folder))
-    where = choose_device(device)
-    if dtype == "auto":
-        dtype = AUTO[where.type]
-    weights = torch.float32 if dtype == "int8" else getattr(torch, dtype)
-    model = Model(config, transformer.to(where, weights), task, folder)
-    if dtype == "int8":
-        transformer.precision = dtype
-        check_int8(transformer)
-    return model
-
-
-def check_int8(transformer: Transformer) -> None:
-    """Refuse int8 if the native code cannot be used."""
-    if transformer.output_matrix().is_cuda:
-        raise InputError("dtype=int8 is for a CPU: use device=cpu or another dtype")
-    if cpu_model(transformer) is None:
-        raise InputError(
-            "dtype=int8 needs native code, which this machine or this model does not have: "
-            "install a C++ compiler (g++ or clang++) or use another dtype"
-        )
-
-
-def accept_changes(path: str | Path) -> list[str]:
-    """Record the current files of a model folder after an intended change, so that `load` accepts
-    them. Returns their names. Nothing is written if the folder cannot be loaded."""
-    folder = folder_of(path)
-    open_folder(folder, "cpu", "float32", changed=True)
-    files = file_checksums(folder)
-    weights = folder / "model.safetensors"
-    write_result(weights, to_bytes(read_raw(weights), files=files))
-    return list(files)

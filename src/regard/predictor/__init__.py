@@ -1,0 +1,1 @@
+"""Trained models, ready to use: `load` opens a folder, `Model` predicts."""
