@@ -99,6 +99,7 @@ class Task(ABC):
     options: ClassVar[tuple[Option, ...]] = ()  # of its command
     decodes: ClassVar[bool] = False  # whether its command has the options of decoding
     continues: ClassVar[bool] = False  # whether its output continues the input
+    has_metrics: ClassVar[bool] = False  # whether `evaluate` uses regard.register_metric
 
     tokenizer: Tokenizer
     style: str = "encoder"
