@@ -143,7 +143,7 @@ def test_an_encoder_without_attention_captures_none_of_it(model, row):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"style": "decoder", "mixer": "lstm"}, "model.mixer=lstm and model.style=decoder cannot be combined: a decoder writes with a cache of keys and values, which only attention has"),
         ({"style": "encoder", "mixer": "gru", "window": 3}, "model.mixer=gru and model.window=3 cannot be combined: only attention has a window"),
@@ -155,7 +155,7 @@ def test_an_encoder_without_attention_captures_none_of_it(model, row):
          "dilated, none; regard.register_mixer adds others)"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(options, said):
+def test_what_cannot_be_is_refused_in_one_line(options, message):
     with pytest.raises(InputError) as error:
         config(**options)
-    assert str(error.value) == said
+    assert str(error.value) == message

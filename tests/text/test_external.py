@@ -148,7 +148,7 @@ class Failing(NoSize):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("tokenizer", "message"),
     [
         (object(), "a tokenizer needs the methods encode and decode"),
         ("a text", "a tokenizer needs the methods encode and decode"),
@@ -156,9 +156,9 @@ class Failing(NoSize):
         ((Letters(),), "must be one object or two, not 1"),
     ],
 )
-def test_an_object_that_is_no_tokenizer_is_refused(given, message):
+def test_an_object_that_is_no_tokenizer_is_refused(tokenizer, message):
     with pytest.raises(InputError, match=message):
-        as_tokenizers(given)
+        as_tokenizers(tokenizer)
 
 
 def test_wrong_ids_and_failures_name_the_text():

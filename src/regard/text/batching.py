@@ -236,8 +236,8 @@ def real_tokens(
         raise InputError(f"token ids must be integers, not {tokens.dtype}")
     if sum(option is not None for option in (lengths, mask, padding)) != 1:
         raise InputError(
-            "a padded batch needs exactly one of lengths, mask and padding to tell tokens from "
-            "padding"
+            "a padded batch needs exactly one of lengths, mask and padding, which separates tokens "
+            "from padding"
         )
     if lengths is not None:
         real = _mask_of_lengths(tokens, lengths)

@@ -184,30 +184,30 @@ def as_tokenizers(tokenizer: Any) -> tuple[Tokenizer, Tokenizer]:
 
 
 def load_tokenizer(
-    path: Path, size: int | None = None, given: Tokenizer | None = None
+    path: Path, size: int | None = None, tokenizer: Tokenizer | None = None
 ) -> Tokenizer:
     """Read a file that `save` wrote.
 
     Args:
         path: the file.
         size: refuse a vocabulary of another size.
-        given: the tokenizer that a caller passed for this file. It must be the one that was saved.
+        tokenizer: the tokenizer that a caller passed for this file. It must be the saved one.
 
     Raises:
-        InputError: the file is damaged, or the tokenizer is a Python object and is not `given`, or
-            `given` is another tokenizer.
+        InputError: the file is damaged, or the saved tokenizer is a Python object and the caller
+            passed none, or the caller passed another tokenizer.
     """
     whole = read_content(path, size)
     hugging_face = isinstance(whole, dict) and "format" not in whole and "model" in whole
     own = isinstance(whole, dict) and whole.get("format") == FORMAT and whole.get("kind") == KIND
-    if own and given is None:
+    if own and tokenizer is None:
         raise InputError(
             f"{path}: the model was trained with a tokenizer that is a Python object and is not "
             "saved: pass the same object as tokenizer="
         )
-    if given is not None:
-        loaded = given
-        if given.fingerprint != hashlib.sha256(path.read_bytes()).hexdigest():
+    if tokenizer is not None:
+        loaded = tokenizer
+        if tokenizer.fingerprint != hashlib.sha256(path.read_bytes()).hexdigest():
             raise InputError(f"{path}: the model was trained with another tokenizer")
     elif hugging_face:
         loaded = _from_file(path)

@@ -138,16 +138,16 @@ def read_config(folder: Path) -> Config:
 
 def load_tokenizers(
     folder: Path, model: ModelConfig | None = None,
-    given: tuple[Tokenizer, Tokenizer] | None = None,
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
 ) -> tuple[Tokenizer, Tokenizer]:  # fmt: skip
     """The vocabularies of source and target.
 
-    model: refuse vocabularies of a different size. given: the tokenizers of a model whose
-    tokenizers are Python objects, which are not saved (text/external.py).
+    model: refuse vocabularies of a different size. tokenizers: those of a model whose tokenizers
+    are Python objects, which are not saved (text/external.py).
     """
     sizes = (model.source_vocabulary_size, model.vocabulary_size) if model else (None, None)
     own = folder / SOURCE_TOKENIZER
-    passed = (None, None) if given is None else given
+    passed = (None, None) if tokenizers is None else tokenizers
     target = load_tokenizer(folder / TOKENIZER, sizes[1], passed[1])
     if own.exists():
         return load_tokenizer(own, sizes[0], passed[0]), target

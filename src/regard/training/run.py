@@ -163,7 +163,7 @@ def prepare(
         if start_from is not None:
             before = Config.load(start_from / CONFIG)
             inherited_vocabulary(before.data, vars(data))
-            tokenizers = load_tokenizers(start_from, given=tokenizers)
+            tokenizers = load_tokenizers(start_from, tokenizers=tokenizers)
         task = task_class.learn(config, tokenizers, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)
     print_counts(report.counts, report.total, progress.console)
