@@ -143,8 +143,9 @@ def allowed(cls: type, section: str, name: str) -> str:
         try:
             cls(**{**needed, name: "?"})
         except InputError as error:
-            if known := re.search(r"; known: (.+)", str(error)):
-                return ", ".join(f"`{word}`" for word in known[1].split(", "))
+            if known := re.search(r"; known: ([^(]+?)(?: \((.+) adds others\))?$", str(error)):
+                names = ", ".join(f"`{word}`" for word in known[1].split(", "))
+                return f"{names}; `{known[2]}` adds others" if known[2] else names
     return ""
 
 

@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regard.box.pack import pack as pack
     from regard.config.model import ModelConfig as ModelConfig
+    from regard.config.registry import register_attention as register_attention
+    from regard.config.registry import register_mixer as register_mixer
+    from regard.config.registry import register_positions as register_positions
+    from regard.config.registry import register_schedule as register_schedule
     from regard.config.sections import Config as Config
+    from regard.decoding.generate import generate as generate
     from regard.errors import InputError as InputError
+    from regard.model.attention import MultiHeadAttention as MultiHeadAttention
+    from regard.model.positions import Positions as Positions
     from regard.model.transformer import AttentionCapture as AttentionCapture
     from regard.model.transformer import Transformer as Transformer
     from regard.predictor.loading import load as load
     from regard.tasks.configuration import make_config as make_config
+    from regard.tasks.custom_metrics import register_metric as register_metric
     from regard.tasks.registry import register_task as register_task
     from regard.tasks.task import Task as Task
     from regard.tasks.train import train as train
@@ -31,12 +39,20 @@ _WHERE = {
     "Config": "regard.config.sections",
     "InputError": "regard.errors",
     "ModelConfig": "regard.config.model",
+    "MultiHeadAttention": "regard.model.attention",
     "Packed": "regard.text.batching",
+    "Positions": "regard.model.positions",
     "Task": "regard.tasks.task",
     "Transformer": "regard.model.transformer",
+    "generate": "regard.decoding.generate",
     "load": "regard.predictor.loading",
     "make_config": "regard.tasks.configuration",
     "pack": "regard.box.pack",
+    "register_attention": "regard.config.registry",
+    "register_metric": "regard.tasks.custom_metrics",
+    "register_mixer": "regard.config.registry",
+    "register_positions": "regard.config.registry",
+    "register_schedule": "regard.config.registry",
     "register_task": "regard.tasks.registry",
     "train": "regard.tasks.train",
 }

@@ -143,7 +143,7 @@ def test_an_encoder_without_attention_captures_none_of_it(model, row):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"style": "decoder", "mixer": "lstm"}, "model.mixer=lstm and model.style=decoder cannot be combined: a decoder writes with a cache of keys and values, which only attention has"),
         ({"style": "encoder", "mixer": "gru", "window": 3}, "model.mixer=gru and model.window=3 cannot be combined: only attention has a window"),
@@ -151,10 +151,11 @@ def test_an_encoder_without_attention_captures_none_of_it(model, row):
         ({"mixer": "lstm", "d_model": 9, "head_size": 4, "positions": "none"}, "model.mixer=lstm and model.d_model=9 cannot be combined: half of the width reads from each side, so d_model must be even"),
         ({"kernel": 5}, "model.mixer=attention and model.kernel=5 cannot be combined: only a convolution has a kernel"),
         ({"mixer": "convolution", "kernel": 0}, "model.kernel must be at least 1, not 0"),
-        ({"mixer": "lstn"}, "unknown model.mixer 'lstn'; did you mean 'lstm'?"),
+        ({"mixer": "lstn"}, "unknown model.mixer 'lstn'; did you mean 'lstm'? (known: attention, lstm, gru, convolution, "
+         "dilated, none; regard.register_mixer adds others)"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(options, said):
+def test_what_cannot_be_is_refused_in_one_line(options, message):
     with pytest.raises(InputError) as error:
         config(**options)
-    assert str(error.value) == said
+    assert str(error.value) == message

@@ -249,7 +249,7 @@ def test_rows_that_do_not_fit_the_style_are_refused(model, row):
     cases = [
         (decoder, (line, line), "model.style=decoder takes no source: give the tokens as target"),
         (encoder, (line, line), "model.style=encoder takes no target: give the tokens as source"),
-        (both, (line, None), "model.style=encoder-decoder needs a target"),
+        (both, (line, None), "the target is missing: a model of style encoder-decoder needs it"),
         (both, (row([3, 2]), line), "the source has 2 sequences and the target 1"),
     ]
     for net, rows, message in cases:

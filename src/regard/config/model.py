@@ -12,15 +12,17 @@ from typing import Any
 
 from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
 from regard.config.parameters import closed_form
+from regard.config.registry import ATTENTION, MIXERS, POSITIONS
 from regard.errors import InputError, unknown
 
 STYLES = ("encoder-decoder", "encoder", "decoder")
+# Options whose values can be extended by regard.register_positions and its like.
+REGISTRIES = {"positions": POSITIONS, "attention": ATTENTION, "mixer": MIXERS}
 CHOICES = {
     "style": STYLES,
-    "mixer": ("attention", "lstm", "gru", "convolution", "dilated", "none"),
+    **{name: registry.built_in for name, registry in REGISTRIES.items()},
     "norm": ("layer", "rms"),
     "activation": ("relu", "gelu", "swiglu"),
-    "positions": ("sinusoidal", "learned", "rotary", "none"),
     "tie_embeddings": ("all", "source-target", "target-output", "none"),
     "head": ("language-model", "masked-language-model", "classifier", "pooling"),
     "pooling": ("mean", "cls", "last"),
@@ -48,6 +50,7 @@ class ModelConfig:
     head_size: int = DERIVED  # K: size of each query, key and value; default: d_model / heads
     d_ff: int = 2048  # F: the inner width of the feed-forward network
 
+    attention: str = "dot-product"  # scaled dot-product attention, or a registered variant of it
     mixer: str = "attention"  # how encoder positions exchange information; dilated: a
     # convolution whose reach grows by a factor of kernel with each layer; none: not at all
     kernel: int = 3  # k: width of a convolution, in tokens
@@ -84,7 +87,10 @@ class ModelConfig:
             self._resolve("head", {None: HEADS_OF_STYLE[self.style][0]})
         self._resolve("source_vocabulary_size", {None: self.vocabulary_size})
         for name, choices in CHOICES.items():
-            choice(f"model.{name}", str(getattr(self, name)), choices)
+            if name in REGISTRIES:
+                REGISTRIES[name].check(str(getattr(self, name)))
+            else:
+                choice(f"model.{name}", str(getattr(self, name)), choices)
         self._check_sizes()
         if self.head_size is DERIVED:
             if self.d_model % self.heads:
@@ -133,6 +139,8 @@ class ModelConfig:
              "half of the width reads from each side, so d_model must be even"),
             (mixed and one_stack and self.window is not None, "mixer", "window",
              "only attention has a window"),
+            (mixed and one_stack and self.attention != "dot-product", "mixer", "attention",
+             "the mixer replaces all attention of this model"),
             (mixed and one_stack and self.positions == "rotary", "mixer", "positions",
              "rotation turns queries and keys, which only attention has"),
             (self.mixer not in ("convolution", "dilated") and self.kernel != 3, "mixer", "kernel",
@@ -157,6 +165,16 @@ class ModelConfig:
             if broken:
                 pair = [f"model.{name}={getattr(self, name)}" for name in (first, second)]
                 raise InputError(f"{pair[0]} and {pair[1]} cannot be combined: {why}")
+
+    @property
+    def custom_parts(self) -> tuple[str, ...]:
+        """The parts that a user registered, for example ("positions=alibi",). The compiled engines
+        implement the built-in parts only."""
+        return tuple(
+            f"{name}={getattr(self, name)}"
+            for name, registry in REGISTRIES.items()
+            if registry.is_custom(getattr(self, name))
+        )
 
     @property
     def has_encoder(self) -> bool:

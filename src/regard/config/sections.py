@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
 from regard.config.model import ModelConfig
+from regard.config.registry import SCHEDULES
 from regard.config.settings import SECTIONS, current_names, read_yaml
 from regard.errors import InputError
 
@@ -114,7 +115,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check_types(self, "training", RANGES["training"])
         choice("training.optimiser", self.optimiser, ("adam", "adamw"))
-        choice("training.schedule", self.schedule, ("inverse-sqrt", "cosine", "constant"))
+        SCHEDULES.check(self.schedule)
         choice("training.dtype", self.dtype, ("auto", "float32", "bfloat16"))
         if self.weight_decay and self.optimiser == "adam":
             raise InputError(

@@ -82,7 +82,10 @@ def scored_prediction(
 class Records:
     """The records of a search (`Beams.records`) on the host, and what follows from them."""
 
-    def __init__(self, options: DecodingConfig, records: Numbers, limits: Sequence[int]) -> None:
+    def __init__(
+        self, options: DecodingConfig, records: Numbers, limits: Sequence[int],
+        eos: int = Tokenizer.eos,
+    ) -> None:  # fmt: skip
         self.options, width = options, options.width
         # Candidates come first in memory, so that sums over them run along long rows.
         columns = np.ascontiguousarray(np.transpose(records, (3, 2, 0, 1)))  # [4, C, T, B]
@@ -90,7 +93,7 @@ class Records:
         self.logprob, self.score = columns[LOGPROB], columns[SCORE]
         self.token, self.parent = columns[TOKEN].astype(np.int32), columns[PARENT].astype(np.int16)
         alive = self.score > -np.inf
-        goes_on = self.token != Tokenizer.eos
+        goes_on = self.token != eos
         rank = np.arange(candidates_of(options), dtype=np.int16)
         self.ended = ~goes_on & alive & (rank < width)  # [T, B, C]: finished hypotheses
         # [T, B, C]: how many candidates continue, up to and including each one.
@@ -185,13 +188,15 @@ class Records:
 def read_predictions(
     options: DecodingConfig, recorded: Numbers, limits: Sequence[int],
     prefixes: Sequence[tuple[Sequence[int], Sequence[float]]], history: bool = False,
+    eos: int = Tokenizer.eos,
 ) -> list[Prediction]:  # fmt: skip
     """The best prediction of each sentence, with the rest of the n-best list in `others`.
 
     recorded: Beams.records, [T, B, C, 4]. limits: the largest number of steps of each sentence.
-    prefixes: of the outputs, with their log-probabilities. history: add all candidates.
+    prefixes: of the outputs, with their log-probabilities. history: add all candidates. eos: the
+    token that ends an output.
     """
-    records = Records(options, recorded, limits)
+    records = Records(options, recorded, limits, eos)
     lengths = np.array([len(tokens) for tokens, _ in prefixes])
     scores = np.array([sum(logprobs) for _, logprobs in prefixes])
     step, candidate, score = records.best(lengths, scores)
@@ -224,10 +229,12 @@ def read_predictions(
     return best_predictions
 
 
-def open_paths(options: DecodingConfig, recorded: Numbers, limit: int) -> list[list[int]]:
+def open_paths(
+    options: DecodingConfig, recorded: Numbers, limit: int, eos: int = Tokenizer.eos
+) -> list[list[int]]:
     """The tokens of every hypothesis of one sentence that can still become its prediction, or the
     beginning of it."""
-    records = Records(options, recorded, [limit])
+    records = Records(options, recorded, [limit], eos)
     last = int(records.last[0])
     now = np.arange(len(recorded))[:, None] == last
     possible = (records.ended | records.blocked | (records.kept & now[..., None]))[: last + 1, 0]

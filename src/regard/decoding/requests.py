@@ -23,11 +23,15 @@ class Request:
 
     limit: the largest number of tokens of the output, including the prefix and <eos>; None:
     decoding.max_length decides.
+    bos, eos: the ids of the tokens that begin and end an output, for models with other special
+    tokens than those of `Tokenizer`; eos=-1: no token ends an output.
     """
 
     source: Sequence[int]  # the encoder's input; without an encoder, the prompt before the output
     prefix: Sequence[int] = ()  # the tokens that the output starts with
     limit: int | None = None
+    bos: int = Tokenizer.bos
+    eos: int = Tokenizer.eos
 
     def check(self, model: ModelConfig) -> None:
         """Raise InputError if the model cannot decode this request."""
@@ -47,7 +51,7 @@ class Request:
 
     def begin(self, encoder: bool) -> list[int]:
         """The tokens that the decoder reads before the output."""
-        return [Tokenizer.bos] if encoder else list(self.source)
+        return [self.bos] if encoder else list(self.source)
 
     def known(self, encoder: bool) -> list[int]:
         """The tokens that the decoder reads before the first token that it writes."""
@@ -80,15 +84,16 @@ class Job:
     sources: Sequence[Sequence[int]] | None  # the encoder's input, where there is an encoder
     read: Sequence[Sequence[int]]  # what the decoder reads before the first step: all or none
     newest: Sequence[int]  # the token that the first step reads
+    eos: int = Tokenizer.eos  # the token that ends an output
 
     @property
     def longest_prefix(self) -> int:
         return max(len(tokens) for tokens in self.prefixes)
 
 
-def until_eos(tokens: Sequence[int]) -> list[int]:
+def until_eos(tokens: Sequence[int], eos: int = Tokenizer.eos) -> list[int]:
     """The tokens up to and including the first <eos>, or all of them if there is none."""
-    tokens, eos = list(tokens), Tokenizer.eos
+    tokens = list(tokens)
     return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
 
 

@@ -113,12 +113,15 @@ class Search:
         for request in requests:
             request.check(model.config)
         self.model, self.requests, self.options = model, requests, options
-        self.prefixes = [until_eos(request.prefix) for request in requests]
+        self.eos = requests[0].eos if requests else Tokenizer.eos
+        if any(request.eos != self.eos for request in requests):
+            raise InputError("all requests of one search must have the same eos")
+        self.prefixes = [until_eos(request.prefix, self.eos) for request in requests]
         # Requests whose prefix is already a complete output need no search.
         most = [request.most(model.config, options) for request in requests]
         self.searched = [
             i for i, prefix in enumerate(self.prefixes)
-            if Tokenizer.eos not in prefix and len(prefix) < most[i]
+            if self.eos not in prefix and len(prefix) < most[i]
         ]  # fmt: skip
         self.limits = [most[i] - len(self.prefixes[i]) for i in self.searched]
         self.scored = score(model, requests, self.prefixes)  # nothing for an empty prefix
@@ -140,6 +143,7 @@ class Search:
             sources=[request.source for request in requests] if both else None,
             read=[tokens[:-1] for tokens in known],
             newest=[tokens[-1] for tokens in known],
+            eos=self.eos,
         )
         if len({bool(tokens) for tokens in job.read}) > 1:
             raise InputError(
@@ -155,7 +159,8 @@ class Search:
         settled = list(self.prefixes[0])
         if self.engine is None or self.searched[0] != 0:
             return settled
-        paths = open_paths(self.options, self.engine.records()[:, :1], self.limits[0])
+        records = self.engine.records()[:, :1]
+        paths = open_paths(self.options, records, self.limits[0], self.eos)
         for tokens in zip(*paths, strict=False):
             if len(set(tokens)) > 1:
                 break
@@ -170,7 +175,9 @@ class Search:
         predictions = [scored_prediction(*prefix, penalty, "prefix") for prefix in prefixes]
         if self.engine is not None:
             old = [prefixes[i] for i in self.searched]
-            best = read_predictions(self.options, self.engine.records(), self.limits, old, history)
+            best = read_predictions(
+                self.options, self.engine.records(), self.limits, old, history, self.eos
+            )
             for i, prediction in zip(self.searched, best, strict=True):
                 predictions[i] = prediction
         return predictions

@@ -5,20 +5,25 @@ ops/reference.py defines it; ops/attention.py chooses between the definition and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from regard import ops
 from regard.config.model import ModelConfig
+from regard.config.registry import ATTENTION
 from regard.errors import InputError
 from regard.model.cache import CachedMemory, CachedSelf, Reading
 from regard.model.linear import Linear
-from regard.model.positions import Rotation
+from regard.model.rectangles import BiasFunction, Rectangles, WeightFunction, score_mask
 from regard.model.visibility import Visibility
 from regard.ops.reference import attention_weights
 
+RotationFunction = Callable[[Tensor], Tensor]  # queries or keys [N, H, K] -> [N, H, K]
 AttentionWeights = list[list[Tensor]]  # layer, sequence -> [H, n, m]
 
 
@@ -66,13 +71,37 @@ class Plan:
             )
         return self.layout.attend(query, key, value)
 
-    def weights(self, query: Tensor, key: Tensor) -> list[Tensor]:
-        """The attention weights of each sequence, [H, n, m], for any backend."""
+    @cached_property
+    def _rectangles(self) -> Rectangles:
+        return Rectangles(self.query_lengths, self.key_lengths, self.visibility, self.device)
+
+    def attend_with(
+        self, query: Tensor, key: Tensor, value: Tensor, weigh: WeightFunction,
+        bias: BiasFunction | None,
+    ) -> Tensor:  # fmt: skip
+        """`attend` with weights that `weigh` computes and a position bias of the scores."""
+        return self._rectangles.attend(query, key, value, weigh, bias)
+
+    def weights(
+        self, query: Tensor, key: Tensor, weigh: WeightFunction | None = None,
+        bias: BiasFunction | None = None,
+    ) -> list[Tensor]:  # fmt: skip
+        """The attention weights of each sequence, [H, n, m], for any backend.
+
+        weigh, bias: as in `attend_with`; without them scaled dot-product attention.
+        """
+        weights = []
         parts = query.split(self.query_lengths), key.split(self.key_lengths)
-        return [
-            attention_weights(q, k, self.visibility.matrix(len(q), len(k)).to(q.device))
-            for q, k in zip(*parts, strict=True)
-        ]
+        for q, k in zip(*parts, strict=True):
+            visible = self.visibility.matrix(len(q), len(k)).to(q.device)
+            if weigh is None:
+                weights.append(attention_weights(q, k, visible))
+                continue
+            position = torch.arange(len(k), device=q.device)
+            distance = position - position[len(k) - len(q) :, None] if bias else None
+            mask = score_mask(visible[None], distance, bias, q.dtype)  # [H or 1, n, m]
+            weights.append(weigh(q.transpose(0, 1)[None], k.transpose(0, 1)[None], mask[None])[0])
+        return weights
 
 
 SelfPlan = Plan | CachedSelf | Reading  # self-attention: the full pass, a step, or a prompt
@@ -83,11 +112,15 @@ class MultiHeadAttention(nn.Module):
 
     Self-attention computes queries, keys and values from the same row, cross-attention computes
     keys and values from the memory.
+
+    An attention variant (`regard.register_attention`) is a subclass that overrides `weights`, and
+    `__init__` if it has parameters.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.head_size = config.heads, config.head_size
+        self.dropout = config.attention_dropout
         self.width = self.heads * self.head_size  # H*K, which need not be D
         # W^Q, W^K and W^V of all heads in one matrix: one product instead of 3 H of them.
         self.query_key_value = Linear(config.d_model, 3 * self.width, bias=config.bias)
@@ -95,23 +128,60 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self, x: Tensor, plan: SelfPlan | None, memory: Tensor | CachedMemory | None = None,
-        rotation: Rotation | None = None, capture: AttentionWeights | None = None,
+        rotation: RotationFunction | None = None, capture: AttentionWeights | None = None,
+        bias: BiasFunction | None = None,
     ) -> Tensor:  # fmt: skip
-        """x[N, D], memory[M, D] for cross-attention -> [N, D]."""
+        """x[N, D], memory[M, D] for cross-attention -> [N, D].
+
+        bias: what the distance of two positions adds to their score (`Positions.bias`).
+        """
+        explicit = bias is not None or type(self).weights is not MultiHeadAttention.weights
         if memory is None:
             query, key, value = ops.split_heads(self.query_key_value(x), 3, self.heads)
         else:
             query = ops.split_heads(self._project(x, slice(None, self.width)), 1, self.heads)[0]
             if isinstance(memory, CachedMemory):  # with keys and values computed before
-                return self.output(memory.attend(query).flatten(1))
+                attended = (
+                    memory.attend_with(query, self._weigh) if explicit else memory.attend(query)
+                )
+                return self.output(attended.flatten(1))
             key, value = self.project_memory(memory)
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         assert plan is not None
         if capture is not None:  # computed separately, so that capturing changes nothing
             assert not isinstance(plan, CachedSelf | Reading)  # only the full pass has it
-            capture.append(plan.weights(query.detach(), key.detach()))
-        return self.output(plan.attend(query, key, value).flatten(1))  # [N, H*K] -> [N, D]
+            with torch.no_grad():
+                weigh = self.weights if explicit else None
+                capture.append(plan.weights(query.detach(), key.detach(), weigh, bias))
+        if explicit:
+            attended = plan.attend_with(query, key, value, self._weigh, bias)
+        else:
+            attended = plan.attend(query, key, value)
+        return self.output(attended.flatten(1))  # [N, H*K] -> [N, D]
+
+    def weights(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+        """The weight of each key for each query, softmax(Q K^T / sqrt(K) + mask).
+
+        A subclass overrides this method to change how queries and keys become weights. It is used
+        in training, in the steps of decoding and for captured attention weights. Without a subclass
+        and without a position bias, a faster backend computes the same function.
+
+        Args:
+            query: [B, H, n, K].
+            key: [B, H, m, K].
+            mask: [B or 1, H or 1, n, m], added to the scores: the bias of the positions, and minus
+                infinity where a query may not see a key. Every query sees at least one key.
+
+        Returns:
+            [B, H, n, m].
+        """
+        scores = query @ key.transpose(-2, -1) / math.sqrt(self.head_size)
+        return (scores + mask).softmax(-1)
+
+    def _weigh(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+        """`weights` with dropout."""
+        return F.dropout(self.weights(query, key, mask), self.dropout, self.training)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
         """memory[M, D] -> key and value, [M, H, K] each."""
@@ -120,3 +190,16 @@ class MultiHeadAttention(nn.Module):
     def _project(self, x: Tensor, rows: slice) -> Tensor:
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
         return ops.linear(x, weight[rows], None if bias is None else bias[rows])
+
+
+def make_attention(config: ModelConfig) -> MultiHeadAttention:
+    """The self-attention or cross-attention of `model.attention`."""
+    if not ATTENTION.is_custom(config.attention):
+        return MultiHeadAttention(config)
+    made = ATTENTION.call(config.attention, config)
+    if not isinstance(made, MultiHeadAttention):
+        raise InputError(
+            f"model.attention={config.attention}: the factory must return a "
+            f"regard.MultiHeadAttention, not {type(made).__name__}"
+        )
+    return made

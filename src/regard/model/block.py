@@ -14,11 +14,17 @@ from torch.nn import functional as F
 
 from regard import ops
 from regard.config.model import ModelConfig
-from regard.model.attention import AttentionWeights, MultiHeadAttention, Plan, SelfPlan
+from regard.model.attention import (
+    AttentionWeights,
+    Plan,
+    RotationFunction,
+    SelfPlan,
+    make_attention,
+)
 from regard.model.cache import CachedMemory
 from regard.model.linear import Linear
 from regard.model.mixers import RowPlan, make_mixer
-from regard.model.positions import Rotation
+from regard.model.rectangles import BiasFunction
 
 EPSILON = 1e-5
 
@@ -77,25 +83,29 @@ class Block(nn.Module):
         super().__init__()
         self.mixer: nn.Module | None = None
         if cross or config.mixer == "attention":
-            self.self_attention = MultiHeadAttention(config)
+            self.self_attention = make_attention(config)
             self.self_attention_norm = AddAndNorm(config)
         elif config.mixer != "none":
             self.mixer = make_mixer(config, layer)
             self.mixer_norm = AddAndNorm(config)
-        self.cross_attention = MultiHeadAttention(config) if cross else None
+        self.cross_attention = make_attention(config) if cross else None
         self.cross_attention_norm = AddAndNorm(config) if cross else None
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = AddAndNorm(config)
 
     def forward(
         self, x: Tensor, plan: SelfPlan | RowPlan, memory: Tensor | CachedMemory | None = None,
-        cross_plan: Plan | None = None, rotation: Rotation | None = None,
+        cross_plan: Plan | None = None, rotation: RotationFunction | None = None,
         capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
+        bias: BiasFunction | None = None,
     ) -> Tensor:  # fmt: skip
         """x[N, D], memory[M, D] -> [N, D]."""
         if not isinstance(plan, RowPlan):
             x = self.self_attention_norm(
-                x, lambda x: self.self_attention(x, plan, rotation=rotation, capture=capture)
+                x,
+                lambda x: self.self_attention(
+                    x, plan, rotation=rotation, capture=capture, bias=bias
+                ),
             )
         elif self.mixer is not None:
             mixer = self.mixer

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from regard.config.model import ModelConfig
+from regard.config.registry import POSITIONS
 from regard.errors import InputError
+from regard.model.rectangles import BiasFunction, WeightFunction
 from regard.ops.padded import attend_rectangles, rectangle, starts
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Cache:
         self.own = torch.eye(width, dtype=torch.bool, device=device)  # [W, W]
         self.used = 0  # slots; the host's copy of next[0]
         self.uneven = width > 1 or config.window is not None  # does `visible` hide any used slot?
+        # Whether `slot_positions` is read: by a window, or by the bias of registered positions.
+        self.tracks_positions = config.window is not None or POSITIONS.is_custom(config.positions)
         self.position_rows: Tensor | None = None  # [slots, D]: what a position adds to a token
 
     def restart(self) -> None:
@@ -121,9 +125,8 @@ class Step:
             rows = parents[:, :, None].expand(-1, -1, cache.slots)
             cache.visible.copy_(cache.visible.gather(1, rows))
         cache.visible.index_copy_(2, cache.next, cache.own.expand(len(cache.visible), -1, -1))
-        window = cache.config.window
-        if window is not None:
-            now = cache.positions[:, None]  # [B, 1]
+        window, now = cache.config.window, cache.positions[:, None]  # [B, 1]
+        if cache.tracks_positions:
             cache.slot_positions.index_copy_(1, cache.next, now.expand(-1, cache.width))
         self.mask: Tensor | None = None  # [B, 1, W, seen]
         if cache.uneven or seen > cache.used + cache.width:
@@ -138,6 +141,21 @@ class Step:
         output = attend_rectangles(rows.to(key.dtype), key, value, mask)
         return output.transpose(1, 2).flatten(0, 1).to(query.dtype)
 
+    def attend_with(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
+        weigh: WeightFunction, bias: BiasFunction | None = None,
+    ) -> Tensor:  # fmt: skip
+        """`attend` with weights that `weigh` computes and a position bias of the scores."""
+        rows = query.unflatten(0, (-1, self.cache.width)).transpose(1, 2).to(key.dtype)
+        shape = (1, 1, self.cache.width, key.shape[2])
+        added = key.new_zeros(shape) if mask is None else mask
+        if bias is not None:
+            cache = self.cache
+            distance = cache.slot_positions[:, : self.seen] - cache.positions[:, None]
+            added = added + bias(distance[:, None]).to(key.dtype)  # [B, H, 1, seen]
+        output = weigh(rows, key, added.expand(-1, -1, self.cache.width, -1)).to(key.dtype) @ value
+        return output.transpose(1, 2).flatten(0, 1).to(query.dtype)
+
 
 class CachedSelf:
     """Self-attention of one layer in one step: add the new keys and values, see what is mine."""
@@ -146,13 +164,23 @@ class CachedSelf:
         self.step, self.layer = step, layer
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        step, cache = self.step, self.step.cache
+        return self.step.attend(query, *self._add(key, value), self.step.mask)
+
+    def attend_with(
+        self, query: Tensor, key: Tensor, value: Tensor, weigh: WeightFunction,
+        bias: BiasFunction | None,
+    ) -> Tensor:  # fmt: skip
+        """See `Plan.attend_with`."""
+        return self.step.attend_with(query, *self._add(key, value), self.step.mask, weigh, bias)
+
+    def _add(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new keys and values; return all that are seen, [B, H, seen, K] each."""
+        cache, seen = self.step.cache, slice(0, self.step.seen)
         keys, values = cache.keys[self.layer], cache.values[self.layer]
         for slots, new in ((keys, key), (values, value)):
             new = new.unflatten(0, (-1, cache.width)).transpose(1, 2).to(slots.dtype)
             slots.index_copy_(2, cache.next, new)
-        seen = slice(0, step.seen)
-        return step.attend(query, keys[:, :, seen], values[:, :, seen], step.mask)
+        return keys[:, :, seen], values[:, :, seen]
 
 
 class CachedMemory:
@@ -164,6 +192,11 @@ class CachedMemory:
     def attend(self, query: Tensor) -> Tensor:
         cache = self.step.cache
         return self.step.attend(query, *cache.memory[self.layer], cache.memory_mask)
+
+    def attend_with(self, query: Tensor, weigh: WeightFunction) -> Tensor:
+        """See `Plan.attend_with`."""
+        cache = self.step.cache
+        return self.step.attend_with(query, *cache.memory[self.layer], cache.memory_mask, weigh)
 
 
 class Reading:
@@ -178,11 +211,22 @@ class Reading:
         self.place = sentence.to(plan.device), position.to(plan.device)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self._keep(key, value)
+        return self.plan.attend(query, key, value)
+
+    def attend_with(
+        self, query: Tensor, key: Tensor, value: Tensor, weigh: WeightFunction,
+        bias: BiasFunction | None,
+    ) -> Tensor:  # fmt: skip
+        """See `Plan.attend_with`."""
+        self._keep(key, value)
+        return self.plan.attend_with(query, key, value, weigh, bias)
+
+    def _keep(self, key: Tensor, value: Tensor) -> None:
         sentence, position = self.place
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         keys[sentence, :, position] = key.to(keys.dtype)
         values[sentence, :, position] = value.to(values.dtype)
-        return self.plan.attend(query, key, value)
 
 
 def to_add(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from regard.config.model import ModelConfig
+from regard.config.registry import MIXERS
+from regard.errors import InputError
 from regard.model.linear import Linear
 from regard.text.batching import positions_of
 
@@ -90,6 +92,14 @@ class Convolution(nn.Module):
 
 def make_mixer(config: ModelConfig, layer: int, causal: bool = False) -> nn.Module | None:
     """The mixer of a layer, counted from 0; none at all for mixer=none."""
+    if MIXERS.is_custom(config.mixer):
+        made = MIXERS.call(config.mixer, config, layer)
+        if not isinstance(made, nn.Module):
+            raise InputError(
+                f"model.mixer={config.mixer}: the factory must return a module, not "
+                f"{type(made).__name__}"
+            )
+        return made
     if config.mixer in ("lstm", "gru"):
         return Recurrence(config, causal)
     return None if config.mixer == "none" else Convolution(config, layer, causal)

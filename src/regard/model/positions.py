@@ -1,4 +1,4 @@
-"""Positions of tokens (section 3.5): sinusoidal, learned, rotary, or none.
+"""Positions of tokens (section 3.5): sinusoidal, learned, rotary, none, or registered by a user.
 
 Attention does not depend on order, so order must be part of its input. Sinusoids and rotations are
 functions of the position, not tables: they have no maximum length and no parameters. Angles are
@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard.config.model import ModelConfig
+from regard.config.registry import POSITIONS
 from regard.errors import InputError
 
 
@@ -38,6 +40,50 @@ class LearnedPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         return nn.functional.embedding(positions, self.weight)  # [N, D]
+
+
+class Positions(nn.Module):
+    """Base class of position encodings that `regard.register_positions` adds.
+
+    A subclass overrides one or more of the three methods. Each is a function of positions or of
+    distances, so that the full pass and the steps of decoding give the same result. Positions count
+    from 0 and have no upper limit.
+    """
+
+    def rows(self, positions: Tensor) -> Tensor | None:
+        """What positions[N] add to the embeddings of their tokens: [N, D]; None: nothing."""
+        return None
+
+    def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Change the queries or the keys x[N, H, K] of self-attention at positions[N]."""
+        return x
+
+    def bias(self, distance: Tensor) -> Tensor:
+        """What is added to the scores of self-attention: distance[..., n, m] -> [..., H, n, m].
+
+        distance: the position of the key minus the position of the query, integers.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def has(cls, method: str) -> bool:
+        """Whether the class overrides a method."""
+        return getattr(cls, method) is not getattr(Positions, method)
+
+
+def make_positions(config: ModelConfig) -> nn.Module | None:
+    """The module of `model.positions`; None if the encoding has no parameters."""
+    if config.positions == "learned":
+        return LearnedPositions(config.max_length, config.d_model)
+    if not POSITIONS.is_custom(config.positions):
+        return None
+    made = POSITIONS.call(config.positions, config)
+    if not isinstance(made, Positions):
+        raise InputError(
+            f"model.positions={config.positions}: the factory must return a regard.Positions, not "
+            f"{type(made).__name__}"
+        )
+    return made
 
 
 class Rotation:

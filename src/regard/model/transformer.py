@@ -4,7 +4,8 @@ encoder-decoder: source -> memory; target, memory -> logits of the next target t
 encoder:         source -> logits of each token, classes, or one vector for a sentence
 decoder:         target -> logits of the next token
 
-Everything is packed: tokens[N] in, logits[N, V] out, no padding anywhere.
+Everything is packed: tokens[N] in, logits[N, V] out, no padding anywhere. `forward` accepts padded
+batches as well and packs them first.
 """
 
 from __future__ import annotations
@@ -20,12 +21,25 @@ from torch import Tensor, nn
 from regard import ops
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.model.attention import AttentionWeights, MultiHeadAttention, Plan, SelfPlan
+from regard.model.attention import (
+    AttentionWeights,
+    MultiHeadAttention,
+    Plan,
+    RotationFunction,
+    SelfPlan,
+)
 from regard.model.block import Block, make_norm
 from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
 from regard.model.head import Head
+from regard.model.inputs import read_batch
 from regard.model.mixers import RowPlan
-from regard.model.positions import LearnedPositions, Rotation, sinusoids
+from regard.model.positions import (
+    LearnedPositions,
+    Positions,
+    Rotation,
+    make_positions,
+    sinusoids,
+)
 from regard.model.visibility import Visibility
 from regard.text.batching import Packed
 
@@ -57,8 +71,7 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, layers: int, cross: bool) -> None:
         super().__init__()
         self.config = config
-        learned = config.positions == "learned"
-        self.positions = LearnedPositions(config.max_length, config.d_model) if learned else None
+        self.positions = make_positions(config)
         self.embedding_norm = make_norm(config) if config.embedding_norm else None
         self.layers = nn.ModuleList(Block(config, cross, i) for i in range(layers))
         # Pre-norm leaves the sum of all layers unnormalised, so a norm closes the stack.
@@ -77,8 +90,10 @@ class Stack(nn.Module):
 
     def position_rows(self, positions: Tensor) -> Tensor | None:
         """What positions[N] add to the embeddings of their tokens, [N, D]; None for nothing."""
-        if self.positions is not None:
+        if isinstance(self.positions, LearnedPositions):
             return self.positions(positions)
+        if isinstance(self.positions, Positions):
+            return self.positions.rows(positions)
         if self.config.positions != "sinusoidal":
             return None
         return sinusoids(positions, self.config.d_model, self.config.position_base)
@@ -86,11 +101,15 @@ class Stack(nn.Module):
     def rows_until(self, length: int, device: torch.device) -> Tensor | None:
         """position_rows of at least the first `length` positions: each is computed once, not once
         for each token at that position."""
-        if self.positions is not None:
+        if isinstance(self.positions, LearnedPositions):
             return self.positions.weight
         return self.position_rows(torch.arange(length, device=device))
 
-    def rotation(self, positions: Tensor) -> Rotation | None:
+    def rotation(self, positions: Tensor) -> RotationFunction | None:
+        """What changes the queries and keys at positions[N]; None for nothing."""
+        own = self.positions
+        if isinstance(own, Positions) and own.has("rotate"):
+            return lambda x: own.rotate(x, positions)
         if self.config.positions != "rotary":
             return None
         return Rotation(positions, self.config.head_size, self.config.position_base)
@@ -101,10 +120,11 @@ class Stack(nn.Module):
         capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
     ) -> Tensor:  # fmt: skip
         """x[N, D] -> [N, D]; a plan and a memory for each layer (the same, unless cached)."""
-        rotation = self.rotation(positions)
+        rotation, own = self.rotation(positions), self.positions
+        bias = own.bias if isinstance(own, Positions) and own.has("bias") else None
         for i, block in enumerate(self.layers):
             memory = memories[i] if memories else None
-            x = block(x, plans[i], memory, cross_plan, rotation, capture, cross_capture)
+            x = block(x, plans[i], memory, cross_plan, rotation, capture, cross_capture, bias)
         return x if self.final_norm is None else ops.add_norm(x, None, self.final_norm)
 
 
@@ -145,13 +165,47 @@ class Transformer(nn.Module):
     # ---- the full pass ------------------------------------------------------------------
 
     def forward(
-        self, source: Packed | None = None, target: Packed | None = None,
+        self,
+        source: Packed | Tensor | None = None,
+        target: Packed | Tensor | None = None,
         capture: AttentionCapture | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Logits: [N, V] of the target's tokens, or of the source's for an encoder; a
-        classifier gives [B, classes], pooling [B, D]."""
-        hidden = self.hidden(source, target, capture)
-        return self.head(hidden, source if target is None else target, self.output_matrix())
+        *,
+        source_lengths: Sequence[int] | Tensor | None = None,
+        source_mask: Tensor | None = None,
+        target_lengths: Sequence[int] | Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Run the model on a packed or a padded batch.
+
+        A padded batch needs its lengths or its mask. Padding has no effect on any other token.
+
+        Args:
+            source: the input of the encoder, `Packed` or a padded tensor [B, T] of token ids.
+            target: the input of the decoder, of the same kinds.
+            capture: where the attention weights are stored, if they are needed.
+            source_lengths: [B], the number of tokens of each row of a padded source.
+            source_mask: [B, T], True for the tokens of a padded source, False for its padding.
+            target_lengths: as source_lengths, for the target.
+            target_mask: as source_mask, for the target.
+
+        Returns:
+            The logits of each token of the target, or of the source for an encoder: [N, V] for a
+            packed batch; [B, T, V] for a padded one, with zeros for the padding. A classifier
+            returns [B, classes], pooling [B, D].
+
+        Raises:
+            InputError: an argument is missing or has the wrong type, shape, device or token ids.
+        """
+        packed_source, mask = read_batch(source, source_lengths, source_mask, "source")
+        packed_target, own_mask = read_batch(target, target_lengths, target_mask, "target")
+        hidden = self.hidden(packed_source, packed_target, capture)
+        row, mask = (packed_source, mask) if target is None else (packed_target, own_mask)
+        assert row is not None
+        output = self.head(hidden, row, self.output_matrix())
+        if mask is None or self.head.kind in ("classifier", "pooling"):
+            return output
+        padded = output.new_zeros((*mask.shape, output.shape[-1]))
+        return padded.masked_scatter(mask[..., None], output)
 
     def hidden(
         self, source: Packed | None = None, target: Packed | None = None,
@@ -314,7 +368,9 @@ class Transformer(nn.Module):
         needs = {"source": self.config.has_encoder, "target": self.config.has_decoder}
         for name, row in (("source", source), ("target", target)):
             if row is None and needs[name]:
-                raise InputError(f"model.style={self.config.style} needs a {name}")
+                raise InputError(
+                    f"the {name} is missing: a model of style {self.config.style} needs it"
+                )
             if row is not None and not needs[name]:
                 other = "target" if name == "source" else "source"
                 raise InputError(

@@ -21,6 +21,7 @@ from regard.model.quantise import dequantise_all, quantise_all
 from regard.model.transformer import Transformer
 from regard.predictor.model import Model
 from regard.tasks.registry import find_task
+from regard.text.external import as_tokenizers
 from regard.training.checkpoint import read_raw, read_weights, to_bytes
 from regard.training.model_folder import check_folder, file_checksums, load_weights
 from regard.training.shipped import folder_of
@@ -28,22 +29,28 @@ from regard.training.shipped import folder_of
 AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # the meaning of dtype=auto on each device
 
 
-def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
+def load(
+    path: str | Path, device: str = "auto", dtype: str = "auto", tokenizer: object = None
+) -> Model:
     """Open a model folder, or a model in the box: "box:translate" (regard/box).
 
     Args:
         path: the folder.
         device: auto, cpu or cuda.
         dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO.
+        tokenizer: the tokenizer of a model that was trained with a Python object as its tokenizer,
+            which is not saved; a pair if source and target have different ones.
 
     Raises:
         InputError: a file is missing, damaged or different from the one that the weights were saved
             with (see `accept_changes`), or the weights contain NaN or infinity.
     """
-    return open_folder(path, device, dtype)
+    return open_folder(path, device, dtype, tokenizer=tokenizer)
 
 
-def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False) -> Model:
+def open_folder(
+    path: str | Path, device: str, dtype: str, changed: bool = False, tokenizer: object = None
+) -> Model:
     """See `load`. changed: accept files that differ from those the weights were saved with."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f'a model is a folder, or "box:translate", not {path!r:.60}')
@@ -58,7 +65,8 @@ def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False
     choice("device", str(device).partition(":")[0], ("auto", *AUTO))
     choice("dtype", dtype, DTYPES)
     config = check_folder(folder, changed)
-    task = find_task(config.task).load(folder, config)
+    tokenizers = None if tokenizer is None else as_tokenizers(tokenizer)
+    task = find_task(config.task).load(folder, config, tokenizers)
     transformer = Transformer(config.model)
     load_weights(transformer, read_weights(folder / "model.safetensors"), folder)
     if dtype == "int8":  # so that computations without int8 use the same weights

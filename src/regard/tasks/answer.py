@@ -60,6 +60,7 @@ class Questions(Sequences):
     input_name = "QUESTION"
     files = "JSON lines"
     better = "f1"
+    has_metrics = True
     counted = 0  # contexts are a hundred times as long as answers
     defaults: ClassVar = {
         "data": {"max_length": 512}, "decoding": {"max_length": 30},
@@ -129,7 +130,7 @@ class Questions(Sequences):
         metrics = {
             "f1": lambda chosen: float(f1[chosen].mean()),
             "exact": lambda chosen: float(exact[chosen].mean()),
-        }
+        } | runtime.registered_metrics(self.name, texts, [list(row.answers) for row in rows])
         kinds: dict[str, list[float]] = defaultdict(list)
         for row, right in zip(rows, exact.tolist(), strict=True):
             if row.task:

@@ -50,6 +50,7 @@ class Classify(Task):
     files = "label<tab>text"
     better = "accuracy"
     counted = 0
+    has_metrics = True
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.duplicates", "data.labels")
     read_file = staticmethod(read_classified)
@@ -211,6 +212,7 @@ class Classify(Task):
                 probabilities[chosen], targets[chosen]
             )
         }
+        metrics |= runtime.registered_metrics(self.name, probabilities, targets)
         samples = [
             f"{self.labels[predicted[i]]} ({probabilities[i, predicted[i]]:.0%}), expected "
             f"{self.labels[targets[i]]}: {example.text:.100}"

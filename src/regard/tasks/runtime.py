@@ -15,6 +15,7 @@ from regard.ops import linear
 from regard.tasks import metrics
 from regard.tasks.batches import EVALUATED_TOKENS, bounds, forward, packed
 from regard.tasks.bootstrap import Comparison, Metric, intervals, paired, scores_of
+from regard.tasks.custom_metrics import registered_metrics
 from regard.text.batching import Packed
 from regard.text.dropout import Dropout
 from regard.text.store import Chunk, Store, build, build_pairs, token_type

@@ -99,6 +99,7 @@ class Task(ABC):
     options: ClassVar[tuple[Option, ...]] = ()  # of its command
     decodes: ClassVar[bool] = False  # whether its command has the options of decoding
     continues: ClassVar[bool] = False  # whether its output continues the input
+    has_metrics: ClassVar[bool] = False  # whether `evaluate` uses regard.register_metric
 
     tokenizer: Tokenizer
     style: str = "encoder"
@@ -180,9 +181,10 @@ class Task(ABC):
         return {}
 
     @classmethod
-    def load(cls: type[T], folder: Path, config: Config) -> T:
-        """The task of a model folder."""
-        tokenizers = runtime.load_tokenizers(folder, config.model)
+    def load(cls: type[T], folder: Path, config: Config, tokenizers: Tokenizers | None = None) -> T:
+        """The task of a model folder. tokenizers: those that the folder cannot contain, because
+        they are Python objects (text/external.py)."""
+        tokenizers = runtime.load_tokenizers(folder, config.model, tokenizers)
         task = cls.make(config, tokenizers, **cls.saved(folder, config))
         if config.model.classes != task.model_options().get("classes"):
             raise InputError(

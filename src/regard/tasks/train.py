@@ -21,6 +21,7 @@ def train(
     start_from: str | os.PathLike[str] | None = None,
     device: str = "auto",
     quiet: bool = False,
+    tokenizer: object = None,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Train a model and write its folder.
@@ -34,6 +35,9 @@ def train(
         start_from: the model folder (or `box:NAME`) whose weights and vocabulary to start from.
         device: auto, cpu or cuda.
         quiet: print nothing.
+        tokenizer: the tokenizer to use instead of a learned vocabulary: of the library tokenizers
+            or of transformers, or an object with encode, decode and vocab_size; a pair for
+            different ones of source and target.
         command: the arguments of `regard`, for the model card; empty if called from Python.
 
     Returns:
@@ -46,5 +50,5 @@ def train(
     return run.train(
         config, Path(out), find_task=find_task, resume=resume,
         force=force, start_from=None if start_from is None else Path(start_from), device=device,
-        quiet=quiet, command=command,
+        quiet=quiet, tokenizer=tokenizer, command=command,
     )  # fmt: skip

@@ -33,6 +33,7 @@ class Translate(Sequences):
     doing = "translating"
     files = "SOURCE TARGET"
     better = "bleu"
+    has_metrics = True
     config_options = ("data.bleu", "data.bpe_dropout", "data.max_ratio")
     two_vocabularies = True
     options = (
@@ -81,8 +82,10 @@ class Translate(Sequences):
             f"{source} -> {text}  (expected: {target})"
             for source, text, target in zip(sources, texts, references, strict=True)
         ]
+        scores = bleu(texts, references, config.data.bleu)
+        added = runtime.registered_metrics(self.name, texts, references)
         return Evaluation(
-            bleu(texts, references, config.data.bleu), count=len(examples), samples=samples,
+            scores | runtime.scores_of(added, len(examples)), count=len(examples), samples=samples,
             answers=texts, references=references, pieces=in_pieces(answers),
         )  # fmt: skip
 

@@ -246,10 +246,12 @@ class Tokenizer:
     def load(cls, path: Path | str, size: int | None = None) -> Tokenizer:
         """Read a file that `save` wrote; anything else is refused before it takes time or memory,
         and so is a vocabulary that has not the `size` of its model."""
+        return cls.from_json(read_content(path, size), path, size)
+
+    @classmethod
+    def from_json(cls, whole: Any, path: Path | str, size: int | None = None) -> Tokenizer:
+        """`load` with the content of the file."""
         most = MOST_TOKENS if size is None else min(size, MOST_TOKENS)
-        # Two merges may create the same token, and any token may contain a comma.
-        most_values = min(16 * most, 3 * MOST_TOKENS) + 10_000
-        whole = read_json(Path(path), LARGEST_FILE, "a regard tokenizer", most_values)
         if not isinstance(whole, dict) or whole.get("format") != FORMAT:
             raise InputError(f'{path}: not a regard tokenizer (no "format": "{FORMAT}")')
         if whole.get("version") != VERSION:
@@ -277,6 +279,14 @@ class Tokenizer:
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.kind}, {self.size:,} tokens)"
+
+
+def read_content(path: Path | str, size: int | None) -> Any:
+    """The JSON value of a saved tokenizer of at most `size` tokens."""
+    most = MOST_TOKENS if size is None else min(size, MOST_TOKENS)
+    # Two merges may create the same token, and any token may contain a comma.
+    most_values = min(16 * most, 3 * MOST_TOKENS) + 10_000
+    return read_json(Path(path), LARGEST_FILE, "a regard tokenizer", most_values)
 
 
 def _library(ids: dict[str, int], ranks: dict[tuple[str, str], int]) -> tokenizers.Tokenizer:

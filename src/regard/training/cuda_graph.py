@@ -69,6 +69,7 @@ class StepGraphs:
         drops = c.attention_dropout + c.feed_forward_dropout  # PyTorch draws the masks of these
         backend = attention_backend(model.backend, self.device, c.attention_dropout)
         unsupported = c.embedding_norm or c.mixer != "attention" or drops > 0 or backend != "cuda"
+        unsupported = unsupported or bool(c.custom_parts)
         self.usable = self.device.type == "cuda" and not unsupported
         self.pool = torch.cuda.graph_pool_handle() if self.usable else None
 

@@ -71,7 +71,9 @@ class TaskClass(Protocol):
     """Creates a task from training files (`learn`) or from a run folder (`load`)."""
 
     def check_files(self, files: Sequence[Path]) -> None: ...
-    def load(self, folder: Path, config: Config) -> Task: ...
+    def load(
+        self, folder: Path, config: Config, tokenizers: tuple[Tokenizer, Tokenizer] | None = None
+    ) -> Task: ...
 
     def learn(
         self, config: Config, tokenizers: tuple[Tokenizer, Tokenizer] | None, say: Say, quiet: bool

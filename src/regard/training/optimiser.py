@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.config.registry import SCHEDULES
 from regard.config.sections import TrainingConfig
+from regard.errors import InputError
 
 STATES = ("exp_avg", "exp_avg_sq", "step")
 
@@ -17,6 +19,10 @@ def learning_rate(step: int, config: TrainingConfig) -> float:
     """The learning rate of step 1, 2, ...: linear warm-up to `learning_rate`, then the schedule.
 
     inverse-sqrt is the paper's formula, with its highest value as a parameter instead of a factor.
+    `regard.register_schedule` adds schedules.
+
+    Raises:
+        InputError: a registered schedule returns a value that is not a finite number of at least 0.
     """
     warmup = config.warmup
     if step < warmup:
@@ -26,7 +32,20 @@ def learning_rate(step: int, config: TrainingConfig) -> float:
     if config.schedule == "cosine":
         progress = (step - warmup) / max(1, config.steps - warmup)
         return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return config.learning_rate
+    if config.schedule == "constant":
+        return config.learning_rate
+    rate = SCHEDULES.call(config.schedule, step, config)
+    try:
+        rate = float(rate)
+        valid = math.isfinite(rate) and rate >= 0
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise InputError(
+            f"the schedule {config.schedule!r} returned {rate!r:.60} for step {step}: a learning "
+            "rate must be a finite number of at least 0"
+        )
+    return rate
 
 
 def make_optimiser(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:

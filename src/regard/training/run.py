@@ -23,6 +23,8 @@ from regard.device import keep_freed_memory
 from regard.errors import InputError, TrainingFailed
 from regard.files import cache_folder, new_folder, place_of, write_file
 from regard.model.transformer import Transformer
+from regard.text.external import as_tokenizers
+from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Checkpoints
 from regard.training.distributed import Processes
 from regard.training.finish import NoModel, Validation, averaged_steps, card, finish
@@ -38,7 +40,8 @@ from regard.training.trainer import Interrupted, Trainer, is_out_of_memory
 def train(
     config: Config | None, out: Path, *, find_task: Callable[[str], TaskClass],
     resume: bool = False, force: bool = False, start_from: Path | None = None,
-    device: str = "auto", quiet: bool = False, command: Sequence[str] = (),
+    device: str = "auto", quiet: bool = False, tokenizer: object = None,
+    command: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Train a model and write its folder.
 
@@ -46,6 +49,7 @@ def train(
     """
     keep_freed_memory()
     start_from = None if start_from is None else folder_of(start_from)
+    tokenizers = None if tokenizer is None else as_tokenizers(tokenizer)
     processes, lock = Processes(device), FolderLock()
     try:
         exists = bool(processes.agree((out / CONFIG).is_file()))
@@ -55,7 +59,7 @@ def train(
         progress = Progress(config.training.steps, quiet or not processes.first)
         trainer, validation = prepare(
             config, out, find_task(config.task), start_from, processes, progress, exists, command,
-            lock,
+            lock, tokenizers,
         )  # fmt: skip
         if exists:
             trainer.resume()
@@ -140,7 +144,7 @@ def same_run(old: Config, new: Config | None, out: Path) -> Config:
 def prepare(
     config: Config, out: Path, task_class: TaskClass, start_from: Path | None,
     processes: Processes, progress: Progress, exists: bool, command: Sequence[str],
-    lock: FolderLock,
+    lock: FolderLock, tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
 ) -> tuple[Trainer, Validation | None]:  # fmt: skip
     """Read the data, learn the vocabulary, tokenise and build the model. A new run folder is
     written and locked after all of this has succeeded."""
@@ -151,13 +155,15 @@ def prepare(
         config = Config.load(out / CONFIG)
     if exists or not first:
         task_class.check_files(train_files)
-        task = task_class.load(out, config)
+        task = task_class.load(out, config, tokenizers)
     else:
-        tokenizers = None
+        if tokenizers is not None and data.bpe_dropout:
+            raise InputError("data.bpe_dropout needs a learned vocabulary: it cannot be combined "
+                             "with a tokenizer of your own")  # fmt: skip
         if start_from is not None:
             before = Config.load(start_from / CONFIG)
             inherited_vocabulary(before.data, vars(data))
-            tokenizers = load_tokenizers(start_from)
+            tokenizers = load_tokenizers(start_from, tokenizers=tokenizers)
         task = task_class.learn(config, tokenizers, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)
     print_counts(report.counts, report.total, progress.console)
@@ -166,7 +172,7 @@ def prepare(
     torch.manual_seed(config.training.seed)
     model = Transformer(config.model)
     if start_from is not None and not exists:
-        load_body(model, config, task, task_class, start_from)
+        load_body(model, config, task, task_class, start_from, tokenizers)
     validation = Validation(config, task, valid_files) if valid_files else None
     trainer = Trainer(config, out, model, task, store, processes, progress, validation)
     if first:
@@ -183,14 +189,15 @@ def prepare(
 
 
 def load_body(
-    model: Transformer, config: Config, task: Task, task_class: TaskClass, start_from: Path
-) -> None:
+    model: Transformer, config: Config, task: Task, task_class: TaskClass, start_from: Path,
+    tokenizers: tuple[Tokenizer, Tokenizer] | None,
+) -> None:  # fmt: skip
     """Load the weights of another model: all of them, or all but the head if the outputs of that
     model mean something else."""
     tensors, before = newest_weights(start_from), Config.load(start_from / CONFIG)
     same = before.model.head == model.config.head and before.model.classes == model.config.classes
     if same and before.task == config.task:
-        same = task.same_head(task_class.load(start_from, before))
+        same = task.same_head(task_class.load(start_from, before, tokenizers))
     if not same:
         body = {k: v for k, v in tensors.items() if not k.startswith("head.")}
         tensors = body | {k: v for k, v in model.state_dict().items() if k.startswith("head.")}

@@ -16,14 +16,17 @@ from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Job
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
+from regard.text.tokenizer import Tokenizer
 
 Engine = EagerSearch | GraphSearch  # CpuSearch is an EagerSearch
 
 
 def choose_engine(model: Transformer, job: Job) -> Engine:
     """Return a search for the job on the fastest engine that supports the model."""
-    # CUDA graphs encode a padded rectangle, and only attention can ignore the padding.
-    if model.output_matrix().is_cuda and model.config.mixer == "attention":
+    # CUDA graphs encode a padded rectangle, and only attention can ignore the padding. They contain
+    # the id of <eos>, and they support the built-in parts of a model only.
+    built_in = model.config.mixer == "attention" and not model.config.custom_parts
+    if model.output_matrix().is_cuda and built_in and job.eos == Tokenizer.eos:
         return GraphSearch(model, job)
     if (compiled := cpu_model(model)) is not None:
         return CpuSearch(model, job, compiled)

@@ -222,7 +222,8 @@ def cpu_model(model: Transformer) -> CpuModel | None:
     weight = model.output_matrix()
     dtype = str(weight.dtype).removeprefix("torch.")
     mixed = model.encoder is not None and model.config.mixer != "attention"
-    if weight.device.type != "cpu" or dtype not in KINDS or mixed or model.training:
+    unsupported = mixed or bool(model.config.custom_parts)  # it implements the built-in parts only
+    if weight.device.type != "cpu" or dtype not in KINDS or unsupported or model.training:
         return None
     library = build.library("inference")
     if library is None:

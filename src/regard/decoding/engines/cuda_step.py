@@ -249,7 +249,8 @@ class FusedStep:
             and max(3 * config.heads * size, config.d_model, config.d_ff) <= MAX_SIZE
             and config.window is None
             and config.activation in ("relu", "gelu")
-            and config.positions != "rotary"
+            and config.positions in ("sinusoidal", "learned", "none")
+            and not config.custom_parts
             and not config.embedding_norm
         )
 

@@ -16,7 +16,6 @@ from regard.decoding.requests import Job
 from regard.model.cache import Cache
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
-from regard.text.tokenizer import Tokenizer
 
 SHRINK_AT = 1 / 8  # sentences of a batch that must be done before the others move together
 
@@ -34,7 +33,7 @@ class EagerSearch:
         self.model = model
         device = model.output_matrix().device
         sentences, steps, prefix = len(job.limits), max(job.limits), job.longest_prefix
-        self.beams = Beams(job.options, sentences, steps, prefix, Tokenizer.eos, device)
+        self.beams = Beams(job.options, sentences, steps, prefix, job.eos, device)
         self.beams.load(job.newest, job.limits, job.prefixes, job.noise_keys)
         self.beams.restart()
         source = None if job.sources is None else Packed.of(job.sources).to(device)

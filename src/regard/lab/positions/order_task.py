@@ -18,6 +18,7 @@ import torch
 from regard.lab.common import synthetic
 from regard.lab.common.synthetic import Example, SyntheticTask, TrainedModel
 from regard.lab.positions.sinusoids import encodings, fit_map, map_error
+from regard.model.positions import LearnedPositions
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 
@@ -126,7 +127,7 @@ def map_errors(model: Transformer, bases: Sequence[float], seed: int) -> dict[st
     fitted on three quarters of the trained rows and tested on the others: of the learned table, of
     a random one, and of sinusoids of the same size."""
     assert model.encoder is not None
-    assert model.encoder.positions is not None
+    assert isinstance(model.encoder.positions, LearnedPositions)
     learned = model.encoder.positions.weight.detach().double().cpu()[:TRAINED]
     torch.manual_seed(seed)
     size = learned.shape[1]
