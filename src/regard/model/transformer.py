@@ -20,9 +20,15 @@ from torch import Tensor, nn
 from regard import ops
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.model.attention import AttentionWeights, MultiHeadAttention, Plan, SelfPlan
+from regard.model.attention import (
+    AttentionWeights,
+    MultiHeadAttention,
+    Plan,
+    SelfPlan,
+    is_overridden,
+)
 from regard.model.block import Block, make_norm
-from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
+from regard.model.cache import Cache, CachedMemory, CachedSelf, MemoryVectors, Reading, Step
 from regard.model.head import Head
 from regard.model.mixers import RowPlan
 from regard.model.positions import LearnedPositions, Rotation, sinusoids
@@ -86,8 +92,8 @@ class Stack(nn.Module):
     def rows_until(self, length: int, device: torch.device) -> Tensor | None:
         """position_rows of at least the first `length` positions: each is computed once, not once
         for each token at that position."""
-        if self.positions is not None:
-            return self.positions.weight
+        if self.config.positions == "learned":
+            length = min(length, self.config.max_length)
         return self.position_rows(torch.arange(length, device=device))
 
     def rotation(self, positions: Tensor) -> Rotation | None:
@@ -139,8 +145,8 @@ class Transformer(nn.Module):
 
     def output_matrix(self) -> Tensor:
         """The matrix that turns the last layer's vectors into logits: [V, D]."""
-        own = self.head.output
-        return self.table("target").weight if own is None else own.weight
+        own = getattr(getattr(self.head, "output", None), "weight", None)
+        return own if isinstance(own, Tensor) else self.table("target").weight
 
     # ---- the full pass ------------------------------------------------------------------
 
@@ -259,7 +265,10 @@ class Transformer(nn.Module):
         plans, memory = self.plans(source, read, backend), None
         if source is not None:
             memory = self.encode(source, plans=plans)
-            cache.remember(source.lengths, self.project(memory))
+            if any(is_overridden(block.cross_attention) for block in self.blocks):
+                cache.vectors = MemoryVectors(memory, source.lengths)
+            else:
+                cache.remember(source.lengths, self.project(memory))
         if read is not None:
             self.decode(read, memory, source, cache=cache, plans=plans)
             cache.began(read.lengths)
@@ -269,18 +278,20 @@ class Transformer(nn.Module):
         """A cache for `before` tokens that are read and `steps` steps."""
         assert self.decoder is not None
         weight = self.table("target").weight
-        slots, places = before + steps * width, before + steps
+        slots = before + steps * width
         cache = Cache(self.config, sentences, width, slots, ops.cache_dtype(weight), weight.device)
-        if self.config.positions == "learned":
-            places = min(places, self.config.max_length)
-        cache.position_rows = self.decoder.position_rows(torch.arange(places, device=weight.device))
+        cache.position_rows = self.decoder.rows_until(before + steps, weight.device)
         return cache
 
     def project(self, memory: Tensor) -> list[tuple[Tensor, ...]]:
         """The memory's keys and values for every layer of the decoder: [M, H, K] each."""
+        return [block.cross_attention.project_memory(memory) for block in self.blocks]
+
+    @property
+    def blocks(self) -> Any:
+        """The layers of the decoder."""
         assert self.decoder is not None
-        blocks: Any = self.decoder.layers
-        return [block.cross_attention.project_memory(memory) for block in blocks]
+        return self.decoder.layers
 
     @torch.no_grad()
     def step(
@@ -300,12 +311,19 @@ class Transformer(nn.Module):
         table, rows = self.table("target"), cache.position_rows
         x = self.decoder.embed(table, tokens.flatten(), positions, rows)
         selves = [CachedSelf(step, layer) for layer in layers]
-        memories = [CachedMemory(step, layer) for layer in layers] if cache.memory else None
-        x = self.decoder(x, positions, selves, memories)
+        memories: list[Tensor | CachedMemory] | None = None
+        cross_plan = None
+        if cache.memory:
+            memories = [CachedMemory(step, layer) for layer in layers]
+        elif cache.vectors is not None:
+            memories = [cache.vectors.memory for _ in layers]
+            lengths = [cache.width] * len(tokens), cache.vectors.lengths
+            cross_plan = Plan(*lengths, Visibility(), backend="padded", device=tokens.device)
+        x = self.decoder(x, positions, selves, memories, cross_plan)
         cache.positions += 1
         cache.next += cache.width
         cache.used += cache.width
-        return ops.linear(x, self.output_matrix()).unflatten(0, tokens.shape)
+        return self.head(x, None, self.output_matrix()).unflatten(0, tokens.shape)
 
     # ---- checks -------------------------------------------------------------------------
 

@@ -24,11 +24,12 @@ from regard.ops.cuda import training as cuda
 from regard.ops.heads import split_heads
 from regard.ops.layout import Layout, visible
 from regard.ops.losses import CrossEntropy
+from regard.ops.overrides import must_be_called
 
 __all__ = [
     "ATTENTION_BACKENDS", "Layout", "add_norm", "attention_backend", "attention_layout", "backend",
-    "cache_dtype", "cross_entropy", "disagreement", "divergence", "embed", "linear", "split_heads",
-    "visible",
+    "cache_dtype", "cross_entropy", "disagreement", "divergence", "embed", "linear",
+    "must_be_called", "split_heads", "visible",
 ]  # fmt: skip
 
 
@@ -55,6 +56,14 @@ def implementation(name: str, x: Tensor) -> Callable[..., Any]:
     return getattr(backend(x), name, None) or getattr(reference, name)
 
 
+def readable(module: Any) -> bool:
+    """Whether kernels, which get the address of a module's weight, can read it: the C++ code
+    expects float32."""
+    weight = module.weight
+    known = weight.dtype == torch.float32 or not weight.is_cpu
+    return known and weight.is_contiguous()
+
+
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
@@ -68,9 +77,12 @@ def linear(
 def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float = 0.0) -> Tensor:
     """norm(x + dropout(y)), all [N, D]: the residual connection and its norm in one pass.
 
-    y: None adds nothing. norm: an nn.LayerNorm or nn.RMSNorm; None returns the sum.
+    y: None adds nothing. norm: an nn.LayerNorm or nn.RMSNorm, or any module if it must be called
+    (ops/overrides.py); None returns the sum.
     dropout: the fraction of y that is dropped; 0 outside training.
     """
+    if norm is not None and (must_be_called(norm) or not readable(norm)):
+        return reference.add_norm(x, y, norm, dropout)
     return implementation("add_norm", x)(x, y, norm, dropout)
 
 
@@ -83,7 +95,8 @@ def embed(
     rows[T, D]: what each position adds; None adds nothing.
     """
     arguments = table, tokens, scale, rows, positions, dropout
-    if norm is not None:  # which only the reference has
+    # Only the reference has a norm.
+    if norm is not None or must_be_called(table) or not readable(table):
         return reference.embed(*arguments, norm)
     return implementation("embed", table.weight)(*arguments)
 

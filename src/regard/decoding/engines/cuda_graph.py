@@ -32,6 +32,7 @@ from regard.decoding.beams import Beams, candidates_of
 from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import Job
 from regard.model.cache import Cache, to_add
+from regard.model.overrides import weights_of
 from regard.model.transformer import Stack, Transformer
 from regard.ops.padded import attend_rectangles
 from regard.text.batching import Packed
@@ -44,7 +45,6 @@ SHRINK_AT = 3 / 4  # sentences that must be done before the others move to small
 NOT_IN_GRAPHS = ("seed", "length_penalty", "max_length")  # options that no graph depends on
 
 _buffers: WeakKeyDictionary[Transformer, OrderedDict[Any, GraphBuffers]] = WeakKeyDictionary()
-_parameters: WeakKeyDictionary[Transformer, list[dict[str, Any]]] = WeakKeyDictionary()
 _lock = RLock()  # held while buffers are chosen or created
 
 
@@ -136,10 +136,7 @@ def acquire_buffers(
     are none; beyond MAX_BUFFERS the least recently used ones are dropped."""
     with _lock:
         # The addresses of the weights are part of the key, because graphs contain them.
-        if model not in _parameters:  # collected once: model.modules() takes longer than a step
-            _parameters[model] = [module._parameters for module in model.modules()]
-        tables = _parameters[model]
-        where = tuple(p.data_ptr() for table in tables for p in table.values() if p is not None)
+        where = tuple(weight.data_ptr() for weight in weights_of(model))
         in_graphs = tuple(item for item in vars(options).items() if item[0] not in NOT_IN_GRAPHS)
         known = _buffers.setdefault(model, OrderedDict())
         for copy in count():
@@ -253,10 +250,15 @@ class GraphBuffers:
         """Views of one row that is copied in one piece: lengths[B] and sources[B, longest]."""
         return row[: self.sentences], row[self.sentences :].reshape(self.sentences, -1)
 
+    @torch.no_grad()
     def load(self, model: Transformer, job: Job) -> None:
         """Copy the job to the buffers, encode the sources and read the prompts."""
         torch.cuda.current_stream().synchronize()  # the search before must not write any more
         self.done.fill_(False)
+        if model.config.positions == "learned":  # graphs read a copy of these weights
+            rows: Any = self.cache.position_rows
+            stack: Any = model.decoder
+            rows.copy_(stack.rows_until(len(rows), self.device))
         if job.sources is not None:
             sources = np.ones(len(self.sources), np.int64)
             lengths, rows = self._lengths_and_sources(sources)
