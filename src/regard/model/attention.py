@@ -78,10 +78,10 @@ class Plan:
 
 def is_overridden(attention: nn.Module) -> bool:
     """Whether cross-attention must get the memory itself in each step of a search, and not keys and
-    values that were computed before: a subclass, a pre-hook or a `forward` of the instance may use
-    or change the memory. A forward hook, which changes only the output, needs no memory."""
+    values that were computed before: a pre-hook or another `forward` may use or change the memory.
+    A forward hook, which changes only the output, needs no memory."""
     return bool(
-        type(attention) is not MultiHeadAttention or "forward" in vars(attention)
+        type(attention).forward is not MultiHeadAttention.forward or "forward" in vars(attention)
         or attention._forward_pre_hooks or global_hook()
     )  # fmt: skip
 

@@ -133,16 +133,15 @@ def is_overridden(model: Transformer) -> bool:
     """Whether inference must call the modules of a model, see `find_override`.
 
     Raises:
-        InputError: there is a hook on the Transformer itself or on a container of modules.
-            Inference calls the methods of the Transformer (`encode`, `decode`, `step`), not the
-            module, so that such a hook would be ignored.
+        InputError: there is a hook on the Transformer itself or on a module without `forward`, such
+            as an nn.ModuleList. Inference calls the methods of the Transformer (`encode`, `decode`,
+            `step`), not the module, so that such a hook would be ignored.
     """
     if find_override(model) is None:
         return False
     for name, module in model.named_modules():
-        if not isinstance(module, Transformer | nn.ModuleDict | nn.ModuleList):
-            continue
-        if module._forward_hooks or module._forward_pre_hooks:
+        called = module is not model and type(module).forward is not nn.Module.forward
+        if not called and (module._forward_hooks or module._forward_pre_hooks):
             raise InputError(
                 f"{name or 'the Transformer itself'} has a hook, but predictions never call this "
                 "module: register the hook on the encoder, the decoder, the head or a part of them"
