@@ -34,7 +34,7 @@ def fill_slots(
     matrix = model.output_matrix()
     by_index: dict[int, Prediction] = {}
     sizes = [len(request.source) for request in requests]
-    for batch in by_size(sizes, BATCH_TOKENS[matrix.device.type]):
+    for batch in by_size(sizes, BATCH_TOKENS["cuda" if matrix.is_cuda else "cpu"]):
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
         slots = row.tokens == Tokenizer.mask
         logits = model.head(hidden(model, row)[slots], None, matrix)

@@ -10,15 +10,16 @@ Everything is packed: tokens[N] in, logits[N, V] out, no padding anywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from regard import ops
 from regard.config.model import ModelConfig
+from regard.device import FLOAT16, check_device
 from regard.errors import InputError
 from regard.model.attention import (
     AttentionWeights,
@@ -136,6 +137,19 @@ class Transformer(nn.Module):
         self.decoder = Stack(config, config.decoder_layers, cross) if config.has_decoder else None
         self.head = Head(config)
         self.apply(initialise)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """nn.Module.to, with an InputError if there is no such device or the dtype is float16."""
+        device = torch._C._nn._parse_to(*args, **kwargs)[0]
+        if device is not None:
+            check_device(device)
+        return super().to(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply fn to all parameters: `half`, `to`, `cuda` and others end here."""
+        if fn(torch.zeros(1)).dtype == torch.float16:
+            raise InputError(FLOAT16)
+        return super()._apply(fn, recurse)
 
     def table(self, side: str) -> nn.Embedding:
         """The embedding of "source" or "target"."""

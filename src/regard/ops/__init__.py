@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.device import is_current
 from regard.ops import reference
 from regard.ops.attention import BACKENDS as ATTENTION_BACKENDS
 from regard.ops.attention import attention_backend, attention_layout
@@ -44,7 +45,7 @@ def backend(x: Tensor, training: bool | None = None) -> ModuleType:
     if not training:
         return few_rows if x.is_cpu else reference
     if x.dtype in (torch.float32, torch.bfloat16):
-        if x.is_cuda and cuda.has_triton():
+        if x.is_cuda and cuda.has_triton() and is_current(x.device):
             return cuda
         if x.is_cpu and library("training") is not None:
             return cpu

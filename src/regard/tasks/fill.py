@@ -126,7 +126,7 @@ class Fill(Documents):
             owner = np.array(some)[np.searchsorted(ends, places, "right") - 1]
             ones = torch.ones_like(logprobs)
             for sums, values in ((likelihood, -logprobs), (right, best), (count, ones)):
-                np.add.at(sums, owner, values.double().cpu().numpy())
+                np.add.at(sums, owner, values.cpu().double().numpy())
 
         def mean(values: Array, chosen: Ids) -> float:
             return float(values[chosen].sum() / max(1.0, count[chosen].sum()))

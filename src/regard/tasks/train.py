@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.config.sections import Config
 from regard.tasks.registry import find_task
 from regard.training import run
@@ -19,7 +21,7 @@ def train(
     resume: bool = False,
     force: bool = False,
     start_from: str | os.PathLike[str] | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     quiet: bool = False,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -32,7 +34,7 @@ def train(
         resume: continue the run at `out`, or start it if there is none.
         force: continue without damaged checkpoints or best weights.
         start_from: the model folder (or `box:NAME`) whose weights and vocabulary to start from.
-        device: auto, cpu or cuda.
+        device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", "mps", or a torch.device.
         quiet: print nothing.
         command: the arguments of `regard`, for the model card; empty if called from Python.
 

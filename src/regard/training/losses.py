@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.device import wide_dtype
 from regard.errors import InputError
 from regard.model.overrides import calls_head
 from regard.model.transformer import Plans, Transformer
@@ -110,7 +111,8 @@ def logit_loss(
     def criterion(logits: Tensor) -> tuple[Tensor, Tensor]:
         loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=smoothing)
         likelihood = F.cross_entropy(logits.detach(), batch.labels, reduction="sum")
-        return loss.double(), likelihood.double()
+        wide = wide_dtype(logits.device)
+        return loss.to(wide), likelihood.to(wide)
 
     return with_r_drop(logits, criterion, disagreement, r_drop)
 

@@ -232,6 +232,8 @@ def cpu_model(model: Transformer) -> CpuModel | None:
     key = signature(declared(library), model), precision, library
     cached = _models.get(model)
     if cached is None or cached[0] != key:
+        if any(part.dtype != weight.dtype for part in weights_of(model)):
+            return None  # the C++ code reads all weights in the same way
         with _converting:
             cached = _models.get(model)
             if cached is None or cached[0] != key:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from itertools import chain, count
 from threading import RLock
@@ -31,6 +32,7 @@ from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams, candidates_of
 from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import Job
+from regard.device import current_device
 from regard.model.cache import Cache, to_add
 from regard.model.overrides import weights_of
 from regard.model.transformer import Stack, Transformer
@@ -60,7 +62,8 @@ class GraphSearch:
         self.since = 0  # the first step whose records are still in the buffers
         self.buffers = self._acquire(sentences)
         try:
-            self.buffers.load(model, job)
+            with self.buffers.on_device:
+                self.buffers.load(model, job)
         except BaseException:  # for example out of memory: the next search can use the buffers
             self.buffers.busy = False
             raise
@@ -76,7 +79,8 @@ class GraphSearch:
         last = max(self.job.limits)
         try:
             while self.time < last:
-                self.buffers.step()
+                with self.buffers.on_device:
+                    self.buffers.step()
                 self.time += 1
                 done = self.buffers.done_flags()[: len(self.rows)]
                 yield
@@ -84,7 +88,8 @@ class GraphSearch:
                 if not remaining:
                     return
                 if remaining <= (1 - SHRINK_AT) * self.buffers.sentences:
-                    self._shrink()
+                    with self.buffers.on_device:
+                        self._shrink()
         finally:  # also if the caller stops early: the next search can use the buffers
             self._save_records()
             self.buffers.busy = False
@@ -108,7 +113,8 @@ class GraphSearch:
             self.since = self.time
 
     def _new_records(self) -> NDArray[Any]:
-        return self.buffers.fetch_records(slice(self.since, self.time), len(self.rows))
+        with self.buffers.on_device:
+            return self.buffers.fetch_records(slice(self.since, self.time), len(self.rows))
 
     def records(self) -> NDArray[Any]:
         """The candidates of all steps so far: [steps, B, C, 4]."""
@@ -142,7 +148,8 @@ def acquire_buffers(
         for copy in count():
             key = (where, in_graphs, sentences, *sizes, copy)
             if key not in known:
-                known[key] = GraphBuffers(model, options, sentences, *sizes)
+                with current_device(model.output_matrix().device):
+                    known[key] = GraphBuffers(model, options, sentences, *sizes)
                 if len(known) > MAX_BUFFERS:
                     known.popitem(last=False)
             if not known[key].busy:
@@ -204,6 +211,11 @@ class GraphBuffers:
 
             self._restart()
             self.graphs[seen] = make_graph(one_step, pool)
+
+    @property
+    def on_device(self) -> AbstractContextManager[object]:
+        """A context for everything that the host does with these buffers."""
+        return current_device(self.device)
 
     # ---- what the graphs contain --------------------------------------------------------
 
