@@ -78,6 +78,8 @@ def attention_backend(backend: str, device: torch.device, dropout: float) -> str
         return backend
     if dropout > 0:
         return "padded"
+    if torch.compiler.is_compiling():
+        return "padded"
     if device.type == "cpu" and build.library("attention") is not None:
         return "cpu"
     if device.type != "cuda" or not torch.is_grad_enabled() or not has_triton():

@@ -32,7 +32,7 @@ class SplitHeads(torch.autograd.Function):
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """x[N, P*H*K] -> P tensors [N, H, K]."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return SplitHeads.apply(x, parts, heads)
     return x.view(len(x), parts, heads, -1).unbind(1)
 

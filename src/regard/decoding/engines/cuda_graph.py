@@ -35,8 +35,8 @@ from regard.decoding.requests import Job
 from regard.device import current_device
 from regard.model.cache import Cache, to_add
 from regard.model.overrides import weights_of
+from regard.model.padded_encoder import Rectangle, self_mask, split
 from regard.model.transformer import Stack, Transformer
-from regard.ops.padded import attend_rectangles
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 
@@ -232,12 +232,9 @@ class GraphBuffers:
         """Run the encoder on a padded rectangle; a mask hides the padding."""
         size = self.source.shape[1]
         place = torch.arange(size, device=self.device)
-        real = (place < self.lengths[:, None])[:, None, None]  # [B, 1, 1, M]
-        visible = real
-        if model.config.window is not None:
-            visible = real & ((place[:, None] - place).abs() <= model.config.window)
+        real = place < self.lengths[:, None]  # [B, M]
         dtype = model.output_matrix().dtype
-        plan = Rectangle(to_add(visible, dtype))
+        plan = Rectangle(self_mask(real, model.config.window, dtype))
         positions = place.expand_as(self.source).flatten()
         rows = encoder.rows_until(size, self.device)
         x = encoder.embed(model.table("source"), self.source.flatten(), positions, rows)
@@ -245,7 +242,7 @@ class GraphBuffers:
             memory = self.fused.encode(encoder, x, plan.attend)
         else:
             memory = encoder(x, positions, [plan] * len(encoder.layers))
-        self.cache.memory_mask = to_add(real, dtype)
+        self.cache.memory_mask = to_add(real[:, None, None], dtype)
         self.cache.memory = [(split(k, size), split(v, size)) for k, v in model.project(memory)]
 
     def _step(self, model: Transformer, seen: int) -> None:
@@ -342,19 +339,6 @@ class GraphBuffers:
         self.events.clear()
 
 
-class Rectangle:
-    """Attention within each sentence, where all sentences are padded to one length."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self.mask = mask
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        size = len(query) // len(self.mask)
-        query, key, value = (split(x, size) for x in (query, key, value))
-        output = attend_rectangles(query, key, value, self.mask)
-        return output.transpose(1, 2).flatten(0, 1)
-
-
 def fused_step(model: Transformer, beams: Beams, cache: Cache, done: Tensor) -> Any:
     """The step by Triton kernels; None if there is no Triton or it does not support the search."""
     if find_spec("triton") is None:
@@ -362,11 +346,6 @@ def fused_step(model: Transformer, beams: Beams, cache: Cache, done: Tensor) -> 
     from regard.decoding.engines.cuda_step import FusedStep
 
     return FusedStep(model, beams, cache, done) if FusedStep.supports(model, beams) else None
-
-
-def split(x: Tensor, size: int) -> Tensor:
-    """[B*size, H, K] -> [B, H, size, K]."""
-    return x.unflatten(0, (-1, size)).transpose(1, 2)
 
 
 def make_graph(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
