@@ -419,6 +419,34 @@ def test_the_cpu_engine_reads_changed_weights(change, net):
     assert close(after, searched(made, SEARCHES["beam"]))
 
 
+def test_a_head_can_be_removed_by_a_hook_on_the_output_projection():
+    """The example of docs/python.md."""
+    model = regard.load(FIXTURES / "translate", device="cpu")
+    layer = model.transformer.decoder.layers[0].cross_attention
+    pair = ("ein hund", "a dog")
+    scores = [model.score([pair])[0].logprob]
+    for head in range(layer.heads):
+
+        def remove(module, inputs, head=head):
+            heads = inputs[0].unflatten(1, (layer.heads, -1)).clone()
+            heads[:, head] = 0
+            return (heads.flatten(1),)
+
+        handle = layer.output.register_forward_pre_hook(remove)
+        scores.append(model.score([pair])[0].logprob)
+        answer = model.answers(pair[0], beam=2)[0]
+        handle.remove()
+        # The same as weights of zero for the features of this head.
+        weight = layer.output.weight.detach().clone()
+        with torch.no_grad():
+            layer.output.weight.view(-1, layer.heads, layer.head_size)[:, head] = 0
+        assert scores[-1] == pytest.approx(model.score([pair])[0].logprob, abs=1e-5)
+        assert answer.score == pytest.approx(model.answers(pair[0], beam=2)[0].score, abs=1e-4)
+        with torch.no_grad():
+            layer.output.weight.copy_(weight)
+    assert len(set(scores)) == layer.heads + 1
+
+
 def test_int8_with_a_hook_uses_the_dequantised_weights():
     model = regard.load(FIXTURES / "translate", device="cpu", dtype="int8")
     plain = model.score([("ein hund", "a dog")])[0].logprob
