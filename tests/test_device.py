@@ -97,8 +97,7 @@ def test_a_device_without_float64_can_train(monkeypatch, model, positions):
 def test_positions_on_a_device_without_float64_are_precise(monkeypatch):
     places = torch.tensor([0, 1, 1_000_003])
     expected = sinusoids(places, 16)
-    monkeypatch.setattr("regard.model.positions.wide_dtype", lambda _: torch.float32)
-    monkeypatch.setattr("regard.model.positions.search_device", lambda _: torch.device("cpu", 0))
+    monkeypatch.setattr(device, "NO_FLOAT64", {"cpu"})
     assert sinusoids(places, 16).dtype == torch.float32
     assert (sinusoids(places, 16) - expected).abs().max() < 1e-6
 

@@ -66,11 +66,6 @@ class Head(nn.Module):
 
 def pool(hidden: Tensor, row: Packed, how: str) -> Tensor:
     """One vector for each sequence: hidden[N, D] -> [B, D]."""
-    if how == "mean" and hidden.device.type == "mps":  # where PyTorch has no segment_reduce
-        lengths = row.offsets.diff()
-        owner = torch.arange(len(lengths), device=hidden.device).repeat_interleave(lengths)
-        sums = hidden.new_zeros(len(lengths), hidden.shape[1]).index_add(0, owner, hidden)
-        return sums / lengths[:, None]
     if how == "mean":
-        return torch.segment_reduce(hidden, "mean", lengths=row.offsets.diff(), axis=0)
+        return ops.segment_means(hidden, row.offsets.diff())
     return hidden[row.offsets[:-1] if how == "cls" else row.offsets[1:] - 1]

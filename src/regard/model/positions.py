@@ -8,24 +8,16 @@ thousand positions.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
-from regard.device import search_device, wide_dtype
+from regard import ops
 from regard.errors import InputError
 
 
 def angles(positions: Tensor, size: int, base: float) -> Tensor:
     """[N] positions -> [N, size/2] angles: position / base^(2i/size), in float64."""
-    # On the CPU if the device has no float64. Small angles are precise enough in float32.
-    device = search_device(positions.device)
-    steps = torch.arange(0, size, 2, dtype=torch.float64, device=device)
-    angle = positions.to(device).double()[:, None] * base ** (-steps / size)
-    if device != positions.device:
-        angle = angle.remainder(2 * math.pi)
-    return angle.to(positions.device, wide_dtype(positions.device))
+    return ops.angles(positions, size, base)
 
 
 def sinusoids(positions: Tensor, d_model: int, base: float = 10_000.0) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from regard import ops
 from regard.config.model import ModelConfig
-from regard.device import FLOAT16, check_device
 from regard.errors import InputError
 from regard.model.attention import (
     AttentionWeights,
@@ -140,15 +139,12 @@ class Transformer(nn.Module):
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """nn.Module.to, with an InputError if there is no such device or the dtype is float16."""
-        device = torch._C._nn._parse_to(*args, **kwargs)[0]
-        if device is not None:
-            check_device(device)
+        ops.check_device(torch._C._nn._parse_to(*args, **kwargs)[0])
         return super().to(*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Apply fn to all parameters: `half`, `to`, `cuda` and others end here."""
-        if fn(torch.zeros(1)).dtype == torch.float16:
-            raise InputError(FLOAT16)
+        ops.check_dtype(fn(torch.zeros(1)).dtype)
         return super()._apply(fn, recurse)
 
     def table(self, side: str) -> nn.Embedding:

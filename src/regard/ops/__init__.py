@@ -24,13 +24,14 @@ from regard.ops.cpu.build import library
 from regard.ops.cuda import training as cuda
 from regard.ops.heads import split_heads
 from regard.ops.layout import Layout, visible
+from regard.ops.limits import angles, check_device, check_dtype, segment_means
 from regard.ops.losses import CrossEntropy
 from regard.ops.overrides import must_be_called
 
 __all__ = [
-    "ATTENTION_BACKENDS", "Layout", "add_norm", "attention_backend", "attention_layout", "backend",
-    "cache_dtype", "cross_entropy", "disagreement", "divergence", "embed", "linear",
-    "must_be_called", "split_heads", "visible",
+    "ATTENTION_BACKENDS", "Layout", "add_norm", "angles", "attention_backend", "attention_layout",
+    "backend", "cache_dtype", "check_device", "check_dtype", "cross_entropy", "disagreement",
+    "divergence", "embed", "linear", "must_be_called", "segment_means", "split_heads", "visible",
 ]  # fmt: skip
 
 
