@@ -7,20 +7,77 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from regard.errors import InputError
 
+FLOAT16 = "float16 overflows in a Transformer: use bfloat16, which has the range of float32"
+KINDS = ("cpu", "cuda", "mps")
+NO_FLOAT64 = {"mps"}  # kinds of devices without float64
 
-def choose_device(name: str, index: int = 0) -> torch.device:
-    """The device called `name`: auto (the GPU if there is one, otherwise the CPU), cpu, or cuda
-    (the GPU with this index)."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: there is no CUDA device here; use --device cpu or auto")
-    return torch.device(name, index) if name == "cuda" else torch.device(name)
+
+def choose_device(name: str | torch.device, rank: int | None = None) -> torch.device:
+    """The device with this name.
+
+    Args:
+        name: "auto" (the GPU if there is one, otherwise the CPU), "cpu", "cuda", "cuda:1" (the GPU
+            with this index), "mps" (a GPU of Apple), or a torch.device.
+        rank: the index of this process among those that train on this computer; each uses a GPU of
+            its own.
+
+    Raises:
+        InputError: the name is unknown, or there is no such device.
+    """
+    text = str(name)
+    if text == "auto":
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    kind, _, index = text.partition(":")
+    if kind not in KINDS or not (index.isdecimal() or text == kind):
+        raise InputError(f"device={name}: choose auto, cpu, cuda, cuda:INDEX or mps")
+    if kind == "cuda" and index and rank is not None:
+        raise InputError(
+            f"device={name} is one GPU, but each of several processes needs its own: use cuda"
+        )
+    device = torch.device(kind, int(index or rank or 0)) if kind == "cuda" else torch.device(kind)
+    check_device(device)
+    return device
+
+
+def check_device(device: torch.device) -> None:
+    """Raise InputError if this computer does not have the device."""
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise InputError(f"device={device}: there is no CUDA device here; use cpu or auto")
+        if (device.index or 0) >= count:
+            last = f"the last GPU here is cuda:{count - 1}"
+            raise InputError(f"device={device}: there is no such device; {last}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("device=mps: PyTorch finds no GPU of Apple here; use cpu or auto")
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which a GPU is the current device, which Triton and CUDA graphs need. Does
+    nothing for other devices."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def is_current(device: torch.device) -> bool:
+    """Whether a GPU is the current device, so that Triton kernels can read its memory."""
+    return device.index is None or device.index == torch.cuda.current_device()
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of sums over many numbers: float64, where the device has it."""
+    return torch.float32 if device.type in NO_FLOAT64 else torch.float64
+
+
+def search_device(device: torch.device) -> torch.device:
+    """Where the scores of a search are computed, which are float64: the device of the model, or the
+    CPU if that device has no float64."""
+    return torch.device("cpu") if device.type in NO_FLOAT64 else device
 
 
 def choose_dtype(name: str, device: torch.device, fast_bfloat16: Callable[[], bool]) -> torch.dtype:
@@ -30,7 +87,8 @@ def choose_dtype(name: str, device: torch.device, fast_bfloat16: Callable[[], bo
     that is needed.
     """
     if name == "auto":
-        name = "bfloat16" if device.type == "cuda" or fast_bfloat16() else "float32"
+        short = device.type == "cuda" or (device.type == "cpu" and fast_bfloat16())
+        name = "bfloat16" if short else "float32"
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -53,7 +111,7 @@ def peak(device: torch.device, dtype: torch.dtype) -> float:
 def synchronise(device: torch.device) -> None:
     """Wait until a GPU has finished its work; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
 
 
 def keep_freed_memory() -> None:

@@ -83,11 +83,22 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
+def device_name(text: str) -> str:
+    """The name of a device; whether there is such a device is checked when it is used."""
+    kind, colon, index = text.partition(":")
+    if kind not in ("auto", "cpu", "cuda", "mps") or (colon and not index.isdecimal()):
+        raise ArgumentTypeError(f"{text!r} is not auto, cpu, cuda, cuda:INDEX or mps")
+    return text
+
+
 # ---- groups of options ------------------------------------------------------------------
 
 
 def machine_options(verb: ArgumentParser) -> None:
-    verb.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    verb.add_argument(
+        "--device", default="auto", type=device_name, metavar="DEVICE",
+        help="auto, cpu, cuda, cuda:INDEX or mps (default: auto, the GPU if there is one)",
+    )  # fmt: skip
     verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
 
 

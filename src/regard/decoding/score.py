@@ -15,8 +15,8 @@ from torch import Tensor
 
 from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
+from regard.model.overrides import is_overridden
 from regard.model.transformer import AttentionCapture, Transformer
-from regard.ops import linear
 from regard.text.batching import Packed
 
 PIECE = 2**24  # logits in memory at once
@@ -58,6 +58,7 @@ def _score(
 ) -> list[Scored]:  # fmt: skip
     """Score one batch of requests and their outputs."""
     requests, outputs = zip(*pairs, strict=True)
+    is_overridden(model)  # every module is called here, but some hooks must be refused
     matrix, both = model.output_matrix(), model.encoder is not None
     device = matrix.device
     source = Packed.of([request.source for request in requests]).to(device) if both else None
@@ -73,7 +74,7 @@ def _score(
     logprobs, tops = [], []
     size = max(1, PIECE // len(matrix))
     for some, labels in zip(hidden.split(size), targets.split(size), strict=True):
-        all_logprobs = linear(some, matrix).log_softmax(-1, dtype=torch.float32)
+        all_logprobs = model.head(some, None, matrix).log_softmax(-1, dtype=torch.float32)
         logprobs += all_logprobs.gather(1, labels[:, None])[:, 0].tolist()
         if alternatives:
             top = all_logprobs.topk(min(alternatives, all_logprobs.shape[1]))

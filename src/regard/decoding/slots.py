@@ -16,7 +16,6 @@ from regard.decoding.predictions import Prediction, scored_prediction
 from regard.decoding.requests import BATCH_TOKENS, Request, by_size, until_eos
 from regard.errors import InputError
 from regard.model.transformer import Transformer
-from regard.ops import linear
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 
@@ -35,11 +34,11 @@ def fill_slots(
     matrix = model.output_matrix()
     by_index: dict[int, Prediction] = {}
     sizes = [len(request.source) for request in requests]
-    for batch in by_size(sizes, BATCH_TOKENS[matrix.device.type]):
+    for batch in by_size(sizes, BATCH_TOKENS["cuda" if matrix.is_cuda else "cpu"]):
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
         slots = row.tokens == Tokenizer.mask
-        vectors = model.head.words(hidden(model, row)[slots])
-        best = linear(vectors, matrix, model.head.bias).log_softmax(-1, dtype=torch.float32).max(1)
+        logits = model.head(hidden(model, row)[slots], None, matrix)
+        best = logits.log_softmax(-1, dtype=torch.float32).max(1)
         counts = [list(requests[i].source).count(Tokenizer.mask) for i in batch]
         parts = best.indices.split(counts), best.values.split(counts)
         for i, tokens, logprobs in zip(batch, *parts, strict=True):

@@ -18,9 +18,10 @@ from regard.config.model import ModelConfig
 from regard.config.registry import ATTENTION
 from regard.errors import InputError
 from regard.model.cache import CachedMemory, CachedSelf, Reading
-from regard.model.linear import Linear
+from regard.model.linear import LINEAR, Linear
 from regard.model.rectangles import BiasFunction, Rectangles, WeightFunction, score_mask
 from regard.model.visibility import Visibility
+from regard.ops.overrides import global_hook
 from regard.ops.reference import attention_weights
 
 RotationFunction = Callable[[Tensor], Tensor]  # queries or keys [N, H, K] -> [N, H, K]
@@ -102,6 +103,16 @@ class Plan:
             mask = score_mask(visible[None], distance, bias, q.dtype)  # [H or 1, n, m]
             weights.append(weigh(q.transpose(0, 1)[None], k.transpose(0, 1)[None], mask[None])[0])
         return weights
+
+
+def is_overridden(attention: nn.Module) -> bool:
+    """Whether cross-attention must get the memory itself in each step of a search, and not keys and
+    values that were computed before: a pre-hook or another `forward` may use or change the memory.
+    A forward hook, which changes only the output, needs no memory."""
+    return bool(
+        type(attention).forward is not MultiHeadAttention.forward or "forward" in vars(attention)
+        or attention._forward_pre_hooks or global_hook()
+    )  # fmt: skip
 
 
 SelfPlan = Plan | CachedSelf | Reading  # self-attention: the full pass, a step, or a prompt
@@ -188,6 +199,10 @@ class MultiHeadAttention(nn.Module):
         return ops.split_heads(self._project(memory, slice(self.width, None)), 2, self.heads)
 
     def _project(self, x: Tensor, rows: slice) -> Tensor:
+        """These outputs of the projection. Only their weights are read, unless a hook or another
+        change of the module requires a call, which computes all outputs."""
+        if ops.must_be_called(self.query_key_value, LINEAR):
+            return self.query_key_value(x)[:, rows].contiguous()
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
         return ops.linear(x, weight[rows], None if bias is None else bias[rows])
 

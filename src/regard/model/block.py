@@ -22,9 +22,10 @@ from regard.model.attention import (
     make_attention,
 )
 from regard.model.cache import CachedMemory
-from regard.model.linear import Linear
+from regard.model.linear import LINEAR, Linear
 from regard.model.mixers import RowPlan, make_mixer
 from regard.model.rectangles import BiasFunction
+from regard.ops.reference import ACTIVATIONS
 
 EPSILON = 1e-5
 
@@ -71,6 +72,8 @@ class FeedForward(nn.Module):
         if self.activation == "swiglu":
             gate, x = self.inner(x).chunk(2, dim=-1)  # [N, F] each
             x = F.silu(gate) * x
+        elif ops.must_be_called(self.inner, LINEAR):  # for a hook, the activation comes after it
+            x = ACTIVATIONS[self.activation](self.inner(x))  # [N, F]
         else:
             x = self.inner(x, self.activation)  # [N, F]
         return self.outer(F.dropout(x, self.dropout, self.training))  # [N, D]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,6 +47,7 @@ class Cache:
         self.keys = [both[0] for both in self.slots_of]  # [B, H, slots, K]
         self.values = [both[1] for both in self.slots_of]
         self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]
+        self.vectors: MemoryVectors | None = None  # instead of `memory`, see there
         self.memory_mask: Tensor | None = None  # [B, 1, 1, M], to be added; None: all is visible
         self.memory_lengths: Tensor | None = None  # the same as numbers [B], for kernels
         self.visible = torch.zeros(sentences, width, slots, dtype=torch.bool, device=device)
@@ -107,9 +109,27 @@ class Cache:
             self.slots_of[i] = both[:, : len(rows)]
             self.keys[i], self.values[i] = self.slots_of[i].unbind()
         self.memory = [(key[rows], value[rows]) for key, value in self.memory]
+        if self.vectors is not None:
+            self.vectors = self.vectors.keep(rows)
         for name in self.PER_SENTENCE:
             if (tensor := getattr(self, name)) is not None:
                 setattr(self, name, tensor[rows])
+
+
+@dataclass(frozen=True)
+class MemoryVectors:
+    """The encoder's output itself, for a search with cross-attention that a user has changed
+    (`model.attention.is_overridden`): each step computes its keys and values again."""
+
+    memory: Tensor  # [M, D]
+    lengths: Sequence[int]  # of the sources
+
+    def keep(self, rows: Tensor) -> MemoryVectors:
+        """Continue with these sentences only."""
+        parts, chosen = self.memory.split(list(self.lengths)), rows.tolist()
+        return MemoryVectors(
+            torch.cat([parts[i] for i in chosen]), [self.lengths[i] for i in chosen]
+        )
 
 
 class Step:

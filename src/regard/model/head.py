@@ -33,13 +33,29 @@ class Head(nn.Module):
             self.transform = Linear(d_model, d_model)
             self.classes = Linear(d_model, config.classes)
 
-    def forward(self, hidden: Tensor, row: Packed, matrix: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, row: Packed | None, matrix: Tensor) -> Tensor:
+        """hidden[N, D] -> [N, V] logits, [B, classes], or [B, D].
+
+        Args:
+            hidden: the last layer's output, or some rows of it if the head predicts tokens.
+            row: the tokens of `hidden`; a head that predicts tokens does not need it.
+            matrix: `Transformer.output_matrix()`, used if the head has no matrix of its own.
+        """
+        if self.kind in ("pooling", "classifier"):
+            assert row is not None
+            return self.sequences(hidden, row)
+        words = self.words(hidden)
+        if self.output is None:
+            return ops.linear(words, matrix, self.bias)  # [N, V]
+        logits = self.output(words)
+        return logits if self.bias is None else logits + self.bias
+
+    def sequences(self, hidden: Tensor, row: Packed) -> Tensor:
+        """The output for each sequence: [B, D] vectors or [B, classes] logits."""
         if self.kind == "pooling":
             return pool(hidden, row, self.pooling)
-        if self.kind == "classifier":
-            first = self.transform(pool(hidden, row, "cls")).tanh()  # [B, D]
-            return self.classes(F.dropout(first, self.dropout, self.training))
-        return ops.linear(self.words(hidden), matrix, self.bias)  # [N, V]
+        first = self.transform(pool(hidden, row, "cls")).tanh()  # [B, D]
+        return self.classes(F.dropout(first, self.dropout, self.training))
 
     def words(self, hidden: Tensor) -> Tensor:
         """The vectors that the output matrix turns into logits: [N, D]."""
@@ -51,5 +67,5 @@ class Head(nn.Module):
 def pool(hidden: Tensor, row: Packed, how: str) -> Tensor:
     """One vector for each sequence: hidden[N, D] -> [B, D]."""
     if how == "mean":
-        return torch.segment_reduce(hidden, "mean", lengths=row.offsets.diff(), axis=0)
+        return ops.segment_means(hidden, row.offsets.diff())
     return hidden[row.offsets[:-1] if how == "cls" else row.offsets[1:] - 1]

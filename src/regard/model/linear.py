@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from regard import ops
+from regard.ops.overrides import Classes
 
 
 class Linear(nn.Linear):
@@ -12,3 +13,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor, activation: str = "none") -> Tensor:
         return ops.linear(x, self.weight, self.bias, activation)
+
+
+LINEAR = Classes(Linear)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from regard import ops
 from regard.config.model import ModelConfig
 from regard.config.registry import POSITIONS
 from regard.errors import InputError
@@ -18,8 +19,7 @@ from regard.errors import InputError
 
 def angles(positions: Tensor, size: int, base: float) -> Tensor:
     """[N] positions -> [N, size/2] angles: position / base^(2i/size), in float64."""
-    steps = torch.arange(0, size, 2, dtype=torch.float64, device=positions.device)
-    return positions.double()[:, None] * base ** (-steps / size)
+    return ops.angles(positions, size, base)
 
 
 def sinusoids(positions: Tensor, d_model: int, base: float = 10_000.0) -> Tensor:

@@ -11,9 +11,9 @@ batches as well and packs them first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,10 @@ from regard.model.attention import (
     Plan,
     RotationFunction,
     SelfPlan,
+    is_overridden,
 )
 from regard.model.block import Block, make_norm
-from regard.model.cache import Cache, CachedMemory, CachedSelf, Reading, Step
+from regard.model.cache import Cache, CachedMemory, CachedSelf, MemoryVectors, Reading, Step
 from regard.model.head import Head
 from regard.model.inputs import read_batch
 from regard.model.mixers import RowPlan
@@ -101,8 +102,8 @@ class Stack(nn.Module):
     def rows_until(self, length: int, device: torch.device) -> Tensor | None:
         """position_rows of at least the first `length` positions: each is computed once, not once
         for each token at that position."""
-        if isinstance(self.positions, LearnedPositions):
-            return self.positions.weight
+        if self.config.positions == "learned":
+            length = min(length, self.config.max_length)
         return self.position_rows(torch.arange(length, device=device))
 
     def rotation(self, positions: Tensor) -> RotationFunction | None:
@@ -151,6 +152,16 @@ class Transformer(nn.Module):
         self.head = Head(config)
         self.apply(initialise)
 
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """nn.Module.to, with an InputError if there is no such device or the dtype is float16."""
+        ops.check_device(torch._C._nn._parse_to(*args, **kwargs)[0])
+        return super().to(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply fn to all parameters: `half`, `to`, `cuda` and others end here."""
+        ops.check_dtype(fn(torch.zeros(1)).dtype)
+        return super()._apply(fn, recurse)
+
     def table(self, side: str) -> nn.Embedding:
         """The embedding of "source" or "target"."""
         table = self.embeddings["shared" if "shared" in self.embeddings else side]
@@ -159,8 +170,8 @@ class Transformer(nn.Module):
 
     def output_matrix(self) -> Tensor:
         """The matrix that turns the last layer's vectors into logits: [V, D]."""
-        own = self.head.output
-        return self.table("target").weight if own is None else own.weight
+        own = getattr(getattr(self.head, "output", None), "weight", None)
+        return own if isinstance(own, Tensor) else self.table("target").weight
 
     # ---- the full pass ------------------------------------------------------------------
 
@@ -313,7 +324,10 @@ class Transformer(nn.Module):
         plans, memory = self.plans(source, read, backend), None
         if source is not None:
             memory = self.encode(source, plans=plans)
-            cache.remember(source.lengths, self.project(memory))
+            if any(is_overridden(block.cross_attention) for block in self.blocks):
+                cache.vectors = MemoryVectors(memory, source.lengths)
+            else:
+                cache.remember(source.lengths, self.project(memory))
         if read is not None:
             self.decode(read, memory, source, cache=cache, plans=plans)
             cache.began(read.lengths)
@@ -323,18 +337,20 @@ class Transformer(nn.Module):
         """A cache for `before` tokens that are read and `steps` steps."""
         assert self.decoder is not None
         weight = self.table("target").weight
-        slots, places = before + steps * width, before + steps
+        slots = before + steps * width
         cache = Cache(self.config, sentences, width, slots, ops.cache_dtype(weight), weight.device)
-        if self.config.positions == "learned":
-            places = min(places, self.config.max_length)
-        cache.position_rows = self.decoder.position_rows(torch.arange(places, device=weight.device))
+        cache.position_rows = self.decoder.rows_until(before + steps, weight.device)
         return cache
 
     def project(self, memory: Tensor) -> list[tuple[Tensor, ...]]:
         """The memory's keys and values for every layer of the decoder: [M, H, K] each."""
+        return [block.cross_attention.project_memory(memory) for block in self.blocks]
+
+    @property
+    def blocks(self) -> Any:
+        """The layers of the decoder."""
         assert self.decoder is not None
-        blocks: Any = self.decoder.layers
-        return [block.cross_attention.project_memory(memory) for block in blocks]
+        return self.decoder.layers
 
     @torch.no_grad()
     def step(
@@ -354,12 +370,19 @@ class Transformer(nn.Module):
         table, rows = self.table("target"), cache.position_rows
         x = self.decoder.embed(table, tokens.flatten(), positions, rows)
         selves = [CachedSelf(step, layer) for layer in layers]
-        memories = [CachedMemory(step, layer) for layer in layers] if cache.memory else None
-        x = self.decoder(x, positions, selves, memories)
+        memories: list[Tensor | CachedMemory] | None = None
+        cross_plan = None
+        if cache.memory:
+            memories = [CachedMemory(step, layer) for layer in layers]
+        elif cache.vectors is not None:
+            memories = [cache.vectors.memory for _ in layers]
+            lengths = [cache.width] * len(tokens), cache.vectors.lengths
+            cross_plan = Plan(*lengths, Visibility(), backend="padded", device=tokens.device)
+        x = self.decoder(x, positions, selves, memories, cross_plan)
         cache.positions += 1
         cache.next += cache.width
         cache.used += cache.width
-        return ops.linear(x, self.output_matrix()).unflatten(0, tokens.shape)
+        return self.head(x, None, self.output_matrix()).unflatten(0, tokens.shape)
 
     # ---- checks -------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.device import is_current
 from regard.ops import reference
 from regard.ops.attention import BACKENDS as ATTENTION_BACKENDS
 from regard.ops.attention import attention_backend, attention_layout
@@ -23,12 +24,14 @@ from regard.ops.cpu.build import library
 from regard.ops.cuda import training as cuda
 from regard.ops.heads import split_heads
 from regard.ops.layout import Layout, visible
+from regard.ops.limits import angles, check_device, check_dtype, segment_means
 from regard.ops.losses import CrossEntropy
+from regard.ops.overrides import must_be_called
 
 __all__ = [
-    "ATTENTION_BACKENDS", "Layout", "add_norm", "attention_backend", "attention_layout", "backend",
-    "cache_dtype", "cross_entropy", "disagreement", "divergence", "embed", "linear", "split_heads",
-    "visible",
+    "ATTENTION_BACKENDS", "Layout", "add_norm", "angles", "attention_backend", "attention_layout",
+    "backend", "cache_dtype", "check_device", "check_dtype", "cross_entropy", "disagreement",
+    "divergence", "embed", "linear", "must_be_called", "segment_means", "split_heads", "visible",
 ]  # fmt: skip
 
 
@@ -38,12 +41,14 @@ def backend(x: Tensor, training: bool | None = None) -> ModuleType:
 
     training: whether this is a training step; by default, whether gradients are enabled.
     """
+    if torch.compiler.is_compiling():  # which cannot trace calls of C++ code
+        return reference
     if training is None:
         training = torch.is_grad_enabled()
     if not training:
         return few_rows if x.is_cpu else reference
     if x.dtype in (torch.float32, torch.bfloat16):
-        if x.is_cuda and cuda.has_triton():
+        if x.is_cuda and cuda.has_triton() and is_current(x.device):
             return cuda
         if x.is_cpu and library("training") is not None:
             return cpu
@@ -53,6 +58,14 @@ def backend(x: Tensor, training: bool | None = None) -> ModuleType:
 def implementation(name: str, x: Tensor) -> Callable[..., Any]:
     """An operation of the backend for x, or of the reference if the backend lacks it."""
     return getattr(backend(x), name, None) or getattr(reference, name)
+
+
+def readable(module: Any) -> bool:
+    """Whether kernels, which get the address of a module's weight, can read it: the C++ code
+    expects float32."""
+    weight = module.weight
+    known = weight.dtype == torch.float32 or not weight.is_cpu
+    return known and weight.is_contiguous()
 
 
 def linear(
@@ -68,9 +81,12 @@ def linear(
 def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float = 0.0) -> Tensor:
     """norm(x + dropout(y)), all [N, D]: the residual connection and its norm in one pass.
 
-    y: None adds nothing. norm: an nn.LayerNorm or nn.RMSNorm; None returns the sum.
+    y: None adds nothing. norm: an nn.LayerNorm or nn.RMSNorm, or any module if it must be called
+    (ops/overrides.py); None returns the sum.
     dropout: the fraction of y that is dropped; 0 outside training.
     """
+    if norm is not None and (must_be_called(norm) or not readable(norm)):
+        return reference.add_norm(x, y, norm, dropout)
     return implementation("add_norm", x)(x, y, norm, dropout)
 
 
@@ -83,7 +99,8 @@ def embed(
     rows[T, D]: what each position adds; None adds nothing.
     """
     arguments = table, tokens, scale, rows, positions, dropout
-    if norm is not None:  # which only the reference has
+    # Only the reference has a norm.
+    if norm is not None or must_be_called(table) or not readable(table):
         return reference.embed(*arguments, norm)
     return implementation("embed", table.weight)(*arguments)
 

@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from regard.device import is_current
 from regard.errors import InputError, unknown
 from regard.ops import reference
 from regard.ops.cpu import build
@@ -77,7 +78,10 @@ def attention_backend(backend: str, device: torch.device, dropout: float) -> str
         return backend
     if dropout > 0:
         return "padded"
+    if torch.compiler.is_compiling():
+        return "padded"
     if device.type == "cpu" and build.library("attention") is not None:
         return "cpu"
-    trains = device.type == "cuda" and torch.is_grad_enabled() and has_triton()
-    return "cuda" if trains else "padded"
+    if device.type != "cuda" or not torch.is_grad_enabled() or not has_triton():
+        return "padded"
+    return "cuda" if is_current(device) else "padded"

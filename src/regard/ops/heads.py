@@ -18,7 +18,7 @@ class SplitHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-        return x.view(len(x), parts, heads, -1).unbind(1)
+        return x.unflatten(1, (parts, heads, -1)).unbind(1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -32,9 +32,9 @@ class SplitHeads(torch.autograd.Function):
 
 def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     """x[N, P*H*K] -> P tensors [N, H, K]."""
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return SplitHeads.apply(x, parts, heads)
-    return x.view(len(x), parts, heads, -1).unbind(1)
+    return x.unflatten(1, (parts, heads, -1)).unbind(1)
 
 
 def gradients_like(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:

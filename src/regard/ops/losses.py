@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.device import wide_dtype
 from regard.ops.common import autocast_dtype, cast
 
 
@@ -44,7 +45,7 @@ class CrossEntropy(torch.autograd.Function):
                 vector_gradient = torch.empty_like(vectors)
                 matrix_gradient = torch.zeros_like(weight, dtype=matrix.dtype)
             bias_gradient = None if shift is None else torch.zeros_like(shift, dtype=matrix.dtype)
-            loss = hidden.new_zeros((), dtype=torch.float64)
+            loss = hidden.new_zeros((), dtype=wide_dtype(hidden.device))
             likelihood = torch.zeros_like(loss)
             for start in range(0, len(hidden), size):
                 n = slice(start, start + size)

@@ -102,7 +102,8 @@ def attend_rectangles(
     """[S, H, T, K] each -> [S, H, T, K]. Without cuDNN, which makes a new plan for every new shape:
     a step of uneven sentences took about ten times as long with it on an H200."""
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    with sdpa_kernel(backends) if query.is_cuda else nullcontext():
+    eager_gpu = query.is_cuda and not torch.compiler.is_compiling()
+    with sdpa_kernel(backends) if eager_gpu else nullcontext():
         return scaled_dot_product_attention(query, key, value, visible, dropout, causal)
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from regard.device import wide_dtype
+
 PIECE = 1 << 22  # logits that `losses` processes at once
 ALIGNMENT = 1  # the size of a row of logits is a multiple of this
 ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}
@@ -78,9 +80,9 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """hidden[N, D], matrix[V, D], labels[N], bias[V] -> sums over tokens of the cross-entropy with
     label smoothing (section 5.4), and of the negative log-likelihood."""
-    logarithms = F.linear(hidden, matrix, bias).log_softmax(-1)  # [N, V]
-    likelihood = -logarithms.gather(1, labels[:, None]).sum(dtype=torch.float64)
-    uniform = -logarithms.mean(-1).sum(dtype=torch.float64)
+    logarithms, wide = F.linear(hidden, matrix, bias).log_softmax(-1), wide_dtype(hidden.device)
+    likelihood = -logarithms.gather(1, labels[:, None]).sum(dtype=wide)
+    uniform = -logarithms.mean(-1).sum(dtype=wide)
     return (1 - smoothing) * likelihood + smoothing * uniform, likelihood.detach()
 
 
@@ -93,18 +95,18 @@ def token_losses(
     """
     if logits.dtype == torch.bfloat16:
         logits = logits.float()
-    total = logits.logsumexp(-1)  # [n]
+    total, wide = logits.logsumexp(-1), wide_dtype(logits.device)  # [n]
     label = labels[:, None]
     negative = total - logits.gather(1, label).squeeze(1)
-    loss = ((1 - smoothing) * negative).sum(dtype=torch.float64)
+    loss = ((1 - smoothing) * negative).sum(dtype=wide)
     if smoothing:
-        loss += (smoothing * (total - logits.mean(-1))).sum(dtype=torch.float64)
+        loss += (smoothing * (total - logits.mean(-1))).sum(dtype=wide)
     if needs_gradient:
         logits.sub_(total[:, None]).exp_()
         if smoothing:
             logits.sub_(smoothing / vocabulary)
         logits.scatter_add_(1, label, torch.full_like(logits[:, :1], smoothing - 1))
-    return loss, negative.sum(dtype=torch.float64), logits
+    return loss, negative.sum(dtype=wide), logits
 
 
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
@@ -118,5 +120,5 @@ def disagreement(first: Tensor, second: Tensor, counted: Tensor | None) -> Tenso
     counted[N]: the rows that are summed, by default all.
     """
     p, q = (logits.float().log_softmax(-1) for logits in (first, second))
-    rows = ((p.exp() - q.exp()) * (p - q)).sum(-1, dtype=torch.float64)  # [N]
+    rows = ((p.exp() - q.exp()) * (p - q)).sum(-1, dtype=wide_dtype(first.device))  # [N]
     return 0.5 * (rows if counted is None else rows * counted).sum()

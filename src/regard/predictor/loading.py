@@ -14,7 +14,7 @@ import torch
 from regard.config.checks import choice
 from regard.config.sections import DTYPES
 from regard.decoding.engines.cpu import cpu_model
-from regard.device import choose_device
+from regard.device import FLOAT16, choose_device
 from regard.errors import InputError
 from regard.files import write_result
 from regard.model.quantise import dequantise_all, quantise_all
@@ -26,30 +26,40 @@ from regard.training.checkpoint import read_raw, read_weights, to_bytes
 from regard.training.model_folder import check_folder, file_checksums, load_weights
 from regard.training.shipped import folder_of
 
-AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # the meaning of dtype=auto on each device
+# The meaning of dtype=auto on each device.
+AUTO = {"cuda": "bfloat16", "cpu": "float32", "mps": "float32"}
 
 
 def load(
-    path: str | Path, device: str = "auto", dtype: str = "auto", tokenizer: object = None
+    path: str | Path,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    tokenizer: object = None,
 ) -> Model:
     """Open a model folder, or a model in the box: "box:translate" (regard/box).
 
     Args:
         path: the folder.
-        device: auto, cpu or cuda.
-        dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO.
+        device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", "mps", or a torch.device.
+        dtype: "float32", "bfloat16", "int8" (on a CPU), a torch.dtype, or "auto": bfloat16 on a
+            CUDA device, float32 elsewhere.
         tokenizer: the tokenizer of a model that was trained with a Python object as its tokenizer,
             which is not saved; a pair if source and target have different ones.
 
     Raises:
         InputError: a file is missing, damaged or different from the one that the weights were saved
-            with (see `accept_changes`), or the weights contain NaN or infinity.
+            with (see `accept_changes`), the weights contain NaN or infinity, or there is no such
+            device.
     """
     return open_folder(path, device, dtype, tokenizer=tokenizer)
 
 
 def open_folder(
-    path: str | Path, device: str, dtype: str, changed: bool = False, tokenizer: object = None
+    path: str | Path,
+    device: str | torch.device,
+    dtype: str | torch.dtype,
+    changed: bool = False,
+    tokenizer: object = None,
 ) -> Model:
     """See `load`. changed: accept files that differ from those the weights were saved with."""
     if not isinstance(path, str | os.PathLike):
@@ -62,8 +72,7 @@ def open_folder(
             f"{folder} has no model.safetensors: its training has not ended; "
             f"go on with: regard train --resume --out {folder}"
         )
-    choice("device", str(device).partition(":")[0], ("auto", *AUTO))
-    choice("dtype", dtype, DTYPES)
+    where, dtype = choose_device(device), dtype_name(dtype)
     config = check_folder(folder, changed)
     tokenizers = None if tokenizer is None else as_tokenizers(tokenizer)
     task = find_task(config.task).load(folder, config, tokenizers)
@@ -71,7 +80,6 @@ def open_folder(
     load_weights(transformer, read_weights(folder / "model.safetensors"), folder)
     if dtype == "int8":  # so that computations without int8 use the same weights
         transformer.load_state_dict(dequantise_all(quantise_all(transformer.state_dict()), folder))
-    where = choose_device(device)
     if dtype == "auto":
         dtype = AUTO[where.type]
     weights = torch.float32 if dtype == "int8" else getattr(torch, dtype)
@@ -80,6 +88,15 @@ def open_folder(
         transformer.precision = dtype
         check_int8(transformer)
     return model
+
+
+def dtype_name(dtype: str | torch.dtype) -> str:
+    """The name of a dtype that a model can be used in; an InputError for others."""
+    name = str(dtype).removeprefix("torch.")
+    if name in ("float16", "half"):
+        raise InputError(FLOAT16)
+    choice("dtype", name, DTYPES)
+    return name
 
 
 def check_int8(transformer: Transformer) -> None:

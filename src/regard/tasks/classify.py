@@ -242,7 +242,7 @@ class Classify(Task):
 
             def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
                 logits = model.head(hidden, row, model.output_matrix())
-                return list(logits.double().cpu().numpy())
+                return list(logits.cpu().double().numpy())
 
             return np.array(runtime.forward(model, rows, read)).reshape(
                 len(texts), len(self.labels)

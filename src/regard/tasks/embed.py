@@ -167,7 +167,11 @@ class Embed(Task):
         how = pooling or self.pooling
 
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
-            vectors = torch.nn.functional.normalize(runtime.pool(hidden, row, how).float(), dim=-1)
+            if (model.config.head, model.config.pooling) == ("pooling", how):
+                vectors = model.head(hidden, row, model.output_matrix())
+            else:
+                vectors = runtime.pool(hidden, row, how)
+            vectors = torch.nn.functional.normalize(vectors.float(), dim=-1)
             return list(vectors.cpu().numpy())
 
         vectors = runtime.forward(model, self.ids(texts), read)

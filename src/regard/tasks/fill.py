@@ -118,15 +118,15 @@ class Fill(Documents):
             assert batch.source is not None
             assert batch.where is not None
             with torch.no_grad():
-                vectors = model.head.words(model.hidden(batch.source)[batch.where])
-                logits = runtime.linear(vectors, matrix, model.head.bias).float()
+                hidden = model.hidden(batch.source)[batch.where]
+                logits = model.head(hidden, None, matrix).float()
                 logprobs = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
             best = logits.argmax(-1) == batch.labels
             ends, places = batch.source.offsets.cpu().numpy(), batch.where.cpu().numpy()
             owner = np.array(some)[np.searchsorted(ends, places, "right") - 1]
             ones = torch.ones_like(logprobs)
             for sums, values in ((likelihood, -logprobs), (right, best), (count, ones)):
-                np.add.at(sums, owner, values.double().cpu().numpy())
+                np.add.at(sums, owner, values.cpu().double().numpy())
 
         def mean(values: Array, chosen: Ids) -> float:
             return float(values[chosen].sum() / max(1.0, count[chosen].sum()))
@@ -148,7 +148,7 @@ class Fill(Documents):
 
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
             gaps = row.tokens == self.tokenizer.mask
-            logits = runtime.linear(model.head.words(hidden[gaps]), matrix, model.head.bias)
+            logits = model.head(hidden[gaps], None, matrix).clone()
             logits[:, : len(runtime.SPECIALS)] = -math.inf  # they are not part of any text
             most = min(top, logits.shape[1] - len(runtime.SPECIALS))
             best = logits.softmax(-1, dtype=torch.float32).topk(most)

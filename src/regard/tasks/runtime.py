@@ -11,7 +11,6 @@ from regard.decoding.score import score
 from regard.decoding.search import NO_DETAILS, Details, Search, decode
 from regard.model.head import pool
 from regard.model.transformer import Transformer
-from regard.ops import linear
 from regard.tasks import metrics
 from regard.tasks.batches import EVALUATED_TOKENS, bounds, forward, packed
 from regard.tasks.bootstrap import Comparison, Metric, intervals, paired, scores_of

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regard.config.sections import Config
 from regard.tasks.registry import find_task
 from regard.training import run
@@ -19,7 +21,7 @@ def train(
     resume: bool = False,
     force: bool = False,
     start_from: str | os.PathLike[str] | None = None,
-    device: str = "auto",
+    device: str | torch.device = "auto",
     quiet: bool = False,
     tokenizer: object = None,
     command: Sequence[str] = (),
@@ -33,7 +35,7 @@ def train(
         resume: continue the run at `out`, or start it if there is none.
         force: continue without damaged checkpoints or best weights.
         start_from: the model folder (or `box:NAME`) whose weights and vocabulary to start from.
-        device: auto, cpu or cuda.
+        device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", "mps", or a torch.device.
         quiet: print nothing.
         tokenizer: the tokenizer to use instead of a learned vocabulary: of the library tokenizers
             or of transformers, or an object with encode, decode and vocab_size; a pair for

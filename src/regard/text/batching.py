@@ -39,6 +39,11 @@ class Packed:
                 raise InputError(
                     f"{name} must be one row of integers, not {tensor.dtype} {list(tensor.shape)}"
                 )
+        if torch.compiler.is_exporting():
+            raise InputError(
+                "torch.export cannot trace a packed row, whose lengths are Python numbers: export "
+                "regard.model.padded_encoder.PaddedEncoder(transformer)"
+            )
         bounds = offsets.tolist()
         if len(bounds) < 2:
             raise InputError("a packed row needs at least one sequence: offsets [0, length]")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.model.attention import Plan
+from regard.model.overrides import find_override
 from regard.model.transformer import Plans, Transformer
 from regard.model.visibility import Visibility
 from regard.ops import attention_backend
@@ -77,6 +78,8 @@ class StepGraphs:
         """The size of the graph that a batch needs; None if no graph can process it."""
         if not isinstance(batch, Batch) or batch.where is not None or batch.target is None:
             self.usable = False  # nor can a graph process the other batches of this task
+            return None
+        if find_override(self.model, training=True) is not None:  # a graph calls no hooks
             return None
         rows = [row for row in (batch.source, batch.target) if row is not None]
         needed = zip(rows, self.budgets[-len(rows) :], strict=True)

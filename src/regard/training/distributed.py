@@ -20,13 +20,14 @@ from regard.errors import InputError
 class Processes:
     """This process (number `rank` of `world`), and the device that it computes on."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str | torch.device) -> None:
         self.rank, self.world = environment_number("RANK", 0), environment_number("WORLD_SIZE", 1)
-        self.device = choose_device(device, environment_number("LOCAL_RANK", 0))
+        rank = environment_number("LOCAL_RANK", 0) if self.world > 1 else None
+        self.device = choose_device(device, rank)
+        cuda = self.device.type == "cuda"
+        if cuda:  # training kernels run on the current device
+            torch.cuda.set_device(self.device)
         if self.world > 1:
-            cuda = self.device.type == "cuda"
-            if cuda:
-                torch.cuda.set_device(self.device)
             dist.init_process_group(
                 "nccl" if cuda else "gloo", timeout=timedelta(minutes=30),
                 device_id=self.device if cuda else None,

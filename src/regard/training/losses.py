@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from regard.device import wide_dtype
 from regard.errors import InputError
+from regard.model.overrides import calls_head
 from regard.model.transformer import Plans, Transformer
 from regard.ops import cross_entropy, disagreement, divergence
 from regard.text.batching import Packed
@@ -79,6 +81,8 @@ def token_loss(
     Returns:
         Two float64 scalars, sums over the T tokens: the loss and the negative log-likelihood.
     """
+    if calls_head(model):
+        return logit_loss(model, batch, smoothing, r_drop)
     matrix, bias = model.output_matrix(), model.head.bias
 
     def vectors() -> Tensor:
@@ -92,6 +96,25 @@ def token_loss(
         return divergence(first, second, matrix, bias, batch.labels)
 
     return with_r_drop(vectors, criterion, distance, r_drop)
+
+
+def logit_loss(
+    model: Transformer, batch: Batch, smoothing: float, r_drop: float
+) -> tuple[Tensor, Tensor]:
+    """`token_loss` from the logits [T, V] of a call of the model, which are stored as a whole. It
+    is used if a user has changed the head, for example by a hook."""
+
+    def logits() -> Tensor:
+        logits = model(batch.source, batch.target).float()
+        return logits if batch.where is None else logits[batch.where]
+
+    def criterion(logits: Tensor) -> tuple[Tensor, Tensor]:
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum", label_smoothing=smoothing)
+        likelihood = F.cross_entropy(logits.detach(), batch.labels, reduction="sum")
+        wide = wide_dtype(logits.device)
+        return loss.to(wide), likelihood.to(wide)
+
+    return with_r_drop(logits, criterion, disagreement, r_drop)
 
 
 def classification_loss(

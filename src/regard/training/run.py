@@ -40,7 +40,7 @@ from regard.training.trainer import Interrupted, Trainer, is_out_of_memory
 def train(
     config: Config | None, out: Path, *, find_task: Callable[[str], TaskClass],
     resume: bool = False, force: bool = False, start_from: Path | None = None,
-    device: str = "auto", quiet: bool = False, tokenizer: object = None,
+    device: str | torch.device = "auto", quiet: bool = False, tokenizer: object = None,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Train a model and write its folder.

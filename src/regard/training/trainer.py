@@ -28,7 +28,7 @@ from torch import Tensor
 
 from regard.config.parameters import operations
 from regard.config.sections import Config
-from regard.device import choose_dtype, peak
+from regard.device import choose_dtype, peak, wide_dtype
 from regard.errors import InputError, TrainingFailed
 from regard.files import LARGEST_METRICS, read_bounded, remove_leftovers, write_file
 from regard.model.transformer import Transformer
@@ -182,7 +182,7 @@ class Trainer:
         rate = learning_rate(number, self.training)
         norm = update(self.model, self.optimiser, rate, sums[0], sums[2], self.training.clip)
         self.state.step = number
-        self.pending.append(PendingStep(number, rate, rows, torch.cat([sums, norm.double()[None]])))
+        self.pending.append(PendingStep(number, rate, rows, torch.cat([sums, norm.to(sums)[None]])))
         return self._read_metrics(PENDING.get(self.processes.device.type, 0))
 
     def _gradients(self, rows: list[NDArray[np.int64]], first: int) -> Tensor | None:
@@ -190,7 +190,8 @@ class Trainer:
         loss, negative log-likelihood and tokens, and a 0 (see `step`); None if memory ran out."""
         self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.processes.device)
+        device = self.processes.device
+        sums = torch.zeros(4, dtype=wide_dtype(device), device=device)
         try:
             for i in range(self.processes.rank, len(rows), self.processes.world):
                 pieces = min(self.state.pieces, len(rows[i]))

@@ -62,13 +62,18 @@ class Trace:
         self.plans: dict[str, TracedPlan] = {}
         self.capture, self.norm_first = AttentionCapture(), model.config.norm_first
         self.modules = dict(model.named_modules())
+        hooks = []
         for name, module in self.modules.items():
             if isinstance(module, MultiHeadAttention):
-                module.register_forward_pre_hook(partial(self._watch, name))
+                hooks.append(module.register_forward_pre_hook(partial(self._watch, name)))
             if module is not model:
-                module.register_forward_hook(partial(self._store, name))
-        with torch.no_grad():
-            self.output = model.eval()(source, target, self.capture)
+                hooks.append(module.register_forward_hook(partial(self._store, name)))
+        try:
+            with torch.no_grad():
+                self.output = model.eval()(source, target, self.capture)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _watch(self, name: str, _: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self.plans[name] = TracedPlan(inputs[1])

@@ -14,6 +14,7 @@ from regard.decoding.engines.cpu import CpuSearch, cpu_model
 from regard.decoding.engines.cuda_graph import GraphSearch
 from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Job
+from regard.model.overrides import is_overridden
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
@@ -22,7 +23,10 @@ Engine = EagerSearch | GraphSearch  # CpuSearch is an EagerSearch
 
 
 def choose_engine(model: Transformer, job: Job) -> Engine:
-    """Return a search for the job on the fastest engine that supports the model."""
+    """Return a search for the job on the fastest engine that supports the model: the eager engine,
+    which calls every module, if a user has changed a module (model/overrides.py)."""
+    if is_overridden(model):
+        return EagerSearch(model, job)
     # CUDA graphs encode a padded rectangle, and only attention can ignore the padding. They contain
     # the id of <eos>, and they support the built-in parts of a model only.
     built_in = model.config.mixer == "attention" and not model.config.custom_parts
@@ -36,7 +40,8 @@ def choose_engine(model: Transformer, job: Job) -> Engine:
 @torch.no_grad()
 def hidden(model: Transformer, row: Packed) -> Tensor:
     """`Transformer.hidden` for inference with a model that has one stack: row -> [N, D]."""
-    if (compiled := cpu_model(model)) is None:
+    compiled = None if is_overridden(model) else cpu_model(model)
+    if compiled is None:
         return model.hidden(row) if model.encoder is not None else model.hidden(None, row)
     model.check_row(row, "target")
     return compiled.hidden(row).to(model.output_matrix().dtype)

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.decoding.beams import Beams
 from regard.decoding.engines.cpu_weights import (
@@ -34,6 +34,7 @@ from regard.decoding.engines.cpu_weights import (
 from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Job
 from regard.model.cache import Cache
+from regard.model.overrides import weights_of
 from regard.model.transformer import Transformer
 from regard.ops.cpu import build
 from regard.text.batching import Packed
@@ -232,6 +233,8 @@ def cpu_model(model: Transformer) -> CpuModel | None:
     key = signature(declared(library), model), precision, library
     cached = _models.get(model)
     if cached is None or cached[0] != key:
+        if any(part.dtype != weight.dtype for part in weights_of(model)):
+            return None  # the C++ code reads all weights in the same way
         with _converting:
             cached = _models.get(model)
             if cached is None or cached[0] != key:
@@ -247,12 +250,3 @@ def signature(library: ctypes.CDLL, model: Transformer) -> Any:
     sizes = (c_int64 * count)(*[tensor.nbytes for tensor in tensors])
     numbers = library.fingerprint((c_void_p * count)(*pointers), sizes, count)
     return numbers, pointers, [tensor._version for tensor in tensors]
-
-
-def weights_of(module: nn.Module) -> list[Tensor]:
-    """All parameters. module.parameters() takes longer than a step of a small model."""
-    weights: list[Tensor] = [w for w in module._parameters.values() if w is not None]
-    for part in module._modules.values():
-        if part is not None:
-            weights += weights_of(part)
-    return weights

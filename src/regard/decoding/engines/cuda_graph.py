@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from itertools import chain, count
 from threading import RLock
@@ -31,9 +32,11 @@ from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams, candidates_of
 from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import Job
+from regard.device import current_device
 from regard.model.cache import Cache, to_add
+from regard.model.overrides import weights_of
+from regard.model.padded_encoder import Rectangle, self_mask, split
 from regard.model.transformer import Stack, Transformer
-from regard.ops.padded import attend_rectangles
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 
@@ -44,7 +47,6 @@ SHRINK_AT = 3 / 4  # sentences that must be done before the others move to small
 NOT_IN_GRAPHS = ("seed", "length_penalty", "max_length")  # options that no graph depends on
 
 _buffers: WeakKeyDictionary[Transformer, OrderedDict[Any, GraphBuffers]] = WeakKeyDictionary()
-_parameters: WeakKeyDictionary[Transformer, list[dict[str, Any]]] = WeakKeyDictionary()
 _lock = RLock()  # held while buffers are chosen or created
 
 
@@ -60,7 +62,8 @@ class GraphSearch:
         self.since = 0  # the first step whose records are still in the buffers
         self.buffers = self._acquire(sentences)
         try:
-            self.buffers.load(model, job)
+            with self.buffers.on_device:
+                self.buffers.load(model, job)
         except BaseException:  # for example out of memory: the next search can use the buffers
             self.buffers.busy = False
             raise
@@ -76,7 +79,8 @@ class GraphSearch:
         last = max(self.job.limits)
         try:
             while self.time < last:
-                self.buffers.step()
+                with self.buffers.on_device:
+                    self.buffers.step()
                 self.time += 1
                 done = self.buffers.done_flags()[: len(self.rows)]
                 yield
@@ -84,7 +88,8 @@ class GraphSearch:
                 if not remaining:
                     return
                 if remaining <= (1 - SHRINK_AT) * self.buffers.sentences:
-                    self._shrink()
+                    with self.buffers.on_device:
+                        self._shrink()
         finally:  # also if the caller stops early: the next search can use the buffers
             self._save_records()
             self.buffers.busy = False
@@ -108,7 +113,8 @@ class GraphSearch:
             self.since = self.time
 
     def _new_records(self) -> NDArray[Any]:
-        return self.buffers.fetch_records(slice(self.since, self.time), len(self.rows))
+        with self.buffers.on_device:
+            return self.buffers.fetch_records(slice(self.since, self.time), len(self.rows))
 
     def records(self) -> NDArray[Any]:
         """The candidates of all steps so far: [steps, B, C, 4]."""
@@ -136,16 +142,14 @@ def acquire_buffers(
     are none; beyond MAX_BUFFERS the least recently used ones are dropped."""
     with _lock:
         # The addresses of the weights are part of the key, because graphs contain them.
-        if model not in _parameters:  # collected once: model.modules() takes longer than a step
-            _parameters[model] = [module._parameters for module in model.modules()]
-        tables = _parameters[model]
-        where = tuple(p.data_ptr() for table in tables for p in table.values() if p is not None)
+        where = tuple(weight.data_ptr() for weight in weights_of(model))
         in_graphs = tuple(item for item in vars(options).items() if item[0] not in NOT_IN_GRAPHS)
         known = _buffers.setdefault(model, OrderedDict())
         for copy in count():
             key = (where, in_graphs, sentences, *sizes, copy)
             if key not in known:
-                known[key] = GraphBuffers(model, options, sentences, *sizes)
+                with current_device(model.output_matrix().device):
+                    known[key] = GraphBuffers(model, options, sentences, *sizes)
                 if len(known) > MAX_BUFFERS:
                     known.popitem(last=False)
             if not known[key].busy:
@@ -208,6 +212,11 @@ class GraphBuffers:
             self._restart()
             self.graphs[seen] = make_graph(one_step, pool)
 
+    @property
+    def on_device(self) -> AbstractContextManager[object]:
+        """A context for everything that the host does with these buffers."""
+        return current_device(self.device)
+
     # ---- what the graphs contain --------------------------------------------------------
 
     def _restart(self) -> None:
@@ -223,12 +232,9 @@ class GraphBuffers:
         """Run the encoder on a padded rectangle; a mask hides the padding."""
         size = self.source.shape[1]
         place = torch.arange(size, device=self.device)
-        real = (place < self.lengths[:, None])[:, None, None]  # [B, 1, 1, M]
-        visible = real
-        if model.config.window is not None:
-            visible = real & ((place[:, None] - place).abs() <= model.config.window)
+        real = place < self.lengths[:, None]  # [B, M]
         dtype = model.output_matrix().dtype
-        plan = Rectangle(to_add(visible, dtype))
+        plan = Rectangle(self_mask(real, model.config.window, dtype))
         positions = place.expand_as(self.source).flatten()
         rows = encoder.rows_until(size, self.device)
         x = encoder.embed(model.table("source"), self.source.flatten(), positions, rows)
@@ -236,7 +242,7 @@ class GraphBuffers:
             memory = self.fused.encode(encoder, x, plan.attend)
         else:
             memory = encoder(x, positions, [plan] * len(encoder.layers))
-        self.cache.memory_mask = to_add(real, dtype)
+        self.cache.memory_mask = to_add(real[:, None, None], dtype)
         self.cache.memory = [(split(k, size), split(v, size)) for k, v in model.project(memory)]
 
     def _step(self, model: Transformer, seen: int) -> None:
@@ -253,10 +259,15 @@ class GraphBuffers:
         """Views of one row that is copied in one piece: lengths[B] and sources[B, longest]."""
         return row[: self.sentences], row[self.sentences :].reshape(self.sentences, -1)
 
+    @torch.no_grad()
     def load(self, model: Transformer, job: Job) -> None:
         """Copy the job to the buffers, encode the sources and read the prompts."""
         torch.cuda.current_stream().synchronize()  # the search before must not write any more
         self.done.fill_(False)
+        if model.config.positions == "learned":  # graphs read a copy of these weights
+            rows: Any = self.cache.position_rows
+            stack: Any = model.decoder
+            rows.copy_(stack.rows_until(len(rows), self.device))
         if job.sources is not None:
             sources = np.ones(len(self.sources), np.int64)
             lengths, rows = self._lengths_and_sources(sources)
@@ -328,19 +339,6 @@ class GraphBuffers:
         self.events.clear()
 
 
-class Rectangle:
-    """Attention within each sentence, where all sentences are padded to one length."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self.mask = mask
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        size = len(query) // len(self.mask)
-        query, key, value = (split(x, size) for x in (query, key, value))
-        output = attend_rectangles(query, key, value, self.mask)
-        return output.transpose(1, 2).flatten(0, 1)
-
-
 def fused_step(model: Transformer, beams: Beams, cache: Cache, done: Tensor) -> Any:
     """The step by Triton kernels; None if there is no Triton or it does not support the search."""
     if find_spec("triton") is None:
@@ -348,11 +346,6 @@ def fused_step(model: Transformer, beams: Beams, cache: Cache, done: Tensor) -> 
     from regard.decoding.engines.cuda_step import FusedStep
 
     return FusedStep(model, beams, cache, done) if FusedStep.supports(model, beams) else None
-
-
-def split(x: Tensor, size: int) -> Tensor:
-    """[B*size, H, K] -> [B, H, size, K]."""
-    return x.unflatten(0, (-1, size)).transpose(1, 2)
 
 
 def make_graph(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from regard.decoding.beams import Beams
 from regard.decoding.requests import Job
+from regard.device import search_device
 from regard.model.cache import Cache
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
@@ -32,8 +33,9 @@ class EagerSearch:
     def __init__(self, model: Transformer, job: Job) -> None:
         self.model = model
         device = model.output_matrix().device
+        where = search_device(device)
         sentences, steps, prefix = len(job.limits), max(job.limits), job.longest_prefix
-        self.beams = Beams(job.options, sentences, steps, prefix, job.eos, device)
+        self.beams = Beams(job.options, sentences, steps, prefix, job.eos, where)
         self.beams.load(job.newest, job.limits, job.prefixes, job.noise_keys)
         self.beams.restart()
         source = None if job.sources is None else Packed.of(job.sources).to(device)
@@ -58,13 +60,15 @@ class EagerSearch:
             if remaining <= (1 - SHRINK_AT) * len(beams.done):
                 rows = (~beams.done).nonzero()[:, 0]
                 beams.keep(rows)
-                self.cache.keep(rows)
+                self.cache.keep(rows.to(self.cache.visible.device))
 
     def _step(self) -> int:
         """Run one step of the model and the search; return the number of unfinished sentences."""
         beams = self.beams
-        logits = self.model.step(beams.tokens, beams.reordering, self.cache)  # [B, W, V]
-        beams.advance(logits)
+        device, parents = self.cache.visible.device, beams.reordering
+        parents = None if parents is None else parents.to(device)
+        logits = self.model.step(beams.tokens.to(device), parents, self.cache)  # [B, W, V]
+        beams.advance(logits.to(beams.tokens.device))
         return int((~beams.done).sum())
 
     def records(self) -> NDArray[Any]:
