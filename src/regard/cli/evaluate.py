@@ -54,6 +54,7 @@ def evaluate(options: argparse.Namespace) -> int:
             )
         task.check_comparable(other.task)
     examples = read_examples(task, files, model.config, options.columns)
+    files = task.data_files(files, model.config)
     with progress("evaluating", None, options.quiet):
         ours = model.evaluate(examples, **decoding)
         for i, count in ours.pieces.items():

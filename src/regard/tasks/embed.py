@@ -22,9 +22,10 @@ from regard.config.sections import Config, DataConfig
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
+from regard.tasks.examples import Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
-from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Say, Task, Tokenizers
+from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Task, Tokenizers
 from regard.text.corpus import SIMILAR, CorpusReport, Similar
 from regard.text.reading import Position
 

@@ -8,9 +8,9 @@ numpy, torch and the modules that need them through lazy.py.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +20,12 @@ from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.console import warn
 from regard.errors import InputError
+from regard.tasks.examples import ExampleReader, Say
 from regard.tasks.lazy import np, runtime, torch
-from regard.text.corpus import CorpusReport, RowFormat
+from regard.text.corpus import CorpusReport
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position, check_file
-from regard.text.records import Columns, check_columns
-from regard.text.split import Overlap, part_of
+from regard.text.split import Overlap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"
 Ids: TypeAlias = "NDArray[np.int64]"
 Tokenizers: TypeAlias = "tuple[Tokenizer, Tokenizer]"  # of source and target
-Say = Callable[[str], None]
 Warn = Callable[[int, str], None]  # the index of an input and a message about it
-Row = TypeVar("Row", bound="tuple[Any, ...]")
 T = TypeVar("T", bound="Task")
 
 
@@ -83,7 +81,7 @@ class Evaluation:
 
 
 @dataclass(eq=False, repr=False)
-class Task(ABC):
+class Task(ExampleReader):
     """A task with its vocabulary."""
 
     # ---- declaration --------------------------------------------------------------------
@@ -102,7 +100,6 @@ class Task(ABC):
     options: ClassVar[tuple[Option, ...]] = ()  # of its command
     decodes: ClassVar[bool] = False  # whether its command has the options of decoding
     continues: ClassVar[bool] = False  # whether its output continues the input
-    row_format: ClassVar[RowFormat[Any] | None] = None  # the fields of a row; None: not by name
 
     tokenizer: Tokenizer
     style: str = "encoder"
@@ -120,7 +117,7 @@ class Task(ABC):
         """Positions that a row may need beyond the data.max_length tokens of its input."""
         return config.decoding.max_length if config.model.has_decoder else 0
 
-    @classmethod  # noqa: B027
+    @classmethod
     def check_config(cls, config: Config) -> None:
         """Refuse options that this task cannot combine."""
 
@@ -146,7 +143,7 @@ class Task(ABC):
         cls.check_files(train)
         if valid and not data.valid_share:
             cls.check_files(valid)
-        if data.valid_share and cls.read.__func__ is not Task.read.__func__:  # type: ignore[attr-defined]
+        if data.valid_share and cls.read.__func__ is not ExampleReader.read.__func__:  # type: ignore[attr-defined]
             raise InputError(f"data.valid={data.valid[0]} is not possible with the task {cls.name}")
         for path in train if data.valid_share else (*train, *valid):
             check_file(path)  # they are read several times
@@ -236,115 +233,8 @@ class Task(ABC):
 
     # ---- data ---------------------------------------------------------------------------
 
-    @classmethod
-    def read_file(cls, path: Path, columns: Columns | None = None) -> Iterator[Any]:
-        """The rows of a file: named tuples that begin with the line number.
-
-        columns: field name -> column name (data.columns). A task without a `row_format` that
-            implements this method need not have this argument.
-        """
-        if cls.row_format is None:
-            raise NotImplementedError
-        return cls.row_format.read(path, columns=columns)
-
-    @classmethod
-    def read(
-        cls,
-        files: Sequence[Path],
-        config: Config,
-        say: Say | None = None,
-        position: Position | None = None,
-    ) -> Iterator[Any]:
-        """The examples of the files, as `read_all` returns them.
-
-        If data.valid is a percentage, the training files have only the examples that are not held
-        out, and [Path("5%")] has the others.
-
-        Args:
-            files: the files.
-            config: the configuration; the section `data` says how to read them.
-            say: called with messages about the data.
-            position: called from time to time with the number of bytes read.
-
-        Raises:
-            InputError: a row is not valid; the message names the file and the line.
-        """
-        part = part_of(files, config.data)
-        if part is None:
-            return cls.read_all(files, config, say, position)
-
-        def read() -> Iterator[Any]:
-            return cls.read_all(part.paths, config, say, position)
-
-        def again() -> Iterator[Any]:
-            return cls.read_all(part.paths, config)
-
-        return part.select(read, again, lambda example: next(iter(cls.texts(example))))
-
-    @classmethod
-    def read_all(
-        cls,
-        files: Sequence[Path],
-        config: Config,
-        say: Say | None = None,
-        position: Position | None = None,
-    ) -> Iterator[Any]:
-        """All examples of the files: (path, row). An error names the file and the line."""
-        columns = config.data.columns
-        rows = (
-            (path, row)
-            for path in files
-            for row in (cls.read_file(path, columns) if columns else cls.read_file(path))
-        )
-        return without_duplicates(rows, config.data.duplicates, say)
-
-    @classmethod
-    def check_columns(cls, columns: Columns) -> None:
-        """Refuse a mapping of columns (data.columns) with a field that the task does not have."""
-        if columns and cls.row_format is None:
-            raise InputError(f"data.columns: the task {cls.name} does not read columns by name")
-        if cls.row_format is not None:
-            check_columns(columns, cls.row_format.fields)
-
-    @classmethod
-    def input_text(cls, example: Any) -> str:
-        """The text of an example that validation data must not share with training data."""
-        return next(iter(cls.texts(example)))
-
-    @classmethod
-    def reading_identity(cls, files: Sequence[Path], config: Config) -> list[object]:
-        """What the examples of the files depend on beside their content: the columns, and the part
-        that is held out. Empty if neither is used."""
-        part, columns = part_of(files, config.data), config.data.columns
-        identity: list[object] = [{"columns": dict(sorted(columns.items()))}] if columns else []
-        return [*identity, {"share": part.share, "held_out": part.held_out}] if part else identity
-
-    @classmethod
-    def data_files(cls, files: Sequence[Path], config: Config) -> list[Path]:
-        """The files to open: the training files instead of a percentage of them."""
-        part = part_of(files, config.data)
-        return list(files) if part is None else part.paths
-
-    @classmethod
-    @abstractmethod
-    def texts(cls, example: Any) -> Iterable[str]:
-        """All text of an example, from which the vocabulary is learned."""
-
-    @classmethod
-    def place(cls, example: Any, files: Sequence[Path]) -> str:
-        """FILE:LINE of an example."""
-        path, row = example
-        return f"{path}:{row.line}"
-
-    def check(self, example: Any) -> None:  # noqa: B027
+    def check(self, example: Any) -> None:
         """Refuse an example that is well formed but cannot be used."""
-
-    @classmethod
-    def check_files(cls, files: Sequence[Path]) -> None:
-        """Refuse a wrong number of files."""
-        for i, path in enumerate(files):
-            if path in files[:i]:
-                raise InputError(f"{path} is given twice")
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
@@ -392,7 +282,7 @@ class Task(ABC):
         size = self.tokenizer.size
         return {"vocabulary_size": size, "source_vocabulary_size": size}
 
-    def prepare(self, store: Store, config: Config) -> None:  # noqa: B027
+    def prepare(self, store: Store, config: Config) -> None:
         """Read statistics of the training data before the first step."""
 
     def finish(self, model: Transformer, examples: Sequence[Any]) -> bool:
@@ -414,7 +304,7 @@ class Task(ABC):
         """What happens to an input that is read in `count` pieces."""
         raise NotImplementedError
 
-    def check_comparable(self, other: Any) -> None:  # noqa: B027
+    def check_comparable(self, other: Any) -> None:
         """Refuse a model of the same task whose scores cannot be compared with this one's."""
 
     def confidence(
@@ -446,11 +336,11 @@ class Task(ABC):
 
     # ---- command line -------------------------------------------------------------------
 
-    @classmethod  # noqa: B027
+    @classmethod
     def check_options(cls, options: Namespace) -> None:
         """Refuse options of the command that cannot be combined, before a model is loaded."""
 
-    def check_model(self, model: ModelConfig, options: Namespace) -> None:  # noqa: B027
+    def check_model(self, model: ModelConfig, options: Namespace) -> None:
         """Refuse options of the command that the model does not have, before anything is read."""
 
     @classmethod
@@ -488,25 +378,3 @@ def too_long(longest: int, consequence: str = "") -> str:
     """The warning about an input that is longer than the model can read at once."""
     warning = f"longer than the {longest} tokens that the model was trained on"
     return f"{warning}: {consequence}" if consequence else warning
-
-
-def without_duplicates(
-    rows: Iterable[tuple[Path, Row]], rule: str, say: Say | None
-) -> Iterator[tuple[Path, Row]]:
-    """The rows (line number first) of several files. rule: data.duplicates."""
-    seen: dict[int, tuple[Path, int]] = {}
-    count, first = 0, ""
-    for path, row in rows:
-        line = int(row[0])
-        before = seen.setdefault(hash(row[1:]), (path, line))
-        if before != (path, line):
-            where = f"{path}:{line}: the same row as {before[0]}:{before[1]}"
-            if rule == "refuse":
-                raise InputError(f"{where}: remove it, or --set data.duplicates=keep or drop")
-            count, first = count + 1, first or where
-            if rule == "drop":
-                continue
-        yield path, row
-    if count and say is not None:
-        kept = "kept" if rule == "keep" else "left out"
-        say(f"{first} ({count:,} such rows, all {kept}: see data.duplicates)")

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import exclude, fields_of, in_pieces, n_best, rounded
+from regard.tasks.examples import Say
 from regard.tasks.lazy import runtime
 from regard.tasks.sequences import Sequences, input_ids
-from regard.tasks.task import Context, Evaluation, Option, Say
+from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import PAIRS, CorpusReport, Pair, read_pairs
 from regard.text.reading import Position
 from regard.text.tables import table_format
