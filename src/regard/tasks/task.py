@@ -137,6 +137,7 @@ class Task(ExampleReader):
 
         tokenizers: existing vocabularies; None: learn them
         say: called with messages about the data
+        quiet: no progress bar and no warning about validation data that is also training data
         """
         data = config.data
         train, valid = (list(map(Path, names)) for names in (data.train, data.valid))
@@ -160,7 +161,7 @@ class Task(ExampleReader):
         task = cls.make(config, tokenizers, **cls.learned(train, config))
         for example in cls.read(valid, config) if valid else ():
             task.check(example)
-        if overlap is not None and (message := overlap.message()):
+        if overlap is not None and not quiet and (message := overlap.message()):
             warn(message)
         return task
 
