@@ -88,6 +88,12 @@ def test_columns_are_found_by_name_in_frames_and_datasets(written):
     assert [row["label"] for row in written("classify", rows)] == ["pos", "neg"]
 
 
+def test_a_column_can_be_a_key_of_an_inner_object(written):
+    rows = [{"id": 1, "translation": {"en": "a", "de": "b"}}]
+    columns = {"source": "translation.en", "target": "translation.de"}
+    assert written("translate", rows, columns) == [{"source": "a", "target": "b"}]
+
+
 def test_the_answers_of_squad_stay_complete(written, tmp_path):
     answers = {"text": ["x", "y"], "answer_start": [0, 3]}
     rows = written("answer", [{"context": "c", "question": "q", "answers": answers, "id": "1"}])

@@ -152,6 +152,20 @@ def test_pairs_come_from_one_file(file):
     assert fails(PAIRS.read, path) == f"{path}:1: no tab (expected source<TAB>target)"
 
 
+def test_a_column_can_be_a_key_of_an_inner_object(file):
+    row = '{"id": 1, "translation": {"en": "a", "de": "b"}}'
+    columns = {"source": "translation.en", "target": "translation.de"}
+    assert list(PAIRS.read(file(row, "a.jsonl"), columns=columns)) == [Pair(1, "a", "b")]
+    path = file(row + '\n{"id": 2, "translation": {"en": "a"}}', "b.jsonl")
+    assert fails(PAIRS.read, path, columns=columns).startswith(
+        f"{path}:2: no column 'translation.de'"
+    )
+    path = file("translation\tx\na\tb\n", "c.tsv")
+    assert fails(PAIRS.read, path, columns=columns).startswith(
+        f"{path}:1: no column 'translation.en'"
+    )
+
+
 def test_a_json_array_is_read_with_its_lines(file):
     path = file([{"text": "good", "label": 1}, {"text": "bad", "label": 0}], "a.json")
     assert list(read_classified(path)) == [Classified(2, "good", "1"), Classified(6, "bad", "0")]

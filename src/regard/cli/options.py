@@ -179,8 +179,9 @@ def add_option(verb: ArgumentParser, option: Option) -> None:
 
 
 def file_formats() -> str:
-    """The format of the data files of each task: "generate, fill: text; ..."."""
+    """The formats of the data files: "generate, fill: text; ...; or a table"."""
     tasks: dict[str, list[str]] = {}
     for name in task_names():
         tasks.setdefault(find_task(name).files, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {files}" for files, names in tasks.items())
+    every = "; ".join(f"{', '.join(names)}: {files}" for files, names in tasks.items())
+    return f"{every}; or tables (.csv, .tsv, .jsonl, .json, .parquet)"

@@ -18,7 +18,15 @@ from typing import Any
 from regard.errors import InputError
 from regard.files import named, sync_folder, temporary_name
 from regard.tasks.registry import find_task
-from regard.text.records import Columns, Field, Record, check_columns, find_columns, kind_of
+from regard.text.records import (
+    Columns,
+    Field,
+    Record,
+    check_columns,
+    column_value,
+    find_columns,
+    kind_of,
+)
 
 Rename = Callable[[str, Any], Any]  # a column name and a value -> the value to use
 
@@ -83,8 +91,8 @@ def _records(data: Any, fields: Sequence[Field], columns: Columns) -> Iterator[R
                 names = tuple(row)
                 if not all(isinstance(name, str) for name in names):
                     raise InputError(f"{where}: the names of the columns must be strings")
-                chosen = [*find_columns(names, fields, columns, where).items()]
-            values = {name: rename(column, row[column]) for name, column in chosen}
+                chosen = [*find_columns(names, fields, columns, where, nested=True).items()]
+            values = {name: rename(c, column_value(row, c, where)) for name, c in chosen}
         else:
             if columns:
                 raise InputError(

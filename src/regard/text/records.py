@@ -132,8 +132,28 @@ def check_columns(columns: Columns, fields: Sequence[Field]) -> None:
             raise unknown("field in columns", name, names)
 
 
+def column_value(row: Mapping[str, Any], column: str, where: str) -> Any:
+    """The value of a column of an object; `translation.en` is the key "en" of the object
+    "translation", as in translation data of Hugging Face.
+
+    Raises:
+        InputError: the object does not have this column.
+    """
+    if column in row:
+        return row[column]
+    outer, _, inner = column.partition(".")
+    value = row.get(outer)
+    if not isinstance(value, Mapping) or inner not in value:
+        raise InputError(f"{where}: no column {column!r:.60}; {listed(list(row))}")
+    return value[inner]
+
+
 def find_columns(
-    names: Sequence[str], fields: Sequence[Field], columns: Columns, where: str
+    names: Sequence[str],
+    fields: Sequence[Field],
+    columns: Columns,
+    where: str,
+    nested: bool = False,
 ) -> dict[str, str]:
     """The column of each field.
 
@@ -142,6 +162,7 @@ def find_columns(
         fields: the fields of a row.
         columns: the user's mapping of field names to column names; it may be empty or incomplete.
         where: the place for error messages.
+        nested: whether a column may be the key of an inner object (see `column_value`).
 
     Returns:
         field name -> column name; without an optional field that has no column.
@@ -155,7 +176,7 @@ def find_columns(
     for field in fields:
         column = columns.get(field.name)
         if column is not None:
-            if column not in names:
+            if column not in names and not (nested and column.partition(".")[0] in names):
                 raise InputError(f"{where}: no column {column!r:.60}; {listed(names)}")
         elif field.name in names:
             column = field.name

@@ -127,7 +127,8 @@ class Overlap:
         are = "is" if count == 1 else "are"
         return (
             f"{count:,} of {total:,} validation examples ({count / total:.1%}) {are} also in the "
-            "training data, which makes validation scores too high: remove them from the training data"
+            "training data, which makes validation scores too high: remove them from the training "
+            "data"
         )
 
     def _compare(self) -> None:

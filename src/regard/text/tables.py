@@ -27,6 +27,7 @@ from regard.text.records import (
     Field,
     Record,
     as_cells,
+    column_value,
     expected,
     find_columns,
     kind_of,
@@ -118,20 +119,28 @@ def _parse(text: str, where: str, wanted: str) -> Any:
 
 
 def _objects(
-    values: Iterator[tuple[int, Any]], origin: str, fields: Sequence[Field], columns: Columns
+    rows: Iterator[tuple[int, Any]], origin: str, fields: Sequence[Field], columns: Columns
 ) -> Iterator[Record]:
     """Numbered JSON values as records; each must be an object with the required fields."""
     names: tuple[str, ...] = ()
     chosen: list[tuple[str, str]] = []
-    for number, value in values:
+    nested = False
+    for number, value in rows:
         if not isinstance(value, dict):
             raise InputError(
                 f"{origin}{number}: expected an object {expected(fields)}, not {kind_of(value)}"
             )
         if not chosen or names != tuple(value):
             names = tuple(value)
-            chosen = [*find_columns(names, fields, columns, f"{origin}{number}").items()]
-        yield Record(origin, number, {name: value[column] for name, column in chosen})
+            where = f"{origin}{number}"
+            chosen = [*find_columns(names, fields, columns, where, nested=True).items()]
+            nested = any(column not in value for _, column in chosen)
+        if nested:
+            where = f"{origin}{number}"
+            values = {name: column_value(value, column, where) for name, column in chosen}
+        else:
+            values = {name: value[column] for name, column in chosen}
+        yield Record(origin, number, values)
 
 
 def _read_json(
