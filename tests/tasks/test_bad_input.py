@@ -253,7 +253,7 @@ def test_rows_that_stand_there_twice_are_refused_kept_or_dropped(
     said = training(task, options, "--set=data.duplicates=refuse", train=[one])
     assert (
         said
-        == f"{one}:3: the same row as {one}:1: remove it, or --set data.duplicates=keep or drop"
+        == f"{one}:3: the same row as {one}:1: remove it, or set data.duplicates to keep or drop"
     )
     said = training(task, options, "--set=data.duplicates=refuse", train=[other, one])
     assert said.startswith(f"{one}:2: the same row as {other}:2: ")

@@ -88,6 +88,24 @@ def test_columns_are_found_by_name_in_frames_and_datasets(written):
     assert [row["label"] for row in written("classify", rows)] == ["pos", "neg"]
 
 
+def test_polars_frames_and_arrow_tables_become_rows(written):
+    class Polars:
+        columns = ("text", "label")
+
+        def iter_rows(self, named):
+            assert named
+            yield {"text": "a", "label": "b"}
+
+    class Arrow:
+        column_names = ("text", "label")
+
+        def to_pylist(self):
+            return [{"text": "a", "label": "b"}]
+
+    for data in (Polars(), Arrow()):
+        assert written("classify", data) == [{"text": "a", "label": "b"}]
+
+
 def test_a_column_can_be_a_key_of_an_inner_object(written):
     rows = [{"id": 1, "translation": {"en": "a", "de": "b"}}]
     columns = {"source": "translation.en", "target": "translation.de"}

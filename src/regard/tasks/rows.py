@@ -1,10 +1,10 @@
 """Rows in memory as the training file of a task.
 
 `rows_to_file` accepts what Python programs have: a list or an iterator of dicts, tuples or strings,
-a pandas DataFrame, or a Hugging Face `datasets.Dataset`. It checks every row as the reader of the
-task's files does and writes JSON lines, so training in memory and from files is the same code, and
-the run folder has its data. pandas and datasets are recognised by their attributes and are not
-imported.
+a pandas or Polars DataFrame, an Arrow table, or a Hugging Face `datasets.Dataset`. It checks every
+row as the reader of the task's files does and writes JSON lines, so training in memory and from
+files is the same code, and the run folder has its data. The types of other packages are recognised
+by their attributes; the packages are not imported.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def rows_to_file(
     Args:
         task_name: the task, for example "classify".
         data: the rows: a list or an iterator of dicts, of tuples in the order of the task's fields
-            or (generate, fill) of strings; a pandas DataFrame; a Hugging Face `Dataset`, of which
-            a column of the type `ClassLabel` is written with the names of its classes.
+            or (generate, fill) of strings; a pandas or Polars DataFrame; an Arrow table; a Hugging
+            Face `Dataset`, of which a column of the type `ClassLabel` is written with the names of
+            its classes.
         path: the file to write; its name should end in ".jsonl".
         columns: field name -> column name, for columns without a usual name.
 
@@ -119,6 +120,10 @@ def _rows(data: Any) -> tuple[Iterable[Any], Rename]:
         names = [str(name) for name in data.columns]
         cells = data.itertuples(index=False, name=None)
         return (dict(zip(names, row, strict=True)) for row in cells), keep
+    if hasattr(data, "iter_rows") and hasattr(data, "columns"):  # a Polars DataFrame
+        return data.iter_rows(named=True), keep
+    if hasattr(data, "to_pylist"):  # an Arrow table
+        return data.to_pylist(), keep
     names_of = getattr(data, "column_names", None)
     if isinstance(names_of, Mapping):  # a Hugging Face DatasetDict
         splits = ", ".join(map(str, names_of))

@@ -170,12 +170,12 @@ class Task(ExampleReader):
         cls,
         files: Sequence[Path],
         config: Config,
-        given: Tokenizers | None,
+        existing: Tokenizers | None,
         say: Say,
         quiet: bool,
         overlap: Overlap | None = None,
     ) -> Tokenizers:
-        """The given or new vocabularies, after every line of the files has been read.
+        """The existing or new vocabularies, after every line of the files has been read.
 
         overlap: compares the examples with the validation data while they are read
         """
@@ -192,11 +192,11 @@ class Task(ExampleReader):
             texts = lines(side, None if side else say)
             return runtime.Tokenizer.learn(texts, data.vocabulary, data.vocabulary_size, quiet)
 
-        if given is None and data.vocabulary != "byte":
+        if existing is None and data.vocabulary != "byte":
             return (learn(None),) * 2 if data.shared_vocabulary else (learn(0), learn(1))
         for _ in lines(None, say):  # nothing is learned from them, but they are checked
             pass
-        return given or (learn(None),) * 2
+        return existing or (learn(None),) * 2
 
     @classmethod
     def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:

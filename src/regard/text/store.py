@@ -140,8 +140,8 @@ def build_pairs(
                 yield source, target
 
     def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
-        kept_pairs = worthwhile(report, position)
-        for chunk in in_chunks(kept_pairs, lambda pair: len(pair[0]) + len(pair[1])):
+        usable_pairs = worthwhile(report, position)
+        for chunk in in_chunks(usable_pairs, lambda pair: len(pair[0]) + len(pair[1])):
             sides = [
                 [[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(list(texts))]
                 for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)

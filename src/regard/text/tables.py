@@ -107,12 +107,12 @@ def read_json_lines(
     return _objects(values(), f"{path}:", fields, columns)
 
 
-def _parse(text: str, where: str, wanted: str) -> Any:
+def _parse(text: str, where: str, form: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
-            f"{where}: not JSON ({error.msg} at column {error.colno}; expected {wanted})"
+            f"{where}: not JSON ({error.msg} at column {error.colno}; expected {form})"
         ) from None
     except (RecursionError, ValueError) as error:  # nested too deep, or a number of 5,000 digits
         raise InputError(f"{where}: JSON that cannot be read ({error})") from None
@@ -197,9 +197,9 @@ def _array(path: Path, text: str, start: int) -> Iterator[tuple[int, Any]]:
 
 
 def _not_json(path: Path, error: json.JSONDecodeError, fields: Sequence[Field]) -> InputError:
-    wanted = f"; expected an array of objects {expected(fields)}" if fields else ""
+    form = f"; expected an array of objects {expected(fields)}" if fields else ""
     where = f"{path}:{error.lineno}"
-    return InputError(f"{where}: not JSON ({error.msg} at column {error.colno}{wanted})")
+    return InputError(f"{where}: not JSON ({error.msg} at column {error.colno}{form})")
 
 
 def _squad(articles: list[Any], path: Path) -> Iterator[dict[str, Any]]:
