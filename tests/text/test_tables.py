@@ -4,10 +4,13 @@ import csv
 import gzip
 import io
 import json
+import tempfile
 import tracemalloc
 import zipfile
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from regard.errors import InputError
 from regard.text import tables
@@ -275,13 +278,38 @@ def test_documents_come_from_tables_by_column(file):
 
 def test_a_large_csv_file_is_read_row_by_row(tmp_path):
     path = tmp_path / "large.csv"
-    path.write_text("text,label\n" + '"some text, quoted",a\n' * 200_000)
+    path.write_text("text,label\n" + '"some text, quoted",a\n' * 20_000)
     tracemalloc.start()
     try:
-        assert sum(1 for _ in read_classified(path)) == 200_000
-        assert tracemalloc.get_traced_memory()[1] < 5e6
+        assert sum(1 for _ in read_classified(path)) == 20_000
+        assert tracemalloc.get_traced_memory()[1] < 2e6
     finally:
         tracemalloc.stop()
+
+
+PARTS = [
+    "{", "}", "[", "]", '"', "\n", "\t", ",", ";", "a", "text", "label", "\\", "\\ud800", "1e999", "NaN",
+    "\r", "\0", '{"text": "a", "label": "b"}', '"data"', '"paragraphs"', "text,label\n", "text\tlabel\n",
+]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=20),
+    st.sampled_from(["csv", "tsv", "json", "jsonl", "txt"]),
+    st.sampled_from([read_classified, read_questions, read_similar, read_documents, PAIRS.read]),
+)
+def test_a_file_is_read_or_refused_in_one_line(parts, suffix, read):
+    with tempfile.NamedTemporaryFile(suffix=f".{suffix}") as file:
+        file.write("".join(parts).encode())
+        file.flush()
+        message = ""
+        try:
+            assert all(row.line > 0 for row in read(file.name))
+        except InputError as error:
+            message = str(error)
+        assert message.startswith(file.name) or not message
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize(
