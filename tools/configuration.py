@@ -100,6 +100,8 @@ def kind(cls: type, name: str) -> str:
     hint = get_type_hints(cls)[name]
     if get_origin(hint) is list:
         return "list of strings"
+    if get_origin(hint) is dict:
+        return "mapping of strings"
     return " or ".join(TYPES[part] for part in getattr(hint, "__args__", (hint,)))
 
 

@@ -111,7 +111,8 @@ def pairs_of(a, b, scores=None, style="encoder"):
     """A batch as the task makes it, of token ids."""
 
     class Stored:
-        sides = 2 if scores is None else 3
+        types = ("uint16", "uint16") if scores is None else ("uint16", "uint16", "float32")
+        sides = len(types)
 
         @staticmethod
         def tokens(side, i):

@@ -25,7 +25,7 @@ from regard.tasks.common import one_line, refuse_nan, warn_cut
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import arrange, input_ids
 from regard.tasks.task import Array, Context, Evaluation, Ids, Task, Tokenizers
-from regard.text.corpus import Classified, CorpusReport, read_classified
+from regard.text.corpus import CLASSIFIED, Classified, CorpusReport
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Batch, Chunk, Loss, Packed, Store, Transformer
@@ -53,7 +53,7 @@ class Classify(Task):
     has_metrics = True
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.duplicates", "data.labels")
-    read_file = staticmethod(read_classified)
+    row_format = CLASSIFIED
 
     labels: Sequence[str] = ()
     temperature: float = 1.0
@@ -215,7 +215,7 @@ class Classify(Task):
         metrics |= runtime.registered_metrics(self.name, probabilities, targets)
         samples = [
             f"{self.labels[predicted[i]]} ({probabilities[i, predicted[i]]:.0%}), expected "
-            f"{self.labels[targets[i]]}: {example.text:.100}"
+            f"{self.labels[targets[i]]}: {one_line(example.text):.100}"
             for i, (_, example) in enumerate(examples[:3])
         ]
         table = runtime.metrics.confusion(targets, predicted, classes).tolist()

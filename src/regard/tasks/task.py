@@ -8,9 +8,9 @@ numpy, torch and the modules that need them through lazy.py.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import Config, DataConfig, DecodingConfig
+from regard.console import warn
 from regard.errors import InputError
+from regard.tasks.examples import ExampleReader, Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.text.corpus import CorpusReport
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position, check_file
+from regard.text.split import Overlap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,9 +35,7 @@ if TYPE_CHECKING:
 Array: TypeAlias = "NDArray[Any]"
 Ids: TypeAlias = "NDArray[np.int64]"
 Tokenizers: TypeAlias = "tuple[Tokenizer, Tokenizer]"  # of source and target
-Say = Callable[[str], None]
 Warn = Callable[[int, str], None]  # the index of an input and a message about it
-Row = TypeVar("Row", bound="tuple[Any, ...]")
 T = TypeVar("T", bound="Task")
 
 
@@ -80,7 +81,7 @@ class Evaluation:
 
 
 @dataclass(eq=False, repr=False)
-class Task(ABC):
+class Task(ExampleReader):
     """A task with its vocabulary."""
 
     # ---- declaration --------------------------------------------------------------------
@@ -117,7 +118,7 @@ class Task(ABC):
         """Positions that a row may need beyond the data.max_length tokens of its input."""
         return config.decoding.max_length if config.model.has_decoder else 0
 
-    @classmethod  # noqa: B027
+    @classmethod
     def check_config(cls, config: Config) -> None:
         """Refuse options that this task cannot combine."""
 
@@ -137,43 +138,66 @@ class Task(ABC):
 
         tokenizers: existing vocabularies; None: learn them
         say: called with messages about the data
+        quiet: no progress bar and no warning about validation data that is also training data
         """
-        train, valid = (list(map(Path, files)) for files in (config.data.train, config.data.valid))
+        data = config.data
+        train, valid = (list(map(Path, names)) for names in (data.train, data.valid))
         cls.check_files(train)
-        if valid:
+        if valid and not data.valid_share:
             cls.check_files(valid)
-        for path in (*train, *valid):
+        if data.valid_share and cls.read.__func__ is not ExampleReader.read.__func__:  # type: ignore[attr-defined]
+            raise InputError(f"data.valid={data.valid[0]} is not possible with the task {cls.name}")
+        for path in train if data.valid_share else (*train, *valid):
             check_file(path)  # they are read several times
         if next(iter(cls.read(train, config)), None) is None:
-            names, are = " ".join(config.data.train), "is" if len(train) == 1 else "are"
+            names, are = " ".join(data.train), "is" if len(train) == 1 else "are"
+            if next(iter(cls.read_all(train, config)), None) is not None:
+                raise InputError(f"{names}: too few examples to hold out {data.valid[0]} of them")
             raise InputError(f"{names} {are} empty: there is nothing to learn from")
-        tokenizers = cls.vocabularies(train, config, tokenizers, say, quiet)
+        overlap = None if data.valid_share or not valid else Overlap()
+        if overlap is not None:
+            for example in cls.read(valid, config):
+                overlap.add_validation(cls.input_text(example))
+        tokenizers = cls.vocabularies(train, config, tokenizers, say, quiet, overlap)
         task = cls.make(config, tokenizers, **cls.learned(train, config))
         for example in cls.read(valid, config) if valid else ():
             task.check(example)
+        if overlap is not None and not quiet and (message := overlap.message()):
+            warn(message)
         return task
 
     @classmethod
     def vocabularies(
-        cls, files: Sequence[Path], config: Config, given: Tokenizers | None, say: Say, quiet: bool
+        cls,
+        files: Sequence[Path],
+        config: Config,
+        existing: Tokenizers | None,
+        say: Say,
+        quiet: bool,
+        overlap: Overlap | None = None,
     ) -> Tokenizers:
-        """The given or new vocabularies, after every line of the files has been read."""
+        """The existing or new vocabularies, after every line of the files has been read.
+
+        overlap: compares the examples with the validation data while they are read
+        """
         data = config.data
 
         def lines(side: int | None, say: Say | None) -> Iterator[str]:
             for example in cls.read(files, config, say):
                 texts = list(cls.texts(example))
+                if overlap is not None and not side:
+                    overlap.add_training(cls.input_text(example))
                 yield from texts if side is None else [texts[side]]
 
         def learn(side: int | None) -> Tokenizer:
             texts = lines(side, None if side else say)
             return runtime.Tokenizer.learn(texts, data.vocabulary, data.vocabulary_size, quiet)
 
-        if given is None and data.vocabulary != "byte":
+        if existing is None and data.vocabulary != "byte":
             return (learn(None),) * 2 if data.shared_vocabulary else (learn(0), learn(1))
         for _ in lines(None, say):  # nothing is learned from them, but they are checked
             pass
-        return given or (learn(None),) * 2
+        return existing or (learn(None),) * 2
 
     @classmethod
     def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
@@ -212,37 +236,8 @@ class Task(ABC):
 
     # ---- data ---------------------------------------------------------------------------
 
-    @staticmethod
-    def read_file(path: Path) -> Iterator[Any]:
-        """The rows of a file: named tuples that begin with the line number."""
-        raise NotImplementedError
-
-    @classmethod
-    def read(cls, files: Sequence[Path], config: Config, say: Say | None = None) -> Iterator[Any]:
-        """The examples of the files: (path, row). An error names the file and the line."""
-        rows = ((path, row) for path in files for row in cls.read_file(path))
-        return without_duplicates(rows, config.data.duplicates, say)
-
-    @classmethod
-    @abstractmethod
-    def texts(cls, example: Any) -> Iterable[str]:
-        """All text of an example, from which the vocabulary is learned."""
-
-    @classmethod
-    def place(cls, example: Any, files: Sequence[Path]) -> str:
-        """FILE:LINE of an example."""
-        path, row = example
-        return f"{path}:{row.line}"
-
-    def check(self, example: Any) -> None:  # noqa: B027
+    def check(self, example: Any) -> None:
         """Refuse an example that is well formed but cannot be used."""
-
-    @classmethod
-    def check_files(cls, files: Sequence[Path]) -> None:
-        """Refuse a wrong number of files."""
-        for i, path in enumerate(files):
-            if path in files[:i]:
-                raise InputError(f"{path} is given twice")
 
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
@@ -251,11 +246,12 @@ class Task(ABC):
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             examples = self.read(files, config)
-            for chunk in in_chunks(examples, lambda one: sum(map(len, self.texts(one)))):
+            for chunk in in_chunks(examples, lambda example: sum(map(len, self.texts(example)))):
                 yield self.encode(chunk, config, report)
 
-        identity, types = self.identity(config), self.types(files, config)
-        return runtime.build(files, identity, types, encode, folder, quiet)
+        identity = [*self.identity(config), *self.reading_identity(files, config)]
+        types, paths = self.types(files, config), self.data_files(files, config)
+        return runtime.build(paths, identity, types, encode, folder, quiet)
 
     def encode(self, examples: list[Any], config: Config, report: CorpusReport) -> Chunk:
         """The token ids of examples: for each side of the store a list of sequences."""
@@ -289,7 +285,7 @@ class Task(ABC):
         size = self.tokenizer.size
         return {"vocabulary_size": size, "source_vocabulary_size": size}
 
-    def prepare(self, store: Store, config: Config) -> None:  # noqa: B027
+    def prepare(self, store: Store, config: Config) -> None:
         """Read statistics of the training data before the first step."""
 
     def finish(self, model: Transformer, examples: Sequence[Any]) -> bool:
@@ -311,7 +307,7 @@ class Task(ABC):
         """What happens to an input that is read in `count` pieces."""
         raise NotImplementedError
 
-    def check_comparable(self, other: Any) -> None:  # noqa: B027
+    def check_comparable(self, other: Any) -> None:
         """Refuse a model of the same task whose scores cannot be compared with this one's."""
 
     def confidence(
@@ -343,11 +339,11 @@ class Task(ABC):
 
     # ---- command line -------------------------------------------------------------------
 
-    @classmethod  # noqa: B027
+    @classmethod
     def check_options(cls, options: Namespace) -> None:
         """Refuse options of the command that cannot be combined, before a model is loaded."""
 
-    def check_model(self, model: ModelConfig, options: Namespace) -> None:  # noqa: B027
+    def check_model(self, model: ModelConfig, options: Namespace) -> None:
         """Refuse options of the command that the model does not have, before anything is read."""
 
     @classmethod
@@ -385,25 +381,3 @@ def too_long(longest: int, consequence: str = "") -> str:
     """The warning about an input that is longer than the model can read at once."""
     warning = f"longer than the {longest} tokens that the model was trained on"
     return f"{warning}: {consequence}" if consequence else warning
-
-
-def without_duplicates(
-    rows: Iterable[tuple[Path, Row]], rule: str, say: Say | None
-) -> Iterator[tuple[Path, Row]]:
-    """The rows (line number first) of several files. rule: data.duplicates."""
-    seen: dict[int, tuple[Path, int]] = {}
-    count, first = 0, ""
-    for path, row in rows:
-        line = int(row[0])
-        before = seen.setdefault(hash(row[1:]), (path, line))
-        if before != (path, line):
-            where = f"{path}:{line}: the same row as {before[0]}:{before[1]}"
-            if rule == "refuse":
-                raise InputError(f"{where}: remove it, or --set data.duplicates=keep or drop")
-            count, first = count + 1, first or where
-            if rule == "drop":
-                continue
-        yield path, row
-    if count and say is not None:
-        kept = "kept" if rule == "keep" else "left out"
-        say(f"{first} ({count:,} such rows, all {kept}: see data.duplicates)")
