@@ -108,9 +108,11 @@ def test_the_best_answer_of_all_windows_is_given_and_said(loaded, call):
     every = decode(model.transformer, requests, options)
     assert len(every) > 4
     best = max(every, key=lambda answer: answer.score)
-    assert (answers[1].tokens, len(answers[1].pieces)) == (best.tokens, len(every))
+    assert (answers[1].token_ids, len(answers[1].pieces)) == (best.token_ids, len(every))
     assert answers[1].score == pytest.approx(best.score, abs=1e-5)
-    assert [piece.tokens for piece in answers[1].pieces] == [answer.tokens for answer in every]
+    assert [piece.token_ids for piece in answers[1].pieces] == [
+        answer.token_ids for answer in every
+    ]
     code, out, err = call("answer", "-m", model.folder, given=["", f"{long}\tWhere is Mary?"])
     assert (code, out.count("\n")) == (0, 2)
     assert err == f"regard: standard input:2: {said} {len(every)} windows is given\n"
@@ -125,7 +127,7 @@ def test_a_question_has_the_same_answer_whoever_is_beside_it(style, loaded):
     questions, contexts = ([one[side] for one in ASKED] for side in (1, 0))
     together = model.answer(questions, contexts)
     alone = [model.answer(q, c)[0] for c, q in ASKED]
-    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
 
 
 def test_a_line_is_context_tab_question_or_json_or_a_question_alone(loaded, call):

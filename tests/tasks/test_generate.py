@@ -203,10 +203,12 @@ def test_greedy_text_is_what_full_passes_say(loaded):
     answers = model.generate(PROMPTS, **GREEDY)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         ids = model.task.tokenizer.encode(prompt)
-        assert answer.tokens == argmax(model, [BOS, *ids], 15)
-        assert answer.text == model.task.tokenizer.decode(answer.tokens)
+        assert answer.token_ids == argmax(model, [BOS, *ids], 15)
+        assert answer.text == model.task.tokenizer.decode(answer.token_ids)
         assert "".join(model.stream(prompt, **GREEDY)) == answer.text
-        assert model.generate(prompt, **GREEDY)[0].tokens == answer.tokens  # whoever is beside it
+        assert (
+            model.generate(prompt, **GREEDY)[0].token_ids == answer.token_ids
+        )  # whoever is beside it
 
 
 def test_a_prompt_longer_than_the_model_is_read_from_its_end_and_said_so(loaded, call):
@@ -218,10 +220,10 @@ def test_a_prompt_longer_than_the_model_is_read_from_its_end_and_said_so(loaded,
         answers = model.generate([fits, much], **GREEDY)
     assert len(warned) == 1
     ids = model.task.tokenizer.encode(much)
-    assert answers[1].source == ids[-longest:]
-    assert answers[1].tokens == argmax(model, ids[-longest:], 15)
+    assert answers[1].source_ids == ids[-longest:]
+    assert answers[1].token_ids == argmax(model, ids[-longest:], 15)
     ids = model.task.tokenizer.encode(fits)
-    assert answers[0].tokens == argmax(model, [BOS, *ids], 15)
+    assert answers[0].token_ids == argmax(model, [BOS, *ids], 15)
     code, out, err = call("generate", "-m", model.folder, "--temperature", 0, "--max-length", 3,
                           given=["a", fits, much])  # fmt: skip
     assert (code, out.count("\n")) == (0, 3)

@@ -114,7 +114,7 @@ def test_generated_texts_of_many_lengths_at_once():
     model = regard.load("box:generate", "cpu")
 
     def tokens(model, size):
-        return model.generate("ROMEO:", min_length=size, max_length=size)[0].tokens
+        return model.generate("ROMEO:", min_length=size, max_length=size)[0].token_ids
 
     alone = [tokens(model, size) for size in sizes]
     fresh = regard.load("box:generate", "cpu")

@@ -89,12 +89,14 @@ def test_a_translation_is_shown_as_the_verb_gives_its_attention(model, style):
     stack = seen.stacks["decoder"]
     spell = one.task.tokenizer.tokens
     both = style == "encoder-decoder"
-    begin = ["<bos>"] if both else spell(answer.source)
-    assert stack.rows == [*begin, *spell(answer.tokens)][:-1]
-    assert stack.writes == [""] * (len(begin) - 1) + spell(answer.tokens)
+    begin = ["<bos>"] if both else spell(answer.source_ids)
+    assert stack.rows == [*begin, *spell(answer.token_ids)][:-1]
+    assert stack.writes == [""] * (len(begin) - 1) + spell(answer.token_ids)
     assert seen.target == answer.text
     if both:
-        assert seen.stacks["cross"].columns == seen.stacks["encoder"].rows == spell(answer.source)
+        assert (
+            seen.stacks["cross"].columns == seen.stacks["encoder"].rows == spell(answer.source_ids)
+        )
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])

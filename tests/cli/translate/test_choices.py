@@ -27,7 +27,7 @@ def test_the_models_own_options_hold_unless_others_are_given(folder, translator,
     assert own == verb("translate", folder, text, beam=4, max_length=6)
     [answer] = translator.answers(text, beam=1, min_length=99)
     assert answer.stopped == "length"
-    assert len(answer.tokens) == len(translator.task.source.encode(text)) + 1 + 6  # 1: <eos>
+    assert len(answer.token_ids) == len(translator.task.source.encode(text)) + 1 + 6  # 1: <eos>
     greedy = 0, printed(translator.translate(text, beam=1)), ""
     assert greedy != own
     assert verb("translate", folder, "--set", "decoding.beam=1", text) == greedy

@@ -46,13 +46,13 @@ def test_json_tells_of_each_answer_what_the_model_says_of_it(folder, translator,
     for text, one, answer in zip(texts, objects(folder, texts), answers, strict=True):
         assert set(one) == KEYS
         assert (one["text"], one["translation"]) == (text, answer.text)
-        assert one["tokens"] == translator.task.target.tokens(answer.tokens)
+        assert one["tokens"] == translator.task.target.tokens(answer.token_ids)
         assert one["stopped"] == answer.stopped
         if not text.strip():
             assert (one["stopped"], one["tokens"], one["score"]) == ("empty", [], 0)
             continue
-        places = range(len(answer.tokens))
-        expected = full_pass(translator, text, answer.tokens)[places, answer.tokens].tolist()
+        places = range(len(answer.token_ids))
+        expected = full_pass(translator, text, answer.token_ids)[places, answer.token_ids].tolist()
         assert one["logprobs"] == pytest.approx(expected, abs=1e-4)
         assert one["logprob"] == pytest.approx(sum(expected), abs=1e-3)
         penalty = ((5 + len(expected)) / 6) ** 0.6
@@ -98,7 +98,7 @@ def test_the_n_best_list_begins_with_the_answer(mode, folder, translator, writte
 def test_alternatives_are_the_best_tokens_of_each_place(folder, translator, texts, objects):
     [one] = objects(folder, texts[:1], beam=1, alternatives=3)
     [answer] = translator.answers(texts[0], beam=1)
-    values, ids = full_pass(translator, texts[0], answer.tokens).topk(3)
+    values, ids = full_pass(translator, texts[0], answer.token_ids).topk(3)
     assert len(one["alternatives"]) == len(one["tokens"])
     for i, place in enumerate(one["alternatives"]):
         signs = translator.task.target.tokens(ids[i].tolist())
@@ -116,7 +116,7 @@ def test_attention_has_all_layers_and_heads(folder, translator, written, objects
         assert source == tokenizer.tokens([*tokenizer.encode(one["text"]), EOS])
         assert read == ["<bos>", *one["tokens"][:-1]]
         capture = AttentionCapture()
-        full_pass(translator, one["text"], answer.tokens, capture)
+        full_pass(translator, one["text"], answer.token_ids, capture)
         sides = {"encoder": (source, source), "decoder": (read, read), "cross": (read, source)}
         assert set(one["attention"]) == set(sides)
         for part, (queries, keys) in sides.items():

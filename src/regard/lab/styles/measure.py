@@ -181,7 +181,7 @@ def count_passes(model: Model, text: str) -> tuple[int, int]:
     transformer = model.transformer
     if isinstance(model.task, Translate) and transformer.decoder is not None:
         result = model.answers(text, history=True, **QUIET, **GREEDY)[0]
-        return sum(len(one.history) for one in result.pieces or [result]), len(result.tokens)
+        return sum(len(one.history) for one in result.pieces or [result]), len(result.token_ids)
     calls: list[None] = []
     stack = transformer.encoder if transformer.decoder is None else transformer.decoder
     assert stack is not None
@@ -199,4 +199,4 @@ def predict(model: Model, texts: list[str]) -> int:
     if not isinstance(model.task, Translate):
         model.classify(texts, **QUIET)
         return 0
-    return sum(len(one.tokens) for one in model.answers(texts, **QUIET, **GREEDY))
+    return sum(len(one.token_ids) for one in model.answers(texts, **QUIET, **GREEDY))
