@@ -230,7 +230,7 @@ class Translate(Sequences):
         fields = fields_of(answer, self.target)
         if answer.pieces:
             fields["pieces"] = [
-                {"text": self.source.decode(piece.source), "translation": piece.text}
+                {"text": self.source.decode(piece.source_ids), "translation": piece.text}
                 | self.details(piece, names)
                 for piece in answer.pieces
             ]
