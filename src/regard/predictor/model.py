@@ -6,6 +6,7 @@ named after the tasks of the package; the same names are commands.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from regard.predictor.reading import ReadingMethods
@@ -46,4 +47,4 @@ class Model(WritingMethods, ReadingMethods):
         """
         from regard.predictor.attention_inputs import gather
 
-        return gather(self, text, target, context)
+        return gather(self, text, target, context, most=sys.maxsize)

@@ -48,7 +48,7 @@ class QuestionInput(NamedTuple):
                 tab = ""
         if not tab or not question.strip():
             raise InputError(
-                f'{where}: needs CONTEXT<tab>QUESTION or {{"context", "question"}}, or --context'
+                f'{where}: needs CONTEXT<tab>QUESTION or {{"context", "question"}}, or a context'
             )
         return cls(context, question)
 
