@@ -87,12 +87,10 @@ def count_tokens(axis: Any, tokens: Sequence[str], size: float, **_: Any) -> Non
 
 def reads(stack: Stack) -> tuple[str, str]:
     """The labels of the two axes."""
-    if stack.name == "encoder":
-        return "token that looks", "token that is looked at"
-    looks = "token that the decoder has just read: it looks, and writes the next"
-    return (looks if stack.writes else "token that looks"), (
-        "token of the source that is looked at" if stack.name == "cross" else "what it looks at"
-    )
+    keys = "key: source token" if stack.name == "cross" else "key: token that the query looks at"
+    if stack.writes:
+        return "query: token that the decoder reads before it writes the next one", keys
+    return "query: token that looks", keys
 
 
 def small_pictures(
@@ -120,7 +118,7 @@ def small_pictures(
             if i == rows - 1:
                 name(axes.xaxis, stack.columns, 9, rotation=90)
     looks, seen = reads(stack)
-    picture.supylabel(looks if rows * high > 5 else "token that looks", fontsize=11)
+    picture.supylabel(looks if rows * high > 5 else "query", fontsize=11)
     picture.supxlabel(seen, fontsize=11)
     add_scale(picture, image, every)
     headed(picture, attention, view)
@@ -142,7 +140,7 @@ def large_picture(attention: Attention, view: View, stack: Stack, panel: Panel) 
     axes.xaxis.set_label_position("top")
     name_tokens(axes.xaxis, stack.columns, size, rotation=90)
     looks, seen = reads(stack)
-    axes.set_ylabel(looks if n * cell > 5 else "token that looks", fontsize=11)
+    axes.set_ylabel(looks if n * cell > 5 else "query", fontsize=11)
     axes.set_xlabel(seen, fontsize=11, labelpad=8)
     if numbered:
         for i, row in enumerate(panel.weights.tolist()):
