@@ -170,15 +170,28 @@ class ModelConfig:
 
     @property
     def has_encoder(self) -> bool:
+        """Whether the style has an encoder."""
         return self.style != "decoder"
 
     @property
     def has_decoder(self) -> bool:
+        """Whether the style has a decoder."""
         return self.style != "encoder"
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> ModelConfig:
-        """A preset with changes: `ModelConfig.preset("base", vocabulary_size=37_000)`."""
+        """A preset with changes: `ModelConfig.preset("base", vocabulary_size=37_000)`.
+
+        Args:
+            name: the name of the preset, for example "tiny" or "base".
+            **changes: fields with other values than those of the preset.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            InputError: the preset or a field is unknown, or a value is not valid.
+        """
         if name not in PRESETS:
             raise unknown("preset", name, PRESETS)
         layers = {"encoder_layers", "decoder_layers"}
@@ -191,7 +204,17 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """From YAML or `--set`."""
+        """The configuration with these values.
+
+        Args:
+            values: the fields by name; the others have their defaults.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            InputError: a field is unknown, or a value is missing or not valid.
+        """
         check_keys(cls, "model", values)
         if "vocabulary_size" not in values:
             raise InputError("model.vocabulary_size is missing: how many tokens there are")

@@ -7,6 +7,7 @@ every default, and `regard train --config` takes that file again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -193,7 +194,15 @@ class DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that a run depends on."""
+    """Everything that a run depends on.
+
+    Attributes:
+        task: the name of the task.
+        model: the architecture.
+        data: files, vocabulary and limits.
+        training: steps, optimiser and checkpoints.
+        decoding: beam search or sampling.
+    """
 
     task: str
     model: ModelConfig
@@ -209,14 +218,25 @@ class Config:
         return self.data.max_length
 
     def to_yaml(self) -> str:
+        """The configuration as YAML, with every default."""
         import yaml
 
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
 
     @classmethod
-    def load(cls, path: Path) -> Config:
-        """The config.yaml of a run."""
-        values = current_names(read_yaml(path), warns=False)
+    def load(cls, path: str | os.PathLike[str]) -> Config:
+        """Read the config.yaml of a run.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            InputError: the file is not the configuration of a run, or a value is not valid.
+        """
+        values = current_names(read_yaml(Path(path)), warns=False)
         task = values.pop("task", None)
         if not isinstance(task, str) or set(values) != set(SECTIONS):
             raise InputError(f"{path} is not the configuration of a run: {sorted(values)}")

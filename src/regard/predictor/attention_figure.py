@@ -87,10 +87,10 @@ def count_tokens(axis: Any, tokens: Sequence[str], size: float, **_: Any) -> Non
 
 def reads(stack: Stack) -> tuple[str, str]:
     """The labels of the two axes."""
-    keys = "key: source token" if stack.name == "cross" else "key: token that the query looks at"
+    keys = "key (source token)" if stack.name == "cross" else "key (token that the query looks at)"
     if stack.writes:
-        return "query: token that the decoder reads before it writes the next one", keys
-    return "query: token that looks", keys
+        return "query (token that the decoder reads before it writes the next one)", keys
+    return "query (token that looks)", keys
 
 
 def small_pictures(

@@ -22,7 +22,6 @@ from regard.tasks.task import Context, Evaluation, Task, Warn
 from regard.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=Task)
-Texts = Iterable[str]
 
 MOST_CACHE = 2_000_000_000  # bytes of the keys and values of one sentence
 
@@ -87,7 +86,7 @@ class BaseModel:
         self,
         inputs: Any,
         *,
-        context: str | Texts | None = None,
+        context: str | Iterable[str] | None = None,
         n_best: int | None = None,
         warn: Warn = python_warning,
         **options: Any,

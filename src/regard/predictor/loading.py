@@ -36,6 +36,9 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
         device: auto, cpu or cuda.
         dtype: float32, bfloat16, int8 (on a CPU), or auto: see AUTO.
 
+    Returns:
+        The model, ready to use.
+
     Raises:
         InputError: a file is missing, damaged or different from the one that the weights were saved
             with (see `accept_changes`), or the weights contain NaN or infinity.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from regard.errors import InputError
 from regard.files import cache_folder, checksum
-from regard.predictor.base import BaseModel, Texts
+from regard.predictor.base import BaseModel
 from regard.predictor.inputs import (
     check_count,
     python_warning,
@@ -34,8 +35,10 @@ class ReadingMethods(BaseModel):
     @overload
     def classify(self, text: str, *, warn: Warn = ...) -> Label: ...  # type: ignore[overload-overlap]
     @overload
-    def classify(self, text: Texts, *, warn: Warn = ...) -> list[Label]: ...
-    def classify(self, text: str | Texts, *, warn: Warn = python_warning) -> Label | list[Label]:
+    def classify(self, text: Iterable[str], *, warn: Warn = ...) -> list[Label]: ...
+    def classify(
+        self, text: str | Iterable[str], *, warn: Warn = python_warning
+    ) -> Label | list[Label]:
         """Classify a text, or each text of a list.
 
         Args:
@@ -56,8 +59,8 @@ class ReadingMethods(BaseModel):
     @overload
     def fill(self, text: str, top: int = ...) -> Filled: ...  # type: ignore[overload-overlap]
     @overload
-    def fill(self, text: Texts, top: int = ...) -> list[Filled]: ...
-    def fill(self, text: str | Texts, top: int = 5) -> Filled | list[Filled]:
+    def fill(self, text: Iterable[str], top: int = ...) -> list[Filled]: ...
+    def fill(self, text: str | Iterable[str], top: int = 5) -> Filled | list[Filled]:
         """Find the best words for each `<mask>` of a text, or of each text of a list.
 
         Args:
@@ -75,7 +78,7 @@ class ReadingMethods(BaseModel):
         return results[0] if isinstance(text, str) else results
 
     def embed(
-        self, text: str | Texts, *, pooling: str = "", warn: Warn = python_warning
+        self, text: str | Iterable[str], *, pooling: str = "", warn: Warn = python_warning
     ) -> NDArray[np.float32]:
         """Compute a vector of unit length for a text, or for each text of a list.
 
@@ -98,9 +101,9 @@ class ReadingMethods(BaseModel):
     @overload
     def embed_tokens(self, text: str, *, warn: Warn = ...) -> TokenVectors: ...  # type: ignore[overload-overlap]
     @overload
-    def embed_tokens(self, text: Texts, *, warn: Warn = ...) -> list[TokenVectors]: ...
+    def embed_tokens(self, text: Iterable[str], *, warn: Warn = ...) -> list[TokenVectors]: ...
     def embed_tokens(
-        self, text: str | Texts, *, warn: Warn = python_warning
+        self, text: str | Iterable[str], *, warn: Warn = python_warning
     ) -> TokenVectors | list[TokenVectors]:
         """Compute a vector for each token of a text, or of each text of a list.
 
@@ -154,9 +157,11 @@ class ReadingMethods(BaseModel):
     @overload
     def search(self, query: str, documents: PathName, top: int = ...) -> list[Hit]: ...  # type: ignore[overload-overlap]
     @overload
-    def search(self, query: Texts, documents: PathName, top: int = ...) -> list[list[Hit]]: ...
     def search(
-        self, query: str | Texts, documents: PathName, top: int = 5
+        self, query: Iterable[str], documents: PathName, top: int = ...
+    ) -> list[list[Hit]]: ...
+    def search(
+        self, query: str | Iterable[str], documents: PathName, top: int = 5
     ) -> list[Hit] | list[list[Hit]]:
         """Find the lines of a file that are nearest to a query, or to each query of a list.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Unpack, overload
 
 from regard.decoding.predictions import Prediction
-from regard.predictor.base import BaseModel, Texts
+from regard.predictor.base import BaseModel
 from regard.predictor.inputs import (
     check_pair,
     check_text,
@@ -46,17 +46,17 @@ class WritingMethods(BaseModel):
     ) -> list[Prediction]: ...  # fmt: skip
     @overload
     def translate(
-        self, text: Texts, *, prefix: str = ..., n_best: None = ..., warn: Warn = ...,
+        self, text: Iterable[str], *, prefix: str = ..., n_best: None = ..., warn: Warn = ...,
         **options: Unpack[DecodingOptions],
     ) -> list[str]: ...  # fmt: skip
     @overload
     def translate(
-        self, text: Texts, *, prefix: str = ..., n_best: int, warn: Warn = ...,
+        self, text: Iterable[str], *, prefix: str = ..., n_best: int, warn: Warn = ...,
         **options: Unpack[DecodingOptions],
     ) -> list[list[Prediction]]: ...  # fmt: skip
     @decoding_keywords
     def translate(
-        self, text: str | Texts, *, prefix: str = "", n_best: int | None = None,
+        self, text: str | Iterable[str], *, prefix: str = "", n_best: int | None = None,
         warn: Warn = python_warning, **options: Unpack[DecodingOptions],
     ) -> str | list[str] | list[Prediction] | list[list[Prediction]]:  # fmt: skip
         """Translate a text, or each text of a list.
@@ -96,18 +96,18 @@ class WritingMethods(BaseModel):
     ) -> list[Prediction]: ...  # fmt: skip
     @overload
     def answer(
-        self, question: Texts, context: str | Texts, *, n_best: None = ..., warn: Warn = ...,
-        **options: Unpack[DecodingOptions],
+        self, question: Iterable[str], context: str | Iterable[str], *, n_best: None = ...,
+        warn: Warn = ..., **options: Unpack[DecodingOptions],
     ) -> list[str]: ...  # fmt: skip
     @overload
     def answer(
-        self, question: Texts, context: str | Texts, *, n_best: int, warn: Warn = ...,
-        **options: Unpack[DecodingOptions],
+        self, question: Iterable[str], context: str | Iterable[str], *, n_best: int,
+        warn: Warn = ..., **options: Unpack[DecodingOptions],
     ) -> list[list[Prediction]]: ...  # fmt: skip
     @decoding_keywords
     def answer(
-        self, question: str | Texts, context: str | Texts, *, n_best: int | None = None,
-        warn: Warn = python_warning, **options: Unpack[DecodingOptions],
+        self, question: str | Iterable[str], context: str | Iterable[str], *,
+        n_best: int | None = None, warn: Warn = python_warning, **options: Unpack[DecodingOptions],
     ) -> str | list[str] | list[Prediction] | list[list[Prediction]]:  # fmt: skip
         """Answer a question from its context, or each question of a list.
 
@@ -142,17 +142,17 @@ class WritingMethods(BaseModel):
     ) -> list[Prediction]: ...  # fmt: skip
     @overload
     def generate(
-        self, prompt: Texts, *, until: str = ..., n_best: None = ..., warn: Warn = ...,
+        self, prompt: Iterable[str], *, until: str = ..., n_best: None = ..., warn: Warn = ...,
         **options: Unpack[DecodingOptions],
     ) -> list[str]: ...  # fmt: skip
     @overload
     def generate(
-        self, prompt: Texts, *, until: str = ..., n_best: int, warn: Warn = ...,
+        self, prompt: Iterable[str], *, until: str = ..., n_best: int, warn: Warn = ...,
         **options: Unpack[DecodingOptions],
     ) -> list[list[Prediction]]: ...  # fmt: skip
     @decoding_keywords
     def generate(
-        self, prompt: str | Texts, *, until: str = "", n_best: int | None = None,
+        self, prompt: str | Iterable[str], *, until: str = "", n_best: int | None = None,
         warn: Warn = python_warning, **options: Unpack[DecodingOptions],
     ) -> str | list[str] | list[Prediction] | list[list[Prediction]]:  # fmt: skip
         """Continue a prompt, or each prompt of a list.

@@ -40,6 +40,9 @@ def make_config(
         start: the configuration of the model to start from (--from), which brings the vocabulary
             and, without a preset, the sizes.
 
+    Returns:
+        The configuration, with every default.
+
     Raises:
         InputError: an option is unknown or not valid, or options cannot be combined.
     """
