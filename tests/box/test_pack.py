@@ -235,7 +235,7 @@ def test_nothing_is_overwritten_unless_that_is_asked_for(run, small, tmp_path):
     old = tmp_path / "old"
     old.mkdir()
     (old / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="exists: choose a different --out"):
+    with pytest.raises(InputError, match="exists: choose a different folder"):
         regard.pack(run, old)
     assert content(old) == {"mine.txt": b"mine"}
     with pytest.raises(InputError, match="is the model itself"):
@@ -249,9 +249,7 @@ def test_a_model_in_the_folder_that_is_to_be_replaced_is_not_lost(run, tmp_path)
     shutil.copytree(run, model)
     (tmp_path / "link").symlink_to("all")
     for out in (tmp_path / "all", tmp_path / "link"):
-        with pytest.raises(
-            InputError, match=f"{model} is in --out {out} and would be deleted with it"
-        ):
+        with pytest.raises(InputError, match=f"{model} is in {out} and would be deleted with it"):
             regard.pack(model, out, replace_old=True)
     assert content(model) == content(run)
 

@@ -252,8 +252,7 @@ def test_rows_that_stand_there_twice_are_refused_kept_or_dropped(
     options = f"--set=data.vocabulary={vocabulary}"
     said = training(task, options, "--set=data.duplicates=refuse", train=[one])
     assert (
-        said
-        == f"{one}:3: the same row as {one}:1: remove it, or --set data.duplicates=keep or drop"
+        said == f"{one}:3: the same row as {one}:1: remove it, or set data.duplicates=keep or drop"
     )
     said = training(task, options, "--set=data.duplicates=refuse", train=[other, one])
     assert said.startswith(f"{one}:2: the same row as {other}:2: ")
@@ -333,7 +332,7 @@ def test_a_style_that_a_task_does_not_have(task, style, needs, refused, data, tm
         "--style",
         style,
     )
-    assert said == f"--task {task} and model.style={style} cannot be combined: it needs {needs}"
+    assert said == f"task {task} and model.style={style} cannot be combined: it needs {needs}"
 
 
 def test_a_style_that_does_not_exist(refused, data, tmp_path):
@@ -366,11 +365,11 @@ def test_a_style_that_does_not_exist(refused, data, tmp_path):
         ("training.similarity_scale=0", "training.similarity_scale must be above 0, not 0.0"),
         (
             "training.similarity_scale=10",
-            "--task fill and training.similarity_scale=10.0 cannot be combined: it is for embed",
+            "task fill and training.similarity_scale=10.0 cannot be combined: it is for embed",
         ),
         (
             "data.shared_vocabulary=false",
-            "--task fill and data.shared_vocabulary=false cannot be combined",
+            "task fill and data.shared_vocabulary=false cannot be combined",
         ),
         ("data.vocabulary_size=20", "data.vocabulary_size is 20 but bpe needs at least 263"),
         (
@@ -393,7 +392,7 @@ def test_an_option_that_cannot_be(setting, said, training):
 def test_an_option_that_the_task_does_not_have(task, setting, training):
     name = setting.partition("=")[0]
     said = training(task, f"--set={setting}")
-    assert said.startswith(f"--task {task} and {name}")
+    assert said.startswith(f"task {task} and {name}")
     assert "cannot be combined" in said
 
 

@@ -102,12 +102,12 @@ def check_out(folder: Path, out: Path, replace_old: bool) -> None:
     if not place.exists():
         return
     if real_path(folder) == place:
-        raise InputError(f"--out {out} is the model itself: choose a different folder")
+        raise InputError(f"{out} is the model itself: choose a different folder")
     if not replace_old and any(place.iterdir()):
-        raise InputError(f"{out} exists: choose a different --out")
+        raise InputError(f"{out} exists: choose a different folder")
     if real_path(folder).is_relative_to(place):
         raise InputError(
-            f"{folder} is in --out {out} and would be deleted with it: choose a different folder"
+            f"{folder} is in {out} and would be deleted with it: choose a different folder"
         )
 
 

@@ -260,8 +260,8 @@ def inherited_vocabulary(start: DataConfig, values: Mapping[str, Any]) -> dict[s
         if values.get(name, value) != value:
             both = [f"data.{name}={str(one).lower()}" for one in (values[name], value)]
             raise InputError(
-                f"{both[0]} and --from a model with {both[1]} cannot be combined: --from brings "
-                f"the vocabulary; leave data.{name} out"
+                f"{both[0]} and a start from a model with {both[1]} cannot be combined: that model "
+                f"brings the vocabulary; leave data.{name} out"
             )
     return inherited
 

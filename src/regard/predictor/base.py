@@ -11,17 +11,19 @@ from typing import Any, TypeVar, Unpack
 from regard.config.sections import Config, DecodingConfig, section
 from regard.errors import InputError, unknown
 from regard.model.transformer import Transformer
-from regard.predictor.inputs import (
-    python_warning,
-    question_inputs,
-)
+from regard.predictor.inputs import check_pair, check_text, python_warning, question_inputs
 from regard.predictor.options import DecodingOptions, chosen_options, decoding_keywords
-from regard.tasks.answer import Questions
+from regard.tasks.answer import QuestionInput, Questions
+from regard.tasks.classify import Classify
+from regard.tasks.documents import Documents
+from regard.tasks.embed import Embed
 from regard.tasks.sequences import Sequences
 from regard.tasks.task import Context, Evaluation, Task, Warn
+from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=Task)
+TEXT_TASKS = (Translate, Classify, Documents, Embed)  # tasks whose inputs are strings
 
 MOST_CACHE = 2_000_000_000  # bytes of the keys and values of one sentence
 
@@ -132,9 +134,28 @@ class BaseModel:
                 raise InputError(
                     f"this model was trained to {self.task.name}: it has no option {name!r}"
                 )
-        inputs = [inputs] if isinstance(inputs, str) else inputs
+        inputs = self._inputs(inputs, pairs=bool(arguments.get("score")))
         predictions = self.run(self.task, inputs, warn, chosen, **arguments)
         return predictions[0] if single else predictions
+
+    def _inputs(self, inputs: Any, pairs: bool) -> list[Any]:
+        """The inputs of `predict` as a list; pairs: they are (source, translation) pairs."""
+        if isinstance(inputs, str):
+            inputs = [inputs]
+        if isinstance(inputs, bytes | dict) or not isinstance(inputs, Iterable):
+            raise InputError(f"inputs are a string or a list, not {inputs!r:.60}")
+        inputs = list(inputs)
+        if isinstance(self.task, Questions):
+            return [
+                QuestionInput.of(text, None, f"question {i + 1}") if isinstance(text, str) else text
+                for i, text in enumerate(inputs)
+            ]
+        if pairs:
+            for pair in inputs:
+                check_pair(pair)
+        elif isinstance(self.task, TEXT_TASKS):
+            check_text(*inputs)
+        return inputs
 
     def run(
         self,

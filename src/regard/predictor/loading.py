@@ -55,8 +55,7 @@ def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False
         raise InputError(f"{folder} is not a model: it has no config.yaml")
     if not (folder / "model.safetensors").is_file():
         raise InputError(
-            f"{folder} has no model.safetensors: its training has not ended; "
-            f"go on with: regard train --resume --out {folder}"
+            f"{folder} has no model.safetensors: its training has not ended: resume the training"
         )
     choice("device", str(device).partition(":")[0], ("auto", *AUTO))
     choice("dtype", dtype, DTYPES)

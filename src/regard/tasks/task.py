@@ -397,7 +397,7 @@ def without_duplicates(
         if before != (path, line):
             where = f"{path}:{line}: the same row as {before[0]}:{before[1]}"
             if rule == "refuse":
-                raise InputError(f"{where}: remove it, or --set data.duplicates=keep or drop")
+                raise InputError(f"{where}: remove it, or set data.duplicates=keep or drop")
             count, first = count + 1, first or where
             if rule == "drop":
                 continue
