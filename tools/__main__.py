@@ -9,6 +9,7 @@ COMMANDS = {
     "results": "write docs/results.md from docs/results/*.json",
     "performance": "write docs/performance.md from benchmarks/ratios.json",
     "configuration": "write docs/configuration.md from the dataclasses",
+    "api": "write docs/api.md from the docstrings",
     "examples": "run the commands in README.md and docs/tasks.md and write their output below them",
 }
 

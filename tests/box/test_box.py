@@ -57,9 +57,7 @@ def test_nothing_is_written_into_the_box(stand_in, call):
 def test_who_asks_for_an_answer_is_told_to_train_a_model(stand_in, call):
     code, out, err = call("answer", "Who slept?", "--context", "The dog slept.")
     assert (code, out) == (2, "")
-    assert (
-        "there is no model in the box to answer: train one with `regard train --task answer`" in err
-    )
+    assert "there is no model in the box to answer: train one (docs/tasks.md)" in err
     assert err.count("\n") == 1
 
 

@@ -66,9 +66,9 @@ def test_in_int8_a_packed_model_says_what_the_other_says(make, tmp_path, changes
     folder = make("translate", changes)
     regard.pack(folder, tmp_path / "small")
     models = [regard.load(one, "cpu", "int8") for one in (folder, tmp_path / "small")]
-    message = [model.answers(TEXTS, beam=2) for model in models]
-    for one, other in zip(*message, strict=True):
-        assert one.tokens == other.tokens
+    predictions = [model.predict(TEXTS, beam=2) for model in models]
+    for one, other in zip(*predictions, strict=True):
+        assert one.token_ids == other.token_ids
         assert one.logprobs == other.logprobs  # to the last bit
     scored = [[a.logprob for a in model.score([(t, t) for t in TEXTS if t])] for model in models]
     assert scored[0] == scored[1]
@@ -235,7 +235,7 @@ def test_nothing_is_overwritten_unless_that_is_asked_for(run, small, tmp_path):
     old = tmp_path / "old"
     old.mkdir()
     (old / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="exists: choose a different --out"):
+    with pytest.raises(InputError, match="exists: choose a different folder"):
         regard.pack(run, old)
     assert content(old) == {"mine.txt": b"mine"}
     with pytest.raises(InputError, match="is the model itself"):
@@ -249,9 +249,7 @@ def test_a_model_in_the_folder_that_is_to_be_replaced_is_not_lost(run, tmp_path)
     shutil.copytree(run, model)
     (tmp_path / "link").symlink_to("all")
     for out in (tmp_path / "all", tmp_path / "link"):
-        with pytest.raises(
-            InputError, match=f"{model} is in --out {out} and would be deleted with it"
-        ):
+        with pytest.raises(InputError, match=f"{model} is in {out} and would be deleted with it"):
             regard.pack(model, out, replace_old=True)
     assert content(model) == content(run)
 

@@ -336,7 +336,7 @@ def test_a_style_that_a_task_does_not_have(task, style, needs, refused, data, tm
         "--style",
         style,
     )
-    assert said == f"--task {task} and model.style={style} cannot be combined: it needs {needs}"
+    assert said == f"task {task} and model.style={style} cannot be combined: it needs {needs}"
 
 
 def test_a_style_that_does_not_exist(refused, data, tmp_path):
@@ -369,11 +369,11 @@ def test_a_style_that_does_not_exist(refused, data, tmp_path):
         ("training.similarity_scale=0", "training.similarity_scale must be above 0, not 0.0"),
         (
             "training.similarity_scale=10",
-            "--task fill and training.similarity_scale=10.0 cannot be combined: it is for embed",
+            "task fill and training.similarity_scale=10.0 cannot be combined: it is for embed",
         ),
         (
             "data.shared_vocabulary=false",
-            "--task fill and data.shared_vocabulary=false cannot be combined",
+            "task fill and data.shared_vocabulary=false cannot be combined",
         ),
         ("data.vocabulary_size=20", "data.vocabulary_size is 20 but bpe needs at least 263"),
         (
@@ -396,7 +396,7 @@ def test_an_option_that_cannot_be(setting, said, training):
 def test_an_option_that_the_task_does_not_have(task, setting, training):
     name = setting.partition("=")[0]
     said = training(task, f"--set={setting}")
-    assert said.startswith(f"--task {task} and {name}")
+    assert said.startswith(f"task {task} and {name}")
     assert "cannot be combined" in said
 
 
@@ -435,7 +435,10 @@ def test_python_says_what_it_expects_of_arguments_of_another_kind(loaded, traine
         (lambda: loaded("translate").score([1]), r"a pair is \(source, translation\), not 1"),
         (lambda: loaded("translate").score(["ab"]), r"a pair is \(source, translation\), not 'ab'"),
         (lambda: loaded("translate").translate(None), "a string or several strings, not None"),
-        (lambda: loaded("fill").fill("a <mask>", top="a"), "top must be at least 1, not 'a'"),
+        (
+            lambda: loaded("fill").fill("a <mask>", top="a"),
+            "top must be an integer of at least 1, not 'a'",
+        ),
         (lambda: regard.load(None), 'a model is a folder, or "box:translate", not None'),
         (lambda: regard.load(folder, device="tpu"), "unknown device 'tpu'; did you mean 'cpu'?"),
     ):

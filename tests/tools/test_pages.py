@@ -14,7 +14,7 @@ from tools.configuration import SECTIONS, document
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["results", "performance", "configuration"])
+@pytest.mark.parametrize("name", ["results", "performance", "configuration", "api"])
 def test_a_page_is_what_its_command_writes(name, tmp_path):
     made = tmp_path / f"{name}.md"
     command = [sys.executable, "-m", "tools", name, "--out", made]

@@ -50,9 +50,18 @@ class PackedModel:
 
 
 def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> PackedModel:
-    """Write a finished model with int8 weights to the folder `out`.
+    """Write a finished model with int8 weights, in a quarter of its size.
 
-    replace_old: replace an existing folder
+    Args:
+        model: the model folder, or a model in the box ("box:translate").
+        out: the folder to write.
+        replace_old: replace an existing folder.
+
+    Returns:
+        The folder, and the sizes before and after.
+
+    Raises:
+        InputError: the model cannot be loaded, or `out` exists or cannot be written.
     """
     folder, out = folder_of(model), Path(out)
     check_out(folder, out, replace_old)
@@ -93,12 +102,12 @@ def check_out(folder: Path, out: Path, replace_old: bool) -> None:
     if not place.exists():
         return
     if real_path(folder) == place:
-        raise InputError(f"--out {out} is the model itself: choose a different folder")
+        raise InputError(f"{out} is the model itself: choose a different folder")
     if not replace_old and any(place.iterdir()):
-        raise InputError(f"{out} exists: choose a different --out")
+        raise InputError(f"{out} exists: choose a different folder")
     if real_path(folder).is_relative_to(place):
         raise InputError(
-            f"{folder} is in --out {out} and would be deleted with it: choose a different folder"
+            f"{folder} is in {out} and would be deleted with it: choose a different folder"
         )
 
 

@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
+from regard.config.checks import (
+    DERIVED,
+    FRACTION,
+    Range,
+    changed_fields,
+    check_keys,
+    check_types,
+    choice,
+)
 from regard.config.parameters import closed_form
 from regard.config.registry import ATTENTION, MIXERS, POSITIONS
 from regard.errors import InputError, unknown
@@ -76,6 +84,8 @@ class ModelConfig:
     # masked-language-model for an encoder; regard train: what the task needs
     classes: int | None = None  # for head=classifier; regard train: the number of labels
     pooling: str = "mean"  # for head=pooling: the mean of all tokens, the first (cls), the last
+
+    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         check_types(self, "model", RANGES)
@@ -178,15 +188,28 @@ class ModelConfig:
 
     @property
     def has_encoder(self) -> bool:
+        """Whether the style has an encoder."""
         return self.style != "decoder"
 
     @property
     def has_decoder(self) -> bool:
+        """Whether the style has a decoder."""
         return self.style != "encoder"
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> ModelConfig:
-        """A preset with changes: `ModelConfig.preset("base", vocabulary_size=37_000)`."""
+        """A preset with changes: `ModelConfig.preset("base", vocabulary_size=37_000)`.
+
+        Args:
+            name: the name of the preset, for example "tiny" or "base".
+            **changes: fields with other values than those of the preset.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            InputError: the preset or a field is unknown, or a value is not valid.
+        """
         if name not in PRESETS:
             raise unknown("preset", name, PRESETS)
         layers = {"encoder_layers", "decoder_layers"}
@@ -199,7 +222,17 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """From YAML or `--set`."""
+        """The configuration with these values.
+
+        Args:
+            values: the fields by name; the others have their defaults.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            InputError: a field is unknown, or a value is missing or not valid.
+        """
         check_keys(cls, "model", values)
         if "vocabulary_size" not in values:
             raise InputError("model.vocabulary_size is missing: how many tokens there are")

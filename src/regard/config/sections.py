@@ -7,13 +7,22 @@ every default, and `regard train --config` takes that file again.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
+from regard.config.checks import (
+    DERIVED,
+    FRACTION,
+    Range,
+    changed_fields,
+    check_keys,
+    check_types,
+    choice,
+)
 from regard.config.model import ModelConfig
 from regard.config.registry import SCHEDULES
 from regard.config.settings import SECTIONS, current_names, read_yaml
@@ -51,6 +60,8 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
+    """The data: files, vocabulary and limits. Each field is in docs/configuration.md."""
+
     train: list[str] = field(default_factory=list)  # --train: files; translate: source, target
     valid: list[str] = field(default_factory=list)  # --valid: held-out files, or "5%" of train
     columns: dict[str, str] = field(default_factory=dict)  # field: column, if it has another name
@@ -67,6 +78,8 @@ class DataConfig:
     bleu: str = "13a"  # sacreBLEU's tokenizer; zh for Chinese, char for others
     mask: float = 0.15  # fill: fraction of the tokens to predict
     whole_words: bool = False  # fill: all tokens of a word are masked, or none
+
+    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "valid", as_files(self.valid))
@@ -132,6 +145,8 @@ def as_columns(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
+    """The training: steps, optimiser and checkpoints. Each field is in docs/configuration.md."""
+
     steps: int = 2_000  # maximum number of optimiser steps
     batch_tokens: int = 4_096  # tokens per packed row; translate: target tokens; else: input tokens
     accumulate: int = 1  # rows per step and process; their gradients are summed
@@ -158,6 +173,8 @@ class TrainingConfig:
     tensorboard: bool = False  # write events for TensorBoard beside metrics.jsonl
     seed: int = 1  # random seed for initialisation, shuffling and dropout (--seed)
 
+    __repr__ = changed_fields
+
     def __post_init__(self) -> None:
         check_types(self, "training", RANGES["training"])
         choice("training.optimiser", self.optimiser, ("adam", "adamw"))
@@ -177,6 +194,8 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
+    """The decoding: beam search or sampling. Each field is in docs/configuration.md."""
+
     beam: int = 4  # hypotheses per sentence; 1 is greedy search
     length_penalty: float = 0.6  # scores are divided by ((5 + tokens) / 6) to this power
     n_best: int = 1  # outputs per sentence: the best of the beam, or this many samples
@@ -187,6 +206,8 @@ class DecodingConfig:
     top_k: int = 0  # sample only from this many most probable tokens; 0: from all
     top_p: float = 1.0  # sample from the fewest most probable tokens with this total probability
     seed: int = 1  # random seed for sampling
+
+    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         check_types(self, "decoding", RANGES["decoding"])
@@ -220,7 +241,15 @@ class DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that a run depends on."""
+    """Everything that a run depends on.
+
+    Attributes:
+        task: the name of the task.
+        model: the architecture.
+        data: files, vocabulary and limits.
+        training: steps, optimiser and checkpoints.
+        decoding: beam search or sampling.
+    """
 
     task: str
     model: ModelConfig
@@ -236,14 +265,25 @@ class Config:
         return self.data.max_length
 
     def to_yaml(self) -> str:
+        """The configuration as YAML, with every default."""
         import yaml
 
         return yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True)
 
     @classmethod
-    def load(cls, path: Path) -> Config:
-        """The config.yaml of a run."""
-        values = current_names(read_yaml(path), warns=False)
+    def load(cls, path: str | os.PathLike[str]) -> Config:
+        """Read the config.yaml of a run.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            InputError: the file is not the configuration of a run, or a value is not valid.
+        """
+        values = current_names(read_yaml(Path(path)), warns=False)
         task = values.pop("task", None)
         if not isinstance(task, str) or set(values) != set(SECTIONS):
             raise InputError(f"{path} is not the configuration of a run: {sorted(values)}")
@@ -267,8 +307,8 @@ def inherited_vocabulary(start: DataConfig, values: Mapping[str, Any]) -> dict[s
         if values.get(name, value) != value:
             both = [f"data.{name}={str(one).lower()}" for one in (values[name], value)]
             raise InputError(
-                f"{both[0]} and --from a model with {both[1]} cannot be combined: --from brings "
-                f"the vocabulary; leave data.{name} out"
+                f"{both[0]} and a start from a model with {both[1]} cannot be combined: that model "
+                f"brings the vocabulary; leave data.{name} out"
             )
     return inherited
 

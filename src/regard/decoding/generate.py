@@ -120,7 +120,7 @@ def generate(
     predictions = _decode(model, requests, options)
     outputs = []
     for request, prediction in zip(requests, predictions, strict=True):
-        tokens = prediction.tokens[len(request.prefix) :]
+        tokens = prediction.token_ids[len(request.prefix) :]
         outputs.append(tokens[:-1] if tokens and tokens[-1] == eos else tokens)
     return (outputs, [prediction.score for prediction in predictions]) if scores else outputs
 

@@ -408,6 +408,7 @@ class Transformer(nn.Module):
             )
 
     def check_row(self, row: Packed, side: str) -> None:
+        """Refuse a row on another device, or with tokens that the model does not have."""
         weight = self.table(side).weight
         if row.tokens.device != weight.device:
             raise InputError(

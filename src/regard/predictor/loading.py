@@ -46,6 +46,9 @@ def load(
         tokenizer: the tokenizer of a model that was trained with a Python object as its tokenizer,
             which is not saved; a pair if source and target have different ones.
 
+    Returns:
+        The model, ready to use.
+
     Raises:
         InputError: a file is missing, damaged or different from the one that the weights were saved
             with (see `accept_changes`), the weights contain NaN or infinity, or there is no such
@@ -69,8 +72,7 @@ def open_folder(
         raise InputError(f"{folder} is not a model: it has no config.yaml")
     if not (folder / "model.safetensors").is_file():
         raise InputError(
-            f"{folder} has no model.safetensors: its training has not ended; "
-            f"go on with: regard train --resume --out {folder}"
+            f"{folder} has no model.safetensors: its training has not ended: resume the training"
         )
     where, dtype = choose_device(device), dtype_name(dtype)
     config = check_folder(folder, changed)

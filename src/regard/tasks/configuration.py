@@ -40,6 +40,9 @@ def make_config(
         start: the configuration of the model to start from (--from), which brings the vocabulary
             and, without a preset, the sizes.
 
+    Returns:
+        The configuration, with every default.
+
     Raises:
         InputError: an option is unknown or not valid, or options cannot be combined.
     """
@@ -55,8 +58,8 @@ def make_config(
     if start is not None:
         if not task.two_vocabularies and not start.data.shared_vocabulary:
             raise InputError(
-                f"--from a model with two vocabularies and --task {name} cannot be combined: it "
-                "has one"
+                f"a start from a model with two vocabularies and task {name} cannot be combined: "
+                "the task has one vocabulary"
             )
         of_data |= inherited_vocabulary(start.data, of_data)
     data = section(DataConfig, "data", of_data)
@@ -74,7 +77,7 @@ def make_config(
     check_options(task, "training", training)
     if training.balance and model.head != "classifier":
         raise InputError(
-            f"training.balance=true and --task {name} with model.style={model.style} cannot be "
+            f"training.balance=true and task {name} with model.style={model.style} cannot be "
             "combined: only a classifier has classes that can be weighed"
         )
     return config
@@ -97,12 +100,12 @@ def build_model(
     values = {**defaults, **task.model_defaults(style, data), **values}
     if style in STYLES and style not in task.styles:
         raise InputError(
-            f"--task {task.name} and model.style={style} cannot be combined: "
+            f"task {task.name} and model.style={style} cannot be combined: "
             f"it needs {' or '.join(task.styles)}"
         )
     check_options(task, "data", data)
     if not task.two_vocabularies and not data.shared_vocabulary:
-        raise InputError(f"--task {task.name} and data.shared_vocabulary=false cannot be combined")
+        raise InputError(f"task {task.name} and data.shared_vocabulary=false cannot be combined")
     if start is not None and preset is None:
         model = ModelConfig.from_dict(values)
     else:
@@ -131,7 +134,7 @@ def check_options(task: type[Task], key: str, options: DataConfig | TrainingConf
         of, _, name = option.partition(".")
         if of == key and task.name not in tasks and vars(options)[name] != default[name]:
             raise InputError(
-                f"--task {task.name} and {option}={vars(options)[name]} cannot be combined: "
+                f"task {task.name} and {option}={vars(options)[name]} cannot be combined: "
                 f"it is for {' and '.join(tasks)}"
             )
 

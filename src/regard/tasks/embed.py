@@ -62,7 +62,7 @@ class Embed(Task):
     @classmethod
     def check_config(cls, config: Config) -> None:
         if config.training.r_drop:
-            raise InputError("--task embed and training.r_drop cannot be combined")
+            raise InputError("task embed and training.r_drop cannot be combined")
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers) -> Embed:

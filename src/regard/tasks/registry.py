@@ -23,8 +23,14 @@ _TASKS: dict[str, type[Task]] = {}
 
 
 def register_task(task: type[Task]) -> type[Task]:
-    """Make a task known to the configuration, the command line and `regard.load`. Also a class
-    decorator."""
+    """Make a task known to the configuration, the command line and `regard.load`.
+
+    Args:
+        task: the class of the task.
+
+    Returns:
+        The same class, so that this is also a class decorator.
+    """
     _TASKS[task.name] = task
     return task
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -57,10 +58,14 @@ BYTES = {sign: byte for byte, sign in enumerate(SIGNS)}
 class Tokenizer:
     """Converts text to token ids and back; created by `learn` or `load`.
 
-    kind: "bpe", "character" or "byte"
-    size: the number of tokens, including the six special ones
-    longest: the largest number of bytes of one token
-    pieces: the bytes of each token
+    The six special tokens have the ids 0 to 5, which are also attributes of the class: `unk`,
+    `bos`, `eos`, `cls`, `sep` and `mask`.
+
+    Attributes:
+        kind: "bpe", "character" or "byte".
+        size: the number of tokens, including the six special ones.
+        longest: the largest number of bytes of one token.
+        pieces: the bytes of each token.
     """
 
     unk, bos, eos, cls, sep, mask = range(len(SPECIALS))
@@ -105,11 +110,24 @@ class Tokenizer:
     # Learning
 
     @classmethod
-    def learn(cls, lines: Iterable[str], kind: str, size: int, quiet: bool = False) -> Tokenizer:
-        """Learn a vocabulary of at most `size` tokens, including the special ones.
+    def learn(
+        cls, lines: Iterable[str], kind: str = "bpe", size: int = 8_000, quiet: bool = False
+    ) -> Tokenizer:
+        """Learn a vocabulary from text. The same lines give the same vocabulary.
 
-        The same lines give the same vocabulary. Too little text gives a smaller one. The byte
-        vocabulary is fixed.
+        Args:
+            lines: the text, line by line.
+            kind: "bpe", "character" or "byte"; the byte vocabulary is fixed.
+            size: the largest number of tokens, including the special ones; too little text gives
+                fewer.
+            quiet: show no progress.
+
+        Returns:
+            The new tokenizer.
+
+        Raises:
+            InputError: the kind is unknown, the size is too small or too large, or there is no
+                text.
         """
         if kind not in KINDS:
             raise unknown("data.vocabulary", kind, KINDS)
@@ -131,11 +149,31 @@ class Tokenizer:
     # Text to ids
 
     def encode(self, text: str) -> list[int]:
+        """The token ids of a text.
+
+        Args:
+            text: any text; special tokens such as `<eos>` in it are ordinary text.
+
+        Returns:
+            The token ids, without special tokens.
+
+        Raises:
+            InputError: the text has a lone surrogate, which is not a character.
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; the library encodes BPE on all cores, a long text in pieces
-        (pieces.py), so that memory is bounded."""
+        """The token ids of each text.
+
+        The library encodes BPE on all cores, a long text in pieces (pieces.py), so that memory is
+        bounded.
+
+        Args:
+            texts: any number of texts.
+
+        Returns:
+            The token ids of each text, as `encode` returns them.
+        """
         first = len(SPECIALS)
         if self.kind == "byte":
             return [[byte + first for byte in _utf8(text)] for text in texts]
@@ -165,7 +203,14 @@ class Tokenizer:
         return list(range(len(SPECIALS), self.size))
 
     def words(self, text: str) -> list[bytes]:
-        """The parts of a text that BPE splits separately: no token crosses their boundaries."""
+        """The parts of a text that BPE splits separately: no token crosses their boundaries.
+
+        Args:
+            text: any text.
+
+        Returns:
+            The UTF-8 bytes of each part.
+        """
         pieces = self._library.pre_tokenizer.pre_tokenize_str(text)
         return [bytes(BYTES[sign] for sign in piece) for piece, _ in pieces]
 
@@ -178,12 +223,32 @@ class Tokenizer:
     # Ids to text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids, without special tokens. Bytes that are not UTF-8 and unknown
-        characters become U+FFFD."""
+        """The text of token ids.
+
+        Args:
+            ids: token ids.
+
+        Returns:
+            The text without special tokens. Bytes that are not UTF-8 and unknown characters become
+            U+FFFD.
+
+        Raises:
+            InputError: an id is outside the vocabulary.
+        """
         return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
-        """Each token in readable form: ▁ for a space, \\n or \\xc3 for what cannot be printed."""
+        """Each token in readable form.
+
+        Args:
+            ids: token ids.
+
+        Returns:
+            One string for each id: ▁ for a space, \\n or \\xc3 for what cannot be printed.
+
+        Raises:
+            InputError: an id is outside the vocabulary.
+        """
         return [
             SPECIALS[id] if 0 <= id < len(SPECIALS) else _readable(self._piece(id)) for id in ids
         ]
@@ -201,8 +266,16 @@ class Tokenizer:
         return np.array([len(piece) for piece in self.pieces])
 
     def word_starts(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """For each token of a row, the position where its word begins. A word is letters and digits
-        with the space before it; every other character is a word."""
+        """The position where the word of each token begins.
+
+        A word is letters and digits with the space before it; every other character is a word.
+
+        Args:
+            ids: token ids of a row, [N].
+
+        Returns:
+            The positions, [N].
+        """
         begins, ends = self._inside
         joined = np.zeros(len(ids), dtype=bool)
         joined[1:] = begins[ids[1:]] & ends[ids[:-1]]
@@ -235,18 +308,36 @@ class Tokenizer:
         """sha256 of the saved file."""
         return hashlib.sha256(self._content).hexdigest()
 
-    def save(self, path: Path | str) -> None:
-        """Write tokenizer.json atomically."""
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the vocabulary as a JSON file, atomically.
+
+        Args:
+            path: the file, usually tokenizer.json.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         try:
             write_file(Path(path), self._content)
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 
     @classmethod
-    def load(cls, path: Path | str, size: int | None = None) -> Tokenizer:
-        """Read a file that `save` wrote; anything else is refused before it takes time or memory,
-        and so is a vocabulary that has not the `size` of its model."""
-        return cls.from_json(read_content(path, size), path, size)
+    def load(cls, path: str | os.PathLike[str], size: int | None = None) -> Tokenizer:
+        """Read a file that `save` wrote.
+
+        Args:
+            path: the file.
+            size: the number of tokens that the model needs; None: any number.
+
+        Returns:
+            The tokenizer.
+
+        Raises:
+            InputError: the file is not a vocabulary, is damaged, or does not have this size. It is
+                refused before it takes time or memory.
+        """
+        return cls.from_json(read_content(Path(path), size), Path(path), size)
 
     @classmethod
     def from_json(cls, whole: Any, path: Path | str, size: int | None = None) -> Tokenizer:

@@ -206,8 +206,14 @@ def with_r_drop(
     """The loss of one forward pass or, if `weight` is not 0, of R-Drop (Liang et al. 2021): the
     mean loss of two passes with different dropout, plus `weight` times their divergence.
 
-    `criterion` gives the loss and the negative log-likelihood of the output of `forward`, and
-    `distance` the divergence of two outputs. The likelihood of the first pass is returned.
+    Args:
+        forward: computes the output of a forward pass.
+        criterion: computes the loss and the negative log-likelihood of an output.
+        distance: computes the divergence of two outputs.
+        weight: the weight of the divergence.
+
+    Returns:
+        The loss, and the negative log-likelihood of the first pass.
     """
     first = forward()
     loss, likelihood = criterion(first)

@@ -44,7 +44,6 @@ def folder_of(model: str | Path) -> Path:
         if not task.isidentifier() or get_close_matches(task, known, cutoff=0.75):
             raise unknown("model in the box", task, known)
         raise InputError(
-            f"there is no model in the box to {task}: train one with `regard train --task {task}` "
-            "and name its folder with -m (docs/tasks.md)"
+            f"there is no model in the box to {task}: train one (docs/tasks.md) and name its folder"
         )
     return FOLDER / task

@@ -264,6 +264,7 @@ class Trainer:
         return stop > 0
 
     def record(self, step: int, **values: Any) -> None:
+        """Append a line to metrics.jsonl, in the first process."""
         if self.processes.first:
             # JSON has no NaN: a loss that is not finite is left out.
             values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
@@ -292,6 +293,7 @@ class Trainer:
         self.progress.pause()
 
     def save(self) -> None:
+        """Write a checkpoint, in the first process."""
         if self.processes.first:
             tensors = optimiser_tensors(self.model, self.optimiser)
             state = {**vars(self.state), "config": self._options()}
