@@ -18,8 +18,8 @@ from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.files import real_path
 from regard.model.positions import Rotation, sinusoids
+from regard.predictor.attention import stacks_of
 from regard.training.model_folder import newest_weights, read_config
-from regard.view.attention import stacks_of
 from regard.view.picture import COLOURS, DASHES, new_figure, picture_name, save_picture
 
 if TYPE_CHECKING:
