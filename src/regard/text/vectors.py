@@ -36,7 +36,7 @@ class VectorFile:
 
     def write(self, vectors: NDArray[np.float32]) -> None:
         with named(self.path):
-            self.file.write(vectors.astype(KIND).tobytes())
+            self.file.write(np.asarray(vectors, KIND).tobytes())
         self.count += len(vectors)
 
     def close(self, whole: bool) -> None:
