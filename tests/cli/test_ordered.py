@@ -57,13 +57,13 @@ def test_without_a_limit_a_group_has_the_whole_pool():
 
 
 def test_the_size_of_groups_follows_the_speed():
-    pace = Pace(10_000)
-    pace.measured(10_000, 2 * ordered.SECONDS)
-    assert pace.cost == pytest.approx(5_000)
-    pace.measured(5_000, 100.0)
-    assert pace.cost == pytest.approx(2_500)  # at most by half
-    pace.measured(2_500, 0.0)
-    assert pace.cost == pytest.approx(5_000)  # at most twice as large
+    pace = Pace(40_000)
+    pace.measured(40_000, 2 * ordered.SECONDS)
+    assert pace.cost == pytest.approx(20_000)
+    pace.measured(20_000, 100.0)
+    assert pace.cost == pytest.approx(10_000)  # at most by half
+    pace.measured(10_000, 0.0)
+    assert pace.cost == pytest.approx(20_000)  # at most twice as large
     for _ in range(9):
         pace.measured(100, 100.0)
     assert pace.cost == ordered.LEAST_COST

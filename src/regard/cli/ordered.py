@@ -18,7 +18,7 @@ from typing import Any
 POOL = 1024  # inputs from which groups are chosen, and at most this many results wait for others
 SECONDS = 1.2  # time that one group should take
 FIRST_COST = 4_000  # characters of the first group, before the speed is known
-LEAST_COST = 1_000  # characters of a group on a slow machine
+LEAST_COST = 2_500  # characters of a group on a slow machine
 INPUT_COST = 20  # characters to which the constant cost of an input is equivalent
 
 
