@@ -42,8 +42,8 @@ class Translate(Sequences):
     two_vocabularies = True
     options = (
         Option(
-            "split", "do not split lines into sentences (for data with one sentence per line)",
-            default=True,
+            "split", "translate each line as one sentence (default: translate its sentences one by "
+            "one)", default=True,
         ),
         Option("prefix", "how the translation of each text begins", str, "", "TEXT"),
         Option("stream", "show the words as they come", argument=False),
@@ -52,11 +52,11 @@ class Translate(Sequences):
             "translation is",
         ),
         Option(
-            "alternatives", "with --json: the N most probable tokens at each position", int, 0,
-            most=1000,
+            "alternatives", "with --json: the N most probable tokens at each position of a sentence",
+            int, 0, most=1000,
         ),
-        Option("history", "with --json: all that the search kept and pruned"),
-        Option("attention", "with --json: where every head of every layer looks"),
+        Option("history", "with --json: all that the search of each sentence kept and pruned"),
+        Option("attention", "with --json: where every head of every layer looks, by sentence"),
     )  # fmt: skip
 
     @classmethod
