@@ -61,18 +61,18 @@ def join_sentences(split: SplitText | None, predictions: list[Prediction]) -> Pr
 def _join(split: SplitText, predictions: list[Prediction]) -> Prediction:
     count = max((len(prediction.n_best) for prediction in predictions), default=1)
     lists = [prediction.n_best for prediction in predictions]
-    joined, *others = [_one(split, chosen) for chosen in best_combinations(lists, count)]
+    joined, *others = [_concatenated(split, chosen) for chosen in best_combinations(lists, count)]
     joined.others = others
     return runtime.drop_duplicates(joined, count)
 
 
-def _one(split: SplitText, predictions: Sequence[Prediction]) -> Prediction:
-    """One prediction from one prediction for each part."""
+def _concatenated(split: SplitText, predictions: Sequence[Prediction]) -> Prediction:
+    """The prediction for a text from one prediction for each of its parts."""
     return runtime.Prediction(
         [token for prediction in predictions for token in prediction.token_ids],
         [logprob for prediction in predictions for logprob in prediction.logprobs],
         sum(prediction.score for prediction in predictions),
-        max((one.stopped for one in predictions), key=runtime.STOPS.index, default="empty"),
+        max((part.stopped for part in predictions), key=runtime.STOPS.index, default="empty"),
         split.join([prediction.text for prediction in predictions]),
         [token for prediction in predictions for token in prediction.source_ids],
         tokenizers=predictions[0].tokenizers if predictions else None,

@@ -52,7 +52,7 @@ class Translate(Sequences):
             "translation is",
         ),
         Option(
-            "alternatives", "with --json: the N most probable tokens at each position of a sentence",
+            "alternatives", "with --json: N most probable tokens at each position of a sentence",
             int, 0, most=1000,
         ),
         Option("history", "with --json: all that the search of each sentence kept and pruned"),
@@ -299,8 +299,8 @@ class Translate(Sequences):
         if answer.sentences:
             sentences = zip(split_sentences(text).sentences, answer.sentences, strict=True)
             fields["sentences"] = [
-                {"text": sentence, "translation": one.text} | self.details(one, names)
-                for sentence, one in sentences
+                {"text": sentence, "translation": part.text} | self.details(part, names)
+                for sentence, part in sentences
             ]
         return fields
 
