@@ -300,7 +300,9 @@ def test_numbers_lines_json_and_files_are_the_same_vectors(loaded, call, tmp_pat
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError, InputError])
-def test_an_unfinished_file_leaves_nothing_behind(stop, loaded, call, tmp_path, monkeypatch):
+def test_an_unfinished_run_keeps_its_vectors_in_a_partial_file(
+    stop, loaded, call, tmp_path, monkeypatch
+):
     model = loaded("embed")
     folder = tmp_path / "out"
     folder.mkdir()
@@ -320,10 +322,12 @@ def test_an_unfinished_file_leaves_nothing_behind(stop, loaded, call, tmp_path, 
         with pytest.raises(RuntimeError, match="enough"):
             call(*command, given=TEXTS)
     else:
-        code, _, _ = call(*command, given=TEXTS)
+        code, _, err = call(*command, given=TEXTS)
         assert code == (130 if stop is KeyboardInterrupt else 2)
+        assert f"not complete: the first 2 vectors are in {folder}/old.npy.partial\n" in err
     assert len(calls) == 3
-    assert [path.name for path in folder.iterdir()] == ["old.npy"]
+    assert sorted(path.name for path in folder.iterdir()) == ["old.npy", "old.npy.partial"]
+    assert np.load(folder / "old.npy.partial", allow_pickle=False).tolist() == [[1.0] * 16] * 2
     assert (folder / "old.npy").read_bytes() == b"what was there"
 
 

@@ -1,8 +1,8 @@
-"""What Python is warned of is said of the line of the program that called, whatever the task is."""
+"""A Python warning names the line of the program that called, for every task."""
 
 import pytest
 
-LONG = "The dog slept in the garden. " * 40
+LONG = "The dog slept in the garden " * 40
 CALLS = {
     "translate": ("translate", lambda model, file: model.translate(LONG)),
     "predict": ("translate", lambda model, file: model.predict(LONG)),

@@ -178,6 +178,10 @@ def chosen_decoding(options: Namespace) -> dict[str, Any]:
 def add_option(verb: ArgumentParser, option: Option) -> None:
     """An option that a task declares."""
     flag = f"--{option.name}"
+    if option.kind is bool and option.default:
+        name = f"--no-{option.name}"
+        verb.add_argument(name, dest=option.name, action="store_false", help=option.help)
+        return
     if option.kind is bool:
         verb.add_argument(flag, action="store_true", help=option.help)
         return

@@ -1,7 +1,8 @@
 """Print predictions for the texts of the command line, or for the lines of standard input.
 
-There is one line of output for each line of input, in order. Lines are read in blocks, so memory
-does not grow with their number. An error or a warning names the number of the line.
+There is one line of output for each line of input, in order, and it is written as soon as it and
+all lines before it are known (ordered.py). Lines are read in blocks, so memory does not grow with
+their number. An error or a warning names the number of the line.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import argparse
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
+from regard.cli.ordered import Pace, results_in_order
 from regard.console import as_json, progress, warn
 from regard.errors import InputError
 from regard.predictor.model import Model
@@ -23,6 +26,8 @@ from regard.text.lines import read_blocks
 
 STDIN = "standard input"
 Block = tuple[int, list[str], int]  # number of the first line, lines, bytes read so far
+Advance = Callable[[Sequence[str]], None]  # called with lines that have been processed
+GPU_POOL = 4096  # a GPU needs large batches, and computes this many lines in a few seconds
 
 
 class Place(NamedTuple):
@@ -43,11 +48,13 @@ def print_predictions(model: Model, task: Task, options: argparse.Namespace) -> 
     # The options are checked before anything is read.
     options.n_best = model.decoding(options.decoding).n_best
     task.check_model(model.config.model, options)
+    on_gpu = model.transformer.output_matrix().is_cuda
+    pace = Pace(inf, GPU_POOL) if on_gpu else Pace()
+    pace.pool = min(pace.pool, task.block_size(options) or pace.pool)
     with task.output(model.config.model, options) as store:
         streams = getattr(options, "stream", False)
-        block = stream_block if streams else partial(print_block, store=store)
-        run = partial(block, model, task, options)
-        for_each_block(options, task.doing, run, task.block_size(options))
+        block = stream_block if streams else partial(print_block, pace=pace, store=store)
+        for_each_block(options, task.doing, partial(block, model, task, options))
 
 
 def print_block(
@@ -56,6 +63,8 @@ def print_block(
     options: argparse.Namespace,
     texts: list[str],
     place: Place,
+    advance: Advance,
+    pace: Pace,
     store: Callable[[Any], None] | None,
 ) -> None:
     """Print, or store, the predictions of a block of lines. The lines before one that is not valid
@@ -68,43 +77,59 @@ def print_block(
         except InputError as raised:
             error = raised
             break
-    numbers = [i for i, one in enumerate(inputs) if one is not None]
+    arguments = {o.name: getattr(options, o.name) for o in task.options if o.argument}
+    warnings: dict[int, list[str]] = {}
 
-    def warn(i: int, message: str) -> None:
-        place.warn(numbers[i], message)
+    def compute(group: list[int]) -> list[Any]:
+        numbers = [i for i in group if inputs[i] is not None]
 
-    predictions: dict[int, Any] = {}
-    if numbers:
-        arguments = {o.name: getattr(options, o.name) for o in task.options if o.argument}
-        given = [inputs[i] for i in numbers]
-        predicted = model.run(task, given, warn, options.decoding, **arguments)
-        if store is not None:
-            store(predicted)
-            return
-        predictions = dict(zip(numbers, predicted, strict=True))
-    for i, text in enumerate(texts[: len(inputs)]):
-        prediction = predictions.get(i)
-        if options.json:
-            print(as_json(task.to_json(text, prediction, options)))
-        else:
-            print(task.line(text, prediction, options))
+        def warn(i: int, message: str) -> None:
+            warnings.setdefault(numbers[i], []).append(message)
+
+        predictions: dict[int, Any] = {}
+        if numbers:
+            chosen = [inputs[i] for i in numbers]
+            predicted = model.run(task, chosen, warn, options.decoding, **arguments)
+            predictions = dict(zip(numbers, predicted, strict=True))
+        return [predictions.get(i) for i in group]
+
+    sizes = [len(text) for text in texts[: len(inputs)]]
+    for group, finished in results_in_order(sizes, compute, pace):
+        for i, _ in finished:
+            for message in warnings.pop(i, []):
+                place.warn(i, message)
+        if store is not None and finished:
+            store([prediction for _, prediction in finished])
+        for i, prediction in finished if store is None else ():
+            if options.json:
+                print(as_json(task.to_json(texts[i], prediction, options)))
+            else:
+                print(task.line(texts[i], prediction, options))
+        sys.stdout.flush()
+        advance([texts[i] for i in group])
     if error is not None:
         raise error
 
 
 def stream_block(
-    model: Model, task: Task, options: argparse.Namespace, texts: list[str], place: Place
+    model: Model,
+    task: Task,
+    options: argparse.Namespace,
+    texts: list[str],
+    place: Place,
+    advance: Advance,
 ) -> None:
     """Print the prediction of each text part by part."""
-    prefix = getattr(options, "prefix", "")
+    own = {name: getattr(options, name) for name in ("prefix", "split") if name in options}
     for i, text in enumerate(texts):
         warn = Place(place.name, place.first + i).warn
         if task.continues:
             print(text, end="", flush=True)
-        for part in model.stream(text, prefix=prefix, warn=warn, **options.decoding):
+        for part in model.stream(text, **own, warn=warn, **options.decoding):
             whole = task.continues and options.texts
             print(part if whole else one_line(part), end="", flush=True)
         print(flush=True)
+        advance([text])
 
 
 def print_hits(model: Model, options: argparse.Namespace) -> None:
@@ -114,7 +139,7 @@ def print_hits(model: Model, options: argparse.Namespace) -> None:
         options.documents, options.index, quiet=options.quiet, rebuild=options.rebuild
     )
 
-    def search(texts: list[str], place: Place) -> None:
+    def search(texts: list[str], place: Place, advance: Advance) -> None:
         vectors = model.embed(texts, warn=place.warn)
         for query, hits in zip(texts, index.search(vectors, options.top), strict=True):
             if options.json:
@@ -124,18 +149,16 @@ def print_hits(model: Model, options: argparse.Namespace) -> None:
                 print(f"{score:.4f}\t{line}\t{one_line(text)}")
             if len(options.texts) != 1:  # several queries, or an unknown number of them
                 print()
+        sys.stdout.flush()
+        advance(texts)
 
     for_each_block(options, "searching", search)
 
 
 def for_each_block(
-    options: argparse.Namespace,
-    doing: str,
-    run: Callable[[list[str], Place], None],
-    size: int | None = None,
+    options: argparse.Namespace, doing: str, run: Callable[[list[str], Place, Advance], None]
 ) -> None:
-    """Run a function on the texts of the command line, or on blocks of lines of standard input, of
-    at most `size` lines."""
+    """Run a function on the texts of the command line, or on blocks of lines of standard input."""
     total: float | None = None
     blocks: Iterator[Block]
     if options.texts:
@@ -147,10 +170,13 @@ def for_each_block(
         blocks, name = read_blocks(file, STDIN), STDIN
     # Predictions that appear on the screen show the progress themselves.
     quiet = options.quiet or sys.stdout.isatty() or bool(options.texts)
+    done = 0  # bytes
     with progress(doing, total, quiet) as show:
-        for first, texts, read in blocks:
-            for start in range(0, len(texts), size or len(texts)):
-                some = texts[start : start + (size or len(texts))]
-                run(some, Place(name, first + start))
-                sys.stdout.flush()
-            show(read)
+
+        def advance(lines: Sequence[str]) -> None:
+            nonlocal done
+            done += sum(len(line.encode(errors="replace")) + 1 for line in lines)
+            show(done)
+
+        for first, texts, _ in blocks:
+            run(texts, Place(name, first), advance)

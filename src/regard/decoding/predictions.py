@@ -61,6 +61,7 @@ class Prediction:
             request.
         attention: the attention weights, on request: `attention["cross"][layer]` is [H, n, m].
         pieces: the predictions for the pieces of a text that was decoded in pieces.
+        sentences: the predictions for the sentences of a text that was split into sentences.
         tokenizers: the tokenizers of source and target, for `tokens` and `source_tokens`.
     """
 
@@ -75,6 +76,7 @@ class Prediction:
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
     attention: dict[str, list[Any]] = field(default_factory=dict)
     pieces: list[Prediction] = field(default_factory=list)
+    sentences: list[Prediction] = field(default_factory=list)
     tokenizers: tuple[Tokenizer, Tokenizer] | None = field(default=None, compare=False)
 
     @property

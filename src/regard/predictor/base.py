@@ -107,7 +107,8 @@ class BaseModel:
             warn: called with the index of an input that is too long, and a message about it. The
                 default is a Python warning.
             **options: options of decoding, see `DecodingOptions`.
-            **options: options of the task. translate: prefix (how every translation begins),
+            **options: options of the task. translate: split (the default is True: translate the
+                sentences of a text one by one), prefix (how every translation begins),
                 alternatives (the number of most probable tokens to return at each position),
                 history (return the candidates of every step), attention (return the attention
                 weights). generate: until (stop before this text). fill: top. embed: pooling,

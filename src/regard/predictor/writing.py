@@ -36,34 +36,41 @@ class WritingMethods(BaseModel):
 
     @overload
     def translate(  # type: ignore[overload-overlap]
-        self, text: str, *, prefix: str = ..., n_best: None = ..., warn: Warn = ...,
+        self, text: str, *, prefix: str = ..., split: bool = ...,
+        n_best: None = ..., warn: Warn = ...,
         **options: Unpack[DecodingOptions],
     ) -> str: ...  # fmt: skip
     @overload
     def translate(  # type: ignore[overload-overlap]
-        self, text: str, *, prefix: str = ..., n_best: int, warn: Warn = ...,
+        self, text: str, *, prefix: str = ..., split: bool = ...,
+        n_best: int, warn: Warn = ...,
         **options: Unpack[DecodingOptions],
     ) -> list[Prediction]: ...  # fmt: skip
     @overload
     def translate(
-        self, text: Iterable[str], *, prefix: str = ..., n_best: None = ..., warn: Warn = ...,
+        self, text: Iterable[str], *, prefix: str = ..., split: bool = ...,
+        n_best: None = ..., warn: Warn = ...,
         **options: Unpack[DecodingOptions],
     ) -> list[str]: ...  # fmt: skip
     @overload
     def translate(
-        self, text: Iterable[str], *, prefix: str = ..., n_best: int, warn: Warn = ...,
+        self, text: Iterable[str], *, prefix: str = ..., split: bool = ...,
+        n_best: int, warn: Warn = ...,
         **options: Unpack[DecodingOptions],
     ) -> list[list[Prediction]]: ...  # fmt: skip
     @decoding_keywords
     def translate(
-        self, text: str | Iterable[str], *, prefix: str = "", n_best: int | None = None,
-        warn: Warn = python_warning, **options: Unpack[DecodingOptions],
+        self, text: str | Iterable[str], *, prefix: str = "", split: bool = True,
+        n_best: int | None = None, warn: Warn = python_warning, **options: Unpack[DecodingOptions],
     ) -> str | list[str] | list[Prediction] | list[list[Prediction]]:  # fmt: skip
         """Translate a text, or each text of a list.
 
         Args:
             text: a string, or several strings.
             prefix: how every translation begins.
+            split: translate the sentences and lines of a text one by one, and join the translations
+                with the spaces and line breaks of the text. False: translate each text as one
+                sentence.
             n_best: return this many predictions, best first, instead of one string; at most `beam`
                 of them, or this many samples with a temperature. No two of them have the same text:
                 other finished hypotheses of the beam replace duplicates, and where there are no
@@ -82,7 +89,9 @@ class WritingMethods(BaseModel):
         texts = text_list(text)
         check_text(prefix)
         single = isinstance(text, str)
-        return self._write(Translate, single, texts, warn, n_best, options, prefix=prefix)
+        return self._write(
+            Translate, single, texts, warn, n_best, options, prefix=prefix, split=split
+        )
 
     @overload
     def answer(  # type: ignore[overload-overlap]
@@ -180,7 +189,7 @@ class WritingMethods(BaseModel):
 
     @decoding_keywords
     def stream(
-        self, text: str, *, prefix: str = "", warn: Warn = python_warning,
+        self, text: str, *, prefix: str = "", split: bool = True, warn: Warn = python_warning,
         **options: Unpack[DecodingOptions],
     ) -> Iterator[str]:  # fmt: skip
         """Translate a text, or continue a prompt, part by part.
@@ -188,6 +197,7 @@ class WritingMethods(BaseModel):
         Args:
             text: the text or the prompt.
             prefix: how the translation begins.
+            split: translate the sentences of a text one by one; see `translate`.
             warn: called if the text is too long, with 0 and a message about it. The default is a
                 Python warning.
             **options: options of decoding, see `DecodingOptions`.
@@ -200,7 +210,9 @@ class WritingMethods(BaseModel):
         """
         check_text(text, prefix)
         task = self.task if isinstance(self.task, Generate) else self.of(Translate)
-        own = {"prefix": prefix} if isinstance(task, Translate) else {}
+        own: dict[str, Any] = {}
+        if isinstance(task, Translate):
+            own = {"prefix": prefix, "split": split}
         context = Context(self.decoding(chosen_options(options)), self.longest, warn)
         return task.stream_text(self.transformer, text, context, **own)
 

@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 
 def in_pieces(answers: Sequence[Prediction]) -> dict[int, int]:
-    """The texts that had to be split, and into how many pieces."""
-    return {i: len(answer.pieces) for i, answer in enumerate(answers) if answer.pieces}
+    """The texts with a sentence that is too long for one piece, and the pieces of the text."""
+    counts = {}
+    for i, answer in enumerate(answers):
+        parts = answer.sentences or [answer]
+        if any(part.pieces for part in parts):
+            counts[i] = sum(len(part.pieces) or 1 for part in parts)
+    return counts
 
 
 def warn_cut(tokenizer: Tokenizer, texts: Sequence[str], context: Context) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from regard.config.checks import choice
 from regard.config.model import CHOICES, ModelConfig
 from regard.config.sections import Config, DataConfig
+from regard.console import warn
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
@@ -48,7 +49,13 @@ class Embed(Task):
     options = (
         Option("pooling", "mean | cls | last (default: the model's)", str, "", "POOLING"),
         Option("tokens", "a vector for each token in its context"),
-        Option("out", "write a NumPy array instead", Path, metavar="FILE.npy", argument=False),
+        Option(
+            "out",
+            "write a NumPy array instead (FILE.npy.partial until it is complete)",
+            Path,
+            metavar="FILE.npy",
+            argument=False,
+        ),
     )
     row_format = SIMILAR
 
@@ -251,7 +258,8 @@ class Embed(Task):
     def output(
         self, model: ModelConfig, options: Namespace
     ) -> Iterator[Callable[[Any], None] | None]:
-        """--out: the vectors as a NumPy file, complete or not at all."""
+        """--out: the vectors as a NumPy file. If the run does not finish, the vectors so far are in
+        FILE.npy.partial, and an existing FILE.npy does not change."""
         if options.out is None:
             yield None
             return
@@ -260,7 +268,8 @@ class Embed(Task):
             yield file.write
             whole = True
         finally:
-            file.close(whole)
+            if (partial := file.close(whole)) is not None:
+                warn(f"not complete: the first {file.count:,} vectors are in {partial}")
 
     def line(self, text: str, prediction: Any, options: Namespace) -> str:
         if not options.tokens:

@@ -45,7 +45,8 @@ class Option:
 
     name: str
     help: str
-    kind: type = bool  # bool: a flag; int: from `least` to `most`; Path or str
+    # bool: a flag (--no-NAME if the default is True); int: from `least` to `most`; Path or str
+    kind: type = bool
     default: Any = None
     metavar: str = "N"
     least: int = 0

@@ -1,7 +1,9 @@
-"""translate: a sentence in, a sentence out.
+"""translate: a text in, its translation out.
 
 An example is a pair of token sequences, both closed by <eos>; sequences.py describes how a model of
-each style reads it.
+each style reads it. Models learn from single sentences, so a text of several sentences or lines is
+split (text/sentences.py), its sentences are translated as one batch, and their translations are
+joined with the original separators. Evaluation does not split: its lines are aligned.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import exclude, fields_of, in_pieces, n_best, rounded
 from regard.tasks.examples import Say
+from regard.tasks.joining import join_pieces, join_sentences, paragraph
 from regard.tasks.lazy import runtime
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import PAIRS, CorpusReport, Pair, read_pairs
 from regard.text.reading import Position
+from regard.text.sentences import needs_space, split_sentences
 from regard.text.tables import table_format
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Comparison, Details, Prediction, Request, Store, Transformer
+    from regard.text.sentences import SplitText
 
 DETAILS = ("alternatives", "history", "attention")  # options that only JSON can show
 
@@ -41,15 +46,22 @@ class Translate(Sequences):
     two_vocabularies = True
     row_format = PAIRS
     options = (
-        Option("prefix", "how every translation begins", str, "", "TEXT"),
-        Option("stream", "show the words as they come", argument=False),
-        Option("score", "texts are SOURCE<tab>TRANSLATION: print how probable each translation is"),
         Option(
-            "alternatives", "with --json: the N most probable tokens at each position", int, 0,
-            most=1000,
+            "split", "translate each line as one sentence (default: translate its sentences one by "
+            "one)", default=True,
         ),
-        Option("history", "with --json: all that the search kept and pruned"),
-        Option("attention", "with --json: where every head of every layer looks"),
+        Option("prefix", "how the translation of each text begins", str, "", "TEXT"),
+        Option("stream", "show the words as they come", argument=False),
+        Option(
+            "score", "texts are SOURCE<tab>TRANSLATION, and are not split: print how probable each "
+            "translation is",
+        ),
+        Option(
+            "alternatives", "with --json: N most probable tokens at each position of a sentence",
+            int, 0, most=1000,
+        ),
+        Option("history", "with --json: all that the search of each sentence kept and pruned"),
+        Option("attention", "with --json: where every head of every layer looks, by sentence"),
     )  # fmt: skip
 
     @classmethod
@@ -169,6 +181,21 @@ class Translate(Sequences):
             ])  # fmt: skip
         return groups
 
+    def sentence_requests(
+        self, texts: Sequence[str], longest: int, prefix: str, split: bool
+    ) -> tuple[list[SplitText | None], list[list[list[Request]]]]:
+        """Split texts into sentences (`paragraph`), with the requests for each sentence of each
+        text. Only the first translation of a text begins with the prefix."""
+        splits = [paragraph(text) if split else None for text in texts]
+        sentences = [
+            [text] if part is None else part.sentences
+            for text, part in zip(texts, splits, strict=True)
+        ]
+        first = iter(self.requests([every[0] for every in sentences], longest, prefix))
+        more = iter(self.requests([text for every in sentences for text in every[1:]], longest))
+        groups = [[next(first), *(next(more) for _ in every[1:])] for every in sentences]
+        return splits, groups
+
     def translate(
         self,
         model: Transformer,
@@ -177,11 +204,21 @@ class Translate(Sequences):
         longest: int,
         prefix: str = "",
         details: Details | None = None,
+        split: bool = False,
     ) -> list[Prediction]:
-        """A translation for each text, empty for an empty text. A text of more than `longest`
-        tokens is translated in pieces (`Prediction.pieces`)."""
-        groups = self.requests(texts, longest, prefix)
-        return [join(group) for group in self.decode(model, groups, options, details)]
+        """A translation for each text, empty for an empty text.
+
+        split: translate the sentences of a text one by one (`Prediction.sentences`). A sentence, or
+        a text that is not split, of more than `longest` tokens is translated in pieces
+        (`Prediction.pieces`).
+        """
+        splits, groups = self.sentence_requests(texts, longest, prefix, split)
+        flat = [requests for sentences in groups for requests in sentences]
+        decoded = iter(self.decode(model, flat, options, details))
+        return [
+            join_sentences(part, [join_pieces(next(decoded)) for _ in sentences])
+            for part, sentences in zip(splits, groups, strict=True)
+        ]
 
     def predict(
         self,
@@ -193,10 +230,15 @@ class Translate(Sequences):
         alternatives: int = 0,
         history: bool = False,
         attention: bool = False,
+        split: bool = True,
     ) -> list[Prediction]:
         """Translations with tokens, log-probabilities, score and n-best list, on request with the
         best `alternatives` to each token, the `history` of the search and the `attention` of all
-        heads. score: inputs are (source, translation) pairs, and the translations are scored."""
+        heads; a text of several sentences has these details in `Prediction.sentences`.
+
+        score: inputs are (source, translation) pairs, and the translations are scored. split: see
+        `translate`; a pair is never split.
+        """
         if score:
             limit = model.config.max_length if model.config.positions == "learned" else None
             scored = self.score(model, inputs, context.decoding.length_penalty, limit)
@@ -205,7 +247,9 @@ class Translate(Sequences):
                     context.warn_long(i)
             return scored
         details = runtime.Details(history, alternatives, attention)
-        answers = self.translate(model, inputs, context.decoding, context.longest, prefix, details)
+        answers = self.translate(
+            model, inputs, context.decoding, context.longest, prefix, details, split
+        )
         return self.checked(answers, context)
 
     @staticmethod
@@ -213,12 +257,41 @@ class Translate(Sequences):
         return f"translated in {count} pieces"
 
     def stream_text(
-        self, model: Transformer, text: str, context: Context, prefix: str = ""
+        self,
+        model: Transformer,
+        text: str,
+        context: Context,
+        prefix: str = "",
+        split: bool = True,
     ) -> Iterator[str]:
-        requests = self.requests([text], context.longest, prefix)[0]
-        if len(requests) > 1:
-            context.warn_long(0, self.split_note(len(requests)))
-        return self.stream(model, requests, context.decoding)
+        [part], [groups] = self.sentence_requests([text], context.longest, prefix, split)
+        if any(len(requests) > 1 for requests in groups):
+            context.warn_long(0, self.split_note(sum(map(len, groups))))
+        if part is None:
+            return self.stream(model, groups[0], context.decoding)
+        return self.stream_sentences(model, part, groups, context.decoding)
+
+    def stream_sentences(
+        self,
+        model: Transformer,
+        split: SplitText,
+        groups: Sequence[Sequence[Request]],
+        options: DecodingConfig,
+    ) -> Iterator[str]:
+        """The translation of a text sentence by sentence, with the separators of the text. The
+        parts make up what `SplitText.join` returns."""
+        if split.separators[0]:
+            yield split.separators[0]
+        for i, requests in enumerate(groups):
+            translation = ""
+            for part in self.stream(model, requests, options):
+                translation += part
+                yield part
+            separator, last = split.separators[i + 1], i == len(groups) - 1
+            if not last and needs_space(translation, separator):
+                separator = " "
+            if separator:
+                yield separator
 
     @classmethod
     def check_options(cls, options: Namespace) -> None:
@@ -259,12 +332,23 @@ class Translate(Sequences):
             return {"text": source, "translation": target} | self.details(answer)
         names = {name for name in DETAILS if getattr(options, name)}
         names |= {"n_best"} if options.n_best > 1 else set()
-        return {"text": text, "translation": answer.text} | self.details(answer, names)
+        fields = {"text": text, "translation": answer.text} | self.details(answer, names)
+        if answer.sentences:
+            sentences = zip(split_sentences(text).sentences, answer.sentences, strict=True)
+            fields["sentences"] = [
+                {"text": sentence, "translation": part.text} | self.details(part, names)
+                for sentence, part in sentences
+            ]
+        return fields
 
     def details(self, answer: Prediction, names: Collection[str] = ()) -> dict[str, Any]:
         """The fields of a translation in JSON; names: n_best, alternatives, history, attention."""
         spell = self.target.tokens
         fields = fields_of(answer, self.target)
+        if "n_best" in names:
+            fields |= n_best(answer, self.target, "translation")
+        if answer.sentences:
+            return fields
         if answer.pieces:
             fields["pieces"] = [
                 {"text": self.source.decode(piece.source_ids), "translation": piece.text}
@@ -272,8 +356,6 @@ class Translate(Sequences):
                 for piece in answer.pieces
             ]
             return fields
-        if "n_best" in names:
-            fields |= n_best(answer, self.target, "translation")
         if "alternatives" in names:
             fields["alternatives"] = [
                 [{"token": spell([token])[0], "logprob": value} for token, value in place]
@@ -332,31 +414,6 @@ def split(
         else:
             held, tokens = part, size
     return [*pieces, held] if held else pieces
-
-
-def join(answers: list[Prediction]) -> Prediction:
-    """The translation of a text from the translations of its pieces."""
-    if len(answers) == 1:
-        return answers[0]
-    whole = together(answers)
-    ranks = max((len(answer.others) for answer in answers), default=0)
-    for i in range(ranks):  # the next best of each piece, or its last one if it has fewer
-        lists = [answer.n_best for answer in answers]
-        whole.others.append(together([best[min(i + 1, len(best) - 1)] for best in lists]))
-    whole.pieces = answers
-    return runtime.drop_duplicates(whole, ranks + 1)
-
-
-def together(answers: list[Prediction]) -> Prediction:
-    return runtime.Prediction(
-        [token for answer in answers for token in answer.token_ids],
-        [logprob for answer in answers for logprob in answer.logprobs],
-        sum(answer.score for answer in answers),
-        max((answer.stopped for answer in answers), key=runtime.STOPS.index, default="empty"),
-        " ".join(answer.text for answer in answers),
-        [token for answer in answers for token in answer.source_ids],
-        tokenizers=answers[0].tokenizers if answers else None,
-    )
 
 
 def bleu(
