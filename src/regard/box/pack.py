@@ -46,7 +46,7 @@ class PackedModel:
     folder: Path
     parameters: int
     size: int  # bytes of all files
-    before: int  # bytes of the weights before
+    before: int  # bytes of the weights in float32
 
 
 def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> PackedModel:
@@ -83,7 +83,7 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
     return PackedModel(
         out, sum(tensor.numel() for tensor in weights.values()),
         sum(path.stat().st_size for path in out.iterdir()),
-        (folder / "model.safetensors").stat().st_size,
+        sum(tensor.nbytes for tensor in weights.values()),
     )  # fmt: skip
 
 
