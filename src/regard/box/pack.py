@@ -46,7 +46,7 @@ class PackedModel:
     folder: Path
     parameters: int
     size: int  # bytes of all files
-    before: int  # bytes of the weights in float32
+    before: int  # bytes of the weights before
 
 
 def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> PackedModel:
@@ -80,10 +80,11 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
             text = portable(card.decode(errors="replace"), files)
             note = "" if "`regard pack`" in text else f"\n{NOTE}\n"
             (new / "README.md").write_text(text + note, encoding="utf-8")
+    stored = folder / "model.safetensors"  # an unfinished run has none
     return PackedModel(
         out, sum(tensor.numel() for tensor in weights.values()),
         sum(path.stat().st_size for path in out.iterdir()),
-        sum(tensor.nbytes for tensor in weights.values()),
+        stored.stat().st_size if stored.exists() else sum(t.nbytes for t in weights.values()),
     )  # fmt: skip
 
 
