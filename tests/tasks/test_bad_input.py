@@ -293,11 +293,14 @@ def test_the_same_file_twice(task, training, data, refused, trained):
 
 def test_the_wrong_number_of_files(training, refused, data, trained):
     source, target = data["translate"][0]
-    said = "translate takes two files: source, then target"
-    assert training("translate", train=[source]) == said
-    assert training("translate", train=[source, target, target]) == said
-    assert training("translate", valid=[source]) == said
-    assert refused("evaluate", "-m", trained("translate"), "--data", source) == said
+    message = (
+        "translate takes two files: source, then target; or one file with both (.tsv, .csv, "
+        ".jsonl, .json, .parquet)"
+    )
+    assert training("translate", train=[source]) == message
+    assert training("translate", train=[source, target, target]) == message
+    assert training("translate", valid=[source]) == message
+    assert refused("evaluate", "-m", trained("translate"), "--data", source) == message
 
 
 def test_an_unknown_task_names_the_nearest(refused, data, tmp_path):

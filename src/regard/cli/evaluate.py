@@ -22,8 +22,9 @@ LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--data", nargs="+", type=shared.file_name, required=True, metavar="FILE",
-        help=shared.file_formats(),
+        help=f"{shared.file_formats()}; 5%%: the part of the training data that was held out",
     )  # fmt: skip
+    shared.columns_option(verb)
     verb.add_argument("--against", type=shared.file_path, metavar="MODEL", help="compare with it")
     verb.add_argument(
         "--samples", type=shared.bounded(int, 1, 10_000), default=1000, metavar="N",
@@ -52,7 +53,7 @@ def evaluate(options: argparse.Namespace) -> int:
                 f"{task.name}: only models of one task can be compared"
             )
         task.check_comparable(other.task)
-    examples = read_examples(task, files, model.config)
+    examples = read_examples(task, files, model.config, options.columns)
     with progress("evaluating", None, options.quiet):
         ours = model.evaluate(examples, **decoding)
         for i, count in ours.pieces.items():

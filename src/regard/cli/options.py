@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from regard.config.model import PRESETS, STYLES
-from regard.config.sections import DTYPES, DecodingConfig
+from regard.config.sections import DTYPES, DecodingConfig, as_columns
 from regard.config.settings import section_settings
+from regard.errors import InputError
 from regard.tasks.registry import find_task, task_names
 from regard.tasks.task import Option
 from regard.training.shipped import boxed
@@ -79,6 +80,16 @@ def file_path(text: str) -> Path:
     return Path(file_name(text))
 
 
+def columns(text: str) -> dict[str, str]:
+    """An argparse type: `text=review,label=stars`."""
+    try:
+        return dict(as_columns(text))
+    except InputError:
+        raise ArgumentTypeError(
+            f"must be field=column,field=column, not {shortened(text)!r}"
+        ) from None
+
+
 def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
@@ -89,6 +100,13 @@ def shortened(text: str) -> str:
 def machine_options(verb: ArgumentParser) -> None:
     verb.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
+
+
+def columns_option(verb: ArgumentParser) -> None:
+    verb.add_argument(
+        "--columns", type=columns, metavar="FIELD=COLUMN,...",
+        help="columns of a table by field, e.g. text=review,label=stars (default: the usual names)",
+    )  # fmt: skip
 
 
 def model_to_use(verb: ArgumentParser, task: str) -> None:

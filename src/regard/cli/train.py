@@ -9,6 +9,7 @@ from typing import Any
 from regard.cli.options import (
     architecture_options,
     bounded,
+    columns_option,
     file_formats,
     file_name,
     file_path,
@@ -27,7 +28,11 @@ def train_options(verb: argparse.ArgumentParser) -> None:
         "--train", nargs="+", type=file_name, metavar="FILE",
         help=f"{file_formats()} (docs/tasks.md)",
     )  # fmt: skip
-    verb.add_argument("--valid", nargs="+", type=file_name, metavar="FILE", help="held-out data")
+    verb.add_argument(
+        "--valid", nargs="+", type=file_name, metavar="FILE",
+        help="held-out data, or a percentage of the training data to hold out, e.g. 5%%",
+    )  # fmt: skip
+    columns_option(verb)
     verb.add_argument(
         "--out", metavar="RUN", type=file_path, required=True, help="folder of the run"
     )
@@ -57,10 +62,12 @@ def train(options: argparse.Namespace) -> int:
     task = options.task or values.pop("task", None)
     values.pop("task", None)
     given: dict[str, dict[str, Any]] = {
-        "data": {"train": options.train, "valid": options.valid},
+        "data": {
+            "train": options.train, "valid": options.valid, "columns": options.columns,
+        },
         "model": {"style": options.style},
         "training": {"seed": options.seed, "dtype": options.dtype},
-    }
+    }  # fmt: skip
     given = {s: {k: v for k, v in keys.items() if v is not None} for s, keys in given.items()}
     for changes in (given, settings(options.assignments)):
         for section, keys in changes.items():

@@ -54,7 +54,8 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
     its range, before anything uses it."""
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        allowed = getattr(hint, "__args__", (hint,)) if get_origin(hint) is not list else (list,)
+        origin = get_origin(hint)
+        allowed = (origin,) if origin in (list, dict) else getattr(hint, "__args__", (hint,))
         if value is DERIVED and type(config).__dataclass_fields__[name].default is DERIVED:
             continue
         if float in allowed and type(value) is int:
@@ -68,6 +69,8 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
             raise InputError(f"{section}.{name} must be {expected}, not {shown(value)}")
         if type(value) is list and not all(type(item) is str for item in value):
             raise InputError(f"{section}.{name} must be a list of strings, not {shown(value)}")
+        if type(value) is dict and not all(type(x) is str for x in (*value, *value.values())):
+            raise InputError(f"{section}.{name} must map strings to strings, not {shown(value)}")
         if type(value) is float and not math.isfinite(value):
             raise InputError(f"{section}.{name} must be a finite number, not {value}")
         if name in ranges and value is not None:

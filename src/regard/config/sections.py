@@ -7,7 +7,8 @@ every default, and `regard train --config` takes that file again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,7 +52,8 @@ Section = TypeVar("Section")
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     train: list[str] = field(default_factory=list)  # --train: files; translate: source, target
-    valid: list[str] = field(default_factory=list)  # --valid: held-out files of the same kind
+    valid: list[str] = field(default_factory=list)  # --valid: held-out files, or "5%" of train
+    columns: dict[str, str] = field(default_factory=dict)  # field: column, if it has another name
     vocabulary: str = "bpe"  # what a token is: byte-level bpe, one character, one byte
     vocabulary_size: int = 8_000  # requested size; a small corpus may give fewer tokens
     shared_vocabulary: bool = True  # translate: one for source and target, or one each
@@ -67,7 +69,10 @@ class DataConfig:
     whole_words: bool = False  # fill: all tokens of a word are masked, or none
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "valid", as_files(self.valid))
+        object.__setattr__(self, "columns", as_columns(self.columns))
         check_types(self, "data", RANGES["data"])
+        _ = self.valid_share  # refuses a percentage that is out of range
         choice("data.vocabulary", self.vocabulary, ("bpe", "character", "byte"))
         choice("data.documents", self.documents, ("blank-line", "file"))
         choice("data.duplicates", self.duplicates, ("keep", "drop", "refuse"))
@@ -82,6 +87,47 @@ class DataConfig:
                 f"data.bpe_dropout={self.bpe_dropout} and data.vocabulary={self.vocabulary} "
                 "cannot be combined: only bpe has merges"
             )
+
+    @property
+    def valid_share(self) -> float:
+        """The fraction of the training data that is held out for validation; 0: `valid` has the
+        names of files."""
+        if not self.is_percentage(self.valid):
+            return 0.0
+        if len(self.valid) > 1:
+            raise InputError("data.valid must be files or one percentage, not both")
+        share = float(self.valid[0].removesuffix("%")) / 100
+        if not 0 < share < 1:
+            raise InputError(f"data.valid must be above 0% and below 100%, not {self.valid[0]}")
+        return share
+
+    @staticmethod
+    def is_percentage(names: Sequence[str]) -> bool:
+        """Whether names of files are really a percentage of the training data: ["5%"]."""
+        return any(re.fullmatch(r"\d{1,9}(\.\d{1,9})?%", name) for name in names)
+
+
+def as_files(value: Any) -> Any:
+    """data.valid as a list: a name or a percentage ("5%", 0.05) is a list with one item."""
+    if isinstance(value, float):
+        return [f"{100 * value:.9g}%"]
+    return [value] if isinstance(value, str) else value
+
+
+def as_columns(value: Any) -> Any:
+    """data.columns as a mapping: `text=review,label=stars` is {"text": "review", ...}."""
+    if not isinstance(value, str):
+        return dict(value) if isinstance(value, Mapping) else value
+    columns: dict[str, str] = {}
+    for item in value.split(","):
+        name, equals, column = (part.strip() for part in item.partition("="))
+        if not name or not equals or not column:
+            raise InputError(
+                f"data.columns={value!r:.60}: write it as field=column,field=column, for example "
+                "text=review,label=stars"
+            )
+        columns[name] = column
+    return columns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,10 @@ class Questions(Sequences):
     def texts(cls, example: Example) -> Iterable[str]:
         return example[1][1:4]
 
+    @classmethod
+    def input_text(cls, example: Example) -> str:
+        return "\n".join(example[1][1:3])
+
     def check(self, example: Example) -> None:
         path, row = example
         self.room(self.target.encode(row.question), self.longest, f"{path}:{row.line}")

@@ -213,7 +213,7 @@ class Classify(Task):
         }
         samples = [
             f"{self.labels[predicted[i]]} ({probabilities[i, predicted[i]]:.0%}), expected "
-            f"{self.labels[targets[i]]}: {example.text:.100}"
+            f"{self.labels[targets[i]]}: {one_line(example.text):.100}"
             for i, (_, example) in enumerate(examples[:3])
         ]
         table = runtime.metrics.confusion(targets, predicted, classes).tolist()

@@ -64,6 +64,7 @@ def make_config(
             )
         of_data |= inherited_vocabulary(start.data, of_data)
     data = section(DataConfig, "data", of_data)
+    task.check_columns(data.columns)
     model = build_model(task, preset, data, values.get("model", {}), start)
     decoding = section(DecodingConfig, "decoding", chosen("decoding"))
     training = section(TrainingConfig, "training", chosen("training"))

@@ -18,6 +18,7 @@ from regard.tasks.task import Array, Ids, Say, Task
 from regard.text.corpus import DOCUMENTS, CorpusReport, Document, read_documents
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position
+from regard.text.tables import table_format
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Chunk, Store
@@ -36,11 +37,16 @@ class Documents(Task):
     _windows: dict[str, Windows] = field(default_factory=dict, init=False)
 
     @classmethod
-    def read(
-        cls, files: Sequence[Path], config: Config, say: Say | None = None
+    def read_all(
+        cls,
+        files: Sequence[Path],
+        config: Config,
+        say: Say | None = None,
+        position: Position | None = None,
     ) -> Iterator[Document]:
+        whole, columns = config.data.documents == "file", config.data.columns
         for path in files:
-            yield from read_documents(path, whole=config.data.documents == "file")
+            yield from read_documents(path, position, whole, columns)
 
     @classmethod
     def texts(cls, example: Document) -> Iterable[str]:
@@ -52,16 +58,20 @@ class Documents(Task):
         whole, tokenizer = config.data.documents == "file", self.tokenizer
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
-            documents = (
-                text for path in files for _, text in read_documents(path, position, whole)
-            )
-            for chunk in in_chunks(documents, len):
+            documents = self.read(files, config, position=position)
+            for chunk in in_chunks((document.text for document in documents), len):
                 yield [[[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(chunk)]]
 
         identity = ["documents", tokenizer.fingerprint, whole]
-        return runtime.build(
-            files, identity, [runtime.token_type(tokenizer.size)], encode, folder, quiet
-        )
+        identity += self.reading_identity(files, config)
+        paths, types = self.data_files(files, config), [runtime.token_type(tokenizer.size)]
+        return runtime.build(paths, identity, types, encode, folder, quiet)
+
+    @classmethod
+    def reading_identity(cls, files: Sequence[Path], config: Config) -> list[object]:
+        paths = cls.data_files(files, config)
+        tables = any(table_format(path) not in (None, "jsonl") for path in paths)
+        return [*super().reading_identity(files, config), *(["table"] if tables else [])]
 
     def check_comparable(self, other: Documents) -> None:
         same = self.tokenizer.fingerprint == other.tokenizer.fingerprint

@@ -1,9 +1,9 @@
 """embed: one vector for a sentence, near those of sentences that mean the same.
 
 Learned from pairs that belong together, where all other sentences of the batch are negative
-examples, or from pairs with scores, where only the order of the scores counts (CoSENT, Su 2022).
-Vectors have unit length, so a dot product is a cosine. Only the beginning of a text longer than
-data.max_length is read.
+examples (a row may have a further one, a hard negative), or from pairs with scores, where only the
+order of the scores counts (CoSENT, Su 2022). Vectors have unit length, so a dot product is a
+cosine. Only the beginning of a text longer than data.max_length is read.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
 from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Say, Task, Tokenizers
 from regard.text.corpus import SIMILAR, CorpusReport, Similar
+from regard.text.reading import Position
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Chunk, Loss, Packed, Pairs, Store, Transformer
@@ -78,21 +79,31 @@ class Embed(Task):
         return cls(task.tokenizer, style, config.longest_input)
 
     @classmethod
-    def read(
-        cls, files: Sequence[Path], config: Config, say: Say | None = None
+    def read_all(
+        cls,
+        files: Sequence[Path],
+        config: Config,
+        say: Say | None = None,
+        position: Position | None = None,
     ) -> Iterator[Example]:
-        scored: bool | None = None
-        for path, row in super().read(files, config, say):
-            if scored is None:
-                scored = row.score is not None
-            if scored != (row.score is not None):
-                has, others = ("no score", "have one") if scored else ("a score", "have none")
-                raise InputError(f"{path}:{row.line}: {has}, but the rows before it {others}")
+        first: Similar | None = None
+        for path, row in super().read_all(files, config, say, position):
+            first = row if first is None else first
+            for name in ("score", "negative"):
+                has = getattr(row, name) is not None
+                if has != (getattr(first, name) is not None):
+                    what, others = (f"a {name}", "have none") if has else (f"no {name}", "have one")
+                    raise InputError(f"{path}:{row.line}: {what}, but the rows before it {others}")
             yield path, row
 
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:
-        return [example[1].a, example[1].b]
+        _, row = example
+        return [row.a, row.b] if row.negative is None else [row.a, row.b, row.negative]
+
+    @classmethod
+    def input_text(cls, example: Example) -> str:
+        return f"{example[1].a}\n{example[1].b}"
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids that the model reads of each text: with <cls> first for an encoder, <eos>
@@ -103,9 +114,8 @@ class Embed(Task):
         return [[self.tokenizer.cls, *ids] for ids in rows]
 
     def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
-        sides: list[Any] = [
-            self.ids([getattr(row, side) for _, row in examples]) for side in ("a", "b")
-        ]
+        names = ("a", "b") if examples[0][1].negative is None else ("a", "b", "negative")
+        sides: list[Any] = [self.ids([getattr(row, side) for _, row in examples]) for side in names]
         for ids in (ids for side in sides for ids in side):
             if len(ids) == self.longest:
                 report.note(f"texts of {self.longest} tokens or cut to them")
@@ -117,24 +127,37 @@ class Embed(Task):
         vocabulary = self.tokenizer.fingerprint
         return ["embed, stripped", vocabulary, self.style, self.longest, config.data.duplicates]
 
+    @classmethod
+    def reading_identity(cls, files: Sequence[Path], config: Config) -> list[object]:
+        first = next((row for _, row in cls.read(files, config)), None)
+        negative = ["negative"] if first is not None and first.negative is not None else []
+        return [*super().reading_identity(files, config), *negative]
+
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
-        scored = any(row.score is not None for _, row in self.read(files, config))
-        return [runtime.token_type(self.tokenizer.size)] * 2 + (["float32"] if scored else [])
+        first = next((row for _, row in self.read(files, config)), None)
+        token = runtime.token_type(self.tokenizer.size)
+        if first is not None and first.negative is not None:
+            return [token] * 3
+        return [token] * 2 + (["float32"] if first is not None and first.score is not None else [])
 
     def sizes(self, store: Store) -> list[Array]:
-        return [store.lengths[0] + store.lengths[1]]
+        return [sum(store.lengths[1 : text_sides(store)], store.lengths[0])]
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Pairs:
-        sides = [[store.tokens(side, int(i)) for i in examples] for side in (0, 1)]
-        row = runtime.packed([*sides[0], *sides[1]], device)
-        a, b = (np.array([hash(ids.tobytes()) for ids in side]) for side in sides)
+        texts = text_sides(store)
+        sides = [[store.tokens(side, int(i)) for i in examples] for side in range(texts)]
+        row = runtime.packed([ids for side in sides for ids in side], device)
+        a, b, *negatives = (np.array([hash(ids.tobytes()) for ids in side]) for side in sides)
         same = np.any([np.equal.outer(x, y) for x in (a, b) for y in (a, b)], axis=0)
+        # A text is not a negative example for a pair that has it.
+        others = [np.equal.outer(a, n) | np.equal.outer(b, n) for n in negatives]
         scores = None
-        if store.sides == 3:
-            values = np.concatenate([store.tokens(2, int(i)) for i in examples])
+        if store.sides > texts:
+            values = np.concatenate([store.tokens(texts, int(i)) for i in examples])
             scores = torch.from_numpy(values).to(device)
         source, target = (row, None) if self.style == "encoder" else (None, row)
-        return runtime.Pairs(source, target, scores, torch.from_numpy(same).to(device))
+        masks = [torch.from_numpy(mask).to(device) for mask in (same, *others)]
+        return runtime.Pairs(source, target, scores, masks[0], masks[1] if others else None)
 
     @property
     def loss(self) -> Loss:
@@ -142,10 +165,14 @@ class Embed(Task):
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """With scores: their correlation with the cosines. Without: how often the partner of a
-        sentence is the nearest of all partners."""
+        sentence is the nearest of all partners (and negative examples)."""
         a, b = (self.embed(model, [getattr(row, side) for _, row in examples]) for side in "ab")
         if examples[0][1].score is None:
-            cosines = (b @ one for one in a)  # one product each: different ones round differently
+            # Negative examples are candidates, too. One product for each sentence, because products
+            # of other shapes round differently.
+            negatives = [row.negative for _, row in examples if row.negative is not None]
+            every = np.concatenate([b, self.embed(model, negatives)]) if negatives else b
+            cosines = (every @ vector for vector in a)
             better = np.array([int((row > row[i] + 1e-6).sum()) for i, row in enumerate(cosines)])
             metrics = {
                 "nearest": lambda chosen: float((better[chosen] == 0).mean()),
@@ -242,6 +269,12 @@ class Embed(Task):
             return {"text": text, "vector": rounded([prediction.tolist()])[0]}
         tokens, vectors = prediction
         return {"text": text, "tokens": tokens, "vectors": rounded(vectors.tolist())}
+
+
+def text_sides(store: Store) -> int:
+    """The sides of a store that are texts: 2 or, with negative examples, 3. The other side, if
+    there is one, is the score."""
+    return sum(kind != "float32" for kind in store.types)
 
 
 def check_pooling(model: ModelConfig, pooling: str) -> None:

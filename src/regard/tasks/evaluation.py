@@ -8,7 +8,7 @@ evaluated by sacreBLEU's own implementation of both, with its signatures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.bootstrap import SAMPLES, Comparison
 from regard.tasks.task import Evaluation, Task
+from regard.text.records import Columns
 
 
 @dataclass
@@ -42,10 +43,28 @@ class EvaluationReport:
         return whole
 
 
-def read_examples(task: Task, files: Sequence[Path], config: Config) -> list[Any]:
-    """The examples of files, read and checked as the configuration of the model defines it."""
-    task.check_files(files)
-    examples = list(task.read(files, config))
+def read_examples(
+    task: Task, files: Sequence[Path], config: Config, columns: Columns | None = None
+) -> list[Any]:
+    """The examples of files, read and checked as the configuration of the model defines it.
+
+    Args:
+        task: the task of the model.
+        files: the files; [Path("5%")] means the part of the training data that was held out.
+        config: the configuration of the model.
+        columns: field name -> column name; None: those of the configuration.
+
+    Raises:
+        InputError: a file cannot be read, has no examples, or has one that cannot be used.
+    """
+    data = config.data
+    if columns is not None:
+        task.check_columns(columns)
+        data = replace(data, columns=dict(columns))
+    if not data.is_percentage([str(file) for file in files]):
+        task.check_files(files)
+        data = replace(data, valid=[])  # all examples, even if the model was trained on the files
+    examples = list(task.read(files, replace(config, data=data)))
     if not examples:
         raise InputError(f"{files[0]} is empty: there is nothing to evaluate")
     for example in examples:

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import Config, DataConfig, DecodingConfig
+from regard.console import warn
 from regard.errors import InputError
 from regard.tasks.lazy import np, runtime, torch
 from regard.text.corpus import CorpusReport, RowFormat
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position, check_file
-from regard.text.records import Columns
+from regard.text.records import Columns, check_columns
+from regard.text.split import Overlap, part_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -139,31 +141,53 @@ class Task(ABC):
         tokenizers: existing vocabularies; None: learn them
         say: called with messages about the data
         """
-        train, valid = (list(map(Path, files)) for files in (config.data.train, config.data.valid))
+        data = config.data
+        train, valid = (list(map(Path, names)) for names in (data.train, data.valid))
         cls.check_files(train)
-        if valid:
+        if valid and not data.valid_share:
             cls.check_files(valid)
-        for path in (*train, *valid):
+        if data.valid_share and cls.read.__func__ is not Task.read.__func__:  # type: ignore[attr-defined]
+            raise InputError(f"data.valid={data.valid[0]} is not possible with the task {cls.name}")
+        for path in train if data.valid_share else (*train, *valid):
             check_file(path)  # they are read several times
         if next(iter(cls.read(train, config)), None) is None:
-            names, are = " ".join(config.data.train), "is" if len(train) == 1 else "are"
+            names, are = " ".join(data.train), "is" if len(train) == 1 else "are"
+            if next(iter(cls.read_all(train, config)), None) is not None:
+                raise InputError(f"{names}: too few examples to hold out {data.valid[0]} of them")
             raise InputError(f"{names} {are} empty: there is nothing to learn from")
-        tokenizers = cls.vocabularies(train, config, tokenizers, say, quiet)
+        overlap = None if data.valid_share or not valid else Overlap()
+        if overlap is not None:
+            for example in cls.read(valid, config):
+                overlap.add_validation(cls.input_text(example))
+        tokenizers = cls.vocabularies(train, config, tokenizers, say, quiet, overlap)
         task = cls.make(config, tokenizers, **cls.learned(train, config))
         for example in cls.read(valid, config) if valid else ():
             task.check(example)
+        if overlap is not None and (message := overlap.message()):
+            warn(message)
         return task
 
     @classmethod
     def vocabularies(
-        cls, files: Sequence[Path], config: Config, given: Tokenizers | None, say: Say, quiet: bool
+        cls,
+        files: Sequence[Path],
+        config: Config,
+        given: Tokenizers | None,
+        say: Say,
+        quiet: bool,
+        overlap: Overlap | None = None,
     ) -> Tokenizers:
-        """The given or new vocabularies, after every line of the files has been read."""
+        """The given or new vocabularies, after every line of the files has been read.
+
+        overlap: compares the examples with the validation data while they are read
+        """
         data = config.data
 
         def lines(side: int | None, say: Say | None) -> Iterator[str]:
             for example in cls.read(files, config, say):
                 texts = list(cls.texts(example))
+                if overlap is not None and not side:
+                    overlap.add_training(cls.input_text(example))
                 yield from texts if side is None else [texts[side]]
 
         def learn(side: int | None) -> Tokenizer:
@@ -224,10 +248,82 @@ class Task(ABC):
         return cls.row_format.read(path, columns=columns)
 
     @classmethod
-    def read(cls, files: Sequence[Path], config: Config, say: Say | None = None) -> Iterator[Any]:
-        """The examples of the files: (path, row). An error names the file and the line."""
-        rows = ((path, row) for path in files for row in cls.read_file(path))
+    def read(
+        cls,
+        files: Sequence[Path],
+        config: Config,
+        say: Say | None = None,
+        position: Position | None = None,
+    ) -> Iterator[Any]:
+        """The examples of the files, as `read_all` returns them.
+
+        If data.valid is a percentage, the training files have only the examples that are not held
+        out, and [Path("5%")] has the others.
+
+        Args:
+            files: the files.
+            config: the configuration; the section `data` says how to read them.
+            say: called with messages about the data.
+            position: called from time to time with the number of bytes read.
+
+        Raises:
+            InputError: a row is not valid; the message names the file and the line.
+        """
+        part = part_of(files, config.data)
+        if part is None:
+            return cls.read_all(files, config, say, position)
+
+        def read() -> Iterator[Any]:
+            return cls.read_all(part.paths, config, say, position)
+
+        def again() -> Iterator[Any]:
+            return cls.read_all(part.paths, config)
+
+        return part.select(read, again, lambda example: next(iter(cls.texts(example))))
+
+    @classmethod
+    def read_all(
+        cls,
+        files: Sequence[Path],
+        config: Config,
+        say: Say | None = None,
+        position: Position | None = None,
+    ) -> Iterator[Any]:
+        """All examples of the files: (path, row). An error names the file and the line."""
+        columns = config.data.columns
+        rows = (
+            (path, row)
+            for path in files
+            for row in (cls.read_file(path, columns) if columns else cls.read_file(path))
+        )
         return without_duplicates(rows, config.data.duplicates, say)
+
+    @classmethod
+    def check_columns(cls, columns: Columns) -> None:
+        """Refuse a mapping of columns (data.columns) with a field that the task does not have."""
+        if columns and cls.row_format is None:
+            raise InputError(f"data.columns: the task {cls.name} does not read columns by name")
+        if cls.row_format is not None:
+            check_columns(columns, cls.row_format.fields)
+
+    @classmethod
+    def input_text(cls, example: Any) -> str:
+        """The text of an example that validation data must not share with training data."""
+        return next(iter(cls.texts(example)))
+
+    @classmethod
+    def reading_identity(cls, files: Sequence[Path], config: Config) -> list[object]:
+        """What the examples of the files depend on beside their content: the columns, and the part
+        that is held out. Empty if neither is used."""
+        part, columns = part_of(files, config.data), config.data.columns
+        identity: list[object] = [{"columns": dict(sorted(columns.items()))}] if columns else []
+        return [*identity, {"share": part.share, "held_out": part.held_out}] if part else identity
+
+    @classmethod
+    def data_files(cls, files: Sequence[Path], config: Config) -> list[Path]:
+        """The files to open: the training files instead of a percentage of them."""
+        part = part_of(files, config.data)
+        return list(files) if part is None else part.paths
 
     @classmethod
     @abstractmethod
@@ -257,11 +353,12 @@ class Task(ABC):
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             examples = self.read(files, config)
-            for chunk in in_chunks(examples, lambda one: sum(map(len, self.texts(one)))):
+            for chunk in in_chunks(examples, lambda example: sum(map(len, self.texts(example)))):
                 yield self.encode(chunk, config, report)
 
-        identity, types = self.identity(config), self.types(files, config)
-        return runtime.build(files, identity, types, encode, folder, quiet)
+        identity = [*self.identity(config), *self.reading_identity(files, config)]
+        types, paths = self.types(files, config), self.data_files(files, config)
+        return runtime.build(paths, identity, types, encode, folder, quiet)
 
     def encode(self, examples: list[Any], config: Config, report: CorpusReport) -> Chunk:
         """The token ids of examples: for each side of the store a list of sequences."""

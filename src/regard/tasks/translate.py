@@ -20,6 +20,8 @@ from regard.tasks.lazy import runtime
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option, Say
 from regard.text.corpus import PAIRS, CorpusReport, Pair, read_pairs
+from regard.text.reading import Position
+from regard.text.tables import table_format
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Comparison, Details, Prediction, Request, Store, Transformer
@@ -50,12 +52,36 @@ class Translate(Sequences):
 
     @classmethod
     def check_files(cls, files: Sequence[Path]) -> None:
+        tables = [file for file in files if table_format(file) is not None]
+        if len(files) == 1 and tables:
+            return
         if len(files) != 2:
-            raise InputError("translate takes two files: source, then target")
+            raise InputError(
+                "translate takes two files: source, then target; or one file with both (.tsv, "
+                ".csv, .jsonl, .json, .parquet)"
+            )
+        if tables:
+            raise InputError(
+                f"{tables[0]} is a table: translate takes two text files (source, then target) or "
+                "one table with both"
+            )
 
     @classmethod
-    def read(cls, files: Sequence[Path], config: Config, say: Say | None = None) -> Iterator[Pair]:
-        return read_pairs(files[0], files[1])
+    def read_all(
+        cls,
+        files: Sequence[Path],
+        config: Config,
+        say: Say | None = None,
+        position: Position | None = None,
+    ) -> Iterator[Pair]:
+        if len(files) == 1:
+            return PAIRS.read(files[0], position, config.data.columns)
+        if config.data.columns:
+            raise InputError(
+                f"{files[0]}: a text file has no columns; leave out data.columns, or use one table "
+                "with source and target"
+            )
+        return read_pairs(files[0], files[1], position)
 
     @classmethod
     def texts(cls, example: Pair) -> Iterable[str]:
@@ -68,9 +94,15 @@ class Translate(Sequences):
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
-        sides, data = (self.source, self.target), config.data
-        both = (files[0], files[1])
-        return runtime.build_pairs(both, sides, folder, data.max_length, data.max_ratio, quiet)
+        data = config.data
+
+        def pairs(position: Position) -> Iterator[Pair]:
+            return self.read(files, config, position=position)
+
+        return runtime.build_pairs(
+            self.data_files(files, config), (self.source, self.target), folder, data.max_length,
+            data.max_ratio, quiet, pairs, self.reading_identity(files, config),
+        )  # fmt: skip
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         sources = [source for _, source, _ in examples]

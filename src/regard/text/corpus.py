@@ -161,7 +161,7 @@ def _similar(record: Record) -> Similar:
 
 
 PAIRS = RowFormat(
-    (Field("source", ("src",)), Field("target", ("tgt", "translation"))),
+    (Field("source", ("src",)), Field("target", ("tgt",))),
     _pair,
     ("source", "target"),
 )
@@ -196,7 +196,6 @@ SIMILAR = RowFormat(
     ),
     _similar,
 )
-read_pair_table = PAIRS.read
 read_classified = CLASSIFIED.read
 read_questions = QUESTIONS.read
 read_similar = SIMILAR.read

@@ -170,14 +170,13 @@ def find_columns(
             column = near[0] if near else None
         if column is not None:
             chosen[field.name] = column
-    for field in fields:
-        if field.required and field.name not in chosen:
-            message = f'{where}: no "{field.name}" (expected {expected(fields)})'
-            rest = [name for name in names if name not in chosen.values()]
-            if rest:
-                example = f"columns {field.name}={_short(rest[0])}"
-                message += f"; {listed(names)}; name the column, for example: {example}"
-            raise InputError(message)
+    missing = [field.name for field in fields if field.required and field.name not in chosen]
+    if missing:
+        message = f'{where}: no "{missing[0]}" (expected {expected(fields)})'
+        if set(names) - set(chosen.values()):
+            named = ",".join(f"{name}=NAME" for name in missing)
+            message += f"; {listed(names)}: name the missing ones with columns {named}"
+        raise InputError(message)
     return chosen
 
 

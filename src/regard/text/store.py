@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from regard.console import progress, warn
 from regard.errors import InputError
-from regard.text.corpus import CorpusReport, read_pairs
+from regard.text.corpus import CorpusReport, Pair, read_pairs
 from regard.text.manifest import FolderFormat, explain_write_errors, map_file
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position, fingerprint_files
@@ -31,7 +31,7 @@ from regard.text.tokenizer import Tokenizer
 # Version of the content, a part of the fingerprint, which checkpoints record and on which the order
 # of the examples depends. Change it only if the same corpus gives different tokens.
 CONTENT = 1
-SIDES = 3  # at most: two texts and their score or label
+SIDES = 3  # at most: two texts and their score, label or negative example
 TOKENS: dict[str, np.dtype[Any]] = {
     "uint16": np.dtype("<u2"), "uint32": np.dtype("<u4"),
     "float32": np.dtype("<f4"),  # not tokens, but one score for each example
@@ -47,6 +47,7 @@ class Store:
     """A finished store, read-only; `tokens(side, i)` is a view of the file, not a copy.
 
     sides: 1, 2 (source and target) or 3
+    types: for each side the type of its numbers; "float32" is not tokens but a score
     lengths: for each side an array with the length of every example
     fingerprint: changes with anything that changes the content
     """
@@ -58,7 +59,8 @@ class Store:
         self.fingerprint: str = manifest["fingerprint"]
         report = manifest["report"]
         self.report = CorpusReport(report["kept"], report["skipped"], report.get("notes", {}))
-        self.sides: int = len(manifest["types"])
+        self.types: list[str] = manifest["types"]
+        self.sides: int = len(self.types)
         self.lengths: list[NDArray[np.int32]] = []
         self._tokens: list[NDArray[Any]] = []
         self._offsets: list[NDArray[np.int64]] = []
@@ -105,25 +107,31 @@ FORMAT = FolderFormat("regard store", 2, "store.json", "token store", _check)
 
 
 def build_pairs(
-    paths: tuple[Path | str, Path | str],
+    paths: Sequence[Path | str],
     tokenizers: tuple[Tokenizer, Tokenizer],
     folder: Path | str,
     max_length: int,
     max_ratio: float | None = None,
     quiet: bool = False,
+    pairs: Callable[[Position], Iterator[Pair]] | None = None,
+    reading: Sequence[object] = (),
 ) -> tuple[Store, CorpusReport]:
-    """The store of two aligned files, found in `folder` or built there.
+    """The store of pairs of texts, found in `folder` or built there.
 
     `<eos>` ends both sides and counts as a token. Pairs are skipped if a side is blank ("empty") or
     has more than `max_length` tokens ("too long"), or if one side is more than `max_ratio` times as
     long as the other and has more than SHORT tokens ("bad ratio").
+
+    pairs: reads the pairs; None: `paths` are two aligned files
+    reading: what `pairs` depends on beside the files
     """
     # A text with more characters than this has more than max_length tokens, so it is skipped
     # without being encoded.
     limits = [max_length * one.longest for one in tokenizers]
 
     def worthwhile(report: CorpusReport, position: Position) -> Iterator[tuple[str, str]]:
-        for _, source, target in read_pairs(*paths, position):
+        every = read_pairs(paths[0], paths[1], position) if pairs is None else pairs(position)
+        for _, source, target in every:
             if not source.strip() or not target.strip():
                 report.skip("empty")
             elif len(source) > limits[0] or len(target) > limits[1]:
@@ -132,8 +140,8 @@ def build_pairs(
                 yield source, target
 
     def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
-        pairs = worthwhile(report, position)
-        for chunk in in_chunks(pairs, lambda pair: len(pair[0]) + len(pair[1])):
+        kept_pairs = worthwhile(report, position)
+        for chunk in in_chunks(kept_pairs, lambda pair: len(pair[0]) + len(pair[1])):
             sides = [
                 [[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(list(texts))]
                 for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
@@ -149,7 +157,8 @@ def build_pairs(
                     kept.append((source, target))
             yield [[pair[side] for pair in kept] for side in range(2)]
 
-    identity = [*(tokenizer.fingerprint for tokenizer in tokenizers), max_length, max_ratio]
+    fingerprints = [tokenizer.fingerprint for tokenizer in tokenizers]
+    identity = [*fingerprints, max_length, max_ratio, *reading]
     types = [token_type(tokenizer.size) for tokenizer in tokenizers]
     return build(paths, identity, types, encode, folder, quiet)
 

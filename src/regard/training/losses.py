@@ -40,12 +40,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The sentences of B pairs in one packed row: all first sentences, then all second ones."""
+    """The sentences of B pairs in one packed row: all first sentences, then all second ones, then
+    all negative examples, if each pair has one."""
 
     source: Packed | None  # input of the encoder
     target: Packed | None  # input of the decoder
     scores: Tensor | None  # [B]: how similar the sentences of each pair are
     same: Tensor  # [B, B]: where two pairs share a sentence, so that neither is a negative example
+    same_negative: Tensor | None = None  # [B, B]: where pair i has the negative example of pair j
 
     @property
     def tokens(self) -> int:
@@ -131,12 +133,13 @@ def similarity_loss(
     """Contrastive loss of B pairs of sentences, or the CoSENT loss of pairs with scores.
 
     Without scores, the sentences of a pair belong together, and all other sentences of the batch
-    are negative examples. With scores, only their order counts: a pair with a higher score should
-    have a higher cosine (Su 2022).
+    are negative examples. If each pair has a further negative example, the first sentence of every
+    pair is also compared with all of these. With scores, only their order counts: a pair with a
+    higher score should have a higher cosine (Su 2022).
 
     Args:
         model: a model with a pooling head.
-        batch: the pairs, with scores or without.
+        batch: the pairs, with scores or without; without scores, maybe with negative examples.
         smoothing: label smoothing, the probability that is spread over the batch; without scores
             only.
         r_drop: must be 0, because this loss has no probabilities that R-Drop could compare.
@@ -148,16 +151,21 @@ def similarity_loss(
     """
     if r_drop:
         raise InputError("the similarity loss has no R-Drop: set training.r_drop=0")
-    vectors = F.normalize(model(batch.source, batch.target).float(), dim=-1)  # [2B, D]
-    a, b = vectors.chunk(2)
+    vectors = F.normalize(model(batch.source, batch.target).float(), dim=-1)  # [2B or 3B, D]
+    a, b, *negatives = vectors.split(batch.tokens)
     if batch.scores is None:
         similarity = scale * a @ b.t()  # [B, B]
         out = batch.same & ~torch.eye(len(a), dtype=torch.bool, device=a.device)
+        forward, left_out = similarity, out
+        if batch.same_negative is not None:  # each a among all b and all negative examples
+            forward = torch.cat([similarity, scale * a @ negatives[0].t()], dim=1)  # [B, 2B]
+            left_out = torch.cat([out, batch.same_negative], dim=1)
         loss = similarity.new_zeros(())
-        for each in (similarity, similarity.t()):  # each a among all b, then each b among all a
-            logprobs = each.masked_fill(out, -torch.inf).log_softmax(-1)
+        # Each a among all b, then each b among all a.
+        for each, masked in ((forward, left_out), (similarity.t(), out)):
+            logprobs = each.masked_fill(masked, -torch.inf).log_softmax(-1)
             # Not F.cross_entropy, because smoothing must not count what is left out either.
-            uniform = logprobs.masked_fill(out, 0).sum(-1) / (~out).sum(-1)
+            uniform = logprobs.masked_fill(masked, 0).sum(-1) / (~masked).sum(-1)
             smoothed = (1 - smoothing) * logprobs.diagonal() + smoothing * uniform
             loss = loss - 0.5 * smoothed.sum()
     else:
