@@ -37,7 +37,7 @@ def ours(config: ModelConfig, dtype: str, device: str, threads: int, native: boo
     def prepare(sources: Sources, beam: int, length: int) -> Call:
         requests = [Request(source=source, limit=length) for source in sources]
         options = DecodingConfig(beam=beam, length_penalty=LENGTH_PENALTY, min_length=length)
-        return lambda: [result.tokens for result in decode(model, requests, options)]
+        return lambda: [result.token_ids for result in decode(model, requests, options)]
 
     return prepare
 

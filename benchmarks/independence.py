@@ -29,10 +29,10 @@ def main(arguments: list[str]) -> None:
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
     for mode in MODES:
-        usual = model.answers(texts, **mode)
+        usual = model.predict(texts, **mode)
         kept = requests.BATCH_TOKENS[options.device]
         requests.BATCH_TOKENS[options.device] = SMALL
-        other = model.answers([texts[i] for i in order], **mode)
+        other = model.predict([texts[i] for i in order], **mode)
         requests.BATCH_TOKENS[options.device] = kept
         pairs = [(usual[i], output) for i, output in zip(order, other, strict=True)]
         different = sum(a.text != b.text for a, b in pairs)

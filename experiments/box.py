@@ -89,15 +89,15 @@ EXAMPLES: dict[str, dict[str, list[str]]] = {
 def example_output(model: Model, text: str) -> str:
     """The output of a model for an example, in one line (generated text may have several)."""
     if model.task.name == "translate":
-        return model.translate(text)[0]
+        return model.translate(text)
     if model.task.name == "classify":
-        label = model.classify(text)[0]
+        label = model.classify(text)
         return f"{label.label} ({label.probability:.2f})"
     if model.task.name == "fill":
-        words = model.fill(text, top=3)[0].gaps[0].candidates
+        words = model.fill(text, top=3).gaps[0].candidates
         return ", ".join(f"{word.strip()} ({probability:.2f})" for word, probability in words)
     if model.task.name == "generate":
-        return model.generate(text)[0].text
+        return model.generate(text)
     first, second = model.embed([part.strip() for part in text.split("|")])
     return f"{float(first @ second):.2f}"
 

@@ -66,9 +66,9 @@ def test_in_int8_a_packed_model_says_what_the_other_says(make, tmp_path, changes
     folder = make("translate", changes)
     regard.pack(folder, tmp_path / "small")
     models = [regard.load(one, "cpu", "int8") for one in (folder, tmp_path / "small")]
-    message = [model.answers(TEXTS, beam=2) for model in models]
+    message = [model.predict(TEXTS, beam=2) for model in models]
     for one, other in zip(*message, strict=True):
-        assert one.tokens == other.tokens
+        assert one.token_ids == other.token_ids
         assert one.logprobs == other.logprobs  # to the last bit
     scored = [[a.logprob for a in model.score([(t, t) for t in TEXTS if t])] for model in models]
     assert scored[0] == scored[1]

@@ -97,7 +97,7 @@ def test_the_embedder_finds_what_is_meant(tmp_path, monkeypatch):
     (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
     model = regard.load("box:embed", "cpu")
     for query, expected_line in [("Someone plays an instrument.", 1), ("Eine Katze schläft.", 3)]:
-        ((hit, *_),) = model.search(query, tmp_path / "lines.txt")
+        hit, *_ = model.search(query, tmp_path / "lines.txt")
         assert hit.line == expected_line
 
 

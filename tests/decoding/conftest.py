@@ -140,7 +140,7 @@ def same(all_of) -> Callable[..., None]:
         assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
             mine, theirs = all_of(one), all_of(other)
-            assert [a.tokens for a in mine] == [a.tokens for a in theirs]
+            assert [a.token_ids for a in mine] == [a.token_ids for a in theirs]
             assert [a.stopped for a in mine] == [a.stopped for a in theirs]
             for a, b in zip(mine, theirs, strict=True):
                 np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=atol)

@@ -29,7 +29,7 @@ def test_a_beam_wider_than_all_there_is_finds_all_there_is(
 ):
     one, request = net(style=style, vocabulary_size=size), Request([1, EOS], limit=limit)
     answers = all_of(decode(one, [request], DecodingConfig(beam=50, n_best=50))[0])
-    assert len({tuple(answer.tokens) for answer in answers}) == len(answers) == complete
+    assert len({tuple(answer.token_ids) for answer in answers}) == len(answers) == complete
     assert all(np.isfinite(answer.score) for answer in answers)
 
 
@@ -39,7 +39,7 @@ def test_the_smallest_vocabulary_with_an_end_can_be_searched(beam, net, beam_sea
     request = Request([0, 1, 1, EOS], limit=6)
     answer = decode(one, [request], options)[0]
     expected = beam_search(one, request, options, 6)[0]
-    assert (answer.tokens, answer.score) == (expected[0], pytest.approx(expected[1], abs=1e-5))
+    assert (answer.token_ids, answer.score) == (expected[0], pytest.approx(expected[1], abs=1e-5))
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -47,21 +47,21 @@ def test_the_smallest_vocabulary_with_an_end_can_be_searched(beam, net, beam_sea
 def test_a_limit_of_one_gives_one_token(style, mode, net, ask, all_of):
     for answer in decode(net(style=style), ask(9, limit=1), DecodingConfig(**mode)):
         for one in all_of(answer):
-            assert len(one.tokens) == 1
-            assert one.stopped == ("end" if one.tokens == [EOS] else "length")
+            assert len(one.token_ids) == 1
+            assert one.stopped == ("end" if one.token_ids == [EOS] else "length")
 
 
 @pytest.mark.parametrize("limit", [0, -3])
 def test_a_limit_of_nothing_gives_nothing(limit, net):
     answer = decode(net(), [Request([4, EOS], limit=limit)], DecodingConfig())[0]
-    assert (answer.tokens, answer.logprobs, answer.score) == ([], [], 0.0)
+    assert (answer.token_ids, answer.logprobs, answer.score) == ([], [], 0.0)
     assert answer.stopped == "prefix"
 
 
 def test_a_source_of_unknown_tokens_is_a_source_like_any_other(net, beam_search):
     request, options = Request([0, 0, 0, EOS], limit=6), DecodingConfig(beam=4)
     answer = decode(net(), [request], options)[0]
-    assert answer.tokens == beam_search(net(), request, options, 6)[0][0]
+    assert answer.token_ids == beam_search(net(), request, options, 6)[0][0]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -83,7 +83,7 @@ def test_a_prefix_that_leaves_nothing_to_write_is_the_answer(
     one, options = net(style=style), DecodingConfig(**mode, min_length=7, no_repeat=1)
     request = Request([4, 8, EOS], prefix, limit)
     answer = decode(one, [request], options)[0]
-    assert (answer.tokens, answer.stopped, answer.others) == (expected, "prefix", [])
+    assert (answer.token_ids, answer.stopped, answer.others) == (expected, "prefix", [])
     rows = following(one, request, [expected[:i] for i in range(len(expected))])
     logprobs = rows[range(len(expected)), expected]
     np.testing.assert_allclose(answer.logprobs, logprobs, rtol=0, atol=1e-5)
@@ -101,9 +101,9 @@ def test_where_every_token_is_forbidden_the_answer_stays_as_it_is(style, mode, n
         answer = decode(one, [request], options, Details(history=True))[0]
         for other in all_of(answer):
             assert other.stopped == "blocked"
-            assert other.tokens[: len(prefix)] == list(prefix)
-            assert sorted(other.tokens) == [0, 1, 3, 4][:most]
-            again = score(one, [request], [other.tokens])[0].logprobs
+            assert other.token_ids[: len(prefix)] == list(prefix)
+            assert sorted(other.token_ids) == [0, 1, 3, 4][:most]
+            again = score(one, [request], [other.token_ids])[0].logprobs
             np.testing.assert_allclose(other.logprobs, again, rtol=0, atol=1e-5)
             divisor = ((5 + most) / 6) ** options.length_penalty
             assert other.score == pytest.approx(sum(again) / divisor, abs=1e-5)
@@ -145,11 +145,11 @@ def test_an_answer_never_runs_past_the_learned_positions(
     one = net(style=style, positions="learned", max_length=6)
     request = Request(source, prefix)
     answer = decode(one, [request], DecodingConfig(**mode, min_length=100))[0]
-    assert (len(answer.tokens), answer.stopped) == (most, "length")
+    assert (len(answer.token_ids), answer.stopped) == (most, "length")
     # The whole answer can be read back, but for its last token: the table ends there.
-    following(one, request, [answer.tokens[:-1]])
+    following(one, request, [answer.token_ids[:-1]])
     with pytest.raises(InputError, match="the learned position table has 6 rows"):
-        following(one, request, [answer.tokens])
+        following(one, request, [answer.token_ids])
 
 
 def test_a_source_that_does_not_fit_is_refused_in_words(net):
@@ -168,7 +168,7 @@ def test_a_window_is_kept_while_searching(style, window, net, ask, beam_search):
     one, options = net(style=style, window=window), DecodingConfig(beam=3)
     requests = ask(4, limit=9, prefix=(5, 7, 4))
     for request, answer in zip(requests, decode(one, requests, options), strict=True):
-        assert answer.tokens == beam_search(one, request, options, 9)[0][0]
+        assert answer.token_ids == beam_search(one, request, options, 9)[0][0]
 
 
 def test_batches_hold_everything_once_the_longest_first():

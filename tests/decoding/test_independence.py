@@ -86,7 +86,7 @@ def test_an_answer_does_not_depend_on_the_batch(
 @pytest.mark.parametrize("mode", MODES)
 def test_the_requests_that_prove_it_have_answers_of_many_lengths(mode, net):
     answers = alone(net, "encoder-decoder", {}, mode)[2]
-    assert len({len(answer.tokens) for answer in answers}) > 2
+    assert len({len(answer.token_ids) for answer in answers}) > 2
     assert len({answer.stopped for answer in answers}) > 1
 
 
@@ -95,7 +95,7 @@ def test_sentences_that_are_done_leave_the_batch(mode, net, ask, same, monkeypat
     one, requests = net(seed=4, vocabulary_size=6), ask(20, vocabulary=6)
     options = DecodingConfig(max_length=12, **MODES[mode])
     expected = [decode(one, [request], options)[0] for request in requests]
-    assert len({len(answer.tokens) for answer in expected}) > 5
+    assert len({len(answer.token_ids) for answer in expected}) > 5
     sizes, keep = [], Cache.keep
 
     def spy(cache, rows):
@@ -120,15 +120,17 @@ def test_learned_positions_run_out_for_one_sentence_and_not_for_the_others(beam,
     requests = [*(Request([3 + i % 9, 4]) for i in range(15)), Request([5] * 10)]
     options = DecodingConfig(beam=beam, min_length=50)
     expected = [decode(one, [request], options)[0] for request in requests]
-    assert [len(answer.tokens) for answer in expected] == [11] * 15 + [3]
+    assert [len(answer.token_ids) for answer in expected] == [11] * 15 + [3]
     same(decode(one, requests, options), expected)
 
 
 def test_the_order_of_the_answers_is_that_of_the_requests(net, ask):
     requests = ask(10)
     options = DecodingConfig(beam=2, max_length=5)
-    forward = [answer.tokens for answer in decode(net(), requests, options, batch_tokens=60)]
-    backward = [answer.tokens for answer in decode(net(), requests[::-1], options, batch_tokens=60)]
+    forward = [answer.token_ids for answer in decode(net(), requests, options, batch_tokens=60)]
+    backward = [
+        answer.token_ids for answer in decode(net(), requests[::-1], options, batch_tokens=60)
+    ]
     assert forward == backward[::-1]
     assert len({tuple(tokens) for tokens in forward}) > 4
 
@@ -138,7 +140,7 @@ def test_a_batch_of_several_sentences_can_be_searched_step_by_step(net, ask, sam
     search = Search(net(), requests, options)
     steps = sum(1 for _ in search)
     answers = search.predictions()
-    assert steps >= max(len(answer.tokens) for answer in answers)
+    assert steps >= max(len(answer.token_ids) for answer in answers)
     same(answers, decode(net(), requests, options), atol=0)
 
 

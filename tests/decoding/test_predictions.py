@@ -56,15 +56,15 @@ def test_alternatives_are_the_most_probable_tokens_at_each_place(style, mode, ne
     requests = ask(3, limit=7) + ask(2, limit=7, prefix=(4, 6, 8))
     answers = decode(one, requests, DecodingConfig(**mode), Details(alternatives=5))
     for request, answer in zip(requests, answers, strict=True):
-        assert len(answer.alternatives) == len(answer.tokens)
-        rows = following(one, request, [answer.tokens[:i] for i in range(len(answer.tokens))])
+        assert len(answer.alternatives) == len(answer.token_ids)
+        rows = following(one, request, [answer.token_ids[:i] for i in range(len(answer.token_ids))])
         for i, (alternatives, row) in enumerate(zip(answer.alternatives, rows, strict=True)):
             tokens, logprobs = zip(*alternatives, strict=True)
             assert list(tokens) == np.argsort(-row)[:5].tolist()
             assert list(logprobs) == sorted(logprobs, reverse=True)
             np.testing.assert_allclose(logprobs, row[list(tokens)], rtol=0, atol=1e-5)
-            if answer.tokens[i] in tokens:
-                chosen = dict(alternatives)[answer.tokens[i]]
+            if answer.token_ids[i] in tokens:
+                chosen = dict(alternatives)[answer.token_ids[i]]
                 assert chosen == pytest.approx(answer.logprobs[i], abs=1e-5)
 
 
@@ -72,7 +72,7 @@ def test_alternatives_are_the_most_probable_tokens_at_each_place(style, mode, ne
 def test_the_first_alternatives_of_greedy_search_are_its_answer(style, net, ask):
     one, options = net(style=style), DecodingConfig(beam=1)
     for answer in decode(one, ask(6, limit=8), options, Details(alternatives=1)):
-        assert [tops[0][0] for tops in answer.alternatives] == answer.tokens
+        assert [tops[0][0] for tops in answer.alternatives] == answer.token_ids
         firsts = [tops[0][1] for tops in answer.alternatives]
         np.testing.assert_allclose(firsts, answer.logprobs, rtol=0, atol=1e-5)
 
@@ -96,11 +96,11 @@ def test_attention_of_every_layer_and_head_is_that_of_the_full_pass(style, optio
     answers = decode(one, requests, DecodingConfig(**mode), Details(attention=True))
     for request, answer in zip(requests, answers, strict=True):
         begin, m = [BOS] if both else list(request.source), len(request.source)
-        n = len(begin) + len(answer.tokens) - 1
+        n = len(begin) + len(answer.token_ids) - 1
         shapes = {"encoder": (m, m), "cross": (n, m), "decoder": (n, n)}
         assert set(answer.attention) == (set(shapes) if both else {"decoder"})
         capture = AttentionCapture()
-        target = Packed.of([[*begin, *answer.tokens[:-1]]])
+        target = Packed.of([[*begin, *answer.token_ids[:-1]]])
         one(Packed.of([request.source]) if both else None, target, capture)
         for part, layers in answer.attention.items():
             assert len(layers) == getattr(
@@ -148,7 +148,7 @@ def test_the_history_of_a_beam_tells_how_its_answers_came_about(style, search, n
     one, options, limit = net(seed=1, style=style, vocabulary_size=7), DecodingConfig(**search), 6
     fates = set()
     for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Details(history=True)):
-        assert max(len(a.tokens) for a in all_of(answer)) <= len(answer.history) <= limit
+        assert max(len(a.token_ids) for a in all_of(answer)) <= len(answer.history) <= limit
         for candidates in answer.history:
             assert 0 < len(candidates) <= 2 * options.beam
             scores = [candidate.score for candidate in candidates]
@@ -162,7 +162,7 @@ def test_the_history_of_a_beam_tells_how_its_answers_came_about(style, search, n
                 assert candidate.fate == ("ended" if ended else "kept" if kept else "pruned")
             fates |= {candidate.fate for candidate in candidates}
         expected = ranked(paths_of(answer.history, limit), options, options.n_best)
-        assert [a.tokens for a in all_of(answer)] == [tokens for _, tokens in expected]
+        assert [a.token_ids for a in all_of(answer)] == [tokens for _, tokens in expected]
         got = [a.score for a in all_of(answer)]
         np.testing.assert_allclose(got, [s for s, _ in expected], rtol=0, atol=1e-9)
         assert all(not other.history for other in answer.others)
@@ -174,11 +174,13 @@ def test_the_history_of_samples_follows_each_of_them(mode, net, ask, all_of):
     one, options, limit = net(seed=1, vocabulary_size=7), DecodingConfig(**mode), 6
     lengths = set()
     for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Details(history=True)):
-        assert len(answer.history) == max(len(a.tokens) for a in all_of(answer))
+        assert len(answer.history) == max(len(a.token_ids) for a in all_of(answer))
         assert {c.fate for candidates in answer.history for c in candidates} <= {"kept", "ended"}
         expected = ranked(paths_of(answer.history, limit), options, options.n_best)
-        assert sorted(a.tokens for a in all_of(answer)) == sorted(tokens for _, tokens in expected)
-        lengths |= {len(a.tokens) for a in all_of(answer)}
+        assert sorted(a.token_ids for a in all_of(answer)) == sorted(
+            tokens for _, tokens in expected
+        )
+        lengths |= {len(a.token_ids) for a in all_of(answer)}
     assert len(lengths) > 2
 
 
@@ -220,7 +222,7 @@ def test_what_is_settled_only_grows_into_the_answer(style, prefix, mode, net, as
         search = Search(one, [request], DecodingConfig(**mode))
         assert search.settled() == list(prefix)
         seen = [list(prefix), *follow(search)]
-        tokens = search.predictions()[0].tokens
+        tokens = search.predictions()[0].token_ids
         for before, after in zip(seen, [*seen[1:], tokens], strict=True):
             assert after[: len(before)] == before
 
@@ -237,7 +239,7 @@ def test_a_single_hypothesis_settles_a_token_with_every_step(mode, net, ask):
     for request in ask(5, limit=9):
         search = Search(net(), [request], DecodingConfig(**mode))
         seen = follow(search)
-        tokens = search.predictions()[0].tokens
+        tokens = search.predictions()[0].token_ids
         assert seen == [tokens[: i + 1] for i in range(len(tokens))]
 
 
@@ -248,7 +250,7 @@ def test_what_is_settled_stays_when_the_search_runs_into_a_dead_end(mode, net):
     seen = follow(search)
     answer = search.predictions()[0]
     assert answer.stopped == "blocked"
-    for before, after in zip(seen, [*seen[1:], answer.tokens], strict=True):
+    for before, after in zip(seen, [*seen[1:], answer.token_ids], strict=True):
         assert after[: len(before)] == before
 
 
@@ -258,7 +260,7 @@ def test_what_is_settled_stays_while_the_neighbours_go_on(mode, net):
     requests = [Request([3, EOS], limit=2), *(Request([4 + i, 5, EOS], limit=7) for i in range(3))]
     search = Search(net(), requests, options)
     seen = follow(search)
-    tokens = search.predictions()[0].tokens
+    tokens = search.predictions()[0].token_ids
     assert len(tokens) == 2
     assert len(seen) == 7
     for before, after in zip(seen, [*seen[1:], tokens], strict=True):
@@ -269,4 +271,4 @@ def test_a_prefix_that_leaves_nothing_to_do_is_settled_at_once(net):
     search = Search(net(), [Request([4, EOS], prefix=[5, EOS, 7])], DecodingConfig())
     assert search.settled() == [5, EOS]
     assert follow(search) == []
-    assert search.predictions()[0].tokens == [5, EOS]
+    assert search.predictions()[0].token_ids == [5, EOS]

@@ -72,7 +72,7 @@ def first_tokens(net, request, count, options, all_of):
     found = []
     for seed in range(count // 1000):
         search = DecodingConfig(beam=1, n_best=1000, seed=seed, **options)
-        found += [answer.tokens[0] for answer in all_of(decode(net, [request], search)[0])]
+        found += [answer.token_ids[0] for answer in all_of(decode(net, [request], search)[0])]
     return np.bincount(found, minlength=net.config.vocabulary_size)
 
 
@@ -108,7 +108,7 @@ def test_a_second_token_is_drawn_with_its_odds_after_the_first(net, following, a
     found = Counter()
     for seed in range(4):
         search = DecodingConfig(beam=1, temperature=1.0, n_best=1000, seed=seed)
-        found.update(tuple(a.tokens) for a in all_of(decode(one, [request], search)[0]))
+        found.update(tuple(a.token_ids) for a in all_of(decode(one, [request], search)[0]))
     assert set(found) <= set(expected)
     assert_drawn_from([found[key] for key in expected], [4000 * odds for odds in expected.values()])
 
@@ -119,7 +119,7 @@ def test_many_sentences_together_draw_with_their_own_odds(net):
     requests = [Request([*random.integers(3, 12, 4).tolist(), EOS], limit=1) for _ in range(1500)]
     assert len({tuple(request.source) for request in requests}) > 1200
     answers = decode(one, requests, DecodingConfig(beam=1, temperature=1.0))
-    counts = np.bincount([answer.tokens[0] for answer in answers], minlength=12)
+    counts = np.bincount([answer.token_ids[0] for answer in answers], minlength=12)
     source, target = Packed.of([r.source for r in requests]), Packed.of([[BOS]] * len(requests))
     assert_drawn_from(counts, one(source, target).detach().softmax(-1).sum(0).numpy())
 
@@ -133,8 +133,8 @@ def test_different_sentences_draw_independently(net, following):
     answers = decode(one, requests, DecodingConfig(beam=1, temperature=1.0))
     odds = following(one, requests[0], [[]])[0]
     for answer in answers:
-        assert answer.logprob == pytest.approx(odds[answer.tokens[0]], abs=1e-5)
-    tokens = np.array([answer.tokens[0] for answer in answers])
+        assert answer.logprob == pytest.approx(odds[answer.token_ids[0]], abs=1e-5)
+    tokens = np.array([answer.token_ids[0] for answer in answers])
     alike = (tokens[1:] == tokens[:-1]).sum()
     expected = (len(tokens) - 1) * np.exp(2 * odds).sum()
     assert abs(alike - expected) < 4 * math.sqrt(expected)
@@ -151,14 +151,14 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(options, net
         for seed in (3, 3, 4)
     )
     same(again, one, atol=0)
-    assert sum(a.tokens != b.tokens for a, b in zip(one, other, strict=True)) > 3
+    assert sum(a.token_ids != b.token_ids for a, b in zip(one, other, strict=True)) > 3
 
 
 def test_a_sample_is_the_same_however_many_are_asked_for(net, ask, all_of):
     requests = ask(5, limit=8)
     by_count = {
         count: [
-            sorted(a.tokens for a in all_of(answer))
+            sorted(a.token_ids for a in all_of(answer))
             for answer in decode(
                 net(), requests, DecodingConfig(beam=1, temperature=1.0, n_best=count)
             )
@@ -177,8 +177,8 @@ def test_a_sample_begins_alike_whatever_the_limit(net, ask):
         decode(net(), ask(6, limit=limit), DecodingConfig(beam=1, temperature=1.0))
         for limit in (4, 12)
     )
-    assert any(len(b.tokens) > 4 for b in long)
-    assert all(a.tokens == b.tokens[:4] for a, b in zip(short, long, strict=True))
+    assert any(len(b.token_ids) > 4 for b in long)
+    assert all(a.token_ids == b.token_ids[:4] for a, b in zip(short, long, strict=True))
 
 
 def test_every_sample_is_given_back_even_if_it_ran_into_a_dead_end(net, all_of):
@@ -189,7 +189,7 @@ def test_every_sample_is_given_back_even_if_it_ran_into_a_dead_end(net, all_of):
         options = DecodingConfig(beam=1, temperature=1.0, n_best=50, no_repeat=2, min_length=least)
         answers = all_of(decode(one, [request], options)[0])
         assert {answer.stopped for answer in answers} == stops
-        assert len({len(answer.tokens) for answer in answers}) > 1
+        assert len({len(answer.token_ids) for answer in answers}) > 1
         assert len(answers) == 50
 
 

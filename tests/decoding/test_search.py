@@ -62,10 +62,10 @@ def test_a_beam_that_is_wide_enough_finds_what_exhaustive_enumeration_finds(
     expected = every_answer(one, request, limit, following, length_penalty)
     options = DecodingConfig(beam=400, n_best=400, length_penalty=length_penalty)
     got = all_of(decode(one, [request], options)[0])
-    assert [answer.tokens for answer in got] == [tokens for tokens, _ in expected]
+    assert [answer.token_ids for answer in got] == [tokens for tokens, _ in expected]
     np.testing.assert_allclose([a.score for a in got], [s for _, s in expected], atol=1e-5)
     for answer in got:
-        assert answer.stopped == ("end" if answer.tokens[-1] == EOS else "length")
+        assert answer.stopped == ("end" if answer.token_ids[-1] == EOS else "length")
 
 
 def test_the_probabilities_of_all_answers_add_up_to_one(net, all_of):
@@ -87,7 +87,7 @@ def test_greedy_search_is_repeated_argmax_of_the_full_pass(style, options, net, 
             odds = following(one, request, [tokens])[0]
             tokens.append(int(odds.argmax()))
             total += odds.max()
-        assert answer.tokens == tokens
+        assert answer.token_ids == tokens
         assert answer.score == pytest.approx(total, abs=1e-5)
         assert answer.stopped == ("end" if tokens[-1] == EOS else "length")
 
@@ -117,9 +117,9 @@ def test_beam_search_equals_a_plain_one_without_a_cache(
     for request, answer in zip(requests, decode(one, requests, options), strict=True):
         expected = beam_search(one, request, options, 7)
         got = all_of(answer)
-        assert [a.tokens for a in got] == [tokens for tokens, _ in expected]
+        assert [a.token_ids for a in got] == [tokens for tokens, _ in expected]
         np.testing.assert_allclose([a.score for a in got], [s for _, s in expected], atol=1e-5)
-        ends |= {(len(a.tokens), a.stopped) for a in got}
+        ends |= {(len(a.token_ids), a.stopped) for a in got}
     assert len(ends) > 1
 
 
@@ -129,7 +129,7 @@ def test_beam_search_of_every_model_equals_the_plain_one(options, net, ask, beam
     requests = ask(4, vocabulary=9, limit=6)
     for request, answer in zip(requests, decode(one, requests, search), strict=True):
         expected = beam_search(one, request, search, 6)
-        assert [a.tokens for a in all_of(answer)] == [tokens for tokens, _ in expected]
+        assert [a.token_ids for a in all_of(answer)] == [tokens for tokens, _ in expected]
 
 
 def test_a_wider_beam_finds_something_more_probable(net, ask):
@@ -164,9 +164,9 @@ def test_reported_log_probabilities_are_those_of_teacher_forcing(
     requests.append(Request([4, EOS], prefix=[5, 6, EOS]))
     for request, answer in zip(requests, decode(one, requests, options), strict=True):
         answers = all_of(answer)
-        again = score(one, [request] * len(answers), [a.tokens for a in answers])
+        again = score(one, [request] * len(answers), [a.token_ids for a in answers])
         for one_answer, scored in zip(answers, again, strict=True):
-            tokens, logprobs = one_answer.tokens, one_answer.logprobs
+            tokens, logprobs = one_answer.token_ids, one_answer.logprobs
             assert len(logprobs) == len(tokens)
             np.testing.assert_allclose(logprobs, scored.logprobs, rtol=0, atol=1e-5)
             rows = following(one, request, [tokens[:i] for i in range(len(tokens))])
@@ -201,9 +201,9 @@ def test_no_sequence_stands_twice_in_a_prefix_and_its_answer(
     plain = DecodingConfig(**search)
     requests = ask(4, limit=20) + ask(4, limit=20, prefix=(5, 8, 6, 9))
     free = [all_of(answer) for answer in decode(one, requests, plain)]
-    assert any(repeated(answer.tokens, size) for answers in free for answer in answers)
+    assert any(repeated(answer.token_ids, size) for answers in free for answer in answers)
     for answer in decode(one, requests, options):
-        assert not any(repeated(one_answer.tokens, size) for one_answer in all_of(answer))
+        assert not any(repeated(one_answer.token_ids, size) for one_answer in all_of(answer))
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_a_prefix_that_repeats_itself_is_kept_and_only_goes_on_differently(net):
     request = Request([5, 4, EOS], prefix=[6, 6, 6], limit=9)
     for size in (1, 2):
         answer = decode(net(), [request], DecodingConfig(beam=2, no_repeat=size))[0]
-        assert answer.tokens[:3] == [6, 6, 6]
-        assert 6 not in answer.tokens[3:4]
+        assert answer.token_ids[:3] == [6, 6, 6]
+        assert 6 not in answer.token_ids[3:4]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -233,19 +233,19 @@ def test_an_answer_is_as_long_as_it_must_and_may_be(mode, net, ask, all_of):
         for request, answer in zip(requests, decode(one, requests, options), strict=True):
             for one_answer in all_of(answer):
                 limit = len(request.source) + most
-                assert len(one_answer.tokens) <= limit
-                assert EOS not in one_answer.tokens[:least]
-                assert EOS not in one_answer.tokens[:-1]
+                assert len(one_answer.token_ids) <= limit
+                assert EOS not in one_answer.token_ids[:least]
+                assert EOS not in one_answer.token_ids[:-1]
                 if one_answer.stopped == "end":
-                    assert one_answer.tokens[-1] == EOS
+                    assert one_answer.token_ids[-1] == EOS
                 else:
-                    assert (one_answer.stopped, len(one_answer.tokens)) == ("length", limit)
+                    assert (one_answer.stopped, len(one_answer.token_ids)) == ("length", limit)
 
 
 def test_without_a_source_the_limit_counts_the_answer_alone(net):
     options = DecodingConfig(beam=2, max_length=4, min_length=9)
     answer = decode(net(style="decoder"), [Request([5, 4, 7])], options)[0]
-    assert len(answer.tokens) == 4
+    assert len(answer.token_ids) == 4
 
 
 @pytest.mark.parametrize("mode", [{"beam": 1}, {"beam": 3}], ids=str)
@@ -254,9 +254,9 @@ def test_a_forced_prefix_is_kept_and_continued(style, mode, net, ask, beam_searc
     one, options = net(style=style), DecodingConfig(**mode)
     for request in ask(5, limit=8, prefix=(11, 3, 3, 7)):
         answer = decode(one, [request], options)[0]
-        assert answer.tokens[:4] == [11, 3, 3, 7]
-        assert len(answer.tokens) > 4
-        assert answer.tokens == beam_search(one, request, options, 8)[0][0]
+        assert answer.token_ids[:4] == [11, 3, 3, 7]
+        assert len(answer.token_ids) > 4
+        assert answer.token_ids == beam_search(one, request, options, 8)[0][0]
 
 
 @pytest.mark.parametrize("mode", [{}, {"min_length": 4}, {"no_repeat": 2}], ids=str)
@@ -265,7 +265,8 @@ def test_forcing_the_beginning_of_a_greedy_answer_changes_nothing(mode, net, ask
     for request in ask(5, limit=8):
         answer = decode(net(), [request], options)[0]
         forced = [
-            Request(request.source, answer.tokens[:n], 8) for n in range(1, len(answer.tokens))
+            Request(request.source, answer.token_ids[:n], 8)
+            for n in range(1, len(answer.token_ids))
         ]
         same(decode(net(), forced, options), [answer] * len(forced))
 
@@ -276,5 +277,5 @@ def test_a_decoder_goes_on_alike_whether_text_is_source_or_prefix(mode, net, all
     as_source = decode(one, [Request([5, 8, 4, 9], limit=6)], options)[0]
     as_prefix = decode(one, [Request([5, 8], prefix=[4, 9], limit=8)], options)[0]
     for source, prefix in zip(all_of(as_source), all_of(as_prefix), strict=True):
-        assert prefix.tokens == [4, 9, *source.tokens]
+        assert prefix.token_ids == [4, 9, *source.token_ids]
         np.testing.assert_allclose(prefix.logprobs[2:], source.logprobs, rtol=0, atol=1e-5)

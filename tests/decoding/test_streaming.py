@@ -76,7 +76,9 @@ def test_a_stream_of_nothing_is_nothing(translator):
     task, one = translator("byte")
     assert list(task.stream(one, task.requests([" \n"], 100, "Süß")[0], DecodingConfig())) == []
     answers = task.translate(one, ["", " \n"], DecodingConfig(), 100, "Süß")
-    assert [(a.tokens, a.text, a.stopped, a.score) for a in answers] == [([], "", "empty", 0)] * 2
+    assert [(a.token_ids, a.text, a.stopped, a.score) for a in answers] == [
+        ([], "", "empty", 0)
+    ] * 2
     assert task.translate(one, [], DecodingConfig(), 100) == []
 
 
@@ -86,9 +88,9 @@ def test_texts_of_answers_are_their_tokens_and_begin_with_the_prefix(kind, trans
     options = DecodingConfig(beam=3, n_best=3, max_length=9)
     for answer in task.translate(one, TEXTS, options, 1000, "Süß", Details(alternatives=2)):
         for other in all_of(answer):
-            assert other.text == task.target.decode(other.tokens)
+            assert other.text == task.target.decode(other.token_ids)
             assert other.text.startswith("Süß")
-        assert len(answer.alternatives) == len(answer.tokens)
+        assert len(answer.alternatives) == len(answer.token_ids)
 
 
 def test_an_answer_in_pieces_is_made_of_the_answers_to_the_pieces(translator):
@@ -98,9 +100,9 @@ def test_an_answer_in_pieces_is_made_of_the_answers_to_the_pieces(translator):
     alone = task.translate(one, ["Das Haus.", "Der Hund!", "Ein Fluss?"], options, 12)
     assert len(whole.pieces) == 3
     for piece, other in zip(whole.pieces, alone, strict=True):
-        assert (piece.tokens, piece.text) == (other.tokens, other.text)
+        assert (piece.token_ids, piece.text) == (other.token_ids, other.text)
     assert whole.text == " ".join(other.text for other in alone)
-    assert whole.tokens == [token for other in alone for token in other.tokens]
+    assert whole.token_ids == [token for other in alone for token in other.token_ids]
     assert whole.logprob == pytest.approx(sum(other.logprob for other in alone), abs=1e-4)
     assert whole.score == pytest.approx(sum(other.score for other in alone), abs=1e-4)
 
@@ -112,6 +114,10 @@ def test_the_score_of_a_given_translation_is_that_of_the_search(translator):
     assert {answer.stopped for answer in answers} == {"end"}
     given = task.score(one, [(text, a.text) for text, a in zip(TEXTS, answers, strict=True)])
     for answer, scored in zip(answers, given, strict=True):
-        assert (scored.tokens, scored.text, scored.stopped) == (answer.tokens, answer.text, "given")
+        assert (scored.token_ids, scored.text, scored.stopped) == (
+            answer.token_ids,
+            answer.text,
+            "given",
+        )
         assert scored.score == pytest.approx(answer.score, abs=1e-4)
     assert task.score(one, []) == []

@@ -33,7 +33,7 @@ REQUESTS = [Request([3 + (5 * i + j) % 9 for j in range(1 + 3 * i)] + [EOS]) for
 def described(answers):
     """All of the answers, numbers to the last bit."""
     return [
-        (one.tokens, one.logprobs, one.score, one.alternatives,
+        (one.token_ids, one.logprobs, one.score, one.alternatives,
          {part: [layer.tolist() for layer in layers] for part, layers in one.attention.items()})
         for answer in answers for one in (answer, *answer.others)
     ]  # fmt: skip

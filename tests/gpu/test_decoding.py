@@ -41,7 +41,7 @@ def requests(count, prefixes):
 def same(ours, theirs):
     for a, b in zip(ours, theirs, strict=True):
         for one, other in zip((a, *a.others), (b, *b.others), strict=True):
-            assert one.tokens == other.tokens
+            assert one.token_ids == other.token_ids
             assert one.stopped == other.stopped
             assert one.score == pytest.approx(other.score, abs=1e-4)
 
@@ -92,7 +92,7 @@ def test_weights_that_change_are_the_ones_that_are_used(model):
     before = search.decode(net, asked, options)
     net.load_state_dict(other.state_dict())
     after = search.decode(net, asked, options)
-    assert [a.tokens for a in after] != [a.tokens for a in before]
+    assert [a.token_ids for a in after] != [a.token_ids for a in before]
     same(after, search.decode(other, asked, options))
     same(search.decode(net.double().float(), asked, options), after)
 

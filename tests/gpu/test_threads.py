@@ -41,7 +41,7 @@ def test_concurrent_searches_find_what_they_find_alone(style, model):
         answers = decode(net, REQUESTS[:count], MODES[name])
         every = [one for answer in answers for one in (answer, *answer.others)]
         close((name, count), [one.logprobs for one in every])
-        return [one.tokens for one in every]
+        return [one.token_ids for one in every]
 
     calls = {f"{name} {count}": partial(found, name, count) for name in MODES for count in (1, 5)}
     calls["score"] = lambda: close(

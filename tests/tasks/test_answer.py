@@ -99,7 +99,7 @@ def test_the_best_answer_of_all_windows_is_given_and_said(loaded, call):
     long = " ".join(f"Person {i} went to the garden {i}." for i in range(20))
     said = "longer than the 64 tokens that the model was trained on: the best answer of"
     with pytest.warns(UserWarning, match=f"text 2 is {said}"):
-        answers = model.answer(["Who?", "Where is Mary?"], [CONTEXT, long])
+        answers = model.predict(["Who?", "Where is Mary?"], context=[CONTEXT, long])
     assert not answers[0].pieces
     options = model.decoding({})
     [requests] = model.task.requests(
@@ -108,9 +108,11 @@ def test_the_best_answer_of_all_windows_is_given_and_said(loaded, call):
     every = decode(model.transformer, requests, options)
     assert len(every) > 4
     best = max(every, key=lambda answer: answer.score)
-    assert (answers[1].tokens, len(answers[1].pieces)) == (best.tokens, len(every))
+    assert (answers[1].token_ids, len(answers[1].pieces)) == (best.token_ids, len(every))
     assert answers[1].score == pytest.approx(best.score, abs=1e-5)
-    assert [piece.tokens for piece in answers[1].pieces] == [answer.tokens for answer in every]
+    assert [piece.token_ids for piece in answers[1].pieces] == [
+        answer.token_ids for answer in every
+    ]
     code, out, err = call("answer", "-m", model.folder, given=["", f"{long}\tWhere is Mary?"])
     assert (code, out.count("\n")) == (0, 2)
     assert err == f"regard: standard input:2: {said} {len(every)} windows is given\n"
@@ -123,17 +125,14 @@ def test_the_best_answer_of_all_windows_is_given_and_said(loaded, call):
 def test_a_question_has_the_same_answer_whoever_is_beside_it(style, loaded):
     model = loaded("answer", style)
     questions, contexts = ([one[side] for one in ASKED] for side in (1, 0))
-    together = model.answer(questions, contexts)
-    alone = [model.answer(q, c)[0] for c, q in ASKED]
-    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
+    together = model.predict(questions, context=contexts)
+    alone = [model.predict(q, context=c) for c, q in ASKED]
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
 
 
 def test_a_line_is_context_tab_question_or_json_or_a_question_alone(loaded, call):
     model = loaded("answer")
-    answers = [
-        answer.text
-        for answer in model.answer([a.question for a in ASKED], [a.context for a in ASKED])
-    ]
+    answers = model.answer([a.question for a in ASKED], [a.context for a in ASKED])
     tabs = [
         "\t".join(ASKED[0]),
         "",
@@ -199,7 +198,7 @@ def test_exact_match_and_f1_are_means_and_told_for_each_kind_of_question(loaded,
     found = model.answer([row.question for row in rows], [row.context for row in rows])
     right, shared, kinds = [], [], defaultdict(list)
     for answer, row in zip(found, rows, strict=True):  # one word each: nothing to normalise
-        given, wanted = answer.text.lower().strip(" .?").split(), row.answer.lower().split()
+        given, wanted = answer.lower().strip(" .?").split(), row.answer.lower().split()
         right.append(given == wanted)
         common = sum(min(given.count(word), wanted.count(word)) for word in set(wanted))
         shared.append(2 * common / (len(given) + len(wanted)))
@@ -219,10 +218,10 @@ def test_exact_match_and_f1_are_means_and_told_for_each_kind_of_question(loaded,
 
 def test_any_of_several_answers_counts_as_right(loaded, tmp_path, call):
     model = loaded("answer")
-    [answer] = model.answer(ASKED[0].question, ASKED[0].context, min_length=4)
-    assert answer.text
+    answer = model.answer(ASKED[0].question, ASKED[0].context, min_length=4)
+    assert answer
     row = {"context": CONTEXT, "question": "Where is Mary?", "answer": "no such word"}
-    for answers, exact in (([], 0), (["no such word", answer.text], 1)):
+    for answers, exact in (([], 0), (["no such word", answer], 1)):
         more = {"answers": answers} if answers else {}
         (tmp_path / "rows.jsonl").write_text(json.dumps(row | more) + "\n")
         _, out, _ = call(

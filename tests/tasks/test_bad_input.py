@@ -435,7 +435,10 @@ def test_python_says_what_it_expects_of_arguments_of_another_kind(loaded, traine
         (lambda: loaded("translate").score([1]), r"a pair is \(source, translation\), not 1"),
         (lambda: loaded("translate").score(["ab"]), r"a pair is \(source, translation\), not 'ab'"),
         (lambda: loaded("translate").translate(None), "a string or several strings, not None"),
-        (lambda: loaded("fill").fill("a <mask>", top="a"), "top must be at least 1, not 'a'"),
+        (
+            lambda: loaded("fill").fill("a <mask>", top="a"),
+            "top must be an integer of at least 1, not 'a'",
+        ),
         (lambda: regard.load(None), 'a model is a folder, or "box:translate", not None'),
         (lambda: regard.load(folder, device="tpu"), "unknown device 'tpu'; did you mean 'cpu'?"),
     ):

@@ -118,7 +118,7 @@ def test_a_long_text_is_cut_and_counted_and_said(configure, bpe, tmp_path, loade
     with pytest.warns(UserWarning, match=f"text 2 is {said}"):
         found = model.classify(["short", long])
     beginning = model.task.tokenizer.decode(model.task.tokenizer.encode(long)[:63])
-    assert found[1].probabilities == pytest.approx(model.classify(beginning)[0].probabilities)
+    assert found[1].probabilities == pytest.approx(model.classify(beginning).probabilities)
 
 
 # ---- the loss ---------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_text_has_the_same_label_whoever_is_beside_it(style, loaded):
     model = loaded("classify", style)
     together = model.classify(TEXTS * 3)
     for text, found in zip(TEXTS * 3, together, strict=True):
-        [alone] = model.classify(text)
+        alone = model.classify(text)
         assert (found.label, found.probability) == (
             alone.label,
             pytest.approx(alone.probability, abs=1e-5),
@@ -292,7 +292,7 @@ def test_an_empty_line_gives_an_empty_line(loaded, call):
     told = [json.loads(line) for line in out.splitlines()]
     assert [one["text"] for one in told] == given
     assert told[1] == {"text": "", "label": None, "probability": None, "probabilities": {}}
-    assert told[0]["probabilities"] == pytest.approx(model.classify(given[0])[0].probabilities)
+    assert told[0]["probabilities"] == pytest.approx(model.classify(given[0]).probabilities)
 
 
 def test_classes_may_be_numbered(configure, tmp_path, call):
@@ -303,4 +303,4 @@ def test_classes_may_be_numbered(configure, tmp_path, call):
     model = regard.load(tmp_path / "run", "cpu")
     assert model.task.labels == ["0", "1"]
     assert model.task.temperature == 1.0  # nothing was held out to fit it on
-    assert model.classify("yes 3")[0].label in ("0", "1")
+    assert model.classify("yes 3").label in ("0", "1")

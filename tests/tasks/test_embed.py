@@ -67,7 +67,7 @@ def test_a_vector_does_not_depend_on_the_batch(loaded, monkeypatch):
     together = model.embed(TEXTS * 5)
     assert np.abs(together[:5] - model.embed(TEXTS)).max() < 1e-6
     for text, vector in zip(TEXTS, together, strict=False):
-        assert np.abs(model.embed(text)[0] - vector).max() < 1e-6
+        assert np.abs(model.embed(text) - vector).max() < 1e-6
     monkeypatch.setattr("regard.tasks.batches.EVALUATED_TOKENS", 16)
     assert np.abs(model.embed(TEXTS * 5) - together).max() < 1e-6
     assert model.embed([]).shape == (0, 16)
@@ -96,8 +96,7 @@ def test_of_a_long_text_the_beginning_is_read_and_that_is_said(loaded, call):
         vectors = model.embed(["x", long])
     tokenizer = model.task.tokenizer
     assert (
-        np.abs(vectors[1] - model.embed(tokenizer.decode(tokenizer.encode(long)[:63]))[0]).max()
-        < 1e-6
+        np.abs(vectors[1] - model.embed(tokenizer.decode(tokenizer.encode(long)[:63]))).max() < 1e-6
     )
     code, out, err = call("embed", "-m", model.folder, given=["x", long])
     assert (code, out.count("\n"), err.count("\n")) == (0, 2, 1)
@@ -357,7 +356,7 @@ def test_every_token_has_a_vector_in_its_context(loaded, call):
     _, out, _ = call("embed", "-m", model.folder, "--tokens", given=TEXTS)
     blocks = out.split("\n\n")[:-1]
     assert [len(block.splitlines()) for block in blocks] == [len(tokens) for tokens, _ in found]
-    [decoder] = loaded("generate").embed_tokens("x")
+    decoder = loaded("generate").embed_tokens("x")
     assert decoder[0][-1] == "<eos>"
 
 
@@ -377,7 +376,7 @@ def test_a_line_is_the_best_hit_for_itself(loaded, call, tmp_path, data):
     file.write_text("".join(line + "\n" for line in lines))
     for number, line in enumerate(lines, 1):
         if line:
-            [hits] = model.search(line, file, top=3)
+            hits = model.search(line, file, top=3)
             assert (hits[0].line, hits[0].text) == (number, line)
             assert hits[0].score == pytest.approx(1, abs=1e-5)
             assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
@@ -399,8 +398,8 @@ def test_scores_of_a_search_are_the_cosines(loaded, tmp_path):
     lines = [f"The dog saw {i} cats." for i in range(30)]
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     query = "The cat saw 7 dogs."
-    cosines = model.embed(lines).astype(np.float64) @ model.embed(query)[0]
-    [hits] = model.search(query, tmp_path / "lines.txt", top=30)
+    cosines = model.embed(lines).astype(np.float64) @ model.embed(query)
+    hits = model.search(query, tmp_path / "lines.txt", top=30)
     assert {hit.line: pytest.approx(hit.score, abs=1e-5) for hit in hits} == {
         i + 1: cosine for i, cosine in enumerate(cosines.tolist())
     }

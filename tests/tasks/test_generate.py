@@ -200,13 +200,13 @@ PROMPTS = ["", "The", "The old man saw the dog.\nThe ", "x"]
 
 def test_greedy_text_is_what_full_passes_say(loaded):
     model = loaded("generate")
-    answers = model.generate(PROMPTS, **GREEDY)
+    answers = model.predict(PROMPTS, **GREEDY)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         ids = model.task.tokenizer.encode(prompt)
-        assert answer.tokens == argmax(model, [BOS, *ids], 15)
-        assert answer.text == model.task.tokenizer.decode(answer.tokens)
+        assert answer.token_ids == argmax(model, [BOS, *ids], 15)
+        assert answer.text == model.task.tokenizer.decode(answer.token_ids)
         assert "".join(model.stream(prompt, **GREEDY)) == answer.text
-        assert model.generate(prompt, **GREEDY)[0].tokens == answer.tokens  # whoever is beside it
+        assert model.generate(prompt, **GREEDY) == answer.text  # independent of the batch
 
 
 def test_a_prompt_longer_than_the_model_is_read_from_its_end_and_said_so(loaded, call):
@@ -215,13 +215,13 @@ def test_a_prompt_longer_than_the_model_is_read_from_its_end_and_said_so(loaded,
     fits, much = "f" * (longest - 1), "The beginning. " + "m" * (longest - 3) + "end"
     said = "longer than the 64 tokens that the model was trained on: only its end was read"
     with pytest.warns(UserWarning, match=f"text 2 is {said}") as warned:
-        answers = model.generate([fits, much], **GREEDY)
+        answers = model.predict([fits, much], **GREEDY)
     assert len(warned) == 1
     ids = model.task.tokenizer.encode(much)
-    assert answers[1].source == ids[-longest:]
-    assert answers[1].tokens == argmax(model, ids[-longest:], 15)
+    assert answers[1].source_ids == ids[-longest:]
+    assert answers[1].token_ids == argmax(model, ids[-longest:], 15)
     ids = model.task.tokenizer.encode(fits)
-    assert answers[0].tokens == argmax(model, [BOS, *ids], 15)
+    assert answers[0].token_ids == argmax(model, [BOS, *ids], 15)
     code, out, err = call("generate", "-m", model.folder, "--temperature", 0, "--max-length", 3,
                           given=["a", fits, much])  # fmt: skip
     assert (code, out.count("\n")) == (0, 3)
@@ -232,16 +232,16 @@ def test_a_prompt_longer_than_the_model_is_read_from_its_end_and_said_so(loaded,
 
 def test_until_cuts_before_a_text(loaded, call):
     model = loaded("generate")
-    [whole] = model.generate("The", temperature=0.0, max_length=40)
-    middle = whole.text[5:8]
+    whole = model.generate("The", temperature=0.0, max_length=40)
+    middle = whole[5:8]
     assert len(middle) == 3
-    [cut] = model.generate("The", temperature=0.0, max_length=40, until=middle)
-    assert cut.text == whole.text[: whole.text.index(middle)]
-    [same] = model.generate("The", temperature=0.0, max_length=40, until="never said by anybody")
-    assert same.text == whole.text
+    cut = model.generate("The", temperature=0.0, max_length=40, until=middle)
+    assert cut == whole[: whole.index(middle)]
+    same = model.generate("The", temperature=0.0, max_length=40, until="never said by anybody")
+    assert same == whole
     code, out, _ = call("generate", "-m", model.folder, "--temperature", 0, "--max-length", 40,
                         "--until", middle, "The")  # fmt: skip
-    assert (code, out) == (0, "The" + cut.text + "\n")
+    assert (code, out) == (0, "The" + cut + "\n")
 
 
 def test_backslash_n_is_a_line_end_and_an_answer_then_is_one_line(loaded, call):
@@ -286,5 +286,5 @@ def test_one_line_comes_out_for_each_line_that_goes_in(loaded, call):
 def test_the_same_seed_goes_on_the_same_way_and_another_does_not(loaded):
     model = loaded("generate")
     assert model.decoding({}) == DecodingConfig(beam=1, temperature=0.8, max_length=8)
-    texts = [model.generate("The", seed=seed, max_length=30)[0].text for seed in (1, 1, 2)]
+    texts = [model.generate("The", seed=seed, max_length=30) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]

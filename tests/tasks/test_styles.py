@@ -266,7 +266,7 @@ def test_what_was_learned_by_heart_is_translated_word_for_word(style, by_heart):
     found = task.translate(model, sources, GREEDY, 100)
     assert [answer.text for answer in found] == list(targets)
     assert {answer.stopped for answer in found} == {"end"}
-    assert all(answer.tokens[-1] == EOS for answer in found)
+    assert all(answer.token_ids[-1] == EOS for answer in found)
     assert [a.text for a in task.translate(model, ["", sources[2]], GREEDY, 100)] == [
         "",
         targets[2],
@@ -314,8 +314,8 @@ def test_an_answer_may_be_so_much_longer_than_its_source_in_both_styles(style, b
     for more in (1, 5):
         options = DecodingConfig(beam=1, max_length=more, min_length=90)
         [answer] = task.translate(model, [source], options, 100)
-        assert (len(answer.tokens), answer.stopped) == (read + more, "length")
-        assert task.target.decode(answer.tokens) == "".join(
+        assert (len(answer.token_ids), answer.stopped) == (read + more, "length")
+        assert task.target.decode(answer.token_ids) == "".join(
             task.stream(model, task.requests([source])[0], options)
         )
 
@@ -328,7 +328,7 @@ def test_an_answer_to_a_question_is_bounded_by_itself(style, by_heart):
         assert {request.limit for request in group} == {7}
     if style != "encoder":
         options = DecodingConfig(beam=1, max_length=3, min_length=90)
-        assert {len(a.tokens) for a in task.answer(model, QUESTIONS, options, 100)} == {3}
+        assert {len(a.token_ids) for a in task.answer(model, QUESTIONS, options, 100)} == {3}
 
 
 def test_an_encoder_says_in_one_line_what_it_cannot_do(by_heart):
@@ -351,8 +351,8 @@ def test_an_encoder_streams_its_answer_in_one_piece_and_minds_the_longest(by_hea
     assert list(task.stream(model, task.requests(["The dog slept."])[0], GREEDY)) == [answer.text]
     request = replace(task.requests(["The dog slept."])[0][0], limit=2)
     [[short]] = task.decode(model, [[request]], GREEDY)
-    assert short.tokens == answer.tokens[:2]
-    assert short.stopped == ("end" if answer.tokens[1] == Tokenizer.eos else "length")
+    assert short.token_ids == answer.token_ids[:2]
+    assert short.stopped == ("end" if answer.token_ids[1] == Tokenizer.eos else "length")
 
 
 def test_slots_behind_the_first_end_are_not_read(by_heart, network):
@@ -365,10 +365,10 @@ def test_slots_behind_the_first_end_are_not_read(by_heart, network):
         Request([5]),
         DecodingConfig(length_penalty=0),
     )
-    assert (answer.tokens, answer.logprobs) == ([7, 8, EOS], [-0.5, -1.0, -0.25])
+    assert (answer.token_ids, answer.logprobs) == ([7, 8, EOS], [-0.5, -1.0, -0.25])
     assert (answer.score, answer.stopped) == (-1.75, "end")
     answer = read([7, 8], [-0.5, -1.0], Request([5]), DecodingConfig())
-    assert (answer.tokens, answer.stopped) == ([7, 8], "length")
+    assert (answer.token_ids, answer.stopped) == ([7, 8], "length")
 
 
 # ---- rows and positions -----------------------------------------------------------------

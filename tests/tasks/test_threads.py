@@ -35,10 +35,10 @@ def calls_of(name, model, documents):
                     model.translate, texts, beam=beam
                 )
         return found | {
-            "answers": lambda: model.answers(TEXTS, n_best=2, beam=3, alternatives=2, history=True),
+            "predict": lambda: model.predict(TEXTS, n_best=2, beam=3, alternatives=2, history=True),
             "attention": lambda: [
                 {part: [layer.tolist() for layer in layers] for part, layers in one.attention.items()}
-                for one in model.answers(TEXTS[:2], attention=True)
+                for one in model.predict(TEXTS[:2], attention=True)
             ],
             "stream": lambda: list(model.stream(TEXTS[1], beam=2)),
             "score": lambda: model.score(PAIRS),
@@ -114,7 +114,7 @@ def test_generated_texts_of_many_lengths_at_once():
     model = regard.load("box:generate", "cpu")
 
     def tokens(model, size):
-        return model.generate("ROMEO:", min_length=size, max_length=size)[0].tokens
+        return model.generate("ROMEO:", min_length=size, max_length=size, n_best=1)[0].token_ids
 
     alone = [tokens(model, size) for size in sizes]
     fresh = regard.load("box:generate", "cpu")

@@ -5,7 +5,7 @@ import pytest
 LONG = "The dog slept in the garden. " * 40
 CALLS = {
     "translate": ("translate", lambda model, file: model.translate(LONG)),
-    "answers": ("translate", lambda model, file: model.answers(LONG)),
+    "predict": ("translate", lambda model, file: model.predict(LONG)),
     "stream": ("translate", lambda model, file: model.stream(LONG)),
     "score": ("translate", lambda model, file: model.score([(LONG, "Der Hund.")])),
     "answer": ("answer", lambda model, file: model.answer("Where is it?", LONG)),

@@ -14,19 +14,19 @@ import pytest
 
 from regard import InputError, ModelConfig
 from regard.ops.cpu import build as native
-from regard.text.tokenizer import SPECIALS
-from regard.view.attention import (
+from regard.predictor.attention import (
+    MOST,
     Attention,
     Stack,
-    as_dict,
     choose,
     cross_rollout,
-    describe,
     panels,
     rollout,
     stacks_of,
 )
-from regard.view.attention_rows import MOST, gather
+from regard.predictor.attention_inputs import gather
+from regard.text.tokenizer import SPECIALS
+from regard.view.attention import as_dict, describe
 
 TEXT = "The old dog saw a cat."
 QUESTION = "The dog is old.\tWho is old?"
@@ -80,7 +80,7 @@ def test_a_model_that_writes_nothing_is_shown_the_row_that_its_verb_reads(
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
 def test_a_translation_is_shown_as_the_verb_gives_its_attention(model, style):
     one = model("translate", style)
-    [answer] = one.answers(TEXT, attention=True)
+    answer = one.predict(TEXT, attention=True)
     seen = gather(one, TEXT)
     assert list(seen.stacks) == list(stacks_of(one.config.model)) == list(answer.attention)
     for name, stack in seen.stacks.items():
@@ -89,12 +89,14 @@ def test_a_translation_is_shown_as_the_verb_gives_its_attention(model, style):
     stack = seen.stacks["decoder"]
     spell = one.task.tokenizer.tokens
     both = style == "encoder-decoder"
-    begin = ["<bos>"] if both else spell(answer.source)
-    assert stack.rows == [*begin, *spell(answer.tokens)][:-1]
-    assert stack.writes == [""] * (len(begin) - 1) + spell(answer.tokens)
+    begin = ["<bos>"] if both else spell(answer.source_ids)
+    assert stack.rows == [*begin, *spell(answer.token_ids)][:-1]
+    assert stack.writes == [""] * (len(begin) - 1) + spell(answer.token_ids)
     assert seen.target == answer.text
     if both:
-        assert seen.stacks["cross"].columns == seen.stacks["encoder"].rows == spell(answer.source)
+        assert (
+            seen.stacks["cross"].columns == seen.stacks["encoder"].rows == spell(answer.source_ids)
+        )
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
@@ -115,12 +117,12 @@ def test_a_classifier_that_writes_its_label_shows_that_label_or_a_given_one(mode
     one = model("classify", style)
     spell = one.task.tokenizer.tokens
     for label, seen in (
-        (one.classify(TEXT)[0].label, gather(one, TEXT)),
+        (one.classify(TEXT).label, gather(one, TEXT)),
         ("so so", gather(one, TEXT, "so so")),
     ):
         written = [*one.task.tokenizer.encode(label), 2]
         assert [token for token in seen.stacks["decoder"].writes if token] == spell(written)
-    with pytest.raises(InputError, match="unknown --target: label 'god'; did you mean 'good'"):
+    with pytest.raises(InputError, match="unknown label 'god'; did you mean 'good'"):
         gather(one, TEXT, "god")
 
 
@@ -236,15 +238,15 @@ def test_every_kind_shows_its_part_of_the_weights(shape):
 @pytest.mark.parametrize(
     ("style", "mixer", "options", "message"),
     [
-        ("encoder", "attention", {"stack": "cross"}, "model.style=encoder has no cross attention: it has --stack encoder"),
-        ("decoder", "attention", {"stack": "encoder"}, "model.style=decoder has no encoder attention: it has --stack decoder"),
-        ("encoder-decoder", "lstm", {"stack": "encoder"}, "model.style=encoder-decoder with model.mixer=lstm has no encoder attention: it has --stack decoder and cross"),
-        ("encoder", "convolution", {}, "model.style=encoder with model.mixer=convolution has no attention to look at: its views are regard view positions and curves"),
-        ("decoder", "attention", {"layer": 5}, "--layer 5: the decoder has 4 layers, counted from 1"),
-        ("decoder", "attention", {"layer": 0}, "--layer 0: the decoder has 4 layers, counted from 1"),
-        ("encoder-decoder", "attention", {"layer": 5}, "--layer 5: cross-attention has 4 layers, counted from 1"),
-        ("decoder", "attention", {"head": 9}, "--head 9: each layer has 4 heads, counted from 1"),
-        ("decoder", "attention", {"head": 1, "kind": "mean"}, "--kind mean and --head cannot be combined: it is of all heads"),
+        ("encoder", "attention", {"stack": "cross"}, "model.style=encoder has no cross attention, only encoder"),
+        ("decoder", "attention", {"stack": "encoder"}, "model.style=decoder has no encoder attention, only decoder"),
+        ("encoder-decoder", "lstm", {"stack": "encoder"}, "model.style=encoder-decoder with model.mixer=lstm has no encoder attention, only decoder and cross"),
+        ("encoder", "convolution", {}, "model.style=encoder with model.mixer=convolution has no attention weights"),
+        ("decoder", "attention", {"layer": 5}, "layer 5: the decoder has 4 layers, counted from 1"),
+        ("decoder", "attention", {"layer": 0}, "layer 0: the decoder has 4 layers, counted from 1"),
+        ("encoder-decoder", "attention", {"layer": 5}, "layer 5: cross-attention has 4 layers, counted from 1"),
+        ("decoder", "attention", {"head": 9}, "head 9: each layer has 4 heads, counted from 1"),
+        ("decoder", "attention", {"head": 1, "kind": "mean"}, "kind mean and a head cannot be combined: it shows all heads together"),
         ("decoder", "attention", {"kind": "head map"}, "unknown kind 'head map'; did you mean 'head'?"),
     ],
 )  # fmt: skip
@@ -372,15 +374,15 @@ def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind
 @pytest.mark.parametrize(
     ("task", "style", "options", "message"),
     [
-        ("translate", "encoder-decoder", [" "], "TEXT is empty: there is nothing to look at"),
-        ("translate", "encoder-decoder", ["a " * 70], "TEXT is longer than the 64 tokens that the model was trained on: shorten it"),
-        ("classify", "encoder", ["a " * 70], "TEXT is longer than the 64 tokens that the model was trained on: shorten it"),
-        ("translate", "encoder-decoder", ["--target", "x" * 300, "a"], "what the decoder reads has 301 tokens, a picture room for 200: shorten TEXT or --target"),
-        ("translate", "encoder", ["--target", "b", "a"], "--target: model.style=encoder fills the places of its answer at once and reads none: leave it out"),
-        ("classify", "encoder", ["--target", "good", "a"], "--target belongs to a model that writes an answer: this one reads one text, to classify"),
-        ("classify", "encoder", ["--context", "good", "a"], "--context belongs to a model that can answer: this one can classify"),
-        ("answer", "encoder-decoder", ["a"], 'TEXT: needs CONTEXT<tab>QUESTION or {"context", "question"}, or --context'),
-        ("fill", "encoder", ["--stack", "cross", "a"], "model.style=encoder has no cross attention: it has --stack encoder"),
+        ("translate", "encoder-decoder", [" "], "the text is empty"),
+        ("translate", "encoder-decoder", ["a " * 70], "the text is longer than the 64 tokens that the model was trained on: shorten it"),
+        ("classify", "encoder", ["a " * 70], "the text is longer than the 64 tokens that the model was trained on: shorten it"),
+        ("translate", "encoder-decoder", ["--target", "x" * 300, "a"], "the decoder's input has 301 tokens, but a figure has room for 200: shorten the text or the target"),
+        ("translate", "encoder", ["--target", "b", "a"], "a model with model.style=encoder writes all tokens at once and reads no target: leave the target out"),
+        ("classify", "encoder", ["--target", "good", "a"], "only a model that writes text has a target: this one was trained to classify"),
+        ("classify", "encoder", ["--context", "good", "a"], "only a model that answers has a context: this one was trained to classify"),
+        ("answer", "encoder-decoder", ["a"], 'the text: needs CONTEXT<tab>QUESTION or {"context", "question"}, or a context'),
+        ("fill", "encoder", ["--stack", "cross", "a"], "model.style=encoder has no cross attention, only encoder"),
         ("fill", "encoder", ["--out", "a.jpg", "a"], "--out a.jpg: write NAME.png or NAME.svg, for both, or NAME.html"),
         ("fill", "encoder", [], "standard input has 2 lines: one picture shows one text"),
     ],

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from regard import InputError
+from regard.predictor.attention import Attention, Stack, View
 from regard.view import attention_page
-from regard.view.attention import Attention, Stack, View
 from regard.view.attention_page import page, write_page
 
 EVIL = "</script><img src=x onerror=document.title='bad'>"
@@ -120,7 +120,7 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
 
 def test_a_page_that_would_be_too_large_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(attention_page, "MOST_WEIGHTS", 10)
-    with pytest.raises(InputError, match="weights, a page has room for 10: shorten TEXT"):
+    with pytest.raises(InputError, match="weights, a page has room for 10: shorten the text"):
         write_page(attention(), VIEW, tmp_path / "a.html")
     assert not (tmp_path / "a.html").exists()
 

@@ -113,12 +113,13 @@ def attention_options(verb: argparse.ArgumentParser) -> None:
 
 def attention(options: argparse.Namespace) -> int:
     """Where a trained model looks: every layer and head, as PNG and SVG or as one HTML page."""
+    from regard.predictor.attention import choose
+    from regard.predictor.attention_figure import attention_figure
+    from regard.predictor.attention_inputs import gather
     from regard.text.lines import read_blocks
-    from regard.view.attention import as_dict, choose, describe
+    from regard.view.attention import as_dict, describe
     from regard.view.attention_page import write_page
-    from regard.view.attention_pictures import draw_attention
-    from regard.view.attention_rows import gather
-    from regard.view.picture import picture_name
+    from regard.view.picture import picture_name, save_picture
 
     out = options.out or (Path() if is_boxed(options.model) else options.model) / "attention"
     out = out / "attention" if out.is_dir() else out
@@ -136,7 +137,11 @@ def attention(options: argparse.Namespace) -> int:
             raise InputError(f"standard input has {len(lines)} lines: one picture shows one text")
         text = lines[0]
     seen = gather(model, text, options.target, options.context)
-    files = [str(path) for path in (write_page if page else draw_attention)(seen, view, out)]
+    if page:
+        paths = write_page(seen, view, out)
+    else:
+        paths = save_picture(lambda: attention_figure(seen, view), out)
+    files = [str(path) for path in paths]
     if options.json:
         print(as_json(as_dict(seen, view, files)))
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 from regard.errors import InputError, unknown
@@ -75,6 +76,18 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
             raise InputError(f"{section}.{name} must be a finite number, not {value}")
         if name in ranges and value is not None:
             ranges[name].check(f"{section}.{name}", value)
+
+
+def changed_fields(config: Any) -> str:
+    """The `repr` of a section: only the fields whose values differ from their defaults."""
+    values = []
+    for field in fields(config):
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        if (value := getattr(config, field.name)) != default:
+            values.append(f"{field.name}={value!r}")
+    return f"{type(config).__name__}({', '.join(values)})"
 
 
 def shown(value: object) -> str:

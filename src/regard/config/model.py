@@ -10,7 +10,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
+from regard.config.checks import (
+    DERIVED,
+    FRACTION,
+    Range,
+    changed_fields,
+    check_keys,
+    check_types,
+    choice,
+)
 from regard.config.parameters import closed_form
 from regard.errors import InputError, unknown
 
@@ -73,6 +81,8 @@ class ModelConfig:
     # masked-language-model for an encoder; regard train: what the task needs
     classes: int | None = None  # for head=classifier; regard train: the number of labels
     pooling: str = "mean"  # for head=pooling: the mean of all tokens, the first (cls), the last
+
+    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         check_types(self, "model", RANGES)

@@ -13,7 +13,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from regard.config.checks import DERIVED, FRACTION, Range, check_keys, check_types, choice
+from regard.config.checks import (
+    DERIVED,
+    FRACTION,
+    Range,
+    changed_fields,
+    check_keys,
+    check_types,
+    choice,
+)
 from regard.config.model import ModelConfig
 from regard.config.settings import SECTIONS, current_names, read_yaml
 from regard.errors import InputError
@@ -51,6 +59,8 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
+    """The data: files, vocabulary and limits. Each field is in docs/configuration.md."""
+
     train: list[str] = field(default_factory=list)  # --train: files; translate: source, target
     valid: list[str] = field(default_factory=list)  # --valid: held-out files, or "5%" of train
     columns: dict[str, str] = field(default_factory=dict)  # field: column, if it has another name
@@ -67,6 +77,8 @@ class DataConfig:
     bleu: str = "13a"  # sacreBLEU's tokenizer; zh for Chinese, char for others
     mask: float = 0.15  # fill: fraction of the tokens to predict
     whole_words: bool = False  # fill: all tokens of a word are masked, or none
+
+    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "valid", as_files(self.valid))
@@ -132,6 +144,8 @@ def as_columns(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
+    """The training: steps, optimiser and checkpoints. Each field is in docs/configuration.md."""
+
     steps: int = 2_000  # maximum number of optimiser steps
     epochs: float = 0.0  # passes over the training data, converted to steps; 0: use steps
     batch_tokens: int = 4_096  # tokens per packed row; translate: target tokens; else: input tokens
@@ -159,6 +173,8 @@ class TrainingConfig:
     tensorboard: bool = False  # write events for TensorBoard beside metrics.jsonl
     seed: int = 1  # random seed for initialisation, shuffling and dropout (--seed)
 
+    __repr__ = changed_fields
+
     def __post_init__(self) -> None:
         check_types(self, "training", RANGES["training"])
         choice("training.optimiser", self.optimiser, ("adam", "adamw"))
@@ -178,6 +194,8 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
+    """The decoding: beam search or sampling. Each field is in docs/configuration.md."""
+
     beam: int = 4  # hypotheses per sentence; 1 is greedy search
     length_penalty: float = 0.6  # scores are divided by ((5 + tokens) / 6) to this power
     n_best: int = 1  # outputs per sentence: the best of the beam, or this many samples
@@ -188,6 +206,8 @@ class DecodingConfig:
     top_k: int = 0  # sample only from this many most probable tokens; 0: from all
     top_p: float = 1.0  # sample from the fewest most probable tokens with this total probability
     seed: int = 1  # random seed for sampling
+
+    __repr__ = changed_fields
 
     def __post_init__(self) -> None:
         check_types(self, "decoding", RANGES["decoding"])

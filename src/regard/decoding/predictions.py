@@ -5,7 +5,7 @@ All functions work on whole batches in NumPy, because records are large and Pyth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,27 +43,66 @@ STOPS = (
 
 @dataclass
 class Prediction:
-    """One output of a model.
+    """One output of a model that writes text.
 
-    `tokens` and `logprobs` have the same length and include the prefix and a final <eos>. The
-    log-probabilities are those of the model, before any token was forbidden or filtered.
+    `token_ids`, `tokens` and `logprobs` have the same length and include the prefix and a final
+    <eos>. The log-probabilities are those of the model, before any token was forbidden or filtered.
+
+    Attributes:
+        token_ids: the token ids of the output.
+        logprobs: the log-probability of each token.
+        score: the sum of `logprobs`, divided by ((5 + tokens) / 6) ** length_penalty.
+        stopped: why the output ended, one of STOPS.
+        text: the output as text.
+        source_ids: the token ids that the model read.
+        others: the n-best list without this prediction, best first.
+        history: the candidates of each step of the search, on request.
+        alternatives: the most probable tokens at each position, as (token id, log-probability), on
+            request.
+        attention: the attention weights, on request: `attention["cross"][layer]` is [H, n, m].
+        pieces: the predictions for the pieces of a text that was decoded in pieces.
+        tokenizers: the tokenizers of source and target, for `tokens` and `source_tokens`.
     """
 
-    tokens: list[int]
+    token_ids: list[int]
     logprobs: list[float]
-    score: float  # sum of logprobs / ((5 + tokens) / 6) ** length_penalty
-    stopped: str  # why it ended, one of STOPS
+    score: float
+    stopped: str
     text: str = ""
-    source: Sequence[int] = ()  # the request's source
-    others: list[Prediction] = field(default_factory=list)  # the n-best list without the first
-    history: list[list[Candidate]] = field(default_factory=list)  # candidates of each step
-    alternatives: list[list[tuple[int, float]]] = field(default_factory=list)  # of each token
-    attention: dict[str, list[Any]] = field(default_factory=dict)  # part -> layer -> [H, n, m]
-    pieces: list[Prediction] = field(default_factory=list)  # of a text that was decoded in pieces
+    source_ids: Sequence[int] = ()
+    others: list[Prediction] = field(default_factory=list)
+    history: list[list[Candidate]] = field(default_factory=list)
+    alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
+    attention: dict[str, list[Any]] = field(default_factory=dict)
+    pieces: list[Prediction] = field(default_factory=list)
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = field(default=None, compare=False)
 
     @property
     def logprob(self) -> float:
+        """The log-probability of the whole output: the sum of `logprobs`."""
         return sum(self.logprobs)
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens of the output in readable form, as `Tokenizer.tokens` writes them."""
+        return self.tokenizers[1].tokens(self.token_ids) if self.tokenizers else []
+
+    @property
+    def source_tokens(self) -> list[str]:
+        """The tokens that the model read, in readable form."""
+        return self.tokenizers[0].tokens(self.source_ids) if self.tokenizers else []
+
+    @property
+    def n_best(self) -> list[Prediction]:
+        """The n-best list, best first: this prediction and `others`."""
+        return [self, *self.others]
+
+    def __repr__(self) -> str:
+        more = f", {len(self.others)} others" if self.others else ""
+        return (
+            f"Prediction({self.text!r}, score={self.score:.4f}, {len(self.token_ids)} tokens, "
+            f"stopped={self.stopped!r}{more})"
+        )
 
 
 def penalty(tokens: Any, exponent: float) -> Any:
@@ -77,6 +116,43 @@ def scored_prediction(
     """A prediction with these tokens; `exponent` is the length penalty of its score."""
     total = sum(logprobs) / penalty(max(1, len(tokens)), exponent)
     return Prediction(list(tokens), list(logprobs), total, stopped)
+
+
+def spell(
+    prediction: Prediction,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    n_best: int,
+    clean: Callable[[str], str] = str,
+) -> Prediction:
+    """Add the text to a prediction and to the rest of its n-best list; see `drop_duplicates`.
+
+    Args:
+        prediction: the prediction, which is changed.
+        tokenizers: the tokenizers of source and target.
+        n_best: the largest number of predictions to keep.
+        clean: a function that is applied to each text, such as `str.strip`.
+
+    Returns:
+        The same prediction.
+    """
+    for output in prediction.n_best:
+        output.text = clean(tokenizers[1].decode(output.token_ids))
+        output.tokenizers, output.source_ids = tokenizers, prediction.source_ids
+    return drop_duplicates(prediction, n_best)
+
+
+def drop_duplicates(prediction: Prediction, n_best: int) -> Prediction:
+    """Keep at most `n_best` predictions in an n-best list, each with a different text.
+
+    Different tokens can have the same text. Of several such predictions the one with the best score
+    remains, and the next best finished hypotheses of the search take the place of the others. If
+    the search has no more of them, the list is shorter.
+    """
+    distinct: dict[str, Prediction] = {}
+    for output in prediction.n_best:  # best first
+        distinct.setdefault(output.text, output)
+    prediction.others = list(distinct.values())[1:n_best]
+    return prediction
 
 
 class Records:
@@ -118,9 +194,11 @@ class Records:
             if not options.temperature:
                 self.blocked &= ~self.ended.any((0, 2))[:, None]
 
-    def best(self, lengths: Numbers, before: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """The n best outputs of each sentence: last step, candidate and score, [B, n] each. Where
-        there are fewer than n, the score is minus infinity.
+    def best(
+        self, lengths: Numbers, before: Numbers, count: int
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """The `count` best outputs of each sentence: last step, candidate and score, [B, count]
+        each. Where there are fewer, the score is minus infinity.
 
         lengths[B], before[B]: the length of each prefix, and its log-probability.
         """
@@ -132,10 +210,10 @@ class Records:
         order = np.lexsort((c, t, -score, b))
         t, b, c, score = t[order], b[order], c[order], score[order]
         place = np.arange(len(b)) - np.searchsorted(b, b)  # rank within its sentence
-        shape = len(lengths), self.options.n_best
+        shape = len(lengths), count
         steps, candidates = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         scores = np.full(shape, -np.inf)
-        chosen = place < self.options.n_best
+        chosen = place < count
         where = b[chosen], place[chosen]
         steps[where], candidates[where], scores[where] = t[chosen], c[chosen], score[chosen]
         return steps, candidates, scores
@@ -185,16 +263,20 @@ class Records:
 def read_predictions(
     options: DecodingConfig, recorded: Numbers, limits: Sequence[int],
     prefixes: Sequence[tuple[Sequence[int], Sequence[float]]], history: bool = False,
+    spares: bool = False,
 ) -> list[Prediction]:  # fmt: skip
     """The best prediction of each sentence, with the rest of the n-best list in `others`.
 
     recorded: Beams.records, [T, B, C, 4]. limits: the largest number of steps of each sentence.
     prefixes: of the outputs, with their log-probabilities. history: add all candidates.
+    spares: if there is an n-best list, add up to decoding.beam further outputs to it, from which
+    `spell` replaces duplicates.
     """
     records = Records(options, recorded, limits)
     lengths = np.array([len(tokens) for tokens, _ in prefixes])
     scores = np.array([sum(logprobs) for _, logprobs in prefixes])
-    step, candidate, score = records.best(lengths, scores)
+    count = options.width if spares and options.n_best > 1 else options.n_best
+    step, candidate, score = records.best(lengths, scores, count)
     tokens, logprobs = records.trace(step, candidate)
     row = np.arange(len(step))[:, None]
     ended, cut = records.ended[step, row, candidate], records.cut[step, row, candidate]
@@ -208,15 +290,16 @@ def read_predictions(
     ]
     best_predictions, most = [], step.shape[1]
     for b, (old_tokens, old_logprobs) in enumerate(prefixes):
-        predictions = [one for one in made[b * most : (b + 1) * most] if one.score > -np.inf]
+        group = made[b * most : (b + 1) * most]
+        predictions = [prediction for prediction in group if prediction.score > -np.inf]
         if not predictions:  # not even a first token was allowed
             predictions = [
                 scored_prediction(old_tokens, old_logprobs, options.length_penalty, "blocked")
             ]
         elif old_tokens:
-            for one in predictions:
-                one.tokens = [*old_tokens, *one.tokens]
-                one.logprobs = [*old_logprobs, *one.logprobs]
+            for prediction in predictions:
+                prediction.token_ids = [*old_tokens, *prediction.token_ids]
+                prediction.logprobs = [*old_logprobs, *prediction.logprobs]
         predictions[0].others = predictions[1:]
         if history:
             predictions[0].history = records.history(b)

@@ -8,14 +8,20 @@ newest token of every hypothesis and the cache, and `Beams.advance` chooses the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from regard.config.sections import DecodingConfig
 from regard.decoding.engines import Engine, choose_engine
-from regard.decoding.predictions import Prediction, open_paths, read_predictions, scored_prediction
+from regard.decoding.predictions import (
+    Prediction,
+    open_paths,
+    read_predictions,
+    scored_prediction,
+    spell,
+)
 from regard.decoding.requests import BATCH_TOKENS, Job, Request, by_size, until_eos
 from regard.decoding.score import score
 from regard.decoding.slots import fill_slots
@@ -44,6 +50,7 @@ NO_DETAILS = Details()
 def decode(
     model: Transformer, requests: Sequence[Request], options: DecodingConfig,
     details: Details = NO_DETAILS, batch_tokens: int | None = None,
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None, clean: Callable[[str], str] = str,
 ) -> list[Prediction]:  # fmt: skip
     """Decode requests. Returns one prediction per request, in order.
 
@@ -53,6 +60,9 @@ def decode(
         options: beam search or sampling, and their settings.
         details: what to add to each prediction.
         batch_tokens: the size of a batch (default: BATCH_TOKENS of the device).
+        tokenizers: the tokenizers of source and target. With them, predictions get texts, and an
+            n-best list has no two predictions with the same text (`drop_duplicates`).
+        clean: a function that is applied to each text, such as `str.strip`.
 
     Raises:
         InputError: the model cannot decode a request or does not support an option.
@@ -62,7 +72,11 @@ def decode(
             raise InputError(
                 "model.style=encoder has no search: it gives no history, alternatives or attention"
             )
-        return fill_slots(model, requests, options)
+        predictions = fill_slots(model, requests, options)
+        if tokenizers is not None:
+            for prediction in predictions:
+                spell(prediction, tokenizers, options.n_best, clean)
+        return predictions
     if batch_tokens is None:
         batch_tokens = BATCH_TOKENS["cuda" if model.output_matrix().is_cuda else "cpu"]
     by_index: dict[int, Prediction] = {}
@@ -70,12 +84,15 @@ def decode(
         search = Search(model, [requests[i] for i in batch], options)
         for _ in search:
             pass
-        by_index.update(zip(batch, search.predictions(details.history), strict=True))
+        spares = tokenizers is not None
+        by_index.update(zip(batch, search.predictions(details.history, spares), strict=True))
     predictions = [by_index[i] for i in range(len(requests))]
     for prediction, request in zip(predictions, requests, strict=True):
-        prediction.source = request.source
+        prediction.source_ids = request.source
+        if tokenizers is not None:
+            spell(prediction, tokenizers, options.n_best, clean)
     if details.alternatives or details.attention:
-        tokens = [prediction.tokens for prediction in predictions]
+        tokens = [prediction.token_ids for prediction in predictions]
         passes = score(model, requests, tokens, details.alternatives, details.attention)
         for prediction, scored in zip(predictions, passes, strict=True):
             prediction.alternatives, prediction.attention = scored.alternatives, scored.attention
@@ -162,15 +179,17 @@ class Search:
             settled.append(tokens[0])
         return settled
 
-    def predictions(self, history: bool = False) -> list[Prediction]:
+    def predictions(self, history: bool = False, spares: bool = False) -> list[Prediction]:
         """The best predictions so far, one for each request; `history` adds the candidates of each
-        step."""
-        logprobs, penalty = [one.logprobs for one in self.scored], self.options.length_penalty
+        step. spares: see `read_predictions`."""
+        logprobs = [scored.logprobs for scored in self.scored]
+        penalty = self.options.length_penalty
         prefixes = list(zip(self.prefixes, logprobs, strict=True))
         predictions = [scored_prediction(*prefix, penalty, "prefix") for prefix in prefixes]
         if self.engine is not None:
             old = [prefixes[i] for i in self.searched]
-            best = read_predictions(self.options, self.engine.records(), self.limits, old, history)
+            records = self.engine.records()
+            best = read_predictions(self.options, records, self.limits, old, history, spares)
             for i, prediction in zip(self.searched, best, strict=True):
                 predictions[i] = prediction
         return predictions

@@ -55,5 +55,5 @@ def read(
     tokens = until_eos(tokens)
     stopped = "end" if Tokenizer.eos in tokens else "length"
     prediction = scored_prediction(tokens, logprobs[: len(tokens)], options.length_penalty, stopped)
-    prediction.source = request.source
+    prediction.source_ids = request.source
     return prediction

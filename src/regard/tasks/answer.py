@@ -48,7 +48,7 @@ class QuestionInput(NamedTuple):
                 tab = ""
         if not tab or not question.strip():
             raise InputError(
-                f'{where}: needs CONTEXT<tab>QUESTION or {{"context", "question"}}, or --context'
+                f'{where}: needs CONTEXT<tab>QUESTION or {{"context", "question"}}, or a context'
             )
         return cls(context, question)
 
@@ -177,10 +177,12 @@ class Questions(Sequences):
         answers = []
         for every in self.decode(model, groups, options):
             best = max(every, key=lambda answer: answer.score)
-            for one in (best, *best.others):
-                one.text = one.text.strip()
             answers.append(replace(best, pieces=every if len(every) > 1 else []))
         return answers
+
+    @staticmethod
+    def clean(text: str) -> str:
+        return text.strip()
 
     def predict(
         self, model: Transformer, inputs: Sequence[QuestionInput], context: Context

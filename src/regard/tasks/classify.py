@@ -35,11 +35,22 @@ LONGEST_LABEL = 500  # characters
 Example = tuple[Path, Classified]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Label:
+    """The class of a text.
+
+    Attributes:
+        label: the most probable label.
+        probability: its probability, calibrated on the validation data.
+        probabilities: the probability of every label.
+    """
+
     label: str
     probability: float
-    probabilities: dict[str, float]  # of all labels
+    probabilities: dict[str, float]
+
+    def __repr__(self) -> str:
+        return f"Label({self.label!r}, {self.probability:.4f}, of {len(self.probabilities)} labels)"
 
 
 @dataclass(eq=False, repr=False)

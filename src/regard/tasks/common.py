@@ -51,14 +51,14 @@ def fields_of(answer: Prediction, tokenizer: Tokenizer) -> dict[str, Any]:
     """The fields that every output of a search has in JSON."""
     return {
         "score": answer.score, "logprob": answer.logprob, "stopped": answer.stopped,
-        "tokens": tokenizer.tokens(answer.tokens), "logprobs": answer.logprobs,
+        "tokens": tokenizer.tokens(answer.token_ids), "logprobs": answer.logprobs,
     }  # fmt: skip
 
 
 def n_best(answer: Prediction, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
     """The field of the n-best list, including the first; name: the key of a text."""
-    every = (answer, *answer.others)
-    return {"n_best": [{name: one.text} | fields_of(one, tokenizer) for one in every]}
+    outputs = answer.n_best
+    return {"n_best": [{name: output.text} | fields_of(output, tokenizer) for output in outputs]}
 
 
 def rounded(matrix: list[list[float]]) -> list[list[float]]:

@@ -29,15 +29,33 @@ MASK = "<mask>"
 
 @dataclass(frozen=True)
 class Gap:
-    """The best words for one <mask>, most probable first."""
+    """The best words for one `<mask>`.
 
-    candidates: list[tuple[str, float]]  # a word as it would be in the text, and its probability
+    Attributes:
+        candidates: the words as they would be in the text, with their probabilities; most probable
+            first.
+    """
+
+    candidates: list[tuple[str, float]]
 
 
 @dataclass(frozen=True)
 class Filled:
-    text: str  # with the best word in every gap
+    """A text with its gaps filled.
+
+    Attributes:
+        text: the text with the best word in every gap.
+        gaps: for each `<mask>` the best words.
+    """
+
+    text: str
     gaps: list[Gap]
+
+    def __repr__(self) -> str:
+        best = ", ".join(
+            f"{gap.candidates[0][0]!r} {gap.candidates[0][1]:.4f}" for gap in self.gaps
+        )
+        return f"Filled({self.text!r}, best words: {best})"
 
 
 @dataclass(eq=False, repr=False)

@@ -104,23 +104,24 @@ class Generate(Documents):
         """The completion of each prompt, which stops before the text `until`, if that is given. Of
         a prompt that is too long, the end is read."""
         requests = [self.request(prompt, context.longest) for prompt in inputs]
-        answers = runtime.decode(model, requests, context.decoding)
-        for answer in answers:
-            for one in (answer, *answer.others):
-                one.text = self.tokenizer.decode(one.tokens)
-                if until and until in one.text:
-                    self.cut(one, until)
+        answers = runtime.decode(
+            model, requests, context.decoding, tokenizers=(self.tokenizer, self.tokenizer),
+            clean=lambda text: text.partition(until)[0] if until else text,
+        )  # fmt: skip
+        for output in (output for answer in answers for output in answer.n_best if until):
+            self.cut(output, until)
         refuse_nan(answer.score for answer in answers)
         for i, request in enumerate(requests):
             self.warn_cut(i, request, context)
         return answers
 
     def cut(self, answer: Prediction, until: str) -> None:
-        """End a completion with the token in which the text `until` begins."""
-        answer.text = answer.text.partition(until)[0]
-        counts = range(1, len(answer.tokens) + 1)
-        kept = next(n for n in counts if until in self.tokenizer.decode(answer.tokens[:n]))
-        answer.tokens, answer.logprobs = answer.tokens[:kept], answer.logprobs[:kept]
+        """End a completion with the token in which the text `until` begins, if it contains it."""
+        counts = range(1, len(answer.token_ids) + 1)
+        if until not in self.tokenizer.decode(answer.token_ids):
+            return
+        kept = next(n for n in counts if until in self.tokenizer.decode(answer.token_ids[:n]))
+        answer.token_ids, answer.logprobs = answer.token_ids[:kept], answer.logprobs[:kept]
         answer.score, answer.stopped = sum(answer.logprobs), "until"
 
     def warn_cut(self, i: int, request: Request, context: Context) -> None:
@@ -141,7 +142,7 @@ class Generate(Documents):
     def line(self, text: str, prediction: Prediction, options: Namespace) -> str:
         """Prompt and completion: unchanged for the arguments of the command, in one line for the
         lines of standard input."""
-        every = [text + one.text for one in (prediction, *prediction.others)]
+        every = [text + output.text for output in prediction.n_best]
         return "\n\n".join(every) if options.texts else "\t".join(map(one_line, every))
 
     def to_json(self, text: str, prediction: Prediction, options: Namespace) -> dict[str, Any]:

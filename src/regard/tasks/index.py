@@ -43,9 +43,20 @@ _building = RLock()  # one thread builds an index, and the others wait for it an
 
 
 class Hit(NamedTuple):
-    score: float  # the cosine of the angle between the query's vector and the line's
-    line: int  # from 1
+    """A line of a file that is near to a query.
+
+    Attributes:
+        score: the cosine of the angle between the vectors of the query and of the line.
+        line: the number of the line, counted from 1.
+        text: the line.
+    """
+
+    score: float
+    line: int
     text: str
+
+    def __repr__(self) -> str:
+        return f"Hit({self.score:.4f}, line {self.line}, {self.text!r})"
 
 
 class Index:

@@ -5,7 +5,13 @@
 from __future__ import annotations
 
 from regard.decoding.engines.cuda_graph import release_graphs
-from regard.decoding.predictions import STOPS, Prediction, scored_prediction
+from regard.decoding.predictions import (
+    STOPS,
+    Prediction,
+    drop_duplicates,
+    scored_prediction,
+    spell,
+)
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.decoding.score import score
 from regard.decoding.search import NO_DETAILS, Details, Search, decode

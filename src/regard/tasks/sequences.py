@@ -145,8 +145,16 @@ class Sequences(Task):
     ) -> list[list[Prediction]]:
         """The outputs of the search for groups of requests, with their texts."""
         requests = [self.bounded(request, options) for group in groups for request in group]
-        answers = iter(runtime.decode(model, requests, options, details or runtime.NO_DETAILS))
-        return [[self.spell(next(answers)) for _ in group] for group in groups]
+        predictions = iter(runtime.decode(
+            model, requests, options, details or runtime.NO_DETAILS,
+            tokenizers=(self.source, self.target), clean=self.clean,
+        ))  # fmt: skip
+        return [[next(predictions) for _ in group] for group in groups]
+
+    @staticmethod
+    def clean(text: str) -> str:
+        """The text of an output as it is returned."""
+        return text
 
     def bounded(self, request: Request, options: DecodingConfig) -> Request:
         """decoding.max_length counts from the length of the input in every style. To the search,
@@ -193,8 +201,8 @@ class Sequences(Task):
         scored = []
         for i, seen in enumerate(runtime.score(model, requests, answers)):
             answer = runtime.scored_prediction(answers[i], seen.logprobs, penalty, "given")
-            answer.source = requests[i].source
-            scored.append(self.spell(answer))
+            answer.source_ids = requests[i].source
+            scored.append(runtime.spell(answer, (self.source, self.target), 1))
         return scored
 
     def checked(self, answers: list[Prediction], context: Context) -> list[Prediction]:
@@ -207,13 +215,7 @@ class Sequences(Task):
     def line(self, text: str, prediction: Prediction | None, options: Namespace) -> str:
         if prediction is None:
             return ""
-        return "\t".join(one_line(one.text) for one in (prediction, *prediction.others))
-
-    def spell(self, answer: Prediction) -> Prediction:
-        """Add the text to an output and to the rest of its n-best list."""
-        for one in (answer, *answer.others):
-            one.text = self.target.decode(one.tokens)
-        return answer
+        return "\t".join(one_line(output.text) for output in prediction.n_best)
 
 
 def stream(
@@ -228,6 +230,6 @@ def stream(
         if len(now) > len(written):
             yield now[len(written) :]
             written = now
-    whole = tokenizer.decode(search.predictions()[0].tokens)
+    whole = tokenizer.decode(search.predictions()[0].token_ids)
     if len(whole) > len(written):
         yield whole[len(written) :]

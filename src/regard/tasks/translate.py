@@ -197,7 +197,7 @@ class Translate(Sequences):
             limit = model.config.max_length if model.config.positions == "learned" else None
             scored = self.score(model, inputs, context.decoding.length_penalty, limit)
             for i, answer in enumerate(scored):
-                if max(len(answer.source), len(answer.tokens)) > context.longest:
+                if max(len(answer.source_ids), len(answer.token_ids)) > context.longest:
                     context.warn_long(i)
             return scored
         details = runtime.Details(history, alternatives, attention)
@@ -263,7 +263,7 @@ class Translate(Sequences):
         fields = fields_of(answer, self.target)
         if answer.pieces:
             fields["pieces"] = [
-                {"text": self.source.decode(piece.source), "translation": piece.text}
+                {"text": self.source.decode(piece.source_ids), "translation": piece.text}
                 | self.details(piece, names)
                 for piece in answer.pieces
             ]
@@ -283,9 +283,9 @@ class Translate(Sequences):
         if "attention" in names:
             # Row i of a head is where it looked after it had read token i of read_tokens: <bos> and
             # the output so far or, in a decoder without an encoder, the source and the output.
-            fields["source_tokens"] = self.source.tokens(answer.source)
-            begin = list(answer.source) if self.style == "decoder" else [self.target.bos]
-            fields["read_tokens"] = spell([*begin, *answer.tokens])[:-1]
+            fields["source_tokens"] = self.source.tokens(answer.source_ids)
+            begin = list(answer.source_ids) if self.style == "decoder" else [self.target.bos]
+            fields["read_tokens"] = spell([*begin, *answer.token_ids])[:-1]
             fields["attention"] = {
                 part: [[rounded(head) for head in layer.float().tolist()] for layer in layers]
                 for part, layers in answer.attention.items()
@@ -337,19 +337,21 @@ def join(answers: list[Prediction]) -> Prediction:
     whole = together(answers)
     ranks = max((len(answer.others) for answer in answers), default=0)
     for i in range(ranks):  # the next best of each piece, or its last one if it has fewer
-        every = [(answer, *answer.others) for answer in answers]
-        whole.others.append(together([one[min(i + 1, len(one) - 1)] for one in every]))
+        lists = [answer.n_best for answer in answers]
+        whole.others.append(together([best[min(i + 1, len(best) - 1)] for best in lists]))
     whole.pieces = answers
-    return whole
+    return runtime.drop_duplicates(whole, ranks + 1)
 
 
 def together(answers: list[Prediction]) -> Prediction:
     return runtime.Prediction(
-        [token for answer in answers for token in answer.tokens],
+        [token for answer in answers for token in answer.token_ids],
         [logprob for answer in answers for logprob in answer.logprobs],
         sum(answer.score for answer in answers),
         max((answer.stopped for answer in answers), key=runtime.STOPS.index, default="empty"),
         " ".join(answer.text for answer in answers),
+        [token for answer in answers for token in answer.source_ids],
+        tokenizers=answers[0].tokenizers if answers else None,
     )
 
 

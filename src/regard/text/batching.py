@@ -103,7 +103,11 @@ class Packed:
             )
 
     def __repr__(self) -> str:
-        return f"Packed({len(self.tokens)} tokens in {len(self)} sequences)"
+        lengths = ", ".join(map(str, self.lengths[:6])) + (", ..." if len(self) > 6 else "")
+        return (
+            f"Packed({len(self.tokens)} tokens in {len(self)} sequences of lengths {lengths}, "
+            f"device={self.tokens.device})"
+        )
 
 
 def positions_of(lengths: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from regard.errors import InputError
 from regard.files import write_result
-from regard.view.attention import Attention, View
+from regard.predictor.attention import Attention, View
 
 MOST_WEIGHTS = 8_000_000  # of a page: 21 MB
 
@@ -27,7 +27,8 @@ def write_page(attention: Attention, view: View, out: Path) -> list[Path]:
     """Write NAME.html; returns the file."""
     if attention.size > MOST_WEIGHTS:
         raise InputError(
-            f"{out}: {attention.size:,} weights, a page has room for {MOST_WEIGHTS:,}: shorten TEXT"
+            f"{out}: {attention.size:,} weights, a page has room for "
+            f"{MOST_WEIGHTS:,}: shorten the text"
         )
     write_result(out, page(attention, view))
     return [out]

@@ -18,9 +18,9 @@ from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.files import real_path
 from regard.model.positions import Rotation, sinusoids
+from regard.predictor.attention import stacks_of
 from regard.training.model_folder import read_config
 from regard.training.unfinished import model_weights
-from regard.view.attention import stacks_of
 from regard.view.picture import COLOURS, DASHES, new_figure, picture_name, save_picture
 
 if TYPE_CHECKING:

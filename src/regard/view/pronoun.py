@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from regard.predictor.attention import Attention
+from regard.predictor.attention_figure import draw_lines
+from regard.predictor.attention_inputs import gather
 from regard.text.builtin import PRONOUN_PHRASES, PRONOUN_SENTENCE, pronoun_of
 from regard.text.tokenizer import Tokenizer
-from regard.view.attention import Attention
-from regard.view.attention_pictures import draw_lines
-from regard.view.attention_rows import gather
 from regard.view.picture import new_figure, save_picture
 
 if TYPE_CHECKING:

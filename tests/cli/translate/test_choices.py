@@ -18,16 +18,17 @@ MODES = [
 
 
 def printed(answers):
-    return "".join(one_line(answer) + "\n" for answer in answers)
+    texts = [answers] if isinstance(answers, str) else answers
+    return "".join(one_line(text) + "\n" for text in texts)
 
 
 def test_the_models_own_options_hold_unless_others_are_given(folder, translator, texts, verb):
     text = texts[2]
     own = verb("translate", folder, text)
     assert own == verb("translate", folder, text, beam=4, max_length=6)
-    [answer] = translator.answers(text, beam=1, min_length=99)
+    answer = translator.predict(text, beam=1, min_length=99)
     assert answer.stopped == "length"
-    assert len(answer.tokens) == len(translator.task.source.encode(text)) + 1 + 6  # 1: <eos>
+    assert len(answer.token_ids) == len(translator.task.source.encode(text)) + 1 + 6  # 1: <eos>
     greedy = 0, printed(translator.translate(text, beam=1)), ""
     assert greedy != own
     assert verb("translate", folder, "--set", "decoding.beam=1", text) == greedy
@@ -130,7 +131,7 @@ def test_a_stream_is_the_same_text_bit_by_bit(which, mode, texts, long_text, ver
     translator = request.getfixturevalue(which + "translator")
     given = [*texts, long_text]
     with pytest.warns(UserWarning, match="text 7 is longer"):
-        answers = translator.translate(given, **mode)
+        answers = [prediction.text for prediction in translator.predict(given, **mode)]
     for text, answer in zip(given, answers, strict=True):
         quiet = {"warn": lambda number, said: None}
         assert "".join(translator.stream(text, **quiet, **mode)) == answer

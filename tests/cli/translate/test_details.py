@@ -42,17 +42,17 @@ def full_pass(translator, text, tokens, capture=None):
 
 
 def test_json_tells_of_each_answer_what_the_model_says_of_it(folder, translator, texts, objects):
-    answers = translator.answers(texts)
+    answers = translator.predict(texts)
     for text, one, answer in zip(texts, objects(folder, texts), answers, strict=True):
         assert set(one) == KEYS
         assert (one["text"], one["translation"]) == (text, answer.text)
-        assert one["tokens"] == translator.task.target.tokens(answer.tokens)
+        assert one["tokens"] == translator.task.target.tokens(answer.token_ids)
         assert one["stopped"] == answer.stopped
         if not text.strip():
             assert (one["stopped"], one["tokens"], one["score"]) == ("empty", [], 0)
             continue
-        places = range(len(answer.tokens))
-        expected = full_pass(translator, text, answer.tokens)[places, answer.tokens].tolist()
+        places = range(len(answer.token_ids))
+        expected = full_pass(translator, text, answer.token_ids)[places, answer.token_ids].tolist()
         assert one["logprobs"] == pytest.approx(expected, abs=1e-4)
         assert one["logprob"] == pytest.approx(sum(expected), abs=1e-3)
         penalty = ((5 + len(expected)) / 6) ** 0.6
@@ -85,7 +85,9 @@ def test_the_n_best_list_begins_with_the_answer(mode, folder, translator, writte
         every = one["n_best"]
         assert every[0] == {name: one[name] for name in KEYS - {"text"}}
         assert all(set(other) == KEYS - {"text"} for other in every)
-        assert len({tuple(other["tokens"]) for other in every}) == len(every) == 3
+        # An untrained model writes bytes that are no text, so that texts may be duplicates.
+        assert len({other["translation"] for other in every}) == len(every)
+        assert 1 < len(every) <= 3
         scores = [other["score"] for other in every]
         assert scores == sorted(scores, reverse=True)
     rows = ["\t".join(one_line(other["translation"]) for other in one["n_best"]) for one in told]
@@ -97,8 +99,8 @@ def test_the_n_best_list_begins_with_the_answer(mode, folder, translator, writte
 
 def test_alternatives_are_the_best_tokens_of_each_place(folder, translator, texts, objects):
     [one] = objects(folder, texts[:1], beam=1, alternatives=3)
-    [answer] = translator.answers(texts[0], beam=1)
-    values, ids = full_pass(translator, texts[0], answer.tokens).topk(3)
+    answer = translator.predict(texts[0], beam=1)
+    values, ids = full_pass(translator, texts[0], answer.token_ids).topk(3)
     assert len(one["alternatives"]) == len(one["tokens"])
     for i, place in enumerate(one["alternatives"]):
         signs = translator.task.target.tokens(ids[i].tolist())
@@ -109,14 +111,14 @@ def test_alternatives_are_the_best_tokens_of_each_place(folder, translator, text
 
 
 def test_attention_has_all_layers_and_heads(folder, translator, written, objects):
-    answers = translator.answers(written)
+    answers = translator.predict(written)
     for one, answer in zip(objects(folder, written, "--attention"), answers, strict=True):
         source, read = one["source_tokens"], one["read_tokens"]
         tokenizer = translator.task.source
         assert source == tokenizer.tokens([*tokenizer.encode(one["text"]), EOS])
         assert read == ["<bos>", *one["tokens"][:-1]]
         capture = AttentionCapture()
-        full_pass(translator, one["text"], answer.tokens, capture)
+        full_pass(translator, one["text"], answer.token_ids, capture)
         sides = {"encoder": (source, source), "decoder": (read, read), "cross": (read, source)}
         assert set(one["attention"]) == set(sides)
         for part, (queries, keys) in sides.items():
@@ -177,13 +179,13 @@ def test_a_text_that_is_too_long_is_translated_in_pieces_and_said_to_be(
     texts = ["The dog slept.", "", "The cat.", long_text, "The end."]
     said = []
     with pytest.warns(UserWarning, match="longer") as caught:
-        answers = translator.answers(texts)
+        answers = translator.predict(texts)
     pieces = answers[3].pieces
     assert [len(answer.pieces) > 1 for answer in answers] == [False, False, False, True, False]
     assert answers[3].text == " ".join(piece.text for piece in pieces)
     rule = f"longer than the 40 tokens that the model was trained on: translated in {len(pieces)} pieces"
     assert [str(one.message) for one in caught] == [f"text 4 is {rule}"]
-    translator.answers(texts, warn=lambda i, what: said.append((i, what)))
+    translator.predict(texts, warn=lambda i, what: said.append((i, what)))
     assert said == [(3, rule)]
     plain = "".join(one_line(answer.text) + "\n" for answer in answers)
     warning = f"regard: standard input:4: {rule}\n"

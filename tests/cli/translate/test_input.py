@@ -17,7 +17,8 @@ from regard.text import lines
 
 
 def printed(answers):
-    return "".join(one_line(answer) + "\n" for answer in answers)
+    texts = [answers] if isinstance(answers, str) else answers
+    return "".join(one_line(text) + "\n" for text in texts)
 
 
 def test_standard_input_gives_one_line_for_one_line_whatever_ends_it(folder, translator, texts):
@@ -42,7 +43,7 @@ MODES = [{"beam": 4}, {"beam": 1}, {"beam": 3, "no_repeat": 2}, {"temperature": 
 def test_lines_arguments_python_and_each_text_alone_agree(mode, folder, translator, texts, verb):
     answers = translator.translate(texts, **mode)
     assert len(set(answers)) == 5  # two texts are blank
-    assert answers == [translator.translate(text, **mode)[0] for text in texts]
+    assert answers == [translator.translate(text, **mode) for text in texts]
     assert answers[::-1] == translator.translate(texts[::-1], **mode)
     assert verb("translate", folder, given=texts, **mode) == (0, printed(answers), "")
     assert verb("translate", folder, *texts, **mode) == (0, printed(answers), "")
@@ -64,8 +65,8 @@ def test_an_answer_never_looks_like_two_lines_or_two_columns(
     byte_folder, byte_translator, texts, verb
 ):
     options = {"temperature": 1, "n_best": 3, "seed": 2, "max_length": 30}
-    answers = byte_translator.answers(texts, **options)
-    every = [[one.text for one in (answer, *answer.others)] for answer in answers]
+    answers = byte_translator.predict(texts, **options)
+    every = [[output.text for output in answer.n_best] for answer in answers]
     signs = {sign for row in every for text in row for sign in text}
     assert set("\n\t\r😀\ufffd") <= signs  # it does say all that
     code, out, err = verb("translate", byte_folder, given=texts, **options)

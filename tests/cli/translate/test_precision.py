@@ -12,9 +12,9 @@ from regard.ops.cpu import build as native
 def test_int8_answers_nearly_as_float32_does(folder, texts):
     exact, rounded = (regard.load(folder, "cpu", dtype) for dtype in ("float32", "int8"))
     assert rounded.transformer.output_matrix().dtype == torch.float32
-    answers = [model.answers(texts, beam=1) for model in (exact, rounded)]
+    answers = [model.predict(texts, beam=1) for model in (exact, rounded)]
     differences = [
-        abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(*answers, strict=True) if a.tokens
+        abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(*answers, strict=True) if a.token_ids
     ]
     assert 0 < max(differences) < 0.2
     # A full pass, which is not done in int8, has the rounded weights, too.

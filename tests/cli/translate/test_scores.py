@@ -34,7 +34,7 @@ def test_scores_of_given_translations_are_those_of_a_full_pass(folder, translato
         assert one["score"] == pytest.approx(one["logprob"] / ((5 + len(tokens)) / 6) ** 0.6)
         assert (one["text"], one["translation"], one["stopped"]) == (source, target, "given")
         assert one["tokens"] == tokenizer.tokens(tokens)
-        assert (scored.tokens, scored.text, scored.stopped) == (tokens, target, "given")
+        assert (scored.token_ids, scored.text, scored.stopped) == (tokens, target, "given")
         assert scored.logprobs == pytest.approx(expected, abs=1e-4)
     code, out, err = verb("translate", folder, "--score", *GIVEN)
     assert (code, err) == (0, "")

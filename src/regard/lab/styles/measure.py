@@ -180,8 +180,8 @@ def count_passes(model: Model, text: str) -> tuple[int, int]:
     """The number of passes in sequence that a prediction needs, and the tokens that it has."""
     transformer = model.transformer
     if isinstance(model.task, Translate) and transformer.decoder is not None:
-        result = model.answers(text, history=True, **QUIET, **GREEDY)[0]
-        return sum(len(one.history) for one in result.pieces or [result]), len(result.tokens)
+        result = model.predict(text, history=True, **QUIET, **GREEDY)
+        return sum(len(piece.history) for piece in result.pieces or [result]), len(result.token_ids)
     calls: list[None] = []
     stack = transformer.encoder if transformer.decoder is None else transformer.decoder
     assert stack is not None
@@ -199,4 +199,4 @@ def predict(model: Model, texts: list[str]) -> int:
     if not isinstance(model.task, Translate):
         model.classify(texts, **QUIET)
         return 0
-    return sum(len(one.tokens) for one in model.answers(texts, **QUIET, **GREEDY))
+    return sum(len(result.token_ids) for result in model.predict(texts, **QUIET, **GREEDY))

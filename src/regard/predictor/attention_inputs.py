@@ -18,6 +18,16 @@ from regard.decoding.requests import Request
 from regard.errors import InputError, unknown
 from regard.files import real_path
 from regard.model.transformer import AttentionCapture
+from regard.predictor.attention import (
+    MOST,
+    Attention,
+    Stack,
+    Weights,
+    cross_rollout,
+    rollout,
+    stacks_of,
+)
+from regard.predictor.inputs import check_text
 from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify
 from regard.tasks.embed import Embed
@@ -27,12 +37,9 @@ from regard.tasks.sequences import Sequences
 from regard.tasks.translate import Translate
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
-from regard.view.attention import Attention, Stack, Weights, cross_rollout, rollout
 
 if TYPE_CHECKING:
     from regard.predictor.model import Model
-
-MOST = 200  # tokens of a side: more could not be read in a picture
 
 
 class ModelInput(NamedTuple):
@@ -44,14 +51,20 @@ class ModelInput(NamedTuple):
 
 
 def gather(
-    model: Model, text: str, target: str | None = None, context: str | None = None
+    model: Model,
+    text: str,
+    target: str | None = None,
+    context: str | None = None,
+    most: int = MOST,
 ) -> Attention:
     """The attention weights of every head of every layer when the model reads a text.
 
     target: what the decoder writes, instead of the model's own output
     context: for a model that answers questions
+    most: the largest number of tokens of a row
     """
-    rows = read(model, text, target, context)
+    check_text(text, *(other for other in (target, context) if other is not None))
+    rows = read(model, text, target, context, most)
     task = model.task
     source = (task.source if isinstance(task, Sequences) else task.tokenizer).tokens(rows.source)
     row, output = (task.tokenizer.tokens(ids) for ids in (rows.target, rows.output))
@@ -86,13 +99,20 @@ def capture(model: Model, rows: ModelInput) -> dict[str, Weights]:
     }
 
 
-def read(model: Model, text: str, target: str | None, context: str | None) -> ModelInput:
-    """The input of the model for a text; each row has at most MOST tokens."""
+def read(model: Model, text: str, target: str | None, context: str | None, most: int) -> ModelInput:
+    """The input of the model for a text; each row has at most `most` tokens."""
     task, style = model.task, model.config.model.style
+    if not stacks_of(model.config.model):
+        raise InputError(
+            f"model.style={style} with model.mixer={model.config.model.mixer} has no attention "
+            "weights"
+        )
     if not text.strip():
-        raise InputError("TEXT is empty: there is nothing to look at")
+        raise InputError("the text is empty")
     if context is not None and not isinstance(task, Questions):
-        raise InputError(f"--context belongs to a model that can answer: this one can {task.name}")
+        raise InputError(
+            f"only a model that answers has a context: this one was trained to {task.name}"
+        )
     if isinstance(task, Sequences):
         request = make_request(model, text, context)
     elif isinstance(task, Classify) and style != "encoder":
@@ -101,23 +121,23 @@ def read(model: Model, text: str, target: str | None, context: str | None) -> Mo
     else:
         if target is not None:
             raise InputError(
-                f"--target belongs to a model that writes an answer: this one reads one text, to "
-                f"{task.name}"
+                f"only a model that writes text has a target: this one was trained to {task.name}"
             )
-        row = bounded(single_row(model, text), "TEXT")
+        row = bounded(single_row(model, text), "the text", most)
         return ModelInput(row, [], []) if style == "encoder" else ModelInput([], row, [])
-    bounded(list(request.source), "TEXT")
+    bounded(list(request.source), "the text", most)
     if style == "encoder":
         if target is not None:
             raise InputError(
-                "--target: model.style=encoder fills the places of its answer at once and reads "
-                "none: leave it out"
+                "a model with model.style=encoder writes all tokens at once and reads no target: "
+                "leave the target out"
             )
         return ModelInput(list(request.source), [], [])
     output = target_tokens(model, request, text, target)
     both = style == "encoder-decoder"
     row = [*request.begin(both), *output[:-1]]
-    bounded(row, "what the decoder reads", "TEXT" if target is None else "TEXT or --target")
+    shorten = "the text" if target is None else "the text or the target"
+    bounded(row, "the decoder's input", most, shorten)
     return ModelInput(list(request.source) if both else [], row, output)
 
 
@@ -125,8 +145,8 @@ def make_request(model: Model, text: str, context: str | None) -> Request:
     """The request to a model that translates or answers questions."""
     task = model.task
     if isinstance(task, Questions):
-        asked = QuestionInput.of(text, context, "TEXT")
-        groups = task.requests([asked], model.longest, model.config.decoding.max_length)
+        question = QuestionInput.of(text, context, "the text")
+        groups = task.requests([question], model.longest, model.config.decoding.max_length)
     else:
         groups = model.of(Translate).requests([text], model.longest)
     if len(groups[0]) > 1:
@@ -140,19 +160,19 @@ def target_tokens(model: Model, request: Request, text: str, target: str | None)
     if isinstance(task, Classify):
         label = task.classify(model.transformer, [text])[0].label if target is None else target
         if label not in task.numbers:
-            raise unknown("--target: label", label, task.labels)
+            raise unknown("label", label, task.labels)
         return task.written(label)
     assert isinstance(task, Sequences)
     if target is not None:
         return [*task.target.encode(target), Tokenizer.eos]
-    return task.decode(model.transformer, [[request]], model.decoding({}))[0][0].tokens
+    return task.decode(model.transformer, [[request]], model.decoding({}))[0][0].token_ids
 
 
 def single_row(model: Model, text: str) -> list[int]:
     """The input of a model that writes nothing: one row."""
     task = model.task
     if isinstance(task, Fill) and MASK in text:
-        return task.encode_parts(text.split(MASK), model.longest, "TEXT")
+        return task.encode_parts(text.split(MASK), model.longest, "the text")
     check_whole(model, text)
     if isinstance(task, Generate):
         return list(task.request(text, model.longest).source)
@@ -168,13 +188,15 @@ def check_whole(model: Model, text: str) -> None:
 
 def too_long(model: Model) -> InputError:
     return InputError(
-        f"TEXT is longer than the {model.longest} tokens that the model was trained on: shorten it"
+        f"the text is longer than the {model.longest} tokens that the model was trained on: "
+        "shorten it"
     )
 
 
-def bounded(row: list[int], what: str, shorten: str = "TEXT") -> list[int]:
-    if len(row) > MOST:
+def bounded(row: list[int], name: str, most: int, shorten: str = "the text") -> list[int]:
+    """The row; an InputError if it has too many tokens."""
+    if len(row) > most:
         raise InputError(
-            f"{what} has {len(row)} tokens, a picture room for {MOST}: shorten {shorten}"
+            f"{name} has {len(row)} tokens, but a figure has room for {most}: shorten {shorten}"
         )
     return row

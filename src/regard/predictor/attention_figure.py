@@ -1,4 +1,4 @@
-"""Attention as pictures: small and large heat maps, and lines between two columns of tokens.
+"""Attention as figures: small and large heat maps, and lines between two columns of tokens.
 
 The colour depends on the square root of a weight, so that a weight of 0.04 is visible; the colour
 bar shows this. Lightness carries the value, not hue.
@@ -7,13 +7,12 @@ bar shows this. Lightness carries the value, not hue.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regard.view.attention import Attention, Panel, Stack, View, Weights, panels
-from regard.view.picture import new_figure, save_picture
+from regard.predictor.attention import Attention, Panel, Stack, View, Weights, panels
+from regard.predictor.figure import new_figure, plot_settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,19 +25,16 @@ FAINT = 0.01  # smaller weights have no line
 TICKS = (0, 0.02, 0.1, 0.25, 0.5, 1)
 
 
-def draw_attention(attention: Attention, view: View, out: Path) -> list[Path]:
-    """Write the picture as PNG and SVG; returns the two files."""
+def attention_figure(attention: Attention, view: View) -> Figure:
+    """Draw what the view shows."""
     stack = attention.stacks[view.stack]
     shown = panels(view, stack)
-
-    def draw() -> Figure:
+    with plot_settings():
         if view.kind == "lines":
             return lines_picture(attention, view, stack, shown[0][0])
         if len(shown) == len(shown[0]) == 1:
             return large_picture(attention, view, stack, shown[0][0])
         return small_pictures(attention, view, stack, shown)
-
-    return save_picture(draw, out)
 
 
 def headed(picture: Figure, attention: Attention, view: View) -> None:
@@ -91,12 +87,10 @@ def count_tokens(axis: Any, tokens: Sequence[str], size: float, **_: Any) -> Non
 
 def reads(stack: Stack) -> tuple[str, str]:
     """The labels of the two axes."""
-    if stack.name == "encoder":
-        return "token that looks", "token that is looked at"
-    looks = "token that the decoder has just read: it looks, and writes the next"
-    return (looks if stack.writes else "token that looks"), (
-        "token of the source that is looked at" if stack.name == "cross" else "what it looks at"
-    )
+    keys = "key: source token" if stack.name == "cross" else "key: token that the query looks at"
+    if stack.writes:
+        return "query: token that the decoder reads before it writes the next one", keys
+    return "query: token that looks", keys
 
 
 def small_pictures(
@@ -124,7 +118,7 @@ def small_pictures(
             if i == rows - 1:
                 name(axes.xaxis, stack.columns, 9, rotation=90)
     looks, seen = reads(stack)
-    picture.supylabel(looks if rows * high > 5 else "token that looks", fontsize=11)
+    picture.supylabel(looks if rows * high > 5 else "query", fontsize=11)
     picture.supxlabel(seen, fontsize=11)
     add_scale(picture, image, every)
     headed(picture, attention, view)
@@ -146,7 +140,7 @@ def large_picture(attention: Attention, view: View, stack: Stack, panel: Panel) 
     axes.xaxis.set_label_position("top")
     name_tokens(axes.xaxis, stack.columns, size, rotation=90)
     looks, seen = reads(stack)
-    axes.set_ylabel(looks if n * cell > 5 else "token that looks", fontsize=11)
+    axes.set_ylabel(looks if n * cell > 5 else "query", fontsize=11)
     axes.set_xlabel(seen, fontsize=11, labelpad=8)
     if numbered:
         for i, row in enumerate(panel.weights.tolist()):

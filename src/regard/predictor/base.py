@@ -1,0 +1,226 @@
+"""What all methods of `Model` build on: its parts, its tokenizers, and predictions of any task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, Unpack
+
+from regard.config.sections import Config, DecodingConfig, section
+from regard.errors import InputError, unknown
+from regard.model.transformer import Transformer
+from regard.predictor.inputs import (
+    python_warning,
+    question_inputs,
+)
+from regard.predictor.options import DecodingOptions, chosen_options, decoding_keywords
+from regard.tasks.answer import Questions
+from regard.tasks.sequences import Sequences
+from regard.tasks.task import Context, Evaluation, Task, Warn
+from regard.text.tokenizer import Tokenizer
+
+T = TypeVar("T", bound=Task)
+Texts = Iterable[str]
+
+MOST_CACHE = 2_000_000_000  # bytes of the keys and values of one sentence
+
+
+class BaseModel:
+    """The parts of a `Model`, and predictions of any task."""
+
+    def __init__(
+        self, config: Config, transformer: Transformer, task: Task, folder: Path | None = None
+    ) -> None:
+        self.config, self.transformer, self.task = config, transformer.eval(), task
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        model, weights = self.config.model, self.transformer.output_matrix()
+        stacks = [
+            f"{layers} {name} layers"
+            for name, layers, exists in (
+                ("encoder", model.encoder_layers, model.has_encoder),
+                ("decoder", model.decoder_layers, model.has_decoder),
+            )
+            if exists
+        ]
+        count = sum(parameter.numel() for parameter in self.transformer.parameters())
+        dtype = self.transformer.precision or str(weights.dtype).removeprefix("torch.")
+        return (
+            f"Model(task={self.task.name}, style={model.style}, {', '.join(stacks)}, "
+            f"d_model={model.d_model}, {count:,} parameters, "
+            f"vocabulary of {model.vocabulary_size:,}, device={weights.device}, dtype={dtype}, "
+            f"folder={None if self.folder is None else str(self.folder)!r})"
+        )
+
+    # ---- tokenizers ---------------------------------------------------------------------
+
+    @property
+    def source_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the texts that the model reads."""
+        return self.task.source if isinstance(self.task, Sequences) else self.task.tokenizer
+
+    @property
+    def target_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the texts that the model writes."""
+        return self.task.tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the model.
+
+        Raises:
+            InputError: the model has two: `source_tokenizer` and `target_tokenizer`.
+        """
+        if self.source_tokenizer is not self.target_tokenizer:
+            raise InputError(
+                "this model has two tokenizers: use source_tokenizer or target_tokenizer"
+            )
+        return self.target_tokenizer
+
+    # ---- any task -----------------------------------------------------------------------
+
+    @decoding_keywords
+    def predict(
+        self,
+        inputs: Any,
+        *,
+        context: str | Texts | None = None,
+        n_best: int | None = None,
+        warn: Warn = python_warning,
+        **options: Any,
+    ) -> Any:
+        """Predict what the model was trained for, with all details.
+
+        A model that translates, answers or generates returns `Prediction` objects, with text,
+        tokens, log-probabilities, score and n-best list; the others return what `classify`, `fill`
+        and `embed` return.
+
+        Args:
+            inputs: one input (a string), or a list of inputs.
+            context: for a model that answers questions: the context of each question, or one
+                context for all of them.
+            n_best: number of predictions in the n-best list (`Prediction.n_best`).
+            warn: called with the index of an input that is too long, and a message about it. The
+                default is a Python warning.
+            **options: options of decoding, see `DecodingOptions`.
+            **options: options of the task. translate: prefix (how every translation begins),
+                alternatives (the number of most probable tokens to return at each position),
+                history (return the candidates of every step), attention (return the attention
+                weights). generate: until (stop before this text). fill: top. embed: pooling,
+                tokens.
+
+        Returns:
+            One prediction for one string; a list for a list (for embed an array).
+
+        Raises:
+            InputError: an input or an option is not valid.
+        """
+        single = isinstance(inputs, str)
+        if context is not None and not isinstance(self.task, Questions):
+            raise InputError(f"context: this model was trained to {self.task.name} and reads none")
+        if isinstance(self.task, Questions) and context is not None:
+            inputs = question_inputs(inputs, context)
+        own = {option.name for option in self.task.options if option.argument}
+        chosen = chosen_options(options, n_best)
+        arguments = {name: chosen.pop(name) for name in own & chosen.keys()}
+        for name in chosen:
+            if name not in DecodingConfig.__dataclass_fields__ and get_close_matches(name, own):
+                raise unknown("option", name, own)
+            if not self.task.decodes:
+                raise InputError(
+                    f"this model was trained to {self.task.name}: it has no option {name!r}"
+                )
+        inputs = [inputs] if isinstance(inputs, str) else inputs
+        predictions = self.run(self.task, inputs, warn, chosen, **arguments)
+        return predictions[0] if single else predictions
+
+    def run(
+        self,
+        task: type[T] | Task,
+        inputs: Sequence[Any],
+        warn: Warn,
+        decoding: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Predict with a task.
+
+        Args:
+            task: a task, or its class.
+            inputs: the inputs of the task.
+            warn: see `predict`.
+            decoding: options of decoding.
+            options: options of the task.
+
+        Returns:
+            What `Task.predict` returns: one prediction for each input.
+        """
+        own = task if isinstance(task, Task) else self.of(task)
+        context = Context(self.decoding(decoding or {}), self.longest, warn)
+        return own.predict(self.transformer, inputs, context, **options)
+
+    def of(self, task: type[T]) -> T:
+        """The model's task as another task.
+
+        Args:
+            task: the class of the task.
+
+        Returns:
+            The task with the vocabulary of this model.
+
+        Raises:
+            InputError: the model cannot do it.
+        """
+        return task.of(self.task, self.config)
+
+    @decoding_keywords
+    def evaluate(self, examples: Sequence[Any], **options: Unpack[DecodingOptions]) -> Evaluation:
+        """Compute the metrics of the task.
+
+        Args:
+            examples: examples as `regard.tasks.evaluation.read_examples` returns them.
+            **options: options of decoding, see `DecodingOptions`.
+
+        Returns:
+            The scores, and what confidence intervals need.
+        """
+        config = replace(self.config, decoding=self.decoding(chosen_options(options)))
+        return self.task.evaluate(self.transformer, examples, config)
+
+    # ---- settings -----------------------------------------------------------------------
+
+    def decoding(self, options: dict[str, Any]) -> DecodingConfig:
+        """The model's own options of decoding with changes.
+
+        Args:
+            options: values by name, as in `DecodingConfig`.
+
+        Returns:
+            The complete options.
+
+        Raises:
+            InputError: an option is unknown or not valid, or needs too much memory.
+        """
+        values = asdict(self.config.decoding) | options
+        if options.get("temperature") and "beam" not in options:
+            values["beam"] = 1
+        beam = options.get("beam")  # of any type: it is checked with all others below
+        if isinstance(beam, int) and beam > 1 and "temperature" not in options:
+            values |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
+        chosen = section(DecodingConfig, "decoding", values)
+        model = self.config.model
+        each = 2 * 4 * model.decoder_layers * model.heads * model.head_size  # keys, values; float32
+        if (needed := each * chosen.width * chosen.max_length) > MOST_CACHE:
+            raise InputError(
+                f"decoding.max_length={chosen.max_length} with {chosen.width} hypotheses needs "
+                f"{needed / 1e9:.1f} GB for one sentence: lower it, decoding.beam or "
+                f"decoding.n_best (at most {MOST_CACHE / 1e9:.0f} GB)"
+            )
+        return chosen
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text that is read in one piece."""
+        return self.config.longest_input

@@ -1,0 +1,67 @@
+"""The inputs of the methods of `Model`: checks, and the Python warning about an input."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Sized
+from typing import Any
+
+import numpy as np
+
+from regard.errors import InputError
+from regard.tasks.answer import QuestionInput
+
+
+def python_warning(i: int, message: str) -> None:
+    """A Python warning about text i that names the line which called this package."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("regard."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"text {i + 1} is {message}", stacklevel=level)
+
+
+def check_text(*texts: object) -> None:
+    """Refuse a text that is not a string."""
+    for text in texts:
+        if not isinstance(text, str):
+            raise InputError(f"a text is a string, not {text!r:.60}")
+
+
+def text_list(texts: str | Iterable[str]) -> list[str]:
+    """The texts as a list; one string is a list of one text."""
+    if isinstance(texts, bytes | bytearray | dict) or not isinstance(texts, Iterable):
+        raise InputError(f"texts are a string or several strings, not {texts!r:.60}")
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    check_text(*texts)
+    return texts
+
+
+def is_pair(pairs: object) -> bool:
+    """Whether this is one (source, translation) pair, and not several of them."""
+    return isinstance(pairs, tuple) and len(pairs) == 2 and isinstance(pairs[0], str)
+
+
+def check_pair(pair: object) -> None:
+    """Refuse anything but a (source, translation) pair."""
+    if isinstance(pair, str) or not isinstance(pair, Sized) or len(pair) != 2:
+        raise InputError(f"a pair is (source, translation), not {pair!r:.60}")
+    check_text(*pair)  # type: ignore[misc]
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuse a number of results that is not a positive integer."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"{name} must be an integer of at least 1, not {value!r:.60}")
+
+
+def question_inputs(
+    questions: str | Iterable[str], context: str | Iterable[str]
+) -> list[QuestionInput]:
+    """Each question with its context, or with the one context for all."""
+    texts, contexts = text_list(questions), text_list(context)
+    if len(contexts) == 1:
+        contexts *= len(texts)
+    if len(contexts) != len(texts):
+        raise InputError(f"{len(texts)} questions but {len(contexts)} contexts")
+    return [QuestionInput(c, q) for c, q in zip(contexts, texts, strict=True)]

@@ -1,0 +1,181 @@
+"""The methods of `Model` that read text: classify, fill, embed, embed_tokens and search."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.errors import InputError
+from regard.files import cache_folder, checksum
+from regard.predictor.base import BaseModel, Texts
+from regard.predictor.inputs import (
+    check_count,
+    python_warning,
+    text_list,
+)
+from regard.tasks.classify import Classify, Label
+from regard.tasks.embed import Embed
+from regard.tasks.fill import Fill, Filled
+from regard.tasks.index import Hit, Index, find_or_build
+from regard.tasks.task import Warn
+from regard.training.checkpoint import tensor_digest
+
+PathName = str | os.PathLike[str]
+TokenVectors = tuple[list[str], NDArray[np.float32]]
+
+
+class ReadingMethods(BaseModel):
+    """The methods of `Model` that read text."""
+
+    @overload
+    def classify(self, text: str, *, warn: Warn = ...) -> Label: ...  # type: ignore[overload-overlap]
+    @overload
+    def classify(self, text: Texts, *, warn: Warn = ...) -> list[Label]: ...
+    def classify(self, text: str | Texts, *, warn: Warn = python_warning) -> Label | list[Label]:
+        """Classify a text, or each text of a list.
+
+        Args:
+            text: a string, or several strings.
+            warn: called with the index of a text that is too long, and a message about it. The
+                default is a Python warning.
+
+        Returns:
+            A `Label` for a string, a list for a list; each with the calibrated probabilities of all
+            labels.
+
+        Raises:
+            InputError: the model was not trained to classify, or a text is not a string.
+        """
+        labels = self.run(Classify, text_list(text), warn)
+        return labels[0] if isinstance(text, str) else labels
+
+    @overload
+    def fill(self, text: str, top: int = ...) -> Filled: ...  # type: ignore[overload-overlap]
+    @overload
+    def fill(self, text: Texts, top: int = ...) -> list[Filled]: ...
+    def fill(self, text: str | Texts, top: int = 5) -> Filled | list[Filled]:
+        """Find the best words for each `<mask>` of a text, or of each text of a list.
+
+        Args:
+            text: a string, or several strings, each with at least one `<mask>`.
+            top: number of words for each `<mask>`.
+
+        Returns:
+            A `Filled` for a string, a list for a list.
+
+        Raises:
+            InputError: the model was not trained to fill, or a text has no `<mask>` or is too long.
+        """
+        check_count("top", top)
+        results = self.run(Fill, text_list(text), python_warning, top=top)
+        return results[0] if isinstance(text, str) else results
+
+    def embed(
+        self, text: str | Texts, *, pooling: str = "", warn: Warn = python_warning
+    ) -> NDArray[np.float32]:
+        """Compute a vector of unit length for a text, or for each text of a list.
+
+        Args:
+            text: a string, or several strings.
+            pooling: how the vectors of the tokens become one: mean, cls or last; empty: as the
+                model was trained.
+            warn: called with the index of a text that is too long, and a message about it. The
+                default is a Python warning.
+
+        Returns:
+            An array of shape [D] for a string, [n, D] for a list of n texts.
+
+        Raises:
+            InputError: the model cannot embed, or an argument is not valid.
+        """
+        vectors = self.run(Embed, text_list(text), warn, pooling=pooling)
+        return vectors[0] if isinstance(text, str) else vectors
+
+    @overload
+    def embed_tokens(self, text: str, *, warn: Warn = ...) -> TokenVectors: ...  # type: ignore[overload-overlap]
+    @overload
+    def embed_tokens(self, text: Texts, *, warn: Warn = ...) -> list[TokenVectors]: ...
+    def embed_tokens(
+        self, text: str | Texts, *, warn: Warn = python_warning
+    ) -> TokenVectors | list[TokenVectors]:
+        """Compute a vector for each token of a text, or of each text of a list.
+
+        Args:
+            text: a string, or several strings.
+            warn: called with the index of a text that is too long, and a message about it. The
+                default is a Python warning.
+
+        Returns:
+            The tokens, and an array of shape [tokens, D], for a string; a list of such pairs for a
+            list.
+
+        Raises:
+            InputError: the model cannot embed, or a text is not a string.
+        """
+        results = self.run(Embed, text_list(text), warn, tokens=True)
+        return results[0] if isinstance(text, str) else results
+
+    def embedder(self) -> Embed:
+        """The task embed, which every model of one stack can do that reads single texts."""
+        return self.of(Embed)
+
+    def index(
+        self, documents: PathName, folder: PathName | None = None, quiet: bool = True,
+        rebuild: bool = False,
+    ) -> Index:  # fmt: skip
+        """Build the index of the vectors of a file's lines, or open an existing one.
+
+        Args:
+            documents: a text file with one document per line.
+            folder: where the index is stored; None: in the cache.
+            quiet: show no progress.
+            rebuild: build the index again if it exists.
+
+        Returns:
+            The index; `Index.search` finds the nearest lines of vectors.
+
+        Raises:
+            InputError: the model cannot embed or is not in a folder, or a file cannot be used.
+        """
+        embedder, size = self.embedder(), self.config.model.d_model
+        if self.folder is None:
+            raise InputError("an index belongs to a model that is in a folder: regard.load(folder)")
+        weights = self.folder / "model.safetensors"
+        if weights.is_file():
+            name = checksum(weights)
+        else:  # an unfinished run
+            name = tensor_digest({k: v.cpu() for k, v in self.transformer.state_dict().items()})
+        identity = f"{name} {embedder.pooling} {self.transformer.output_matrix().dtype}"
+        identity += f" {self.transformer.precision or ''}".rstrip()
+        embed = partial(embedder.embed, self.transformer)
+        where = cache_folder() / "search" if folder is None else Path(folder)
+        return find_or_build(where, Path(documents), embed, identity, size, quiet, rebuild)
+
+    @overload
+    def search(self, query: str, documents: PathName, top: int = ...) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    @overload
+    def search(self, query: Texts, documents: PathName, top: int = ...) -> list[list[Hit]]: ...
+    def search(
+        self, query: str | Texts, documents: PathName, top: int = 5
+    ) -> list[Hit] | list[list[Hit]]:
+        """Find the lines of a file that are nearest to a query, or to each query of a list.
+
+        Args:
+            query: a string, or several strings.
+            documents: a text file with one document per line.
+            top: number of lines for each query.
+
+        Returns:
+            A list of `Hit`, best first, for a string; a list of such lists for a list.
+
+        Raises:
+            InputError: the model cannot embed or is not in a folder, or the file cannot be used.
+        """
+        vectors = self.embed(text_list(query))
+        hits = self.index(documents).search(vectors, top)
+        return hits[0] if isinstance(query, str) else hits

@@ -1,0 +1,235 @@
+"""The methods of `Model` that write text: translate, answer, generate, stream and score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Unpack, overload
+
+from regard.decoding.predictions import Prediction
+from regard.predictor.base import BaseModel, Texts
+from regard.predictor.inputs import (
+    check_pair,
+    check_text,
+    is_pair,
+    python_warning,
+    question_inputs,
+    text_list,
+)
+from regard.predictor.options import DecodingOptions, chosen_options, decoding_keywords
+from regard.tasks.answer import Questions
+from regard.tasks.generate import Generate
+from regard.tasks.task import Context, Task, Warn
+from regard.tasks.translate import Translate
+
+
+class WritingMethods(BaseModel):
+    """The methods of `Model` that write text."""
+
+    def _write(
+        self, task: type[Task], single: bool, inputs: Sequence[Any], warn: Warn,
+        n_best: int | None, options: DecodingOptions, **own: Any,
+    ) -> Any:  # fmt: skip
+        """The texts that a task writes, or n-best lists if n_best is not None."""
+        predictions = self.run(task, inputs, warn, chosen_options(options, n_best), **own)
+        results = [one.text if n_best is None else one.n_best for one in predictions]
+        return results[0] if single else results
+
+    @overload
+    def translate(  # type: ignore[overload-overlap]
+        self, text: str, *, prefix: str = ..., n_best: None = ..., warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> str: ...  # fmt: skip
+    @overload
+    def translate(  # type: ignore[overload-overlap]
+        self, text: str, *, prefix: str = ..., n_best: int, warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[Prediction]: ...  # fmt: skip
+    @overload
+    def translate(
+        self, text: Texts, *, prefix: str = ..., n_best: None = ..., warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[str]: ...  # fmt: skip
+    @overload
+    def translate(
+        self, text: Texts, *, prefix: str = ..., n_best: int, warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[list[Prediction]]: ...  # fmt: skip
+    @decoding_keywords
+    def translate(
+        self, text: str | Texts, *, prefix: str = "", n_best: int | None = None,
+        warn: Warn = python_warning, **options: Unpack[DecodingOptions],
+    ) -> str | list[str] | list[Prediction] | list[list[Prediction]]:  # fmt: skip
+        """Translate a text, or each text of a list.
+
+        Args:
+            text: a string, or several strings.
+            prefix: how every translation begins.
+            n_best: return this many predictions, best first, instead of one string; at most `beam`
+                of them, or this many samples with a temperature. No two of them have the same text:
+                other finished hypotheses of the beam replace duplicates, and where there are no
+                more, the list is shorter.
+            warn: called with the index of a text that is too long, and a message about it. The
+                default is a Python warning.
+            **options: options of decoding, see `DecodingOptions`.
+
+        Returns:
+            A string for a string, a list of strings for a list. With n_best a list of `Prediction`
+            for a string, a list of such lists for a list.
+
+        Raises:
+            InputError: the model was not trained to translate, or an argument is not valid.
+        """
+        texts = text_list(text)
+        check_text(prefix)
+        single = isinstance(text, str)
+        return self._write(Translate, single, texts, warn, n_best, options, prefix=prefix)
+
+    @overload
+    def answer(  # type: ignore[overload-overlap]
+        self, question: str, context: str, *, n_best: None = ..., warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> str: ...  # fmt: skip
+    @overload
+    def answer(  # type: ignore[overload-overlap]
+        self, question: str, context: str, *, n_best: int, warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[Prediction]: ...  # fmt: skip
+    @overload
+    def answer(
+        self, question: Texts, context: str | Texts, *, n_best: None = ..., warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[str]: ...  # fmt: skip
+    @overload
+    def answer(
+        self, question: Texts, context: str | Texts, *, n_best: int, warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[list[Prediction]]: ...  # fmt: skip
+    @decoding_keywords
+    def answer(
+        self, question: str | Texts, context: str | Texts, *, n_best: int | None = None,
+        warn: Warn = python_warning, **options: Unpack[DecodingOptions],
+    ) -> str | list[str] | list[Prediction] | list[list[Prediction]]:  # fmt: skip
+        """Answer a question from its context, or each question of a list.
+
+        Args:
+            question: a string, or several strings.
+            context: the text that contains the answer: one for all questions, or one for each.
+            n_best: return this many predictions, best first, instead of one string; see
+                `translate`.
+            warn: called with the index of a question whose context is read in several windows, and
+                a message about it. The default is a Python warning.
+            **options: options of decoding, see `DecodingOptions`.
+
+        Returns:
+            A string for a string, a list of strings for a list. With n_best a list of `Prediction`
+            for a string, a list of such lists for a list.
+
+        Raises:
+            InputError: the model was not trained to answer, or an argument is not valid.
+        """
+        inputs = question_inputs(question, context)
+        return self._write(Questions, isinstance(question, str), inputs, warn, n_best, options)
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: str, *, until: str = ..., n_best: None = ..., warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> str: ...  # fmt: skip
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: str, *, until: str = ..., n_best: int, warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[Prediction]: ...  # fmt: skip
+    @overload
+    def generate(
+        self, prompt: Texts, *, until: str = ..., n_best: None = ..., warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[str]: ...  # fmt: skip
+    @overload
+    def generate(
+        self, prompt: Texts, *, until: str = ..., n_best: int, warn: Warn = ...,
+        **options: Unpack[DecodingOptions],
+    ) -> list[list[Prediction]]: ...  # fmt: skip
+    @decoding_keywords
+    def generate(
+        self, prompt: str | Texts, *, until: str = "", n_best: int | None = None,
+        warn: Warn = python_warning, **options: Unpack[DecodingOptions],
+    ) -> str | list[str] | list[Prediction] | list[list[Prediction]]:  # fmt: skip
+        """Continue a prompt, or each prompt of a list.
+
+        Args:
+            prompt: a string, or several strings.
+            until: stop before this text; empty: do not stop.
+            n_best: return this many predictions, best first, instead of one string; see
+                `translate`.
+            warn: called with the index of a prompt that is too long, and a message about it. The
+                default is a Python warning.
+            **options: options of decoding, see `DecodingOptions`.
+
+        Returns:
+            The text after the prompt: a string for a string, a list of strings for a list. With
+            n_best a list of `Prediction` for a string, a list of such lists for a list.
+
+        Raises:
+            InputError: the model was not trained to generate, or an argument is not valid.
+        """
+        texts = text_list(prompt)
+        check_text(until)
+        single = isinstance(prompt, str)
+        return self._write(Generate, single, texts, warn, n_best, options, until=until)
+
+    @decoding_keywords
+    def stream(
+        self, text: str, *, prefix: str = "", warn: Warn = python_warning,
+        **options: Unpack[DecodingOptions],
+    ) -> Iterator[str]:  # fmt: skip
+        """Translate a text, or continue a prompt, part by part.
+
+        Args:
+            text: the text or the prompt.
+            prefix: how the translation begins.
+            warn: called if the text is too long, with 0 and a message about it. The default is a
+                Python warning.
+            **options: options of decoding, see `DecodingOptions`.
+
+        Returns:
+            An iterator over the parts of the output, each as soon as it is final.
+
+        Raises:
+            InputError: the model does not write text, or an argument is not valid.
+        """
+        check_text(text, prefix)
+        task = self.task if isinstance(self.task, Generate) else self.of(Translate)
+        own = {"prefix": prefix} if isinstance(task, Translate) else {}
+        context = Context(self.decoding(chosen_options(options)), self.longest, warn)
+        return task.stream_text(self.transformer, text, context, **own)
+
+    @overload
+    def score(self, pairs: tuple[str, str], *, warn: Warn = ...) -> Prediction: ...
+    @overload
+    def score(self, pairs: Iterable[tuple[str, str]], *, warn: Warn = ...) -> list[Prediction]: ...
+    def score(
+        self, pairs: tuple[str, str] | Iterable[tuple[str, str]], *, warn: Warn = python_warning
+    ) -> Prediction | list[Prediction]:
+        """Compute how probable translations are.
+
+        A text that is longer than the model was trained on is scored as a whole, with a warning.
+
+        Args:
+            pairs: a (source, translation) tuple, or several of them.
+            warn: called with the index of a pair that is too long, and a message about it. The
+                default is a Python warning.
+
+        Returns:
+            A `Prediction` for a tuple, a list for a list. `Prediction.logprob` is the
+            log-probability of the translation.
+
+        Raises:
+            InputError: the model was not trained to translate, or a pair is not valid.
+        """
+        single = is_pair(pairs)
+        inputs: list[Any] = [pairs] if single else list(pairs)
+        for pair in inputs:
+            check_pair(pair)
+        predictions = self.run(Translate, inputs, warn, score=True)
+        return predictions[0] if single else predictions
