@@ -15,7 +15,7 @@ from regard.training.progress import Progress, duration, short_number
 def long_line(line, monkeypatch, steps=100_000, words=True):
     """The line of a long run with large numbers."""
     line.words = words
-    clock = iter(range(1000))
+    clock = iter(range(100, 1000))
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock) * 3.0)
     line.pause()
     line.step(12_345, 8.765, 7.07e-4, 2_900_000, 1e12, 1e13)

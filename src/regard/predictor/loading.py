@@ -24,7 +24,7 @@ from regard.tasks.registry import find_task
 from regard.training.checkpoint import read_raw, to_bytes
 from regard.training.model_folder import file_checksums, load_weights, read_config
 from regard.training.shipped import folder_of
-from regard.training.unfinished import model_weights
+from regard.training.unfinished import check_weights, model_weights
 
 AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # the meaning of dtype=auto on each device
 
@@ -57,6 +57,7 @@ def open_folder(
     choice("device", str(device).partition(":")[0], ("auto", *AUTO))
     choice("dtype", dtype, DTYPES)
     config = read_config(folder, changed)
+    check_weights(folder)
     task = find_task(config.task).load(folder, config)
     transformer = Transformer(config.model)
     load_weights(transformer, model_weights(folder), folder)

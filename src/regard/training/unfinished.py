@@ -60,6 +60,15 @@ def newest_weights(folder: Path) -> dict[str, Tensor]:
     return last_weights(folder).tensors
 
 
+def check_weights(folder: Path) -> None:
+    """Refuse a folder that has neither the weights of a model nor those of an unfinished run."""
+    files = (folder / WEIGHTS, folder / BEST)
+    if not any(path.is_file() for path in files) and not Checkpoints(folder).steps():
+        raise InputError(
+            f"{folder} has no weights yet: neither {WEIGHTS} nor {BEST} nor a checkpoint"
+        )
+
+
 def model_weights(folder: Path) -> dict[str, Tensor]:
     """The weights of a model, whose other files have been checked. If the run has not finished: its
     `usable_weights`, with a warning that names their step."""
@@ -75,10 +84,7 @@ def _retry(run: Path, read: Callable[[], StoredWeights | None]) -> StoredWeights
     for attempt in range(ATTEMPTS):
         if (stored := read()) is not None:
             return stored
-        if not (run / BEST).exists() and not Checkpoints(run).steps():
-            raise InputError(
-                f"{run} has no weights yet: neither model.safetensors nor {BEST} nor a checkpoint"
-            )
+        check_weights(run)
         if attempt + 1 < ATTEMPTS:
             time.sleep(PAUSE)
     _raise_damage(run)
