@@ -13,9 +13,11 @@ import yaml
 
 from experiments.catalogue import Recipe
 from experiments.template import fill
+from regard.config.sections import DataConfig
+from regard.config.settings import read_yaml
 from regard.training.progress import duration
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES, RECIPES = (Path(__file__).parent / name for name in ("templates", "recipes"))
 METRICS = {
     "translate": ("bleu", "chrf"),
     "classify": ("accuracy", "matthews", "calibration_error"),
@@ -63,9 +65,13 @@ def data_sets() -> dict[str, dict[str, str]]:
     return sets
 
 
-def text_sections(verb: str) -> dict[str, str]:
-    """The text of a card: description, scores, limits and licence."""
+def text_sections(verb: str, longest: int) -> dict[str, str]:
+    """The text of a card: description, scores, limits and licence.
+
+    longest: the tokens of the longest input that the model reads in one piece
+    """
     text = (TEMPLATES / f"{verb}.md").read_text(encoding="utf-8")
+    text = text.replace("{longest}", str(longest))
     _, *parts = re.split(r"^## (\w+)\n", text, flags=re.MULTILINE)
     return {
         title.lower(): part.strip() for title, part in zip(parts[::2], parts[1::2], strict=True)
@@ -74,7 +80,10 @@ def text_sections(verb: str) -> dict[str, str]:
 
 def card(recipe: Recipe, result: dict[str, Any]) -> str:
     """The README.md of a shipped model."""
-    facts, small, sections = CARDS[recipe.box], result["packed"], text_sections(recipe.box)
+    values = read_yaml(RECIPES / f"{recipe.name}.yaml")
+    longest = values.get("data", {}).get("max_length", DataConfig().max_length)
+    facts, small = CARDS[recipe.box], result["packed"]
+    sections = text_sections(recipe.box, longest)
     if not facts.licensed:
         licence = fill(TEMPLATES / "licence.md", {"terms": sections["licence"]})
         sections["licence"] = textwrap.fill(licence, 100)

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from regard.predictor.attention import Attention as Attention
     from regard.predictor.loading import load as load
     from regard.predictor.model import Model as Model
+    from regard.predictor.training import train as train
     from regard.tasks.configuration import make_config as make_config
     from regard.tasks.custom_metrics import register_metric as register_metric
     from regard.tasks.registry import register_task as register_task
     from regard.tasks.task import Task as Task
-    from regard.tasks.train import train as train
     from regard.text.batching import Packed as Packed
     from regard.text.tokenizer import Tokenizer as Tokenizer
     from regard.training import losses as losses
@@ -77,7 +77,7 @@ _MODULES = {
     "register_positions": "regard.config.registry",
     "register_schedule": "regard.config.registry",
     "register_task": "regard.tasks.registry",
-    "train": "regard.tasks.train",
+    "train": "regard.predictor.training",
 }
 __all__ = list(_MODULES)
 

@@ -200,7 +200,7 @@ def test_what_is_no_finished_model_is_refused_and_leaves_nothing(run, tmp_path, 
     (unfinished / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     (tmp_path / "text").mkdir()
     for folder, message in (
-        (unfinished, "its training has not ended"),
+        (unfinished, "has no weights yet"),
         (tmp_path / "text", "no config.yaml"),
     ):
         code, out, err = call("pack", folder, "--out", tmp_path / "small")

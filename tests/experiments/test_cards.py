@@ -1,5 +1,6 @@
 """Model cards: made of the stored results, with the terms of all data."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from experiments import cards
 from experiments.box import EXAMPLES
 from experiments.catalogue import RECIPES
 from experiments.results import load_results
+from regard.config.sections import Config
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {recipe.name: recipe for recipe in RECIPES}
@@ -46,3 +48,12 @@ def test_tests_with_different_metrics_have_separate_tables():
 def test_signs_in_an_example_are_escaped():
     parts = cards.examples("fill", {"Any": [["A <mask> | b", "one (0.5)"]]})
     assert parts[-1].endswith("\n| A &lt;mask> &#124; b | one (0.5) |")
+
+
+@pytest.mark.parametrize("recipe", [r for r in RECIPES if r.box], ids=lambda recipe: recipe.name)
+def test_a_card_states_the_longest_input_of_its_model(recipe):
+    folder = ROOT / "src/regard/box" / recipe.box
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    longest = Config.load(folder / "config.yaml").longest_input
+    stated = re.findall(r"(\d+) tokens|windows of (\d+)", text)
+    assert {int(tokens or window) for tokens, window in stated} == {longest}

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import regard
 from regard import InputError
 from regard.config.sections import Config
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 from regard.training.model_folder import load_tokenizers
 
 
@@ -141,9 +141,9 @@ def test_fine_tuning_begins_where_the_other_ended(trained, tune, data):
 @pytest.mark.parametrize(
     ("before", "after", "more", "said"),
     [
-        ("fill", "fill", ["--set", "model.d_model=32"], r": .* is \[.*\] but the model needs \[.*\]; --from brings the sizes: leave out --preset and model"),
-        ("fill", "classify", ["--preset", "tiny"], r": .* is \[.*\] but the model needs \[.*\]; --from brings the sizes"),
-        ("fill", "classify", ["--set", "model.encoder_layers=2"], "is nothing but the model needs .*; --from brings the sizes"),
+        ("fill", "fill", ["--set", "model.d_model=32"], r": .* is \[.*\] but the model needs \[.*\]; the model to start from brings the sizes: leave out the preset and model"),
+        ("fill", "classify", ["--preset", "tiny"], r": .* is \[.*\] but the model needs \[.*\]; the model to start from brings the sizes"),
+        ("fill", "classify", ["--set", "model.encoder_layers=2"], "is nothing but the model needs .*; the model to start from brings the sizes"),
         ("fill", "generate", [], "task generate and model.style=encoder cannot be combined: it needs decoder"),
         ("generate", "fill", [], "task fill and model.style=decoder cannot be combined: it needs encoder"),
         ("translate", "embed", [], "task embed and model.style=encoder-decoder cannot be combined"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard.errors import InputError, TrainingFailed
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 from regard.tasks.translate import Translate
 from regard.training import trainer as loop
 from regard.training.checkpoint import Checkpoints, digest
@@ -72,7 +72,7 @@ import torch
 torch.set_num_threads(1)
 from regard import files
 from regard.config.sections import Config
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 
 out, config = Path(sys.argv[1]), Config.load(Path(sys.argv[2]))
 kills, random = 0, random.Random(5)
@@ -376,7 +376,7 @@ def test_a_folder_that_is_not_a_run_is_never_touched(configure, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     for resume in (False, True):
-        with pytest.raises(InputError, match="exists and is not a run: choose a different --out"):
+        with pytest.raises(InputError, match="exists and is not a run: choose a different folder"):
             train(configure(), tmp_path / "thesis", resume=resume, quiet=True)
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
@@ -413,7 +413,7 @@ def test_damage_that_may_change_the_final_weights_needs_force(name, configure, t
     before = (run / "model.safetensors").read_bytes()
     flip(run / name) if (run / name).is_file() else shutil.rmtree(run / name)
     with pytest.raises(
-        InputError, match=r"(damaged|not a complete checkpoint).*--resume --force --out"
+        InputError, match=r"(damaged|not a complete checkpoint).*by resuming with force"
     ) as refused:
         train(None, run, resume=True, quiet=True)
     assert ("step-12" if "/" in name else name) in str(refused.value)
@@ -421,7 +421,7 @@ def test_damage_that_may_change_the_final_weights_needs_force(name, configure, t
     assert (run / "model.safetensors").read_bytes() == before
     train(None, run, resume=True, force=True)
     lines = capsys.readouterr().err.replace("\n", "")
-    assert "continuing without it (--force)" in lines
+    assert "continuing without it (force)" in lines
     assert regard.load(run).config.training.steps == 20
 
 
@@ -506,7 +506,7 @@ def test_a_run_whose_card_was_lost_ends_with_one(configure, tmp_path):
 def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path):
     config = configure(training={"steps": 5})
     train(config, tmp_path / "run", quiet=True)
-    with pytest.raises(InputError, match="is already a run: continue it with --resume"):
+    with pytest.raises(InputError, match="is already a run: resume it"):
         train(config, tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match=r"training.clip is 1.0 in the run at .* but 2.0 here"):
         train(configure(training={"clip": 2.0}), tmp_path / "run", resume=True, quiet=True)

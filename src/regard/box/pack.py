@@ -89,10 +89,11 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
             text = portable(card.decode(errors="replace"), files)
             note = "" if "`regard pack`" in text else f"\n{NOTE}\n"
             (new / "README.md").write_text(text + note, encoding="utf-8")
+    stored = folder / "model.safetensors"  # an unfinished run has none
     return PackedModel(
         out, sum(tensor.numel() for tensor in weights.values()),
         sum(path.stat().st_size for path in out.iterdir()),
-        (folder / "model.safetensors").stat().st_size,
+        stored.stat().st_size if stored.exists() else sum(t.nbytes for t in weights.values()),
     )  # fmt: skip
 
 

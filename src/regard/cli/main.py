@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,13 +29,14 @@ from regard import __version__
 from regard.cli.box import info, info_options, pack, pack_options
 from regard.cli.demo import demo, demo_options
 from regard.cli.evaluate import evaluate, evaluate_options
+from regard.cli.finish import finish, finish_options
 from regard.cli.lab import LABS
 from regard.cli.options import shortened
 from regard.cli.predict import at_once, hurried, predict, predict_options, search, search_options
 from regard.cli.train import train, train_options
 from regard.cli.view import VIEWS
 from regard.console import warn
-from regard.errors import InputError, TrainingFailed
+from regard.errors import InputError, RegardWarning, TrainingFailed
 from regard.files import CHOSEN, FULL
 from regard.tasks.registry import find_task, task_names
 
@@ -79,6 +81,7 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add(verbs, "demo", demo, demo_options)
     add(verbs, "train", train, train_options)
+    add(verbs, "finish", finish, finish_options)
     for name in task_names():
         task = find_task(name)
         add(verbs, name, predict, partial(predict_options, task=task), task.help)
@@ -178,9 +181,20 @@ def run(arguments: list[str]) -> int:
         options = build_parser(arguments).parse_args(arguments or ["--help"])
     except SystemExit:  # --help or --version, which has been printed
         return 0
-    with at_once(hurried(options)):
+    with at_once(hurried(options)), warnings.catch_warnings():
+        warnings.showwarning = partial(show_warning, warnings.showwarning)
         code: int = options.run(options)
     return code
+
+
+def show_warning(
+    default: Callable[..., None], message: Warning | str, category: type[Warning], *place: Any
+) -> None:
+    """Print a warning of this package in one line; use `default` for any other."""
+    if issubclass(category, RegardWarning):
+        warn(str(message))
+    else:
+        default(message, category, *place)
 
 
 def exit_code(error: Exception) -> int:

@@ -6,14 +6,21 @@ named after the tasks of the package; the same names are commands.
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from regard.predictor.reading import ReadingMethods
+from regard.predictor.saving import save_model
 from regard.predictor.writing import WritingMethods
+from regard.training.metrics import read_history
+from regard.training.model_folder import final_scores
 
 if TYPE_CHECKING:
     from regard.predictor.attention import Attention
+
+SUMMARY = ("step", "final", "seconds", "dropped")  # values of the final metrics beside the scores
 
 
 class Model(WritingMethods, ReadingMethods):
@@ -48,3 +55,32 @@ class Model(WritingMethods, ReadingMethods):
         from regard.predictor.attention_inputs import gather
 
         return gather(self, text, target, context, most=sys.maxsize)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model, with its weights as they are in memory, as a new folder that
+        `regard.load` opens.
+
+        Args:
+            path: the new folder; it must not exist, or must be empty.
+
+        Returns:
+            The path of the folder.
+
+        Raises:
+            InputError: the folder cannot be used, the weights contain NaN or infinity, or they no
+                longer match the configuration.
+        """
+        return save_model(self, path)
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """The final validation scores of the training, by name; empty if it had no validation data
+        or has not finished, or if the model has no folder."""
+        final = final_scores(self.folder) if self.folder is not None else {}
+        return {name: value for name, value in final.items() if name not in SUMMARY}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics of the training, one dictionary for each line of metrics.jsonl: loss and
+        speed of some steps (`loss`), validations (`valid_loss`) and the final scores (`final`)."""
+        return read_history(self.folder) if self.folder is not None else []

@@ -24,6 +24,7 @@ from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill, Filled
 from regard.tasks.index import Hit, Index, find_or_build
 from regard.tasks.task import Warn
+from regard.training.checkpoint import tensor_digest
 
 PathName = str | os.PathLike[str]
 TokenVectors = tuple[list[str], NDArray[np.float32]]
@@ -147,7 +148,11 @@ class ReadingMethods(BaseModel):
         embedder, size = self.embedder(), self.config.model.d_model
         if self.folder is None:
             raise InputError("an index belongs to a model that is in a folder: regard.load(folder)")
-        name = checksum(self.folder / "model.safetensors")
+        weights = self.folder / "model.safetensors"
+        if weights.is_file():
+            name = checksum(weights)
+        else:  # an unfinished run
+            name = tensor_digest({k: v.cpu() for k, v in self.transformer.state_dict().items()})
         identity = f"{name} {embedder.pooling} {self.transformer.output_matrix().dtype}"
         identity += f" {self.transformer.precision or ''}".rstrip()
         embed = partial(embedder.embed, self.transformer)
