@@ -29,7 +29,7 @@ LAYER = bounded(int, 1, 1_000_000)  # the model sets the actual bound
 
 
 def walk_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("text", metavar="TEXT", help="the sentence to follow, at most 24 characters")
+    verb.add_argument("text", metavar="TEXT", help="the sentence to follow (at most 300 characters)")
     verb.add_argument("--target", help="what the decoder writes (default: TEXT)")
     seeds, text = bounded(int, 0, 2**63 - 1), "random seed for the weights (default: 0)"
     verb.add_argument("--seed", type=seeds, default=0, metavar="N", help=text)
