@@ -205,10 +205,14 @@ class Classify(Task):
                 targets[chosen], predicted[chosen], classes
             )[name]
 
+        def calibration(error: Any) -> Any:
+            return lambda chosen: error(probabilities[chosen], targets[chosen])
+
         names = ("accuracy", "macro_f1", "matthews")
         metrics = {name: metric(name) for name in names} | {
-            "calibration_error": lambda chosen: runtime.metrics.calibration_error(
-                probabilities[chosen], targets[chosen]
+            "calibration_error": runtime.BiasedMetric(
+                calibration(runtime.metrics.calibration_error),
+                calibration(runtime.metrics.debiased_calibration_error),
             )
         }
         samples = [

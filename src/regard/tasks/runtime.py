@@ -14,7 +14,7 @@ from regard.model.transformer import Transformer
 from regard.ops import linear
 from regard.tasks import metrics
 from regard.tasks.batches import EVALUATED_TOKENS, bounds, forward, packed
-from regard.tasks.bootstrap import Comparison, Metric, intervals, paired, scores_of
+from regard.tasks.bootstrap import BiasedMetric, Comparison, Metric, intervals, paired, scores_of
 from regard.text.batching import Packed
 from regard.text.dropout import Dropout
 from regard.text.store import Chunk, Store, build, build_pairs, token_type
