@@ -8,6 +8,8 @@ is a bug in regard and shows its traceback.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -26,3 +28,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return InputError(f"unknown {kind} {name!r}; {hint}")
+
+
+class RegardWarning(UserWarning):
+    """A warning of this package. The command line prints it in one line."""
+
+
+def warn_user(message: str) -> None:
+    """Issue a Python warning that names the line of the user's program which called regard."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("regard."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RegardWarning, stacklevel=level)

@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -36,7 +37,7 @@ from regard.cli.train import train, train_options
 from regard.cli.view import VIEWS
 from regard.config.names import VERBS, equivalents, suggestion
 from regard.console import warn
-from regard.errors import InputError, TrainingFailed
+from regard.errors import InputError, RegardWarning, TrainingFailed
 from regard.files import CHOSEN, FULL
 from regard.tasks.registry import find_task, task_names
 
@@ -235,9 +236,20 @@ def run(arguments: list[str]) -> int:
         options = build_parser(arguments).parse_args(arguments or ["--help"])
     except SystemExit:  # --help or --version, which has been printed
         return 0
-    with at_once(hurried(options)):
+    with at_once(hurried(options)), warnings.catch_warnings():
+        warnings.showwarning = partial(show_warning, warnings.showwarning)
         code: int = options.run(options)
     return code
+
+
+def show_warning(
+    default: Callable[..., None], message: Warning | str, category: type[Warning], *place: Any
+) -> None:
+    """Print a warning of this package in one line; use `default` for any other."""
+    if issubclass(category, RegardWarning):
+        warn(str(message))
+    else:
+        default(message, category, *place)
 
 
 def exit_code(error: Exception) -> int:

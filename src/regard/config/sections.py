@@ -29,7 +29,8 @@ RANGES = {
         "share": Range(0, 1, above=True), "mask": Range(0, 1, above=True, below=True),
     },
     "training": {
-        "steps": COUNT, "batch_tokens": COUNT, "accumulate": COUNT, "weight_decay": WEIGHT,
+        "steps": COUNT, "epochs": WEIGHT, "batch_tokens": COUNT, "accumulate": COUNT,
+        "weight_decay": WEIGHT,
         "beta1": FRACTION, "beta2": FRACTION, "learning_rate": Range(0, 1e40, above=True),
         "warmup": COUNT, "label_smoothing": FRACTION, "r_drop": WEIGHT,
         "similarity_scale": Range(0, 1_000_000, above=True), "clip": Range(0, 1e40),
@@ -86,6 +87,7 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     steps: int = 2_000  # maximum number of optimiser steps
+    epochs: float = 0.0  # passes over the training data, converted to steps; 0: use steps
     batch_tokens: int = 4_096  # tokens per packed row; translate: target tokens; else: input tokens
     accumulate: int = 1  # rows per step and process; their gradients are summed
     optimiser: str = "adam"  # adam (the paper's), adamw

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.sections import MOST_LABELS, Config, DataConfig
 from regard.console import visible_line
-from regard.errors import InputError
+from regard.errors import InputError, warn_user
 from regard.files import read_json, write_file
 from regard.tasks.common import one_line, refuse_nan, warn_cut
+from regard.tasks.diagnostics import LabelStatistics
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import arrange, input_ids
-from regard.tasks.task import Array, Context, Evaluation, Ids, Task, Tokenizers
+from regard.tasks.task import Array, Context, Evaluation, Ids, Say, Task, Tokenizers
 from regard.text.corpus import Classified, CorpusReport, read_classified
 
 if TYPE_CHECKING:
@@ -77,14 +78,18 @@ class Classify(Task):
         return cls(tokenizers[1], config.model.style, config.data.max_length, **learned)
 
     @classmethod
-    def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
-        counts: Counter[str] = Counter()
-        declared = config.data.labels
-        for path, (line, _, label) in cls.read(files, config):
+    def learned(cls, files: Sequence[Path], config: Config, say: Say) -> dict[str, Any]:
+        statistics, declared = LabelStatistics(), config.data.labels
+        for path, (line, text, label) in cls.read(files, config):
             if declared and label not in declared:
                 raise InputError(f"{path}:{line}: the label {label!r} is not one of data.labels")
-            counts[label] += 1
-        return {"labels": find_labels(counts, config, files)}
+            statistics.add(path, line, text, label)
+        labels = find_labels(statistics.counts, config, files)
+        for text in statistics.table():
+            say(text)
+        for warning in statistics.warnings():
+            warn_user(warning)
+        return {"labels": labels}
 
     @classmethod
     def saved(cls, folder: Path, config: Config) -> dict[str, Any]:

@@ -147,7 +147,7 @@ class Task(ABC):
             names, are = " ".join(config.data.train), "is" if len(train) == 1 else "are"
             raise InputError(f"{names} {are} empty: there is nothing to learn from")
         tokenizers = cls.vocabularies(train, config, tokenizers, say, quiet)
-        task = cls.make(config, tokenizers, **cls.learned(train, config))
+        task = cls.make(config, tokenizers, **cls.learned(train, config, say))
         for example in cls.read(valid, config) if valid else ():
             task.check(example)
         return task
@@ -175,8 +175,11 @@ class Task(ABC):
         return given or (learn(None),) * 2
 
     @classmethod
-    def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
-        """What the training files define beside the vocabularies: arguments of `make`."""
+    def learned(cls, files: Sequence[Path], config: Config, say: Say) -> dict[str, Any]:
+        """What the training files define beside the vocabularies: arguments of `make`.
+
+        say: called with messages about the data
+        """
         return {}
 
     @classmethod
