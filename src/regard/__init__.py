@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from regard.model.transformer import AttentionCapture as AttentionCapture
     from regard.model.transformer import Transformer as Transformer
     from regard.predictor.loading import load as load
+    from regard.predictor.training import train as train
     from regard.tasks.configuration import make_config as make_config
     from regard.tasks.registry import register_task as register_task
     from regard.tasks.task import Task as Task
-    from regard.tasks.train import train as train
     from regard.text.batching import Packed as Packed
 
 __version__ = "0.1.0"
@@ -38,7 +38,7 @@ _WHERE = {
     "make_config": "regard.tasks.configuration",
     "pack": "regard.box.pack",
     "register_task": "regard.tasks.registry",
-    "train": "regard.tasks.train",
+    "train": "regard.predictor.training",
 }
 __all__ = list(_WHERE)
 

@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PATIENCE = 2.0  # seconds of work before a progress bar is shown
+NOTEBOOK_PAUSE = 0.5  # seconds between two updates of a line in a notebook
 # C0 and C1 control characters except tab and newline, the line separators, the characters that
 # reorder text (bidirectional overrides), and surrogates, which UTF-8 cannot encode.
 HIDDEN = re.compile(
@@ -100,6 +102,59 @@ def print_counts(counts: Sequence[tuple[str, int]], total: int, console: Console
     console.print(table)
 
 
+class LiveLine:
+    """One line of text on a terminal or in a notebook that is replaced in place."""
+
+    def __init__(self, show: Callable[[str], None], close: Callable[[], None]) -> None:
+        self.update, self.close = show, close
+
+
+def live_line(console: Console) -> LiveLine | None:
+    """A line that can be replaced; None if the console is quiet, or a file or a pipe.
+
+    A terminal shows the line while the work lasts, never longer than its width. A notebook shows it
+    through the display system of IPython, which needs no widgets, at most every half second.
+    """
+    if console.quiet:
+        return None
+    if console.is_jupyter:
+        return _notebook_line()
+    if not console.is_terminal:
+        return None
+    from rich.live import Live
+    from rich.text import Text
+
+    live = Live(Text(""), console=console, refresh_per_second=4, transient=True)
+
+    def show(text: str) -> None:
+        if not live.is_started:
+            live.start()
+        live.update(Text(visible_line(text), no_wrap=True, overflow="ellipsis"))
+
+    return LiveLine(show, live.stop)
+
+
+def _notebook_line() -> LiveLine:
+    from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
+
+    handle: Any = None
+    shown, last = 0.0, ""
+
+    def show(text: str, at_once: bool = False) -> None:
+        nonlocal handle, shown, last
+        last = visible_line(text)
+        if not at_once and time.monotonic() - shown < NOTEBOOK_PAUSE:
+            return
+        shown = time.monotonic()
+        content = {"text/plain": last}
+        if handle is None:
+            handle = display(content, raw=True, display_id=True)
+        else:
+            handle.update(content, raw=True)
+
+    return LiveLine(show, lambda: show(last, at_once=True) if last else None)
+
+
 @contextmanager
 def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on standard error once the work has taken two seconds.
@@ -111,6 +166,9 @@ def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[
         yield lambda done: None
         return
     console = make_console(stderr=True)
+    if console.is_jupyter:
+        yield _notebook_progress(what, total)
+        return
     # Standard output is left alone: it may be a file that receives the results.
     bar = make_progress(console, disable=not console.is_terminal, redirect_stdout=False)
     task = bar.add_task(what, total=total)
@@ -123,3 +181,14 @@ def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[
         timer.cancel()
         timer.join()  # it may be starting the bar right now; stop the bar only after that
         bar.stop()
+
+
+def _notebook_progress(what: str, total: float | None) -> Callable[[float], None]:
+    """A function that shows the amount of work done in a notebook, after two seconds of work."""
+    line, began = _notebook_line(), time.monotonic()
+
+    def show(done: float) -> None:
+        if time.monotonic() - began > PATIENCE:
+            line.update(f"{what} {done / total:.0%}" if total else what)
+
+    return show

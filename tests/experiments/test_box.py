@@ -14,7 +14,7 @@ from regard.tasks.configuration import make_config
 @pytest.fixture(scope="module")
 def boxed_run(tmp_path_factory):
     """A generator that was trained for a few steps and shipped to a temporary box."""
-    from regard.tasks.train import train
+    from regard.tasks.train import train_config as train
 
     folder = tmp_path_factory.mktemp("box")
     (folder / "plays.txt").write_text("ROMEO: The computer, First Citizen!\n" * 40)

@@ -219,7 +219,7 @@ def test_a_seed_decides_what_a_replay_drops_and_gradients_add_up():
 def test_a_run_on_a_gpu_resumes_to_the_same_bits(cuda_graphs, tmp_path):
     from safetensors.torch import load_file
 
-    from regard import train
+    from regard.tasks.train import train_config as train
     from regard.tasks.builtin import write_corpus
 
     files = write_corpus(tmp_path / "data")

@@ -10,7 +10,7 @@ import torch
 import regard
 from regard import Transformer
 from regard.tasks.configuration import make_config
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 from regard.text.builtin import builtin_corpus
 from regard.text.tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ import pytest
 
 import regard
 from regard.tasks.configuration import make_config
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 
 PAIRS = [
     ("The dog sleeps.", "狗在睡觉。"),

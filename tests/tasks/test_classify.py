@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import regard
 from regard import InputError, Packed
 from regard.tasks.classify import Classify, find_labels, wrong_labels
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 from regard.text.corpus import read_classified
 from regard.text.tokenizer import Tokenizer
 

@@ -153,7 +153,7 @@ def test_models_of_two_tasks_are_not_compared(ours, theirs, trained, call, data)
 def test_a_label_that_only_the_other_model_does_not_know_is_named(
     trained, configure, call, tmp_path, data
 ):
-    from regard.tasks.train import train
+    from regard.tasks.train import train_config as train
 
     rows = "".join(f"{label}\tThe dog {i} slept.\n" for i in range(6) for label in ("de", "en"))
     (tmp_path / "rows.tsv").write_text(rows)

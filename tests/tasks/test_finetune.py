@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import regard
 from regard import InputError
 from regard.config.sections import Config
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 from regard.training.model_folder import load_tokenizers
 
 

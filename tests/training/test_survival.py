@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard.errors import InputError, TrainingFailed
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 from regard.tasks.translate import Translate
 from regard.training import trainer as loop
 from regard.training.checkpoint import Checkpoints, digest
@@ -72,7 +72,7 @@ import torch
 torch.set_num_threads(1)
 from regard import files
 from regard.config.sections import Config
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 
 out, config = Path(sys.argv[1]), Config.load(Path(sys.argv[2]))
 kills, random = 0, random.Random(5)

@@ -16,7 +16,7 @@ from regard import InputError
 from regard.config.sections import Config
 from regard.errors import TrainingFailed
 from regard.tasks.configuration import make_config
-from regard.tasks.train import train
+from regard.tasks.train import train_config as train
 from regard.training import finish
 from regard.training.checkpoint import read_tensors, to_bytes
 from regard.training.finish import Validation

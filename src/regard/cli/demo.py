@@ -43,7 +43,7 @@ def run_demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     """Train, translate and report; returns the scores."""
     from regard.predictor.loading import load
     from regard.tasks.builtin import OPTIONS, write_corpus
-    from regard.tasks.train import train
+    from regard.tasks.train import train_config
     from regard.tasks.translate import bleu
     from regard.text.builtin import builtin_corpus, pronoun_accuracy
     from regard.view.pronoun import draw_pronoun, find_heads, read_sentences
@@ -62,7 +62,8 @@ def run_demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     values["data"] |= {"train": files["train"], "valid": files["valid"]}
     began = time.perf_counter()
     command = ["demo", "--out", str(out)]
-    train(make_config("translate", "tiny", values), out / "run", quiet=quiet, command=command)
+    config = make_config("translate", "tiny", values)
+    train_config(config, out / "run", quiet=quiet, command=command)
     minutes = (time.perf_counter() - began) / 60
     test = builtin_corpus("test")
     model = load(out / "run")

@@ -30,6 +30,7 @@ from regard import __version__
 from regard.cli.box import info, info_options, pack, pack_options
 from regard.cli.demo import demo, demo_options
 from regard.cli.evaluate import evaluate, evaluate_options
+from regard.cli.finish import finish, finish_options
 from regard.cli.lab import LABS
 from regard.cli.options import shortened
 from regard.cli.predict import at_once, hurried, predict, predict_options, search, search_options
@@ -137,6 +138,7 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add(verbs, "demo", demo, demo_options)
     add(verbs, "train", train, train_options)
+    add(verbs, "finish", finish, finish_options)
     for name in task_names():
         task = find_task(name)
         add(verbs, name, predict, partial(predict_options, task=task), task.help)

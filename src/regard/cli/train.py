@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from typing import Any
 
 from regard.cli.options import (
@@ -16,12 +15,10 @@ from regard.cli.options import (
     machine_options,
     preset_option,
 )
-from regard.config.sections import Config
 from regard.config.settings import read_yaml, settings
 from regard.errors import InputError
-from regard.tasks.configuration import make_config
+from regard.tasks.configuration import make_config, start_config
 from regard.tasks.registry import task_names
-from regard.training.shipped import folder_of
 
 
 def train_options(verb: argparse.ArgumentParser) -> None:
@@ -72,19 +69,13 @@ def train(options: argparse.Namespace) -> int:
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
-            start_config = folder_of(options.start_from) / "config.yaml"
-            if not start_config.is_file():
-                raise InputError(f"{start_config.parent} is not a model: it has no config.yaml")
-            start = Config.load(start_config)
-            if options.resume and (options.out / "config.yaml").is_file():
-                # The options that the run was started with stay.
-                start = replace(start, data=Config.load(options.out / "config.yaml").data)
+            start = start_config(options.start_from, options.out if options.resume else None)
         config = make_config(task, options.preset, values, start)
     elif not options.resume or any(values.values()) or options.preset or options.start_from:
         raise InputError("--task and --train are needed (see: regard train --help)")
-    from regard.tasks.train import train as run_training
+    from regard.tasks.train import train_config
 
-    run_training(
+    train_config(
         config, options.out, resume=options.resume, force=options.force,
         start_from=options.start_from, device=options.device, quiet=options.quiet,
         command=sys.argv[1:],

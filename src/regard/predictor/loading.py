@@ -21,15 +21,19 @@ from regard.model.quantise import dequantise_all, quantise_all
 from regard.model.transformer import Transformer
 from regard.predictor.model import Model
 from regard.tasks.registry import find_task
-from regard.training.checkpoint import read_raw, read_weights, to_bytes
-from regard.training.model_folder import check_folder, file_checksums, load_weights
+from regard.training.checkpoint import read_raw, to_bytes
+from regard.training.model_folder import file_checksums, load_weights, read_config
 from regard.training.shipped import folder_of
+from regard.training.unfinished import model_weights
 
 AUTO = {"cuda": "bfloat16", "cpu": "float32"}  # the meaning of dtype=auto on each device
 
 
-def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
+def load(path: str | os.PathLike[str], device: str = "auto", dtype: str = "auto") -> Model:
     """Open a model folder, or a model in the box: "box:translate" (regard/box).
+
+    A run that is still training or was interrupted can be opened too: with its best weights so far,
+    or those of its newest checkpoint. A warning names their step.
 
     Args:
         path: the folder.
@@ -43,24 +47,19 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto") -> Model:
     return open_folder(path, device, dtype)
 
 
-def open_folder(path: str | Path, device: str, dtype: str, changed: bool = False) -> Model:
+def open_folder(
+    path: str | os.PathLike[str], device: str, dtype: str, changed: bool = False
+) -> Model:
     """See `load`. changed: accept files that differ from those the weights were saved with."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f'a model is a folder, or "box:translate", not {path!r:.60}')
     folder = folder_of(path)
-    if not (folder / "config.yaml").is_file():
-        raise InputError(f"{folder} is not a model: it has no config.yaml")
-    if not (folder / "model.safetensors").is_file():
-        raise InputError(
-            f"{folder} has no model.safetensors: its training has not ended; "
-            f"go on with: regard train --resume --out {folder}"
-        )
     choice("device", str(device).partition(":")[0], ("auto", *AUTO))
     choice("dtype", dtype, DTYPES)
-    config = check_folder(folder, changed)
+    config = read_config(folder, changed)
     task = find_task(config.task).load(folder, config)
     transformer = Transformer(config.model)
-    load_weights(transformer, read_weights(folder / "model.safetensors"), folder)
+    load_weights(transformer, model_weights(folder), folder)
     if dtype == "int8":  # so that computations without int8 use the same weights
         transformer.load_state_dict(dequantise_all(quantise_all(transformer.state_dict()), folder))
     where = choose_device(device)
@@ -89,6 +88,8 @@ def accept_changes(path: str | Path) -> list[str]:
     """Record the current files of a model folder after an intended change, so that `load` accepts
     them. Returns their names. Nothing is written if the folder cannot be loaded."""
     folder = folder_of(path)
+    if not (folder / "model.safetensors").is_file():
+        raise InputError(f"{folder} has no model.safetensors, which records the changes")
     open_folder(folder, "cpu", "float32", changed=True)
     files = file_checksums(folder)
     weights = folder / "model.safetensors"

@@ -7,6 +7,7 @@ named after the tasks of the package; the same names are commands.
 from __future__ import annotations
 
 import inspect
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import asdict, replace
@@ -22,6 +23,7 @@ from regard.decoding.predictions import Prediction
 from regard.errors import InputError
 from regard.files import cache_folder, checksum
 from regard.model.transformer import Transformer
+from regard.predictor.saving import save_model
 from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify, Label
 from regard.tasks.embed import Embed
@@ -30,10 +32,14 @@ from regard.tasks.generate import Generate
 from regard.tasks.index import Hit, Index, find_or_build
 from regard.tasks.task import Context, Evaluation, Task, Warn
 from regard.tasks.translate import Translate
+from regard.training.checkpoint import tensor_digest
+from regard.training.metrics import read_history
+from regard.training.model_folder import final_scores
 
 T = TypeVar("T", bound=Task)
 Texts = str | Sequence[str]
 
+SUMMARY = ("step", "final", "seconds", "dropped")  # of the final metrics, which are not scores
 MOST_CACHE = 2_000_000_000  # bytes of the keys and values of one sentence
 
 
@@ -209,7 +215,11 @@ class Model:
         embedder, size = self.embedder(), self.config.model.d_model
         if self.folder is None:
             raise InputError("an index belongs to a model that is in a folder: regard.load(folder)")
-        name = checksum(self.folder / "model.safetensors")
+        weights = self.folder / "model.safetensors"
+        if weights.is_file():
+            name = checksum(weights)
+        else:  # an unfinished run
+            name = tensor_digest({k: v.cpu() for k, v in self.transformer.state_dict().items()})
         identity = f"{name} {embedder.pooling} {self.transformer.output_matrix().dtype}"
         identity += f" {self.transformer.precision or ''}".rstrip()
         embed = partial(embedder.embed, self.transformer)
@@ -238,6 +248,35 @@ class Model:
                 f"decoding.n_best (at most {MOST_CACHE / 1e9:.0f} GB)"
             )
         return chosen
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the model, with its weights as they are in memory, as a new folder that
+        `regard.load` opens.
+
+        Args:
+            path: the new folder; it must not exist, or must be empty.
+
+        Returns:
+            The path of the folder.
+
+        Raises:
+            InputError: the folder cannot be used, the weights contain NaN or infinity, or they no
+                longer match the configuration.
+        """
+        return save_model(self, path)
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """The final validation scores of the training, by name; empty if it had no validation data
+        or has not finished, or if the model has no folder."""
+        final = final_scores(self.folder) if self.folder is not None else {}
+        return {name: value for name, value in final.items() if name not in SUMMARY}
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The metrics of the training, one dictionary for each line of metrics.jsonl: loss and
+        speed of some steps (`loss`), validations (`valid_loss`) and the final scores (`final`)."""
+        return read_history(self.folder) if self.folder is not None else []
 
     @property
     def longest(self) -> int:

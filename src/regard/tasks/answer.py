@@ -21,7 +21,7 @@ from regard.tasks.common import fields_of, in_pieces, n_best
 from regard.tasks.lazy import np, runtime
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option
-from regard.text.corpus import CorpusReport, Question, read_questions
+from regard.text.corpus import QUESTIONS, CorpusReport, Question
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Chunk, Prediction, Request, Transformer
@@ -72,7 +72,7 @@ class Questions(Sequences):
             "JSON", str, metavar="TEXT", argument=False,
         ),
     )  # fmt: skip
-    read_file = staticmethod(read_questions)
+    row_format = QUESTIONS
 
     @classmethod
     def texts(cls, example: Example) -> Iterable[str]:

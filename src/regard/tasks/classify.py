@@ -26,7 +26,7 @@ from regard.tasks.diagnostics import LabelStatistics
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import arrange, input_ids
 from regard.tasks.task import Array, Context, Evaluation, Ids, Say, Task, Tokenizers
-from regard.text.corpus import Classified, CorpusReport, read_classified
+from regard.text.corpus import CLASSIFIED, Classified, CorpusReport
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Batch, Chunk, Loss, Packed, Store, Transformer
@@ -53,7 +53,7 @@ class Classify(Task):
     counted = 0
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.duplicates", "data.labels")
-    read_file = staticmethod(read_classified)
+    row_format = CLASSIFIED
 
     labels: Sequence[str] = ()
     temperature: float = 1.0

@@ -6,7 +6,9 @@ of the task, which its class declares, and checks the options against it.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from regard.config.checks import DERIVED
@@ -23,6 +25,8 @@ from regard.config.settings import SECTIONS, current_names
 from regard.errors import InputError, unknown
 from regard.tasks.registry import find_task, task_names
 from regard.tasks.task import Task
+from regard.training.names import CONFIG
+from regard.training.shipped import folder_of
 
 Values = dict[str, Any]  # the options of a section
 FINE_TUNING = 0.1  # factor of the default learning rate with --from
@@ -63,6 +67,11 @@ def make_config(
     model = build_model(task, preset, data, values.get("model", {}), start)
     decoding = section(DecodingConfig, "decoding", chosen("decoding"))
     training = section(TrainingConfig, "training", chosen("training"))
+    if training.epochs and "steps" in values.get("training", {}):
+        raise InputError(
+            f"training.epochs={training.epochs:g} and training.steps={training.steps} cannot be "
+            "combined: leave one out"
+        )
     if training.learning_rate is DERIVED:
         rate = (model.d_model * training.warmup) ** -0.5
         rate *= 1.0 if start is None else FINE_TUNING
@@ -77,6 +86,21 @@ def make_config(
             "combined: only a classifier has classes that can be weighed"
         )
     return config
+
+
+def start_config(start_from: str | os.PathLike[str], out: Path | None) -> Config:
+    """The configuration of the model to start from.
+
+    out: the run that is resumed, which keeps the data options that it was started with; None: a new
+        run.
+    """
+    path = folder_of(Path(start_from)) / CONFIG
+    if not path.is_file():
+        raise InputError(f"{path.parent} is not a model: it has no config.yaml")
+    start = Config.load(path)
+    if out is not None and (out / CONFIG).is_file():
+        start = replace(start, data=Config.load(out / CONFIG).data)
+    return start
 
 
 def build_model(

@@ -15,7 +15,7 @@ from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.lazy import np, runtime
 from regard.tasks.task import Array, Ids, Say, Task
-from regard.text.corpus import CorpusReport, Document, read_documents
+from regard.text.corpus import DOCUMENTS, CorpusReport, Document, read_documents
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 
@@ -29,6 +29,7 @@ class Documents(Task):
 
     files = "text"
     better = "loss"
+    row_format = DOCUMENTS
     ends: ClassVar[int]  # whether a document's <eos> is one of its tokens
     before: ClassVar[int]  # number of tokens before those of a window
 

@@ -25,7 +25,7 @@ from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
 from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Say, Task, Tokenizers
-from regard.text.corpus import CorpusReport, Similar, read_similar
+from regard.text.corpus import SIMILAR, CorpusReport, Similar
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Chunk, Loss, Packed, Pairs, Store, Transformer
@@ -48,7 +48,7 @@ class Embed(Task):
         Option("tokens", "a vector for each token in its context"),
         Option("out", "write a NumPy array instead", Path, metavar="FILE.npy", argument=False),
     )
-    read_file = staticmethod(read_similar)
+    row_format = SIMILAR
 
     pooling: str = "mean"
     scale: float = 20.0  # training.similarity_scale

@@ -20,9 +20,10 @@ from regard.config.model import STYLES, ModelConfig
 from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.lazy import np, runtime, torch
-from regard.text.corpus import CorpusReport
+from regard.text.corpus import CorpusReport, RowFormat
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position, check_file
+from regard.text.records import Columns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -99,6 +100,7 @@ class Task(ABC):
     options: ClassVar[tuple[Option, ...]] = ()  # of its command
     decodes: ClassVar[bool] = False  # whether its command has the options of decoding
     continues: ClassVar[bool] = False  # whether its output continues the input
+    row_format: ClassVar[RowFormat[Any] | None] = None  # the fields of a row; None: not by name
 
     tokenizer: Tokenizer
     style: str = "encoder"
@@ -213,10 +215,16 @@ class Task(ABC):
 
     # ---- data ---------------------------------------------------------------------------
 
-    @staticmethod
-    def read_file(path: Path) -> Iterator[Any]:
-        """The rows of a file: named tuples that begin with the line number."""
-        raise NotImplementedError
+    @classmethod
+    def read_file(cls, path: Path, columns: Columns | None = None) -> Iterator[Any]:
+        """The rows of a file: named tuples that begin with the line number.
+
+        columns: field name -> column name (data.columns). A task without a `row_format` that
+            implements this method need not have this argument.
+        """
+        if cls.row_format is None:
+            raise NotImplementedError
+        return cls.row_format.read(path, columns=columns)
 
     @classmethod
     def read(cls, files: Sequence[Path], config: Config, say: Say | None = None) -> Iterator[Any]:

@@ -19,7 +19,7 @@ from regard.tasks.common import exclude, fields_of, in_pieces, n_best, rounded
 from regard.tasks.lazy import runtime
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option, Say
-from regard.text.corpus import CorpusReport, Pair, read_pairs
+from regard.text.corpus import PAIRS, CorpusReport, Pair, read_pairs
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Comparison, Details, Prediction, Request, Store, Transformer
@@ -35,6 +35,7 @@ class Translate(Sequences):
     better = "bleu"
     config_options = ("data.bleu", "data.bpe_dropout", "data.max_ratio")
     two_vocabularies = True
+    row_format = PAIRS
     options = (
         Option("prefix", "how every translation begins", str, "", "TEXT"),
         Option("stream", "show the words as they come", argument=False),

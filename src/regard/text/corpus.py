@@ -1,23 +1,25 @@
 """Readers that turn data files into examples; every error names the file and the line.
 
-Each reader is a generator over one line at a time, so a corpus may be larger than memory, and the
-first invalid line is reported where it occurs.
+Each reader is a generator over one row at a time, so a corpus may be larger than memory, and the
+first invalid row is reported where it occurs. A `RowFormat` defines the fields of a row and checks
+them; the same format reads files (tables.py) and objects in memory (`regard.tasks.rows`).
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from regard.errors import InputError
 from regard.text.reading import Position, open_text
+from regard.text.records import Columns, Field, Record
+from regard.text.tables import read_json_lines, read_records, table_format
 
 LONGEST_DOCUMENT = 10_000_000  # characters; plain text without blank lines is cut at this size
+Row = TypeVar("Row")
 
 
 class Pair(NamedTuple):
@@ -51,6 +53,153 @@ class Similar(NamedTuple):
     a: str
     b: str
     score: float | None
+    negative: str | None = None  # a text that is similar to `a` but does not belong to it
+
+
+@dataclass(frozen=True)
+class RowFormat(Generic[Row]):
+    """The rows of a task's data: their fields, and the check of a row.
+
+    Attributes:
+        fields: the fields of a row, in the order of a tuple that gives a row in memory.
+        parse: checks a record and returns the row, a named tuple that begins with the line.
+        headerless: the fields of a TSV file without a header, in order; empty: it needs a header.
+        tabs: whether the last field of such a file may contain tabs.
+    """
+
+    fields: tuple[Field, ...]
+    parse: Callable[[Record], Row]
+    headerless: tuple[str, ...] = ()
+    tabs: bool = False
+
+    def read(
+        self, path: Path | str, position: Position | None = None, columns: Columns | None = None
+    ) -> Iterator[Row]:
+        """Yield the rows of a CSV, TSV, JSON, JSON lines or Parquet file.
+
+        Args:
+            path: the file; tables.py describes the formats.
+            position: called from time to time with the number of bytes read.
+            columns: field name -> column name, for columns without a usual name.
+
+        Raises:
+            InputError: the file cannot be read, or a row is not valid.
+        """
+        records = read_records(path, self.fields, columns, self.headerless, self.tabs, position)
+        return map(self.parse, records)
+
+
+def _pair(record: Record) -> Pair:
+    return Pair(record.line, record.text("source"), record.text("target"))
+
+
+def _classified(record: Record) -> Classified:
+    label = record.values["label"]
+    if isinstance(label, int) and not isinstance(label, bool):
+        record.values["label"] = str(label)  # classes are often numbered
+    text, label = record.text("text"), record.text("label")
+    if not label.strip():
+        raise record.error("the label is empty")
+    if not text.strip():
+        raise record.error("the text is empty: remove the row")
+    return Classified(record.line, text, label)
+
+
+def _question(record: Record) -> Question:
+    answers = _answers(record)
+    answer = record.text("answer") if "answer" in record.values else answers[0]
+    task = record.text("task") if "task" in record.values else ""
+    context, question = record.text("context"), record.text("question")
+    for name, text in (("question", question), ("answer", answer)):
+        if not text.strip():
+            raise record.error(f"the {name} is empty: remove the row")
+    return Question(record.line, context, question, answer, tuple(answers), task)
+
+
+def _answers(record: Record) -> list[str]:
+    """All correct answers: a list of strings or, as in SQuAD, {"text": [...]} or a list of
+    {"text"}."""
+    if "answers" not in record.values:
+        if "answer" not in record.values:
+            raise record.error('no "answer" (expected {"context", "question", "answer"})')
+        return [record.text("answer")]
+    answers = record.values["answers"]
+    if isinstance(answers, dict):
+        answers = answers.get("text")
+    if isinstance(answers, list):
+        answers = [each.get("text") if isinstance(each, dict) else each for each in answers]
+    if not isinstance(answers, list) or not all(isinstance(each, str) for each in answers):
+        raise record.error('"answers" must be a list of strings')
+    for answer in answers:
+        record.check(answer, "answers")
+    if not answers:
+        raise record.error('"answers" is an empty list')
+    return list(dict.fromkeys(answers)) if "answer" not in record.values else answers
+
+
+def _document(record: Record) -> Document:
+    text = record.text("text")
+    if not text.strip():
+        raise record.error("the document is empty: remove the row")
+    return Document(record.line, text)
+
+
+def _similar(record: Record) -> Similar:
+    values = record.values
+    score = record.number("score") if values.get("score") is not None else None
+    texts = [
+        name for name in ("a", "b", "negative") if values.get(name) is not None or name in "ab"
+    ]
+    # In STS-B, training texts end with a carriage return and test texts do not.
+    stripped = {name: record.text(name).strip() for name in texts}
+    for name, text in stripped.items():
+        if not text:
+            raise record.error(f'"{name}" is empty: remove the row')
+    if score is not None and "negative" in stripped:
+        raise record.error('has both "score" and "negative": give one of them')
+    return Similar(record.line, stripped["a"], stripped["b"], score, stripped.get("negative"))
+
+
+PAIRS = RowFormat(
+    (Field("source", ("src",)), Field("target", ("tgt", "translation"))),
+    _pair,
+    ("source", "target"),
+)
+CLASSIFIED = RowFormat(
+    (
+        Field("text", ("sentence", "review", "content", "comment", "document")),
+        Field("label", ("class", "category")),
+    ),
+    _classified,
+    ("label", "text"),
+    tabs=True,
+)
+QUESTIONS = RowFormat(
+    (
+        Field("context", ("passage", "paragraph")),
+        Field("question", ("query",)),
+        Field("answer", required=False),
+        Field("answers", required=False),
+        Field("task", required=False),
+    ),
+    _question,
+)
+DOCUMENTS = RowFormat(
+    (Field("text", ("sentence", "review", "content", "comment", "document")),), _document
+)
+SIMILAR = RowFormat(
+    (
+        Field("a", ("anchor", "sentence1", "text1", "query")),
+        Field("b", ("positive", "sentence2", "text2")),
+        Field("score", ("label", "similarity", "similarity_score"), required=False, number=True),
+        Field("negative", ("hard_negative",), required=False),
+    ),
+    _similar,
+)
+read_pair_table = PAIRS.read
+read_classified = CLASSIFIED.read
+read_questions = QUESTIONS.read
+read_similar = SIMILAR.read
 
 
 def read_pairs(
@@ -77,66 +226,38 @@ def _unaligned(long: Path | str, most: int, short: Path | str, fewest: int) -> I
     )
 
 
-def read_classified(path: Path | str, position: Position | None = None) -> Iterator[Classified]:
-    """Yield the examples of `label<TAB>text` or of JSON lines {"text", "label"}."""
-    as_json, lines = _format(path, position)
-    for number, line in lines:
-        if as_json:
-            where = _object(path, number, line, "text", "label")
-            label = where.data["label"]
-            if isinstance(label, int) and not isinstance(label, bool):
-                where.data["label"] = str(label)  # classes are often numbered
-            text, label = where.text("text"), where.text("label")
-        else:
-            label, tab, text = line.partition("\t")
-            if not tab:
-                raise InputError(f"{path}:{number}: no tab (expected label<TAB>text)")
-        if not label.strip():
-            raise InputError(f"{path}:{number}: the label is empty")
-        if not text.strip():
-            raise InputError(f"{path}:{number}: the text is empty: remove the row")
-        yield Classified(number, text, label)
-
-
-def read_questions(path: Path | str, position: Position | None = None) -> Iterator[Question]:
-    """Yield JSON lines {"context", "question", "answer"}; "answers" may list all correct
-    answers, and "task" may name the kind of question."""
-    _, lines = _format(path, position)
-    for number, line in lines:
-        where = _object(path, number, line, "context", "question", "answer")
-        answer = where.text("answer")
-        answers = where.data.get("answers", [answer])
-        if not isinstance(answers, list) or not all(isinstance(one, str) for one in answers):
-            raise where.error('"answers" must be a list of strings')
-        for one in answers:
-            where.check(one, "answers")
-        if not answers:
-            raise where.error('"answers" is an empty list')
-        task = where.text("task") if "task" in where.data else ""
-        context, question = where.text("context"), where.text("question")
-        for name, text in (("question", question), ("answer", answer)):
-            if not text.strip():
-                raise where.error(f"the {name} is empty: remove the row")
-        yield Question(number, context, question, answer, tuple(answers), task)
-
-
 def read_documents(
-    path: Path | str, position: Position | None = None, whole: bool = False
+    path: Path | str,
+    position: Position | None = None,
+    whole: bool = False,
+    columns: Columns | None = None,
 ) -> Iterator[Document]:
-    """Yield documents: plain text with blank lines between them, or JSON lines {"text"}.
+    """Yield documents: plain text with blank lines between them, or the rows of a table.
 
-    whole: the file is one document, blank lines and the newline at its end included.
+    Args:
+        path: a table if its name or its first line says so (tables.py), else plain text.
+        position: called from time to time with the number of bytes read.
+        whole: a plain text is one document, blank lines and the newline at its end included.
+        columns: {"text": column name}, if the column has no usual name.
+
+    Raises:
+        InputError: the file cannot be read, or a row is not valid.
     """
-    as_json, lines = _format(path, position, blank=True)
+    if table_format(path) is not None:
+        yield from DOCUMENTS.read(path, position, columns)
+        return
+    as_json, lines = _sniff(path, position)
+    if as_json:
+        records = read_json_lines(path, lines, DOCUMENTS.fields, columns or {})
+        yield from map(DOCUMENTS.parse, records)
+        return
+    if columns:
+        raise InputError(
+            f"{path}: plain text has no columns: its name must end in .csv, .tsv, .jsonl, .json or "
+            ".parquet"
+        )
     start, parts, size = 0, list[str](), 0
     for number, line in lines:
-        if as_json:
-            if line.strip():
-                text = _object(path, number, line, "text").text("text")
-                if not text.strip():
-                    raise InputError(f"{path}:{number}: the document is empty: remove the row")
-                yield Document(number, text)
-            continue
         ends = size + len(line) > LONGEST_DOCUMENT or not (whole or line.strip())
         if parts and ends:
             yield Document(start, "\n".join([*parts, ""] if whole else parts))
@@ -150,97 +271,19 @@ def read_documents(
         yield Document(start, "\n".join([*parts, ""] if whole else parts))
 
 
-def read_similar(path: Path | str, position: Position | None = None) -> Iterator[Similar]:
-    """Yield JSON lines {"a", "b"} of texts that belong together, with an optional "score"."""
-    _, lines = _format(path, position)
-    for number, line in lines:
-        where = _object(path, number, line, "a", "b")
-        score = where.data.get("score")
-        if score is not None:
-            number_like = isinstance(score, int | float) and not isinstance(score, bool)
-            if not number_like or not math.isfinite(score):
-                raise where.error(f'"score" must be a finite number, not {_kind(score)}')
-            score = float(score)
-        # In STS-B, training texts end with a carriage return and test texts do not.
-        a, b = where.text("a").strip(), where.text("b").strip()
-        for name, text in (("a", a), ("b", b)):
-            if not text:
-                raise where.error(f'"{name}" is empty: remove the row')
-        yield Similar(number, a, b, score)
-
-
-def _format(
-    path: Path | str, position: Position | None = None, blank: bool = False
-) -> tuple[bool, Iterator[tuple[int, str]]]:
-    """Whether the lines are JSON (by the name, else by the first line), and all the lines.
-
-    blank: keep blank lines; before the first text, at most LONGEST_DOCUMENT characters of them.
-    """
+def _sniff(path: Path | str, position: Position | None) -> tuple[bool, Iterator[tuple[int, str]]]:
+    """Whether the first line with text is JSON, and all the lines; of the blank lines before it, at
+    most LONGEST_DOCUMENT characters."""
     lines = open_text(path, position)
-    if not blank:
-        lines = ((number, line) for number, line in lines if line.strip())
     before, size = list[str](), 0
-    as_json = ".jsonl" in Path(path).suffixes[-2:]
     for number, line in lines:
         if line.strip():
-            as_json = as_json or line.lstrip().startswith("{")
+            as_json = line.lstrip().startswith("{")
             return as_json, chain(enumerate(before, 1), [(number, line)], lines)
         if size < LONGEST_DOCUMENT:
             before.append(line)
             size += len(line) + 1
-    return as_json, iter(())  # all lines are blank
-
-
-@dataclass
-class _Object:
-    """One JSON object and where it is, so that every error can name the place."""
-
-    path: Path | str
-    number: int
-    data: dict[str, Any]
-
-    def error(self, what: str) -> InputError:
-        return InputError(f"{self.path}:{self.number}: {what}")
-
-    def text(self, key: str) -> str:
-        value = self.data[key]
-        if not isinstance(value, str):
-            raise self.error(f'"{key}" must be a string, not {_kind(value)}')
-        return self.check(value, key)
-
-    def check(self, value: str, key: str) -> str:
-        try:
-            value.encode("utf-8")  # JSON can contain half of a surrogate pair, UTF-8 cannot
-        except UnicodeEncodeError as error:
-            code = ord(value[error.start])
-            raise self.error(f'"{key}" has a lone surrogate (U+{code:04X})') from None
-        return value
-
-
-def _object(path: Path | str, number: int, line: str, *keys: str) -> _Object:
-    expected = "{" + ", ".join(f'"{key}"' for key in keys) + "}"
-    try:
-        data = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}:{number}: not JSON ({error.msg} at column {error.colno}; expected {expected})"
-        ) from None
-    except (RecursionError, ValueError) as error:  # nested too deep, or a number of 5,000 digits
-        raise InputError(f"{path}:{number}: JSON that cannot be read ({error})") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path}:{number}: expected an object {expected}, not {_kind(data)}")
-    for key in keys:
-        if key not in data:
-            raise InputError(f'{path}:{number}: no "{key}" (expected {expected})')
-    return _Object(path, number, data)
-
-
-def _kind(value: object) -> str:
-    """The name of a JSON value's type."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    names = {str: "a string", bool: "a truth value", list: "a list", dict: "an object"}
-    return "null" if value is None else names.get(type(value), "a number")
+    return False, iter(())  # all lines are blank
 
 
 @dataclass

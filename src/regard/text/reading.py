@@ -1,4 +1,4 @@
-"""Lines of text files: plain, .gz and .xz, with bounded memory.
+"""Lines of text files: plain, .gz, .xz and .zst, with bounded memory.
 
 Only a newline ends a line. The other characters at which `str.splitlines` splits occur inside real
 sentences, and splitting there would misalign a parallel corpus.
@@ -6,52 +6,91 @@ sentences, and splitting there would misalign a parallel corpus.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
-import lzma
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from regard.errors import InputError
 from regard.files import reason
+from regard.text.compression import COMPRESSED, DAMAGES, decompressed
+from regard.text.magic import check_content
 
 LONGEST_LINE = 10_000_000  # bytes; without a limit, a file without newlines would fill the memory
-XZ_MEMORY = 2**28  # bytes for decompression; `xz -9` needs 65 MiB
-READ = 2**16  # bytes
 BLOCK = 2**18  # bytes
 BOM = b"\xef\xbb\xbf"
+WITHOUT_LINES = (*COMPRESSED, ".json", ".parquet")  # a line may be longer than LONGEST_LINE
 Position = Callable[[int], None]  # called from time to time with the number of bytes read
 
 
 def open_text(path: Path | str, position: Position | None = None) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, line without its end) of a plain, .gz or .xz file.
+    """Yield (line number from 1, line without its end) of a plain, .gz, .xz or .zst file.
 
     `position` is called from time to time with the number of bytes read, for a progress bar that
     does not need the number of lines. The file may be a pipe, which can be read only once; call
     `check_file` first if that is not enough.
     """
     path = Path(path)
-    check_file(path, again=False)
     number = 0
+    with _opened(path, lambda: number) as (raw, stream):
+        while line := stream.readline(LONGEST_LINE + 2):  # 2: for the line end
+            number += 1
+            if number == 1:
+                line = line.removeprefix(BOM)
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            if len(line) > LONGEST_LINE:
+                raise InputError(f"{path}:{number}: line longer than {LONGEST_LINE:,} bytes")
+            if position is not None and number % 1024 == 0:
+                position(raw.tell())
+            yield number, decode_line(line, f"{path}:{number}")
+
+
+def read_text(path: Path | str, most: int) -> str:
+    """The whole text of a file, which may be compressed.
+
+    Args:
+        path: the file.
+        most: the largest number of bytes after decompression.
+
+    Returns:
+        The text, without a byte order mark.
+
+    Raises:
+        InputError: the file cannot be read, is larger than `most`, or is not UTF-8.
+    """
+    path = Path(path)
+    with _opened(path, lambda: 0) as (_, stream):
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise InputError(
+            f"{path}: larger than {most:,} bytes, which is too large for one JSON value: write it "
+            "as JSON lines (.jsonl), one object per line"
+        )
+    content = content.removeprefix(BOM)
     try:
-        with path.open("rb") as raw, _decompressed(path, raw) as stream:
-            while line := stream.readline(LONGEST_LINE + 2):  # 2: for the line end
-                number += 1
-                if number == 1:
-                    line = line.removeprefix(BOM)
-                line = line.removesuffix(b"\n").removesuffix(b"\r")
-                if len(line) > LONGEST_LINE:
-                    raise InputError(f"{path}:{number}: line longer than {LONGEST_LINE:,} bytes")
-                if position is not None and number % 1024 == 0:
-                    position(raw.tell())
-                yield number, decode_line(line, f"{path}:{number}")
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-        reached = f"after line {number}" if number else "at its beginning"
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        begin = content.rfind(b"\n", 0, error.start) + 1
+        line = content[begin : error.start + 1]
+        return decode_line(line, f"{path}:{number}")  # raises the error for this line
+
+
+@contextmanager
+def _opened(path: Path, line: Callable[[], int]) -> Iterator[tuple[BinaryIO, io.BufferedReader]]:
+    """The file and its decompressed content; every error while it is read is an InputError. line:
+    returns the number of lines read so far."""
+    check_file(path, again=False)
+    try:
+        with path.open("rb") as raw, decompressed(path, raw) as stream:
+            check_content(path, stream.peek(BLOCK))
+            yield raw, stream
+    except DAMAGES as error:
+        reached = f"after line {line()}" if line() else "at its beginning"
         how = "is truncated" if isinstance(error, EOFError) else "is damaged"
         raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
     except OSError as error:
@@ -94,59 +133,6 @@ def decode_line(line: bytes, where: str) -> str:
         raise InputError(f"{where}: not UTF-8 (byte 0x{byte:02x} at column {column})") from None
 
 
-def _decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:
-    opened: Any = raw
-    if path.suffix == ".gz":
-        opened = gzip.GzipFile(fileobj=raw)
-    elif path.suffix == ".xz":
-        opened = _Xz(path, raw)
-    # Their readline is a Python call for each line; BufferedReader splits lines in C.
-    return io.BufferedReader(opened, BLOCK)
-
-
-class _Xz(io.RawIOBase):
-    """The content of an .xz file, decompressed in at most XZ_MEMORY bytes. Without a limit, the
-    file determines how much memory is allocated, up to 4 GB."""
-
-    def __init__(self, path: Path, raw: BinaryIO) -> None:
-        self._path, self._raw = path, raw
-        self._decoder: lzma.LZMADecompressor | None = None  # for the current stream
-        self._begun, self._rest = False, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while True:
-            data = self._rest
-            if not data and (self._decoder is None or self._decoder.needs_input):
-                data = self._raw.read(READ)
-                if not data and self._begun and self._decoder is None:
-                    return 0
-                if not data:
-                    raise EOFError("the compressed data is incomplete")
-            self._rest = b""
-            if self._decoder is None:
-                data = data.lstrip(b"\0") if self._begun else data  # padding between two streams
-                if not data:
-                    continue
-                self._decoder, self._begun = lzma.LZMADecompressor(memlimit=XZ_MEMORY), True
-            try:
-                output = self._decoder.decompress(data, len(buffer))
-            except lzma.LZMAError as error:
-                if "emory" not in str(error):
-                    raise
-                raise InputError(
-                    f"{self._path}: needs more than {XZ_MEMORY // 2**20} MiB of memory to be "
-                    "decompressed: compress it with a smaller dictionary (xz -9)"
-                ) from None
-            if self._decoder.eof:
-                self._rest, self._decoder = self._decoder.unused_data, None
-            if output:
-                buffer[: len(output)] = output
-                return len(output)
-
-
 def fingerprint_files(paths: Iterable[Path | str]) -> str:
     """SHA-256 of the files in order; moving content from one file to another changes it. A line
     that no reader accepts is refused: a sparse file of terabytes ends after its first megabytes."""
@@ -160,7 +146,7 @@ def fingerprint_files(paths: Iterable[Path | str]) -> str:
                     digest.update(memoryview(buffer)[:size])
                     end = buffer.rfind(b"\n", 0, size)
                     line = line + size if end < 0 else size - end - 1
-                    if line > LONGEST_LINE + 2 and path.suffix not in (".gz", ".xz"):
+                    if line > LONGEST_LINE + 2 and path.suffix not in WITHOUT_LINES:
                         raise InputError(f"{path}: has a line longer than {LONGEST_LINE:,} bytes")
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({reason(error)})") from None

@@ -72,6 +72,11 @@ class BatchSampler:
             self._ends.append((self._ends[-1] if self._ends else 0) + len(bounds) - 1)
         return int(np.searchsorted(self._ends, row, side="right"))
 
+    def epoch_size(self) -> int:
+        """The number of rows of the first epoch; that of other epochs differs by a few rows."""
+        self.epoch_of(0)
+        return self._ends[0]
+
     def _plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The order of the examples in an epoch, and the bounds of its rows in this order."""
         name = f"{self.fingerprint} {self.seed} {epoch}".encode()

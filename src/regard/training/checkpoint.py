@@ -182,13 +182,18 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def to_bytes(tensors: dict[str, Tensor], files: Mapping[str, str] | None = None) -> bytes:
+def to_bytes(
+    tensors: dict[str, Tensor], files: Mapping[str, str] | None = None, step: int | None = None
+) -> bytes:
     """A safetensors file with the checksum of its tensors in its metadata.
 
     files: the checksums of the files that belong to these weights (model_folder.py).
+    step: the step of a run that has these weights.
     """
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     metadata = {"sha256": tensor_digest(tensors)}
+    if step is not None:
+        metadata["step"] = str(step)
     if files is None:
         return save(tensors, metadata=metadata)
     metadata["files"] = json.dumps(dict(files), sort_keys=True)

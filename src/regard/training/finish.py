@@ -10,8 +10,10 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,20 @@ from regard.errors import InputError, TrainingFailed
 from regard.files import LARGEST_CARD, PREFIX, cache_folder, read_bounded, sync_folder, write_file
 from regard.model.transformer import Transformer
 from regard.text.sampler import BatchSampler
-from regard.training.checkpoint import not_finite, read_tensors, snapshot, to_bytes
-from regard.training.model_folder import file_checksums
+from regard.training.checkpoint import (
+    Checkpoints,
+    State,
+    not_finite,
+    read_tensors,
+    snapshot,
+    to_bytes,
+)
+from regard.training.metrics import append_metrics
+from regard.training.model_folder import NAMES, file_checksums
 from regard.training.names import BEST, CARD, WEIGHTS
 from regard.training.objective import Say, Task
-from regard.training.progress import describe, duration
-from regard.training.trainer import OWN, Trainer
+from regard.training.progress import Progress, describe, duration
+from regard.training.trainer import OWN
 
 SAMPLES = 3  # predictions shown at each validation
 UNFINISHED = "- training has not ended"
@@ -75,13 +85,29 @@ class Validation:
         return {"loss": loss, **scores, "score": score, "samples": samples}
 
 
+@dataclass
+class EndedRun:
+    """A run that has ended, or was interrupted, with the weights of its last step in `model`."""
+
+    folder: Path
+    config: Config
+    model: Transformer
+    state: State
+    progress: Progress
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        training = self.config.training
+        return Checkpoints(self.folder, training.keep, training.checkpoint_every)
+
+
 def finish(
-    trainer: Trainer, validation: Validation | None, command: Sequence[str], force: bool
+    ended: EndedRun, validation: Validation | None, command: Sequence[str], force: bool
 ) -> dict[str, Any]:
     """Choose the final weights (last, best, or the mean of the last checkpoints), write them, and
     verify what was written. Returns the final scores."""
-    run, model, say = trainer.run, trainer.model, trainer.progress.say
-    choices = candidates(trainer, force)
+    run, model, state, say = ended.folder, ended.model, ended.state, ended.progress.say
+    choices = candidates(ended, force)
     name, score = list(choices)[-1], {}
     if validation is not None:
         scores: dict[str, dict[str, Any]] = {}
@@ -92,38 +118,66 @@ def finish(
         name = max(scores, key=lambda one: (scores[one]["score"], -scores[one]["loss"]))
         score = scores[name]
         model.load_state_dict(choices[name])
-        if validation.task.finish(model.eval(), validation.examples):  # it calibrated the model
-            validation.task.save(run)
-    written = run / f"{PREFIX}{os.getpid()}-{WEIGHTS}"  # a temporary name
-    write_file(written, to_bytes(choices[name], files=file_checksums(run)))
-    try:
+    with staged_files(run, model, validation) as staged:
+        written = staged / WEIGHTS
+        write_file(written, to_bytes(choices[name], files=file_checksums(staged)))
         if validation is not None:
             score = evaluate_stored(written, score, model, validation, run)
         result = {k: v for k, v in score.items() if k not in OWN}
-        state = trainer.state
         summary = {"final": name, "seconds": round(state.seconds, 1), "dropped": state.dropped}
-        trainer.record(state.step, **summary, **result)
+        append_metrics(run, state.step, {**summary, **result})
         end = [
             f"- trained {state.step:,} steps in {duration(state.seconds)}; final weights: {name}",
             *(f"- validation {key}: {value}" for key, value in result.items()),
         ]
-        write_card(run / CARD, "\n".join(end), card(trainer.config, command))
-        os.replace(written, run / WEIGHTS)
-    finally:
-        written.unlink(missing_ok=True)
-    sync_folder(run)
+        write_card(run / CARD, "\n".join(end), card(ended.config, command))
+        install(staged, run)
     dropped = f", {state.dropped} steps dropped" if state.dropped else ""
     say(f"{run} is ready: {name} weights, {duration(state.seconds)} of training{dropped}")
     return result
 
 
-def candidates(trainer: Trainer, force: bool) -> dict[str, dict[str, Tensor]]:
+@contextmanager
+def staged_files(run: Path, model: Transformer, validation: Validation | None) -> Iterator[Path]:
+    """A temporary folder in the run folder with the files that belong to the final weights. Some
+    tasks fit parameters at the end (classify: the temperature), which changes one of the files."""
+    staged = run / f"{PREFIX}{os.getpid()}-final"
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir()
+    try:
+        for name in NAMES:
+            if (run / name).exists():
+                shutil.copyfile(run / name, staged / name)
+        if validation is not None and validation.task.finish(model.eval(), validation.examples):
+            validation.task.save(staged)
+        yield staged
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def install(staged: Path, run: Path) -> None:
+    """Move the final weights, and the files that changed with them, into the run folder.
+
+    Two files cannot be replaced at once. Weights of an earlier end of the run are therefore removed
+    first if another file changes: a process that is killed in between leaves an unfinished run,
+    which can be used, and not weights with the files of other weights, which cannot.
+    """
+    before, after = file_checksums(run), file_checksums(staged)
+    changed = [name for name in after if after[name] != before.get(name)]
+    if changed:
+        (run / WEIGHTS).unlink(missing_ok=True)
+    for name in (*changed, WEIGHTS):
+        os.replace(staged / name, run / name)
+    sync_folder(run)
+
+
+def candidates(ended: EndedRun, force: bool) -> dict[str, dict[str, Tensor]]:
     """The candidates for the final weights; they do not share memory."""
-    run, say = trainer.run, trainer.progress.say
-    choices = {"last": snapshot(dict(trainer.model.state_dict()))}
-    steps = averaged_steps(trainer, trainer.state.step, force)
+    run, say = ended.folder, ended.progress.say
+    choices = {"last": snapshot(dict(ended.model.state_dict()))}
+    steps = averaged_steps(ended, ended.state.step, force)
     if len(steps) > 1:
-        choices[f"mean of {len(steps)} checkpoints"] = trainer.checkpoints.average(steps)
+        choices[f"mean of {len(steps)} checkpoints"] = ended.checkpoints.average(steps)
     try:
         if (run / BEST).exists():
             choices["best"] = read_tensors(run / BEST)
@@ -140,16 +194,17 @@ def candidates(trainer: Trainer, force: bool) -> dict[str, dict[str, Tensor]]:
     return choices
 
 
-def averaged_steps(trainer: Trainer, last: int, force: bool) -> list[int]:
+def averaged_steps(ended: EndedRun, last: int, force: bool) -> list[int]:
     """The steps until now whose checkpoints will be averaged when the run ends at step `last`. A
     damaged checkpoint is an error; with `force`, it is left out of the mean."""
-    if trainer.training.average == 1:
+    average, checkpoints = ended.config.training.average, ended.checkpoints
+    if average == 1:
         return []
-    steps = trainer.checkpoints.averaged(trainer.training.average, last)
-    damage = {s: trainer.checkpoints.damage(s) for s in steps if s <= trainer.state.step}
+    steps = checkpoints.averaged(average, last)
+    damage = {s: checkpoints.damage(s) for s in steps if s <= ended.state.step}
     damaged = [text for text in damage.values() if text]
     if damaged:
-        without_damaged(damaged, force, trainer.run, trainer.progress.say)
+        without_damaged(damaged, force, ended.folder, ended.progress.say)
     return [step for step, text in damage.items() if not text]
 
 
@@ -157,11 +212,11 @@ def without_damaged(damaged: list[str], force: bool, run: Path, say: Say) -> Non
     """Report damaged files that the final weights depend on; an error, unless `force` is set."""
     if not force:
         raise InputError(
-            f"{damaged[0]}; without it the final weights may differ: restore it, or continue "
-            f"without it: regard train --resume --force --out {run}"
+            f"{damaged[0]}; without it the final weights of {run} may differ: restore it, or "
+            "continue without it by resuming with force"
         )
     for text in damaged:
-        say(f"{text}; continuing without it (--force)")
+        say(f"{text}; continuing without it (force)")
 
 
 def evaluate_stored(
@@ -199,6 +254,7 @@ def card(config: Config, command: Sequence[str]) -> str:
         f"# A regard model: {config.task}", "",
         f"- data: {' '.join(config.data.train)}",
         f"- validation data: {' '.join(config.data.valid) or 'none'}",
+        f"- longest input: {config.longest_input:,} tokens",
         f"- {origin}",
         UNFINISHED, "",
         "Every setting is in config.yaml, every figure in metrics.jsonl.", "",

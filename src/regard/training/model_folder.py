@@ -28,7 +28,7 @@ from regard.files import open_regular, parse_json, read_bounded
 from regard.model.quantise import SUFFIX
 from regard.model.transformer import Transformer
 from regard.text.tokenizer import Tokenizer
-from regard.training.checkpoint import Checkpoints, Header, read_header, read_weights
+from regard.training.checkpoint import Header, read_header
 from regard.training.names import CONFIG, LABELS, SOURCE_TOKENIZER, TOKENIZER, WEIGHTS
 
 NAMES = (CONFIG, TOKENIZER, SOURCE_TOKENIZER, LABELS)  # files that belong to the weights
@@ -112,24 +112,13 @@ def is_scale(name: str, header: Header) -> bool:
     return name.endswith(SUFFIX) and header.dtypes.get(name.removesuffix(SUFFIX)) == "I8"
 
 
-def newest_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights of a model, or of the newest complete checkpoint of an unfinished run."""
-    if (folder / WEIGHTS).is_file():
-        check_folder(folder)
-        return read_weights(folder / WEIGHTS)
-    checkpoints = Checkpoints(folder)
-    state, _ = checkpoints.newest()
-    if state is None:
-        raise InputError(f"{folder} has neither model.safetensors nor a complete checkpoint")
-    return read_weights(checkpoints.path(state["step"]) / WEIGHTS)
-
-
-def read_config(folder: Path) -> Config:
-    """The configuration of a model, checked against its weights if it has any."""
+def read_config(folder: Path, changed: bool = False) -> Config:
+    """The configuration of a model, checked against its final weights if it has any (see
+    `check_folder`)."""
     if not (folder / CONFIG).is_file():
         raise InputError(f"{folder} is not a model: it has no config.yaml")
     if (folder / WEIGHTS).is_file():
-        return check_folder(folder)
+        return check_folder(folder, changed)
     return Config.load(folder / CONFIG)
 
 

@@ -1,6 +1,7 @@
 """The live progress line of training: step, loss, speed and remaining time.
 
-On a terminal the line is redrawn in place; in a file or a pipe it is printed every 30 seconds.
+On a terminal and in a notebook the line is redrawn in place; in a file or a pipe it is printed
+every 30 seconds. A narrow terminal shows fewer figures, so that the line is never wrapped.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ import math
 import time
 from typing import Any
 
-from rich.live import Live
-from rich.text import Text
+from regard.console import live_line, make_console
 
-from regard.console import make_console
-
-BETWEEN = 30.0  # seconds between two lines where there is no terminal
+BETWEEN = 30.0  # seconds between two lines in a file or a pipe
+LAYOUTS = (  # the figures of the line, from the longest line to the shortest
+    ("step", "loss", "perplexity", "speed", "rate", "left"),
+    ("step", "loss", "short perplexity", "short speed", "short rate", "left"),
+    ("step", "loss", "short speed", "short rate", "left"),
+    ("step", "loss", "short speed", "left"),
+    ("step", "loss", "left"),
+    ("step", "loss"),
+)
 
 
 class Progress:
@@ -24,20 +30,17 @@ class Progress:
         self.console = make_console(stderr=True, quiet=quiet)
         self.steps, self.line, self.shown = steps, "", 0.0
         self.words = True  # whether the loss is that of tokens, so that it has a perplexity
-        self.live: Live | None = None
-        if self.console.is_terminal and not quiet:
-            self.live = Live(Text(""), console=self.console, refresh_per_second=4, transient=True)
+        self.live = live_line(self.console)
+        self.layout = 0  # of LAYOUTS; once a shorter one is needed, it stays
         self.rates: list[tuple[float, int, float]] = []  # time, tokens and operations of each step
 
     def __enter__(self) -> Progress:
-        if self.live is not None:
-            self.live.start()
         self.pause()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.live is not None:
-            self.live.stop()
+            self.live.close()
 
     def step(
         self, step: int, loss: float, rate: float, tokens: int, operations: float, peak: float
@@ -48,22 +51,38 @@ class Progress:
         speed = sum(n for _, n, _ in self.rates[1:]) / elapsed
         fraction = sum(o for *_, o in self.rates[1:]) / elapsed / peak
         left = duration((self.steps - step) * elapsed / (len(self.rates) - 1))
-        words = f"  perplexity {perplexity(loss):.2f}" if self.words else ""
         metrics = {
-            "loss": loss, **({"perplexity": perplexity(loss)} if words else {}),
+            "loss": loss, **({"perplexity": perplexity(loss)} if self.words else {}),
             "learning_rate": rate, "tokens_per_second": round(speed),
             "fraction_of_peak": round(fraction, 4),
         }  # fmt: skip
-        self.line = (
-            f"step {step:,}/{self.steps:,}  loss {loss:.3f}{words}  "
-            f"{speed:,.0f} tokens/s ({fraction:.0%} of peak)  rate {rate:.2e}  {left} left"
-        )
+        parts = {
+            "step": f"step {step:,}/{self.steps:,}",
+            "loss": f"loss {loss:.3f}",
+            "perplexity": f"perplexity {perplexity(loss):.2f}" if self.words else "",
+            "speed": f"{speed:,.0f} tokens/s ({fraction:.0%} of peak)",
+            "rate": f"rate {rate:.2e}",
+            "left": f"{left} left",
+            "short perplexity": f"ppl {perplexity(loss):.4g}" if self.words else "",
+            "short speed": f"{short_number(speed)} tok/s",
+            "short rate": f"lr {rate:.1e}",
+        }
+        self.line = self._fit(parts)
         if self.live is not None:
-            self.live.update(Text(self.line))
+            self.live.update(self.line)
         elif time.perf_counter() - self.shown > BETWEEN:
             self.shown = time.perf_counter()
             self.console.print(self.line, soft_wrap=True)
         return metrics
+
+    def _fit(self, parts: dict[str, str]) -> str:
+        """The longest line that the console shows without a line break."""
+        width = self.console.width if self.live is not None else None
+        while True:
+            line = "  ".join(parts[name] for name in LAYOUTS[self.layout] if parts[name])
+            if width is None or len(line) <= width or self.layout + 1 == len(LAYOUTS):
+                return line
+            self.layout += 1
 
     def say(self, text: str) -> None:
         """Print a line that stays above the progress line."""
@@ -84,6 +103,15 @@ def describe(result: dict[str, Any]) -> str:
 def perplexity(loss: float) -> float:
     """The perplexity of a mean loss; at most e^50."""
     return math.exp(min(loss, 50.0))
+
+
+def short_number(value: float) -> str:
+    """A number in at most five characters: 950, 9.5k, 95k, 1.2M."""
+    for unit in ("", "k", "M", "G"):
+        if round(value) < 1000 or unit == "G":
+            return f"{value:.1f}{unit}" if unit and value < 9.95 else f"{value:.0f}{unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
 
 
 def duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""A training run: from text files to a model folder. `regard.train` passes the tasks in.
+"""A training run: from text files to a model folder. `regard.tasks.train` passes the tasks in.
 
 All input is checked before anything is written. Then the run folder is created with its
 configuration and vocabularies and locked against other processes, and training starts.
@@ -7,6 +7,7 @@ configuration and vocabularies and locked against other processes, and training 
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,34 +20,40 @@ import torch.distributed as dist
 from regard.config.sections import Config, inherited_vocabulary
 from regard.config.settings import SECTIONS
 from regard.console import print_counts
-from regard.device import keep_freed_memory
+from regard.device import choose_device, keep_freed_memory
 from regard.errors import InputError, TrainingFailed
-from regard.files import cache_folder, new_folder, place_of, write_file
+from regard.files import cache_folder, new_folder, place_of, remove_leftovers, write_file
 from regard.model.transformer import Transformer
+from regard.training.callbacks import CallbackFailed, Callbacks, EndInfo
 from regard.training.checkpoint import Checkpoints
 from regard.training.distributed import Processes
-from regard.training.finish import NoModel, Validation, averaged_steps, card, finish
+from regard.training.finish import EndedRun, NoModel, Validation, averaged_steps, card, finish
 from regard.training.lock import FolderLock
-from regard.training.model_folder import load_tokenizers, load_weights, newest_weights
-from regard.training.names import CARD, CONFIG
+from regard.training.metrics import forget_metrics_after
+from regard.training.model_folder import load_tokenizers, load_weights
+from regard.training.names import CARD, CONFIG, DATA
 from regard.training.objective import Task, TaskClass
 from regard.training.progress import Progress
 from regard.training.shipped import folder_of
 from regard.training.trainer import Interrupted, Trainer, is_out_of_memory
+from regard.training.unfinished import last_weights, newest_weights
 
 
 def train(
     config: Config | None, out: Path, *, find_task: Callable[[str], TaskClass],
     resume: bool = False, force: bool = False, start_from: Path | None = None,
     device: str = "auto", quiet: bool = False, command: Sequence[str] = (),
+    callbacks: Callbacks | None = None, data_folder: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train a model and write its folder.
 
-    find_task: the class of a task by name; `regard.train` documents the other arguments.
+    find_task: the class of a task by name; `regard.tasks.train.train_config` documents the other
+        arguments.
     """
     keep_freed_memory()
     start_from = None if start_from is None else folder_of(start_from)
     processes, lock = Processes(device), FolderLock()
+    callbacks = callbacks or Callbacks()
     try:
         exists = bool(processes.agree((out / CONFIG).is_file()))
         config = checked(config, out, exists, resume)
@@ -55,42 +62,90 @@ def train(
         progress = Progress(config.training.steps, quiet or not processes.first)
         trainer, validation = prepare(
             config, out, find_task(config.task), start_from, processes, progress, exists, command,
-            lock,
+            lock, callbacks, data_folder,
         )  # fmt: skip
         if exists:
             trainer.resume()
             if processes.first:
-                averaged_steps(trainer, max(config.training.steps, trainer.state.step), force)
+                last = max(trainer.training.steps, trainer.state.step)
+                averaged_steps(ended_run(trainer), last, force)
         with progress:
             trainer.train()
         processes.wait()
-        return finish(trainer, validation, command, force) if processes.first else {}
+        if not processes.first:
+            return {}
+        scores = finish(ended_run(trainer), validation, command, force)
+    except CallbackFailed as failed:
+        raise failed.error from failed.error.__cause__
     except Interrupted:
-        again = f"regard train --resume --out {out}"
+        again = continue_with(out, command)
         raise KeyboardInterrupt(f"stopped and saved; continue with: {again}") from None
     except (InputError, NoModel):
         raise
     except (OSError, RuntimeError) as error:
-        again = f". Continue with: regard train --resume --out {out}" if out.exists() else ""
+        again = f". Continue with: {continue_with(out, command)}" if out.exists() else ""
         raise TrainingFailed(explain(error, out) + again) from error
     finally:
         lock.release(out)
         processes.close()
+    callbacks.call("on_end", lambda: EndInfo(out, trainer.state.step, scores))
+    if callbacks.error is not None:
+        raise callbacks.error
+    return scores
+
+
+def continue_with(out: Path, command: Sequence[str]) -> str:
+    """How to resume a run: a command if a command started it, otherwise a Python call."""
+    if command:
+        return f"regard train --resume --out {out}"
+    return f"regard.train(out={str(out)!r}, resume=True)"
+
+
+def ended_run(trainer: Trainer) -> EndedRun:
+    return EndedRun(trainer.run, trainer.config, trainer.model, trainer.state, trainer.progress)
+
+
+def finish_run(
+    out: Path, *, find_task: Callable[[str], TaskClass], force: bool = False,
+    device: str = "auto", quiet: bool = False, command: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """Choose and write the final weights of an interrupted run without further training.
+
+    find_task: the class of a task by name; `regard.tasks.train.finish_run` documents the other
+        arguments.
+    """
+    if not (out / CONFIG).is_file():
+        raise InputError(f"{out} is not a run: it has no config.yaml")
+    keep_freed_memory()
+    lock, progress = FolderLock(), Progress(0, quiet)
+    lock.acquire(out)
+    try:
+        config = Config.load(out / CONFIG)
+        remove_leftovers(out)
+        stored = last_weights(out)
+        task = find_task(config.task).load(out, config)
+        model = Transformer(config.model)
+        load_weights(model, stored.tensors, out)
+        valid_files = list(map(Path, config.data.valid))
+        validation = Validation(config, task, valid_files) if valid_files else None
+        forget_metrics_after(out, stored.state.step)
+        ended = EndedRun(out, config, model.to(choose_device(device)), stored.state, progress)
+        return finish(ended, validation, command, force)
+    finally:
+        lock.release(out)
 
 
 def checked(config: Config | None, out: Path, exists: bool, resume: bool) -> Config:
     """The configuration to train with; an InputError if it does not fit what is at `out`."""
     if exists and not resume:
-        raise InputError(
-            f"{out} is already a run: continue it with --resume, or choose a different --out"
-        )
+        raise InputError(f"{out} is already a run: resume it, or choose a different folder")
     if exists:
         return same_run(Config.load(out / CONFIG), config, out)
     if config is None:
         raise InputError(f"{out} is not a run: there is nothing to resume")
     place_of(out)  # refuse a place that cannot be written to before the data is read
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise InputError(f"{out} exists and is not a run: choose a different --out")
+        raise InputError(f"{out} exists and is not a run: choose a different folder")
     if config.training.tensorboard and find_spec("tensorboard") is None:
         raise InputError("training.tensorboard=true needs another package: pip install tensorboard")
     return config
@@ -108,7 +163,7 @@ def explain(error: OSError | RuntimeError, out: Path) -> str:
     if isinstance(error, OSError):
         return message
     if is_out_of_memory(error):
-        less = "lower training.batch_tokens or choose a smaller --preset"
+        less = "lower training.batch_tokens or choose a smaller preset"
         return f"out of memory, and rows cannot be split any further: {less} ({message})"
     if isinstance(error, dist.DistError) or "onnection" in message:  # reset, closed, refused
         return f"another process of this run was lost ({message})"
@@ -116,31 +171,33 @@ def explain(error: OSError | RuntimeError, out: Path) -> str:
 
 
 def same_run(old: Config, new: Config | None, out: Path) -> Config:
-    """The configuration of the run at `out`; `new` may change only the number of steps."""
+    """The configuration of the run at `out`; `new` may change only training.steps and
+    training.epochs."""
     if new is None:
         return old
     if new.task != old.task:
         raise InputError(
-            f"{out} is a run of --task {old.task}, not {new.task}: choose a different --out"
+            f"{out} is a run of the task {old.task}, not {new.task}: choose a different folder"
         )
     # The vocabulary and the classes are what they were when the run began.
-    free = {"training.steps", "model.vocabulary_size", "model.source_vocabulary_size",
-            "model.classes"}  # fmt: skip
+    free = {"training.steps", "training.epochs", "model.vocabulary_size",
+            "model.source_vocabulary_size", "model.classes"}  # fmt: skip
     for section in SECTIONS:
         before, now = (vars(getattr(config, section)) for config in (old, new))
         for name in before:
             if before[name] != now[name] and f"{section}.{name}" not in free:
                 raise InputError(
                     f"{section}.{name} is {before[name]} in the run at {out} but {now[name]} here: "
-                    "--resume continues a run with its own settings (except training.steps)"
+                    "a run resumes with its own settings (except training.steps)"
                 )
-    return replace(old, training=replace(old.training, steps=new.training.steps))
+    steps, epochs = new.training.steps, new.training.epochs
+    return replace(old, training=replace(old.training, steps=steps, epochs=epochs))
 
 
 def prepare(
     config: Config, out: Path, task_class: TaskClass, start_from: Path | None,
     processes: Processes, progress: Progress, exists: bool, command: Sequence[str],
-    lock: FolderLock,
+    lock: FolderLock, callbacks: Callbacks, data_folder: Path | None,
 ) -> tuple[Trainer, Validation | None]:  # fmt: skip
     """Read the data, learn the vocabulary, tokenise and build the model. A new run folder is
     written and locked after all of this has succeeded."""
@@ -168,7 +225,12 @@ def prepare(
     if start_from is not None and not exists:
         load_body(model, config, task, task_class, start_from)
     validation = Validation(config, task, valid_files) if valid_files else None
-    trainer = Trainer(config, out, model, task, store, processes, progress, validation)
+    if data_folder is not None:
+        config = with_moved_files(config, data_folder, out / DATA)
+    trainer = Trainer(config, out, model, task, store, processes, progress, validation, callbacks)
+    if config.training.epochs:
+        trainer.limit_epochs(config.training.epochs)
+        config = trainer.config
     if first:
         if exists:  # training.steps may have changed
             write_file(out / CONFIG, config.to_yaml())
@@ -178,8 +240,21 @@ def prepare(
                 (folder / CONFIG).write_text(config.to_yaml(), encoding="utf-8")
                 (folder / CARD).write_text(card(config, command), encoding="utf-8")
                 task.save(folder)
+                if data_folder is not None:
+                    shutil.move(data_folder, folder / DATA)
         processes.wait()
     return trainer, validation
+
+
+def with_moved_files(config: Config, source: Path, target: Path) -> Config:
+    """The configuration after its data files have been moved from one folder to another."""
+
+    def moved(names: list[str]) -> list[str]:
+        paths = [Path(name) for name in names]
+        return [str(target.absolute() / p.name) if p.parent == source else str(p) for p in paths]
+
+    data = replace(config.data, train=moved(config.data.train), valid=moved(config.data.valid))
+    return replace(config, data=data)
 
 
 def load_body(
@@ -197,5 +272,5 @@ def load_body(
     try:
         load_weights(model, tensors, start_from)
     except InputError as error:
-        sizes = "--from brings the sizes: leave out --preset and model.*"
+        sizes = "the model to start from brings the sizes: leave out the preset and model.*"
         raise InputError(f"{error}; {sizes}") from None

@@ -8,6 +8,7 @@ folder from any trained model.
 
 from __future__ import annotations
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -23,9 +24,9 @@ def boxed(task: str) -> str:
     return f"{PREFIX}{task}"
 
 
-def is_boxed(model: str | Path) -> bool:
+def is_boxed(model: str | os.PathLike[str]) -> bool:
     """Whether this is the name of a model in the box, not a path."""
-    return str(model).startswith(PREFIX)
+    return os.fspath(model).startswith(PREFIX)
 
 
 def contents() -> list[str]:
@@ -34,11 +35,11 @@ def contents() -> list[str]:
     return sorted(folder.name for folder in folders if (folder / CONFIG).is_file())
 
 
-def folder_of(model: str | Path) -> Path:
+def folder_of(model: str | os.PathLike[str]) -> Path:
     """The folder of a model, which is given as a path or as the name of a model in the box."""
     if not is_boxed(model):
         return Path(model)
-    task = str(model).removeprefix(PREFIX)
+    task = os.fspath(model).removeprefix(PREFIX)
     known = contents()
     if task not in known:
         if not task.isidentifier() or get_close_matches(task, known, cutoff=0.75):

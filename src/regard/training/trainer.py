@@ -11,12 +11,12 @@ and the metrics of a step are read while the next step runs.
 
 from __future__ import annotations
 
-import json
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,17 @@ from regard.config.parameters import operations
 from regard.config.sections import Config
 from regard.device import choose_dtype, peak
 from regard.errors import InputError, TrainingFailed
-from regard.files import LARGEST_METRICS, read_bounded, remove_leftovers, write_file
+from regard.files import remove_leftovers, write_file
 from regard.model.transformer import Transformer
 from regard.ops.cpu import build as native
 from regard.text.sampler import BatchSampler
+from regard.training.callbacks import Callbacks, RunInfo, StepInfo, ValidationInfo
 from regard.training.checkpoint import Checkpoints, State, to_bytes
 from regard.training.cuda_graph import StepGraphs
 from regard.training.distributed import Processes
 from regard.training.losses import Batch
-from regard.training.names import BEST, CONFIG, EVENTS, METRICS, STATE
+from regard.training.metrics import append_metrics, forget_metrics_after
+from regard.training.names import BEST, CONFIG, EVENTS, STATE
 from regard.training.objective import Objective
 from regard.training.optimiser import (
     learning_rate,
@@ -56,8 +58,8 @@ OWN = ("score", "samples")  # results of a validation that are not metrics
 FREE = {
     # The files may have moved: the fingerprint identifies the contents. The run has its vocabulary.
     "data": ("train", "valid", "vocabulary", "vocabulary_size", "shared_vocabulary"),
-    "training": ("steps", "validate_every", "checkpoint_every", "keep", "average", "patience",
-                 "cuda_graphs", "tensorboard"),
+    "training": ("steps", "epochs", "validate_every", "checkpoint_every", "keep", "average",
+                 "patience", "cuda_graphs", "tensorboard"),
 }  # fmt: skip
 
 
@@ -100,16 +102,18 @@ class Trainer:
         processes: this process among those that train the model.
         progress: the progress line.
         validate: computes the scores of the model on held-out data; None: no validation.
+        callbacks: functions of the user (callbacks.py); None: no callbacks.
     """
 
     def __init__(
         self, config: Config, run: Path, model: Transformer, task: Objective, store: Any,
         processes: Processes, progress: Progress,
         validate: Callable[[Transformer], dict[str, Any]] | None,
+        callbacks: Callbacks | None = None,
     ) -> None:  # fmt: skip
         self.config, self.training, self.run = config, config.training, run
         self.task, self.store, self.processes, self.progress = task, store, processes, progress
-        self.validate = validate
+        self.validate, self.callbacks = validate, callbacks or Callbacks()
         self.model = model.to(processes.device)
         self.optimiser = make_optimiser(model, self.training)
         self.checkpoints = Checkpoints(run, self.training.keep, self.training.checkpoint_every)
@@ -129,33 +133,52 @@ class Trainer:
         self.events: Any = None  # for TensorBoard, once training begins
         self.graphs = StepGraphs(model, self._loss, self.rows.budgets, self.dtype)
 
+    def limit_epochs(self, epochs: float) -> None:
+        """Replace training.epochs by the number of steps that follows from the first epoch. (The
+        number of rows of later epochs differs slightly.)"""
+        steps = max(1, round(epochs * self.rows.epoch_size() / self.state.rows))
+        self.training = replace(self.training, steps=steps, epochs=0.0)
+        self.config = replace(self.config, training=self.training)
+        self.progress.steps = steps
+
     # ---- training -----------------------------------------------------------------------
 
     def train(self) -> None:
-        """Train until the last step, until patience ends, or until a signal stops the run."""
+        """Train until the last step, until patience ends, or until a callback or a signal stops the
+        run."""
         if self.training.tensorboard and self.processes.first:
             from torch.utils.tensorboard import SummaryWriter
 
             self.events = SummaryWriter(str(self.run / EVENTS))
-        previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
-        patience = self.training.patience or inf
+        previous = {}
+        if threading.current_thread() is threading.main_thread():  # Python's rule for signals
+            previous = {s: signal.signal(s, self._stop) for s in (signal.SIGINT, signal.SIGTERM)}
+        patience, end = self.training.patience or inf, ""
         try:
+            self._call("on_start", lambda: RunInfo(
+                self.run, self.config, self.model, self.state.step, self.training.steps
+            ))  # fmt: skip
+            self.callbacks.raise_error()
             while self.state.step < self.training.steps and self.state.waited < patience:
                 began = time.perf_counter()
                 stop = self.step()
                 self.state.seconds += time.perf_counter() - began
-                step = self.state.step
-                last = step == self.training.steps
+                step, end = self.state.step, self._requested_end()
+                last = step == self.training.steps or end == "stop"
                 validates = step % self.training.validate_every == 0 or last
                 saves = step % self.training.checkpoint_every == 0 or last
-                if validates or saves or stop:
+                if validates or saves or stop or end:
                     stop |= self._read_metrics()
-                if self.validate is not None and validates:
+                if self.validate is not None and validates and end != "error":
                     self._validate()
-                if saves or stop:
+                end = end or self._requested_end()
+                if saves or stop or end:
                     self.save()
-                if stop:
+                self.callbacks.raise_error()
+                if stop or end == "error":
                     raise Interrupted
+                if end:
+                    break
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -165,6 +188,18 @@ class Trainer:
 
     def _stop(self, *_: object) -> None:
         self.stop_requested = True  # after the current step
+
+    def _call(self, name: str, make: Callable[[], Any]) -> None:
+        """Call the callbacks of this name in the first process."""
+        if self.processes.first:
+            self.callbacks.call(name, make)
+
+    def _requested_end(self) -> str:
+        """Whether callbacks end the run: "stop", "error" or "". All processes decide the same."""
+        if not self.callbacks:
+            return ""
+        code = 2 if self.callbacks.error is not None else int(self.callbacks.stop)
+        return ("", "stop", "error")[self.processes.agree(code)]
 
     def step(self) -> bool:
         """One optimiser step; True if any process received a stop signal."""
@@ -236,7 +271,7 @@ class Trainer:
             self.save()
             raise TrainingFailed(
                 f"the loss was NaN or infinity in {self.nonfinite_steps} consecutive steps; the "
-                f"weights before them are saved: start a new run with --from {self.run} and a "
+                f"weights before them are saved in {self.run}: start a new run from them with a "
                 "lower training.learning_rate, a longer training.warmup or training.clip=1"
             )
         return stop
@@ -244,7 +279,8 @@ class Trainer:
     def _finish_step(self, step: PendingStep) -> bool:
         """Count, show and record a step; True if any process received a stop signal."""
         loss, likelihood, tokens, stop, norm = step.sums()
-        if isfinite(loss) and isfinite(norm):
+        finite = isfinite(loss) and isfinite(norm)
+        if finite:
             self.nonfinite_steps = 0
         else:
             self.state.dropped += 1
@@ -260,14 +296,15 @@ class Trainer:
             metrics["gradient"] = round(norm, 4)
             metrics["epoch"] = self.rows.epoch_of((step.number - 1) * self.state.rows)
             self.record(step.number, **metrics, dropped=self.state.dropped)
+        self._call("on_step", lambda: StepInfo(
+            step.number, self.training.steps, likelihood / tokens, step.rate, norm,
+            sum(lengths[self.task.counted]), metrics["tokens_per_second"], not finite,
+        ))  # fmt: skip
         return stop > 0
 
     def record(self, step: int, **values: Any) -> None:
         if self.processes.first:
-            # JSON has no NaN: a loss that is not finite is left out.
-            values = {k: v for k, v in values.items() if not isinstance(v, float) or isfinite(v)}
-            with (self.run / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
+            values = append_metrics(self.run, step, values)
             for name, value in values.items():
                 if self.events is not None and isinstance(value, int | float):
                     self.events.add_scalar(name, value, step)
@@ -281,12 +318,17 @@ class Trainer:
             self.state.waited += 1
             if score > self.state.best:
                 self.state.best, self.state.best_step, self.state.waited = score, self.state.step, 0
-                write_file(self.run / BEST, to_bytes(dict(self.model.state_dict())))
-            metrics = {f"valid_{name}": v for name, v in result.items() if name not in OWN}
-            self.record(self.state.step, **metrics)
+                weights = to_bytes(dict(self.model.state_dict()), step=self.state.step)
+                write_file(self.run / BEST, weights)
+            scores = {name: v for name, v in result.items() if name not in OWN}
+            self.record(self.state.step, **{f"valid_{name}": v for name, v in scores.items()})
             self.progress.say(f"step {self.state.step:,}  validation: {describe(result)}")
             for sample in result["samples"]:
                 self.progress.say(f"  {sample}")
+            self._call("on_validation", lambda: ValidationInfo(
+                self.state.step, result["loss"], score, self.state.best_step == self.state.step,
+                scores, tuple(result["samples"]),
+            ))  # fmt: skip
         self.state.waited = self.processes.agree(self.state.waited)  # so that all stop together
         self.progress.pause()
 
@@ -314,7 +356,7 @@ class Trainer:
         if state.get("corpus") != self.store.fingerprint:
             raise InputError(
                 f"the training files are not the ones {self.run} was started with, so it cannot be "
-                "resumed: start a new run with --from"
+                "resumed: start a new run from its weights"
             )
         self.model.load_state_dict(self.checkpoints.weights(state["step"]))
         load_optimiser(self.model, self.optimiser, self.checkpoints.optimiser(state["step"]))
@@ -340,7 +382,7 @@ class Trainer:
                     here = f"{self.run / CONFIG}: {section}.{name} is {now[name]!s:.60}"
                     raise InputError(
                         f"{here}, but the run was trained with {before!s:.60}: restore it, or "
-                        "start a new run with --from"
+                        "start a new run from its weights"
                     )
 
     def _options(self) -> dict[str, dict[str, Any]]:
@@ -349,14 +391,8 @@ class Trainer:
         return {"model": c.model.to_dict(), "data": asdict(c.data), "training": asdict(c.training)}
 
     def _forget_metrics_after(self, step: int) -> None:
-        """Remove damaged lines and lines of later steps, which will be written again."""
-        path = self.run / METRICS
-        if self.processes.first and path.exists():
-            content = read_bounded(path, LARGEST_METRICS, "the metrics of a run")
-            lines = content.splitlines(keepends=True)
-            kept = [line for line in lines if is_until(line, step)]
-            if len(kept) < len(lines):
-                write_file(path, b"".join(kept))
+        if self.processes.first:
+            forget_metrics_after(self.run, step)
 
 
 def fast_bfloat16() -> bool:
@@ -367,12 +403,3 @@ def fast_bfloat16() -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def is_until(line: bytes, step: int) -> bool:
-    """Whether a line of the metrics file is valid, up to `step`, and not the final result."""
-    try:
-        values = json.loads(line)
-        return bool(values["step"] <= step) and "final" not in values
-    except (ValueError, KeyError, TypeError, RecursionError):  # damaged, or not UTF-8
-        return False

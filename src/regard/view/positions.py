@@ -18,7 +18,8 @@ from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.files import real_path
 from regard.model.positions import Rotation, sinusoids
-from regard.training.model_folder import newest_weights, read_config
+from regard.training.model_folder import read_config
+from regard.training.unfinished import model_weights
 from regard.view.attention import stacks_of
 from regard.view.picture import COLOURS, DASHES, new_figure, picture_name, save_picture
 
@@ -115,7 +116,7 @@ def of_model(folder: Path, length: int | None) -> list[Encodings]:
         raise InputError(
             f"--length {length}: the learned table of {folder} has {config.max_length} rows"
         )
-    weights = newest_weights(folder)
+    weights = model_weights(folder)
     tables = []
     for stack in (s for s in ("encoder", "decoder") if getattr(config, f"has_{s}")):
         table = weights.get(name := f"{stack}.positions.weight")

@@ -34,7 +34,8 @@ BUILTIN: Values = {
 }
 FILES: Values = {"training": {"validate_every": 200}}  # defaults for the user's files
 RESERVED = {  # settings that --set must not change, and what to use instead
-    "training.seed": "use --seed", "data.train": "use --train", "data.valid": "use --valid",
+    "training.seed": "use --seed", "training.epochs": "use training.steps",
+    "data.train": "use --train", "data.valid": "use --valid",
 }  # fmt: skip
 GREEDY: dict[str, Any] = {"beam": 1, "n_best": 1, "temperature": 0.0, "top_k": 0, "top_p": 1.0}
 

@@ -42,7 +42,7 @@ from regard.predictor.model import Model
 from regard.tasks.bootstrap import intervals
 from regard.tasks.configuration import make_config
 from regard.tasks.registry import find_task
-from regard.tasks.train import train
+from regard.tasks.train import train_config
 from regard.tasks.translate import Translate
 from regard.text.store import Store
 from regard.training.model_folder import final_scores
@@ -72,7 +72,7 @@ def measure_styles(options: TrainingOptions) -> StylesReport:
             config = training.with_seed(style.config, seed)
             if not training.is_finished(run, config, store):
                 console.print(f"training the {style.name}, seed {seed}: {run}", soft_wrap=True)
-                train(config, run, resume=True, device=options.device, quiet=options.quiet)
+                train_config(config, run, resume=True, device=options.device, quiet=options.quiet)
             style.runs.append(run)
     timed = []  # the models of the first seed
     for style in styles:
