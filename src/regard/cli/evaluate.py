@@ -1,4 +1,4 @@
-"""`regard evaluate`: the scores of a model on given data, as tables or JSON."""
+"""`regard evaluate`: the scores of a model on test data, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--data", nargs="+", type=shared.file_name, required=True, metavar="FILE",
-        help=shared.file_formats(),
+        help=f"test data. {shared.file_formats()}",
     )  # fmt: skip
-    verb.add_argument("--against", type=shared.file_path, metavar="MODEL", help="compare with it")
+    verb.add_argument(
+        "--against", type=shared.file_path, metavar="MODEL", help="model to compare with"
+    )
     verb.add_argument(
         "--samples", type=shared.bounded(int, 1, 10_000), default=1000, metavar="N",
-        help="bootstrap samples (default: 1000)",
+        help="number of bootstrap samples for the intervals (default: 1000)",
     )  # fmt: skip
     shared.decoding_options(verb)
     shared.model_to_use(verb, "translate")

@@ -131,7 +131,7 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
             verb.set_defaults(run=run)
 
     parser = Parser(
-        prog="regard", description="The Transformer, whole: learn it, train it, use it."
+        prog="regard", description="Train, use and understand Transformer models. Try: regard demo"
     )
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -147,8 +147,8 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
     add(verbs, "info", info, info_options)
     add(verbs, "pack", pack, pack_options)
     for name, help, title, metavar, group in (
-        ("view", "pictures and tables to look at", "views", "VIEW", VIEWS),
-        ("lab", "measurements of the architecture", "measurements", "MEASUREMENT", LABS),
+        ("view", "draw what a model does", "views", "VIEW", VIEWS),
+        ("lab", "measure the architecture", "measurements", "MEASUREMENT", LABS),
     ):
         several = verbs.add_parser(name, help=help)
         children = several.add_subparsers(title=title, metavar=metavar, required=True)

@@ -14,16 +14,19 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.config.sections import Config
 from regard.config.settings import SECTIONS
+from regard.console import make_console
 from regard.errors import InputError, unknown
 from regard.files import place_of, remove_leftovers, temporary_name
 from regard.predictor.loading import load
 from regard.predictor.model import Model
-from regard.tasks.configuration import make_config, start_config
+from regard.tasks.configuration import start_config
+from regard.tasks.planning import run_config
 from regard.tasks.rows import rows_to_file
 from regard.tasks.train import train_config
 from regard.training.callbacks import Callbacks, StepInfo, ValidationInfo
@@ -86,8 +89,8 @@ def train(
             0.05. None: no validation, and the best weights cannot be chosen.
         config: a complete configuration (`regard.make_config`), instead of `task` and `preset`; the
             other arguments change it.
-        preset: the sizes of the model, for example "tiny" (default: "base", or those of
-            `start_from`).
+        preset: the sizes of the model, for example "tiny" (default: those of `start_from`, or a
+            preset that suits the amount of data and the device).
         out: the run folder, which must not exist. None: a temporary folder that is deleted with the
             model; `Model.save` keeps the model.
         columns: field name -> column name, for columns without a usual name, for example
@@ -149,7 +152,11 @@ def train(
                     start = start_config(start_from, folder if resume else None)
                 if not values["data"].get("train"):
                     raise InputError("train is missing: give the training data")
-                chosen = make_config(task, preset, values, start)
+                console = make_console(stderr=True, quiet=quiet)
+                chosen = run_config(
+                    task, preset, values, start, device=str(device), run=folder if resume else None,
+                    say=partial(console.print, soft_wrap=True),
+                )  # fmt: skip
             elif any(values.values()):
                 raise InputError("task is missing: name the task of the run, for example translate")
             train_config(

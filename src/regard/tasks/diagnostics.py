@@ -18,14 +18,14 @@ TRACKED = 100_000  # rows whose texts are compared
 FEW_ROWS = 10  # fewer rows show nothing about classes
 LONGEST_NAME = 30  # characters of a class in the table
 # Names of columns, which a header has in its first row.
-LABEL_COLUMNS = frozenset(
-    "label labels class classes category categories target tag topic sentiment intent stars rating "
-    "score y id".split()
-)
-TEXT_COLUMNS = frozenset(
-    "text texts sentence sentences review comment content body title document message input "
-    "description question utterance tweet x".split()
-)
+LABEL_COLUMNS = {
+    "label", "labels", "class", "classes", "category", "categories", "target", "tag", "topic",
+    "sentiment", "intent", "stars", "rating", "score", "y", "id",
+}  # fmt: skip
+TEXT_COLUMNS = {
+    "text", "texts", "sentence", "sentences", "review", "comment", "content", "body", "title",
+    "document", "message", "input", "description", "question", "utterance", "tweet", "x",
+}  # fmt: skip
 
 
 class LabelStatistics:

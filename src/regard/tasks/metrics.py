@@ -94,7 +94,7 @@ def debiased_calibration_error(probabilities: Floats, targets: Ints, bins: int =
 
 def _calibration_bins(
     probabilities: Floats, targets: Ints, bins: int
-) -> tuple[Floats, Floats, Floats]:
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """For each bin: the number of examples, the sum of (correct - probability), and the sum of
     probabilities; [bins] each."""
     top = probabilities.max(1).astype(np.float64)  # [n]
