@@ -366,11 +366,12 @@ def test_a_style_that_does_not_exist(refused, data, tmp_path):
         ("training.similarity_scale=0", "training.similarity_scale must be above 0, not 0.0"),
         (
             "training.similarity_scale=10",
-            "--task fill and training.similarity_scale=10.0 cannot be combined: it is for embed",
+            "the task fill and training.similarity_scale=10.0 cannot be combined: it is an option of "
+            "embed",
         ),
         (
             "data.shared_vocabulary=false",
-            "--task fill and data.shared_vocabulary=false cannot be combined",
+            "the task fill and data.shared_vocabulary=false cannot be combined",
         ),
         ("data.vocabulary_size=20", "data.vocabulary_size is 20 but bpe needs at least 263"),
         (

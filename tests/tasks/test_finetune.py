@@ -144,9 +144,9 @@ def test_fine_tuning_begins_where_the_other_ended(trained, tune, data):
         ("fill", "fill", ["--set", "model.d_model=32"], r": .* is \[.*\] but the model needs \[.*\]; --from brings the sizes: leave out --preset and model"),
         ("fill", "classify", ["--preset", "tiny"], r": .* is \[.*\] but the model needs \[.*\]; --from brings the sizes"),
         ("fill", "classify", ["--set", "model.encoder_layers=2"], "is nothing but the model needs .*; --from brings the sizes"),
-        ("fill", "generate", [], "--task generate and model.style=encoder cannot be combined: it needs decoder"),
-        ("generate", "fill", [], "--task fill and model.style=decoder cannot be combined: it needs encoder"),
-        ("translate", "embed", [], "--task embed and model.style=encoder-decoder cannot be combined"),
+        ("fill", "generate", [], "the task generate and model.style=encoder cannot be combined: the task needs decoder"),
+        ("generate", "fill", [], "the task fill and model.style=decoder cannot be combined: the task needs encoder"),
+        ("translate", "embed", [], "the task embed and model.style=encoder-decoder cannot be combined"),
         ("generate", "translate", ["--style", "encoder-decoder"], "model.encoder_layers must be at least 1"),
     ],
 )  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_model_with_two_vocabularies_is_refused_where_there_is_one(configure, 
     assert (start / "source-tokenizer.json").exists()
     code, out, err = tune("answer", start)
     assert (code, err.count("\n")) == (2, 1)
-    assert "--from a model with two vocabularies and --task answer cannot be combined" in err
+    assert "a model to start from with two vocabularies and the task answer cannot be combined" in err
     assert not out.exists()
     code, out, _ = tune("translate", start)
     assert code == 0
@@ -200,7 +200,7 @@ def test_the_configuration_says_the_vocabulary_that_from_brings(kind, trained, t
 def test_another_vocabulary_than_that_of_from_is_refused(setting, has, trained, tune):
     code, out, err = tune("translate", trained("translate"), f"--set={setting}")
     assert code == 2
-    said = f"regard: {setting} and --from a model with {has} cannot be combined: --from brings the vocabulary"
+    said = f"regard: {setting} and a model to start from with {has} cannot be combined: that model brings the vocabulary"
     assert err.startswith(said)
     assert err.count("\n") == 1
     assert not out.exists()

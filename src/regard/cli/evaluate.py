@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from regard.cli import options as shared
 from regard.console import as_json, make_console, progress, warn
 from regard.errors import InputError
-from regard.tasks.task import too_long
+from regard.tasks.task import cut_note, too_long
 
 if TYPE_CHECKING:
     from regard.tasks.evaluation import EvaluationReport
@@ -60,6 +60,8 @@ def evaluate(options: argparse.Namespace) -> int:
         for i, count in ours.pieces.items():
             note = too_long(model.longest, task.split_note(count))
             warn(f"{task.place(examples[i], files)}: {note}")
+        if ours.cut:
+            warn(f"{files[0]}: {cut_note(ours.cut, model.longest, 'text')}")
         if other is not None:
             for example in examples:
                 other.task.check(example)  # the other model may not know all labels

@@ -29,9 +29,7 @@ LAYER = bounded(int, 1, 1_000_000)  # the model sets the actual bound
 
 
 def walk_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "text", metavar="TEXT", help="a sentence of at most 300 characters"
-    )
+    verb.add_argument("text", metavar="TEXT", help="a sentence of at most 300 characters")
     verb.add_argument(
         "--target", metavar="TEXT", help="target sentence of the decoder (default: TEXT)"
     )

@@ -20,17 +20,18 @@ from numpy.typing import NDArray
 
 from regard.config.sections import Config, DecodingConfig, section
 from regard.decoding.predictions import Prediction
-from regard.errors import InputError
+from regard.errors import InputError, warn_user
 from regard.files import cache_folder, checksum
 from regard.model.transformer import Transformer
 from regard.predictor.saving import save_model
 from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify, Label
+from regard.tasks.common import count_cut
 from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill, Filled
 from regard.tasks.generate import Generate
 from regard.tasks.index import Hit, Index, find_or_build
-from regard.tasks.task import Context, Evaluation, Task, Warn
+from regard.tasks.task import Context, Evaluation, Task, Warn, cut_note
 from regard.tasks.translate import Translate
 from regard.training.checkpoint import tensor_digest
 from regard.training.metrics import read_history
@@ -224,7 +225,11 @@ class Model:
         identity += f" {self.transformer.precision or ''}".rstrip()
         embed = partial(embedder.embed, self.transformer)
         where = folder or cache_folder() / "search"
-        return find_or_build(where, documents, embed, identity, size, quiet, rebuild)
+        too_long = partial(count_cut, embedder.tokenizer, embedder.longest)
+        index = find_or_build(where, documents, embed, identity, size, quiet, rebuild, too_long)
+        if index.cut:
+            warn_user(f"{documents}: {cut_note(index.cut, embedder.longest, 'line')}")
+        return index
 
     def search(self, queries: Texts, documents: str | Path, top: int = 5) -> list[list[Hit]]:
         """The lines of a file that are nearest to each query, best first."""

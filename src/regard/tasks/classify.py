@@ -21,7 +21,7 @@ from regard.config.sections import MOST_LABELS, Config, DataConfig
 from regard.console import visible_line
 from regard.errors import InputError, warn_user
 from regard.files import read_json, write_file
-from regard.tasks.common import one_line, refuse_nan, warn_cut
+from regard.tasks.common import count_cut, one_line, refuse_nan, warn_cut
 from regard.tasks.diagnostics import LabelStatistics
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import arrange, input_ids
@@ -52,7 +52,7 @@ class Classify(Task):
     better = "accuracy"
     counted = 0
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
-    config_options = ("data.duplicates", "data.labels")
+    config_options = ("data.duplicates", "data.labels", "training.balance")
     row_format = CLASSIFIED
 
     labels: Sequence[str] = ()
@@ -71,6 +71,14 @@ class Classify(Task):
         if style != "encoder":
             return {}
         return {"head": "classifier", "classes": max(2, len(data.labels))}
+
+    @classmethod
+    def check_config(cls, config: Config) -> None:
+        if config.training.balance and config.model.head != "classifier":
+            raise InputError(
+                f"training.balance=true and model.style={config.model.style} cannot be combined: "
+                "only an encoder has a classifier, whose classes can be weighted"
+            )
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers, **learned: Any) -> Classify:
@@ -200,7 +208,8 @@ class Classify(Task):
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         targets = np.array([self.number(example) for example in examples])
-        logits = self.logits(model, [example.text for _, example in examples])
+        texts = [example.text for _, example in examples]
+        logits = self.logits(model, texts)
         probabilities = self.probabilities(logits)
         predicted = probabilities.argmax(1)
         classes = len(self.labels)
@@ -229,6 +238,7 @@ class Classify(Task):
         return Evaluation(
             runtime.scores_of(metrics, len(targets)), metrics, len(targets), samples,
             details={"labels": self.labels, "confusion": table},
+            cut=count_cut(self.tokenizer, self.longest, texts),
         )  # fmt: skip
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:

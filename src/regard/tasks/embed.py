@@ -21,7 +21,7 @@ from regard.config.model import CHOICES, ModelConfig
 from regard.config.sections import Config, DataConfig
 from regard.errors import InputError
 from regard.files import check_destination
-from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
+from regard.tasks.common import count_cut, exclude, refuse_nan, rounded, warn_cut
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
 from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Say, Task, Tokenizers
@@ -60,7 +60,7 @@ class Embed(Task):
     @classmethod
     def check_config(cls, config: Config) -> None:
         if config.training.r_drop:
-            raise InputError("--task embed and training.r_drop cannot be combined")
+            raise InputError("the task embed and training.r_drop cannot be combined")
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers) -> Embed:
@@ -143,7 +143,9 @@ class Embed(Task):
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """With scores: their correlation with the cosines. Without: how often the partner of a
         sentence is the nearest of all partners."""
-        a, b = (self.embed(model, [getattr(row, side) for _, row in examples]) for side in "ab")
+        sides = [[getattr(row, side) for _, row in examples] for side in "ab"]
+        a, b = (self.embed(model, texts) for texts in sides)
+        cut = sum(count_cut(self.tokenizer, self.longest, texts) for texts in sides)
         if examples[0][1].score is None:
             cosines = (b @ one for one in a)  # one product each: different ones round differently
             better = np.array([int((row > row[i] + 1e-6).sum()) for i, row in enumerate(cosines)])
@@ -160,7 +162,8 @@ class Embed(Task):
                 ),
                 "pearson": lambda chosen: runtime.metrics.pearson(cosine[chosen], targets[chosen]),
             }
-        return Evaluation(runtime.scores_of(metrics, len(examples)), metrics, len(examples))
+        scores = runtime.scores_of(metrics, len(examples))
+        return Evaluation(scores, metrics, len(examples), cut=cut)
 
     def embed(self, model: Transformer, texts: Sequence[str], pooling: str = "") -> Array:
         """[texts, D], of unit length."""
