@@ -333,7 +333,7 @@ def test_a_style_that_a_task_does_not_have(task, style, needs, refused, data, tm
         "--style",
         style,
     )
-    assert said == f"--task {task} and model.style={style} cannot be combined: it needs {needs}"
+    assert said == f"the task {task} and model.style={style} cannot be combined: the task needs {needs}"
 
 
 def test_a_style_that_does_not_exist(refused, data, tmp_path):
@@ -394,7 +394,7 @@ def test_an_option_that_cannot_be(setting, said, training):
 def test_an_option_that_the_task_does_not_have(task, setting, training):
     name = setting.partition("=")[0]
     said = training(task, f"--set={setting}")
-    assert said.startswith(f"--task {task} and {name}")
+    assert said.startswith(f"the task {task} and {name}")
     assert "cannot be combined" in said
 
 

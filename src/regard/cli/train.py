@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from regard.config.settings import read_yaml, settings
 from regard.console import make_console
 from regard.errors import InputError
 from regard.tasks.configuration import start_config
-from regard.tasks.planning import run_config
+from regard.tasks.planning import plan_run
 from regard.tasks.registry import task_names
 
 MOST_EPOCHS = 1e6
@@ -98,25 +97,25 @@ def train(options: argparse.Namespace) -> int:
                 if name in keys:  # it replaces what the file says about the length of training
                     before.pop(other, None)
             values[section] = {**before, **keys}
-    config = None
+    plan = None
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
             start = start_config(options.start_from, options.out if options.resume else None)
-        first = os.environ.get("RANK", "0") == "0"  # of several processes (torchrun)
-        config = run_config(
+        plan = plan_run(
             task, options.preset, values, start, device=options.device,
             run=options.out if options.resume else None,
-            say=partial(print_choice, quiet=options.quiet or not first),
+            say=partial(print_choice, quiet=options.quiet),
         )  # fmt: skip
     elif not options.resume or any(values.values()) or options.preset or options.start_from:
         raise InputError("--task and --train are needed (see: regard train --help)")
     from regard.tasks.train import train_config
+    from regard.training.callbacks import Callbacks
 
     train_config(
-        config, options.out, resume=options.resume, force=options.force,
+        plan.config if plan else None, options.out, resume=options.resume, force=options.force,
         start_from=options.start_from, device=options.device, quiet=options.quiet,
-        command=sys.argv[1:],
+        command=sys.argv[1:], callbacks=Callbacks([plan] if plan else []),
     )  # fmt: skip
     return 0
 

@@ -26,7 +26,7 @@ from regard.files import place_of, remove_leftovers, temporary_name
 from regard.predictor.loading import load
 from regard.predictor.model import Model
 from regard.tasks.configuration import start_config
-from regard.tasks.planning import run_config
+from regard.tasks.planning import plan_run
 from regard.tasks.rows import rows_to_file
 from regard.tasks.train import train_config
 from regard.training.callbacks import Callbacks, StepInfo, ValidationInfo
@@ -153,10 +153,12 @@ def train(
                 if not values["data"].get("train"):
                     raise InputError("train is missing: give the training data")
                 console = make_console(stderr=True, quiet=quiet)
-                chosen = run_config(
+                plan = plan_run(
                     task, preset, values, start, device=str(device), run=folder if resume else None,
                     say=partial(console.print, soft_wrap=True),
                 )  # fmt: skip
+                chosen = plan.config
+                functions.functions["on_start"].append(plan.on_start)
             elif any(values.values()):
                 raise InputError("task is missing: name the task of the run, for example translate")
             train_config(

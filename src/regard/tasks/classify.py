@@ -57,6 +57,7 @@ class Classify(Task):
 
     labels: Sequence[str] = ()
     temperature: float = 1.0
+    statistics: LabelStatistics | None = None  # of the training data, while it is learned from
 
     def __post_init__(self) -> None:
         self.labels, eos = list(self.labels), self.tokenizer.eos
@@ -82,22 +83,25 @@ class Classify(Task):
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers, **learned: Any) -> Classify:
-        """learned: labels, and the temperature if it is known."""
+        """learned: labels, and the temperature or the statistics of the data if they are known."""
         return cls(tokenizers[1], config.model.style, config.data.max_length, **learned)
 
     @classmethod
-    def learned(cls, files: Sequence[Path], config: Config, say: Say) -> dict[str, Any]:
+    def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
         statistics, declared = LabelStatistics(), config.data.labels
         for path, (line, text, label) in cls.read(files, config):
             if declared and label not in declared:
                 raise InputError(f"{path}:{line}: the label {label!r} is not one of data.labels")
             statistics.add(path, line, text, label)
         labels = find_labels(statistics.counts, config, files)
-        for text in statistics.table():
-            say(text)
-        for warning in statistics.warnings():
-            warn_user(warning)
-        return {"labels": labels}
+        return {"labels": labels, "statistics": statistics}
+
+    def describe_data(self, say: Say) -> None:
+        if self.statistics is not None:
+            for text in self.statistics.table():
+                say(text)
+            for warning in self.statistics.warnings():
+                warn_user(warning)
 
     @classmethod
     def saved(cls, folder: Path, config: Config) -> dict[str, Any]:

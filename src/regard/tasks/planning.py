@@ -1,16 +1,17 @@
-"""run_config: the configuration of a new run, with a preset that suits its data, and warnings.
+"""plan_run: the configuration of a new run, with a preset that suits its data, and warnings.
 
 `make_config` is a pure function of its arguments. This module also looks at the training data and
 at the device: it chooses a preset if the user did not, and warns of settings that are valid but
-probably not intended. The choice becomes part of the configuration of the run.
+probably not intended. The choice becomes part of the configuration of the run. Messages are printed
+when training starts, so that the message of an error is the only one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.config.model import PRESETS, ModelConfig
 from regard.config.parameters import closed_form
@@ -20,6 +21,9 @@ from regard.tasks.configuration import Values, make_config
 from regard.tasks.registry import find_task
 from regard.text.reading import check_file
 from regard.training.names import CONFIG
+
+if TYPE_CHECKING:
+    from regard.training.callbacks import RunInfo
 
 SIZES = ("encoder_layers", "decoder_layers", "d_model", "heads", "d_ff")
 MOST_EXAMPLES, MOST_TOKENS = 400_000, 10_000_000  # where counting the training data stops
@@ -48,7 +52,24 @@ class Amount:
         return f"{'' if self.complete else 'over '}{self.examples:,} training examples"
 
 
-def run_config(
+@dataclass
+class RunPlan:
+    """The configuration of a run, and messages about it. It is a callback of the run, which prints
+    the messages when training starts (regard/training/callbacks.py)."""
+
+    config: Config
+    say: Callable[[str], None]  # prints a message that is not a warning
+    messages: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def on_start(self, run: RunInfo) -> None:
+        for message in self.messages:
+            self.say(message)
+        for warning in self.warnings:
+            warn_user(warning)
+
+
+def plan_run(
     name: str,
     preset: str | None,
     values: dict[str, Values],
@@ -56,9 +77,9 @@ def run_config(
     *,
     device: str = "auto",
     run: Path | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Config:
-    """The complete configuration of a run.
+    say: Callable[[str], None] = print,
+) -> RunPlan:
+    """The complete configuration of a run, and messages about it.
 
     Args:
         name: the task.
@@ -68,7 +89,7 @@ def run_config(
         start: the configuration of the model to start from.
         device: auto, cpu, cuda, ...
         run: the folder of the run that is resumed, if it exists: it keeps its sizes.
-        say: called with the preset that was chosen, and the reason.
+        say: called when training starts with the preset that was chosen, and the reason.
 
     Raises:
         InputError: an option or the training data cannot be used.
@@ -76,31 +97,30 @@ def run_config(
     stored = None
     if run is not None and (run / CONFIG).is_file():
         stored = Config.load(run / CONFIG)
+    warnings = []
     if preset is not None and start is not None:
-        warn_user(f"the preset {preset} is ignored: the model to start from brings its sizes")
+        warnings = [f"the preset {preset} is ignored: the model to start from brings its sizes"]
         preset = None
     changes = values.get("model", {})
     if preset is None and start is None and stored is not None:
         kept = {key: vars(stored.model)[key] for key in (*SIZES, "dropout")}
         kept = {key: value for key, value in kept.items() if value}  # no layers: other style
         values = {**values, "model": {**kept, **changes}}
-    config = make_config(name, preset, values, start)
+    plan = RunPlan(config := make_config(name, preset, values, start), say)
     if stored is not None:
-        return config
-    for warning in setting_warnings(config, changes, start):
-        warn_user(warning)
+        return plan
+    plan.warnings = [*warnings, *setting_warnings(config, changes, start)]
     chosen = preset is None and start is None and not set(SIZES) & set(changes)
     if not chosen and estimated_operations(config) < LONG_TRAINING * SLOWEST_PEAK:
-        return config
+        return plan
     amount, cpu = count_data(config), on_cpu(device)
     if chosen:
         preset = suitable_preset(amount, cpu)
-        config = make_config(name, preset, values)
-        if say is not None:
-            say(f"preset: {preset} (chosen for {amount}{' on a CPU' if cpu else ''})")
-    if cpu and (warning := time_warning(config, amount)):
-        warn_user(warning)
-    return config
+        plan.config = make_config(name, preset, values)
+        plan.messages = [f"preset: {preset} (chosen for {amount}{' on a CPU' if cpu else ''})"]
+    if cpu and (warning := time_warning(plan.config, amount)):
+        plan.warnings.append(warning)
+    return plan
 
 
 def setting_warnings(config: Config, changes: Values, start: Config | None) -> list[str]:

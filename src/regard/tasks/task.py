@@ -150,10 +150,17 @@ class Task(ABC):
             names, are = " ".join(config.data.train), "is" if len(train) == 1 else "are"
             raise InputError(f"{names} {are} empty: there is nothing to learn from")
         tokenizers = cls.vocabularies(train, config, tokenizers, say, quiet)
-        task = cls.make(config, tokenizers, **cls.learned(train, config, say))
+        task = cls.make(config, tokenizers, **cls.learned(train, config))
         for example in cls.read(valid, config) if valid else ():
             task.check(example)
+        task.describe_data(say)
         return task
+
+    def describe_data(self, say: Say) -> None:  # noqa: B027
+        """Describe the training data, and warn of probable mistakes, after it was checked.
+
+        say: called with lines of text
+        """
 
     @classmethod
     def vocabularies(
@@ -178,11 +185,8 @@ class Task(ABC):
         return given or (learn(None),) * 2
 
     @classmethod
-    def learned(cls, files: Sequence[Path], config: Config, say: Say) -> dict[str, Any]:
-        """What the training files define beside the vocabularies: arguments of `make`.
-
-        say: called with messages about the data
-        """
+    def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
+        """What the training files define beside the vocabularies: arguments of `make`."""
         return {}
 
     @classmethod
