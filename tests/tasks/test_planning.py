@@ -91,7 +91,7 @@ def test_usual_settings_cause_no_warning(files):
     [
         (
             {"training": {"steps": 100}},
-            "training.warmup=500 is longer than the training of 100 steps",
+            "training.warmup=500 is more than training.steps=100, so the learning rate",
         ),
         ({"training": {"steps": 100}}, "set training.warmup to about 10"),
         (

@@ -86,9 +86,9 @@ class LabelStatistics:
         if once and self.rows >= FEW_ROWS:
             names = ", ".join(shorten(label) for label in once[:MOST_NAMES])
             more = ", ..." if len(once) > MOST_NAMES else ""
-            have = "class has" if len(once) == 1 else "classes have"
+            have = "has" if len(once) == 1 else "have"
             yield visible_line(
-                f"{len(once):,} of {len(self.counts):,} {have} only one example ({names}{more}): "
+                f"{len(once):,} of {len(self.counts):,} classes {have} only one example ({names}{more}): "
                 "a class needs several examples to be learned"
             )
 

@@ -134,8 +134,8 @@ def setting_warnings(config: Config, changes: Values, start: Config | None) -> l
     warnings, training = [], config.training
     if training.warmup > training.steps and not training.epochs:
         warnings.append(
-            f"training.warmup={training.warmup} is longer than the training of {training.steps} "
-            "steps, so the learning rate never reaches its peak: set training.warmup to about "
+            f"training.warmup={training.warmup} is more than training.steps={training.steps}, so "
+            "the learning rate never reaches its peak: set training.warmup to about "
             f"{max(1, training.steps // 10)}"
         )
     if training.patience and not config.data.valid:
