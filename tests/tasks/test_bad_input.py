@@ -333,7 +333,10 @@ def test_a_style_that_a_task_does_not_have(task, style, needs, refused, data, tm
         "--style",
         style,
     )
-    assert said == f"the task {task} and model.style={style} cannot be combined: the task needs {needs}"
+    assert (
+        said
+        == f"the task {task} and model.style={style} cannot be combined: the task needs {needs}"
+    )
 
 
 def test_a_style_that_does_not_exist(refused, data, tmp_path):

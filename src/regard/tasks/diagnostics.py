@@ -88,8 +88,8 @@ class LabelStatistics:
             more = ", ..." if len(once) > MOST_NAMES else ""
             have = "has" if len(once) == 1 else "have"
             yield visible_line(
-                f"{len(once):,} of {len(self.counts):,} classes {have} only one example ({names}{more}): "
-                "a class needs several examples to be learned"
+                f"{len(once):,} of {len(self.counts):,} classes {have} only one example "
+                f"({names}{more}): a class needs several examples to be learned"
             )
 
     def _header(self) -> tuple[Path, int, str, str] | None:
