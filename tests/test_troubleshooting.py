@@ -30,7 +30,9 @@ EXAMPLES = SHOWN.findall(DOCUMENT.read_text(encoding="utf-8"))
 SMALL = """\
 model: {d_model: 16, heads: 2, d_ff: 16}
 data: {vocabulary_size: 330, max_length: 64}
-training: {steps: 12, batch_tokens: 400, checkpoint_every: 4, keep: 3, average: 3}
+training:
+  {steps: 12, warmup: 12, learning_rate: 1.0e-4, batch_tokens: 400, checkpoint_every: 4, keep: 3,
+   average: 3}
 decoding: {max_length: 5}
 """
 

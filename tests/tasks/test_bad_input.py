@@ -336,7 +336,10 @@ def test_a_style_that_a_task_does_not_have(task, style, needs, refused, data, tm
         "--style",
         style,
     )
-    assert said == f"task {task} and model.style={style} cannot be combined: it needs {needs}"
+    assert (
+        said
+        == f"the task {task} and model.style={style} cannot be combined: the task needs {needs}"
+    )
 
 
 def test_a_style_that_does_not_exist(refused, data, tmp_path):
@@ -369,11 +372,12 @@ def test_a_style_that_does_not_exist(refused, data, tmp_path):
         ("training.similarity_scale=0", "training.similarity_scale must be above 0, not 0.0"),
         (
             "training.similarity_scale=10",
-            "task fill and training.similarity_scale=10.0 cannot be combined: it is for embed",
+            "the task fill and training.similarity_scale=10.0 cannot be combined: it is an option of "
+            "embed",
         ),
         (
             "data.shared_vocabulary=false",
-            "task fill and data.shared_vocabulary=false cannot be combined",
+            "the task fill and data.shared_vocabulary=false cannot be combined",
         ),
         ("data.vocabulary_size=20", "data.vocabulary_size is 20 but bpe needs at least 263"),
         (
@@ -396,7 +400,7 @@ def test_an_option_that_cannot_be(setting, said, training):
 def test_an_option_that_the_task_does_not_have(task, setting, training):
     name = setting.partition("=")[0]
     said = training(task, f"--set={setting}")
-    assert said.startswith(f"task {task} and {name}")
+    assert said.startswith(f"the task {task} and {name}")
     assert "cannot be combined" in said
 
 

@@ -194,3 +194,30 @@ def test_too_few_samples_and_no_data_are_one_line(trained, call, tmp_path, data)
         code, out, err = call("evaluate", "-m", trained(name), "--data", tmp_path / "empty")
         assert (code, out) == (2, "")
         assert err == f"regard: {tmp_path / 'empty'} is empty: there is nothing to evaluate\n"
+
+
+@pytest.mark.parametrize("name", ["classify", "embed"])
+def test_texts_that_are_cut_are_counted_in_one_line(name, trained, call, tmp_path):
+    long = "The dog slept in the garden. " * 40
+    rows = {
+        "classify": f"en\t{long}\nde\tDer Hund.\n",
+        "embed": json.dumps({"a": long, "b": long}) + '\n{"a": "A dog.", "b": "Ein Hund."}\n',
+    }[name]
+    file = tmp_path / "rows"
+    file.write_text(rows)
+    code, _, err = call("evaluate", "-m", trained(name), "--data", file, "--samples", 10)
+    number = {"classify": "1 text is", "embed": "2 texts are"}[name]
+    limit = "longer than the 64 tokens that the model was trained on: only the beginning is read"
+    assert (code, err) == (0, f"regard: {file}: {number} {limit}\n")
+
+
+def test_lines_to_search_that_are_cut_are_counted_each_time(trained, call, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("A dog.\n" + "The dog slept in the garden. " * 40 + "\n")
+    for _ in range(2):  # the index is built, and then found
+        code, _, err = call("search", "-m", trained("embed"), "--documents", file, "a dog")
+        assert code == 0
+        assert err == (
+            f"regard: {file}: 1 line is longer than the 64 tokens that the model was trained on: "
+            "only the beginning is read\n"
+        )

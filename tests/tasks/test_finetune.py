@@ -38,7 +38,7 @@ def tune(call, data, tmp_path):
         train_files, valid_files = data[name]
         out = tmp_path / f"tuned-{name}"
         settings = ["training.steps=1", "training.batch_tokens=700", "data.max_length=64",
-                    "training.warmup=7", *([rate] if rate else [])]  # fmt: skip
+                    "training.warmup=1", *([rate] if rate else [])]  # fmt: skip
         code, said, err = call(
             "train", "--task", task, "--train", *train_files, "--valid", *valid_files, "--from", start,
             "--out", out, "--quiet", *(f"--set={setting}" for setting in settings), *more,
@@ -119,9 +119,9 @@ def test_the_head_of_other_labels_is_not_taken(trained, tune, tmp_path):
 def test_the_learning_rate_is_a_tenth_unless_it_is_said(trained, tune, configure):
     code, out, _ = tune("classify", trained("fill"), rate=None)
     assert code == 0
-    usual = (16 * 7) ** -0.5
+    usual = 16**-0.5
     assert Config.load(out / "config.yaml").training.learning_rate == pytest.approx(0.1 * usual)
-    fresh = configure("classify", training={"warmup": 7}).training.learning_rate
+    fresh = configure("classify", training={"warmup": 1}).training.learning_rate
     assert fresh == pytest.approx(usual)
     told = configure("classify", start=configure("fill"), training={"learning_rate": 0.5})
     assert told.training.learning_rate == 0.5
@@ -141,12 +141,11 @@ def test_fine_tuning_begins_where_the_other_ended(trained, tune, data):
 @pytest.mark.parametrize(
     ("before", "after", "more", "said"),
     [
-        ("fill", "fill", ["--set", "model.d_model=32"], r": .* is \[.*\] but the model needs \[.*\]; the model to start from brings the sizes: leave out the preset and model"),
-        ("fill", "classify", ["--preset", "tiny"], r": .* is \[.*\] but the model needs \[.*\]; the model to start from brings the sizes"),
+        ("fill", "fill", ["--set", "model.d_model=32"], r": .* is \[.*\] but the model needs \[.*\]; the model to start from brings the sizes: leave out the preset"),
         ("fill", "classify", ["--set", "model.encoder_layers=2"], "is nothing but the model needs .*; the model to start from brings the sizes"),
-        ("fill", "generate", [], "task generate and model.style=encoder cannot be combined: it needs decoder"),
-        ("generate", "fill", [], "task fill and model.style=decoder cannot be combined: it needs encoder"),
-        ("translate", "embed", [], "task embed and model.style=encoder-decoder cannot be combined"),
+        ("fill", "generate", [], "the task generate and model.style=encoder cannot be combined: the task needs decoder"),
+        ("generate", "fill", [], "the task fill and model.style=decoder cannot be combined: the task needs encoder"),
+        ("translate", "embed", [], "the task embed and model.style=encoder-decoder cannot be combined"),
         ("generate", "translate", ["--style", "encoder-decoder"], "model.encoder_layers must be at least 1"),
     ],
 )  # fmt: skip
@@ -170,7 +169,9 @@ def test_a_model_with_two_vocabularies_is_refused_where_there_is_one(configure, 
     assert (start / "source-tokenizer.json").exists()
     code, out, err = tune("answer", start)
     assert (code, err.count("\n")) == (2, 1)
-    assert "a start from a model with two vocabularies and task answer cannot be combined" in err
+    assert (
+        "a model to start from with two vocabularies and the task answer cannot be combined" in err
+    )
     assert not out.exists()
     code, out, _ = tune("translate", start)
     assert code == 0
@@ -200,7 +201,7 @@ def test_the_configuration_says_the_vocabulary_that_from_brings(kind, trained, t
 def test_another_vocabulary_than_that_of_from_is_refused(setting, has, trained, tune):
     code, out, err = tune("translate", trained("translate"), f"--set={setting}")
     assert code == 2
-    said = f"regard: {setting} and a start from a model with {has} cannot be combined: that model brings the vocabulary"
+    said = f"regard: {setting} and a model to start from with {has} cannot be combined: that model brings the vocabulary"
     assert err.startswith(said)
     assert err.count("\n") == 1
     assert not out.exists()

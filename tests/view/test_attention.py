@@ -383,8 +383,8 @@ def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind
         ("classify", "encoder", ["--context", "good", "a"], "only a model that answers has a context: this one was trained to classify"),
         ("answer", "encoder-decoder", ["a"], 'the text: needs CONTEXT<tab>QUESTION or {"context", "question"}, or a context'),
         ("fill", "encoder", ["--stack", "cross", "a"], "model.style=encoder has no cross attention, only encoder"),
-        ("fill", "encoder", ["--out", "a.jpg", "a"], "--out a.jpg: write NAME.png or NAME.svg, for both, or NAME.html"),
-        ("fill", "encoder", [], "standard input has 2 lines: one picture shows one text"),
+        ("fill", "encoder", ["--out", "a.jpg", "a"], "--out a.jpg: the name must end in .png, .svg or .html"),
+        ("fill", "encoder", [], "standard input has 2 lines, but a picture shows one text"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shown_is_refused_in_one_line(folder, call, task, style, options, message):

@@ -18,7 +18,7 @@ from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.ops.reference import scaled_scores
 from regard.text.batching import Packed
-from regard.view import trace
+from regard.view import terminal, trace
 from regard.view.walk import SPECIALS, Step, read, walk_config, walk_steps, write_walk
 
 TEXT = "你好啊。"
@@ -233,9 +233,50 @@ def test_a_masked_language_model_says_which_character_is_hidden() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_one_character_is_enough_and_24_are_not_too_many(style: str) -> None:
+def test_one_character_is_enough_and_300_are_not_too_many(style: str) -> None:
     assert walk("x", style=style)
-    assert walk("x" * 24, style=style)
+    assert walk("x" * 300, style=style)
+
+
+LONG = "The cat sat on the mat, and the dog that had chased it all day slept beside the stove."
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_middle_of_a_long_sentence_is_left_out_of_the_tables(
+    width: int, style: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    steps = walk(LONG, style=style)
+    write_walk(steps, walk_config(LONG, None, style, {}), 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(cell_len(line) for line in lines) <= width
+    assert len(lines) < 450
+    # Every value is in the table of the step, which the JSON output contains.
+    scores = named(steps, "scores")
+    assert len(scores.values) == len(scores.values[0]) == len(LONG) + 1
+    header, *table = terminal.matrix(scores.rows, scores.columns, scores.values, width)
+    assert len(header.plain.split()) == 25  # 16 first tokens, the gap and 8 last tokens
+    assert [line.plain for line in table].index("⋮") == 16
+    shades = [line.plain for line in table if line.plain != "⋮"]
+    assert {cell_len(line) for line in shades} == {header.cell_len}
+    assert all(line[cell_len(header.plain[: header.plain.index("…")])] == "…" for line in shades)
+
+
+def test_a_narrow_column_has_a_label_of_one_character() -> None:
+    assert [terminal._short(name) for name in ("a", "注", "<eos>", "<mask>", "U+0009")] == [
+        "a", "注", "<", "<", "□"
+    ]  # fmt: skip
+
+
+def test_a_title_and_its_shape_never_touch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write_walk(walk("x" * 300), walk_config("x" * 300, None, "encoder-decoder", {}), 0)
+    shapes = [line for line in capsys.readouterr().out.splitlines() if line.endswith("H N M")]
+    assert shapes
+    assert all("  [" in line for line in shapes)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +284,8 @@ def test_one_character_is_enough_and_24_are_not_too_many(style: str) -> None:
     [
         ("", None, "encoder-decoder", {}, "the text is empty"),
         ("x", "", "encoder-decoder", {}, "the target is empty"),
-        ("x" * 25, None, "decoder", {}, "the text has 25 characters, .* at most 24"),
-        ("x", "y" * 25, "encoder-decoder", {}, "the target has 25 characters, .* at most 24"),
+        ("x" * 301, None, "decoder", {}, "the text has 301 characters, but at most 300"),
+        ("x", "y" * 301, "encoder-decoder", {}, "the target has 301 characters, but at most 300"),
         ("x", "y", "decoder", {}, "leave --target out"),
         ("x", None, "encoder", {"vocabulary_size": 9}, "vocabulary_size .* comes from the text"),
         ("x", None, "encoder-decoder", {"source_vocabulary_size": 9}, "comes from the text"),
@@ -397,7 +438,7 @@ def test_json_is_one_valid_object_a_line_without_nan_or_infinity() -> None:
 
 
 def test_bad_input_is_exit_code_2_and_one_line_on_standard_error() -> None:
-    for arguments in (["x" * 25], ["x", "--set", "model.vocabulary_size=99"]):
+    for arguments in (["x" * 301], ["x", "--set", "model.vocabulary_size=99"]):
         done = regard(*arguments)
         assert done.returncode == 2
         assert done.stdout == ""

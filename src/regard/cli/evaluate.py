@@ -1,4 +1,4 @@
-"""`regard evaluate`: the scores of a model on given data, as tables or JSON."""
+"""`regard evaluate`: the scores of a model on test data, as tables or JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from regard.cli import options as shared
 from regard.console import as_json, make_console, progress, warn
 from regard.errors import InputError
-from regard.tasks.task import too_long
+from regard.tasks.task import cut_note, too_long
 
 if TYPE_CHECKING:
     from regard.tasks.evaluation import EvaluationReport
@@ -22,13 +22,15 @@ LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--data", nargs="+", type=shared.file_name, required=True, metavar="FILE",
-        help=f"{shared.file_formats()}; 5%%: the part of the training data that was held out",
+        help=f"test data. {shared.file_formats()}; 5%%: the held-out part of the training data",
     )  # fmt: skip
     shared.columns_option(verb)
-    verb.add_argument("--against", type=shared.file_path, metavar="MODEL", help="compare with it")
+    verb.add_argument(
+        "--against", type=shared.file_path, metavar="MODEL", help="model to compare with"
+    )
     verb.add_argument(
         "--samples", type=shared.bounded(int, 1, 10_000), default=1000, metavar="N",
-        help="bootstrap samples (default: 1000)",
+        help="number of bootstrap samples for the intervals (default: 1000)",
     )  # fmt: skip
     shared.decoding_options(verb)
     shared.model_to_use(verb, "translate")
@@ -60,6 +62,8 @@ def evaluate(options: argparse.Namespace) -> int:
         for i, count in ours.pieces.items():
             note = too_long(model.longest, task.split_note(count))
             warn(f"{task.place(examples[i], files)}: {note}")
+        if ours.cut:
+            warn(f"{files[0]}: {cut_note(ours.cut, model.longest, 'text')}")
         if other is not None:
             for example in examples:
                 other.task.check(example)  # the other model may not know all labels

@@ -21,6 +21,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -35,6 +36,7 @@ from regard.cli.options import shortened
 from regard.cli.predict import at_once, hurried, predict, predict_options, search, search_options
 from regard.cli.train import train, train_options
 from regard.cli.view import VIEWS
+from regard.config.names import VERBS, equivalents, suggestion
 from regard.console import warn
 from regard.errors import InputError, RegardWarning, TrainingFailed
 from regard.files import CHOSEN, FULL
@@ -44,10 +46,65 @@ Command = Callable[[argparse.Namespace], int]  # returns the exit code
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors, which main() prints like all others."""
+    """argparse with one-line errors that suggest what was probably meant. main() prints them like
+    all other errors."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse's own method ignores a full disk
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Report unknown options here: the parser of a verb knows the verb's options."""
+        options, rest = super().parse_known_args(args, namespace)
+        if flags := [word for word in rest if word.startswith("-") and len(word) > 1]:
+            raise self.unknown_option(flags[0].partition("=")[0])
+        if rest:
+            quotes = "a text of several words needs quotation marks"
+            raise InputError(
+                f"unexpected argument {shortened(rest[0])!r}: {quotes} (see: {self.prog} --help)"
+            )
+        return options, rest
+
+    def unknown_option(self, flag: str) -> InputError:
+        """The error for an option that this command does not have."""
+        message, flags = f"unknown option {shortened(flag)!r}", self._option_string_actions
+        near = get_close_matches(flag, flags, n=1, cutoff=0.8)
+        if near:
+            return InputError(f"{message}; did you mean {near[0]}?")
+        options = equivalents(flag)
+        settable = str(flags["--set"].metavar) if "--set" in flags else ""
+        for option in options:
+            section, dot, key = option.name.rpartition(".")
+            known = f"--{key.replace('_', '-')}"
+            if known in flags:
+                return InputError(f"{message}; {suggestion(option, known)}")
+            if dot and settable.startswith((section, "section")):
+                return InputError(f"{message}; {suggestion(option, f'--set {option}=...')}")
+        near = [] if options else get_close_matches(flag, flags, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"see: {self.prog} --help"
+        return InputError(f"{message}; {hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse a value that is not one of the choices of an option, or an unknown verb."""
+        if action.choices is None or value in action.choices:
+            return
+        if not action.option_strings:
+            raise self.unknown_verb(str(value), action)
+        *others, last = map(str, action.choices)
+        name = max(action.option_strings, key=len)
+        raise InputError(
+            f"{name} must be {', '.join(others)} or {last}, not {shortened(str(value))!r}"
+        )
+
+    def unknown_verb(self, name: str, action: argparse.Action) -> InputError:
+        """The error for an unknown verb, view or measurement."""
+        known = list(action.choices or ())
+        message = f"unknown {str(action.metavar).lower()} {shortened(name)!r}"
+        near = get_close_matches(name, known, n=1, cutoff=0.7)
+        if not near and action.metavar == "VERB" and name.lower() in VERBS:
+            return InputError(f"{message}; {VERBS[name.lower()]}")
+        near = near or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        return InputError(f"{message}; {hint} (see: {self.prog} --help)")
 
     def error(self, message: str) -> NoReturn:
         # A message of options.py ("argument -m/--model: must be ...") needs no hint at --help.
@@ -74,7 +131,7 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
             verb.set_defaults(run=run)
 
     parser = Parser(
-        prog="regard", description="The Transformer, whole: learn it, train it, use it."
+        prog="regard", description="Train, use and understand Transformer models. Try: regard demo"
     )
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -90,8 +147,8 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
     add(verbs, "info", info, info_options)
     add(verbs, "pack", pack, pack_options)
     for name, help, title, metavar, group in (
-        ("view", "pictures and tables to look at", "views", "VIEW", VIEWS),
-        ("lab", "measurements of the architecture", "measurements", "WHAT", LABS),
+        ("view", "draw what a model does", "views", "VIEW", VIEWS),
+        ("lab", "measure the architecture", "measurements", "MEASUREMENT", LABS),
     ):
         several = verbs.add_parser(name, help=help)
         children = several.add_subparsers(title=title, metavar=metavar, required=True)

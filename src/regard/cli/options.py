@@ -69,7 +69,7 @@ SECONDS = bounded(float, 0.0, MOST_SECONDS, above=True)
 def file_name(text: str) -> str:
     """An argparse type: the name of a file or a folder, not empty."""
     if not text:
-        raise ArgumentTypeError("must not be empty: give the name of a file or a folder")
+        raise ArgumentTypeError("must not be empty: it is the name of a file or a folder")
     if "\0" in text:
         raise ArgumentTypeError(f"must not contain a NUL character: {shortened(text)!r}")
     return text
@@ -110,7 +110,7 @@ def machine_options(verb: ArgumentParser) -> None:
         "--device", default="auto", type=device_name, metavar="DEVICE",
         help="auto, cpu, cuda, cuda:INDEX or mps (default: auto, the GPU if there is one)",
     )  # fmt: skip
-    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    verb.add_argument("--quiet", action="store_true", help="show no progress on standard error")
 
 
 def columns_option(verb: ArgumentParser) -> None:
@@ -124,52 +124,58 @@ def model_to_use(verb: ArgumentParser, task: str) -> None:
     """`-m`; the default is the model in the box for this task."""
     verb.add_argument(
         "-m", "--model", type=file_path, default=Path(boxed(task)), metavar="MODEL",
-        help=f"a model's folder (default: {boxed(task)}, which comes with the package)",
+        help=f"folder of a trained model (default: {boxed(task)}, which comes with the package)",
     )  # fmt: skip
-    verb.add_argument("--dtype", default="auto", choices=DTYPES)
+    verb.add_argument(
+        "--dtype", default="auto", choices=DTYPES,
+        help="precision of the weights; int8 is the smallest (default: auto)",
+    )  # fmt: skip
     machine_options(verb)
 
 
-def preset_option(verb: ArgumentParser) -> None:
-    verb.add_argument("--preset", help=" | ".join(PRESETS) + " (default: base)")
+def preset_option(verb: ArgumentParser, default: str = "base") -> None:
+    names = ", ".join(PRESETS)
+    verb.add_argument("--preset", help=f"sizes of the model: {names} (default: {default})")
 
 
 def architecture_options(verb: ArgumentParser) -> None:
-    verb.add_argument("--style", help=" | ".join(STYLES))
+    verb.add_argument("--style", help=f"stacks of the model: {', '.join(STYLES)}")
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
-        help="change one option, e.g. model.norm_first=true; repeatable",
+        help="change one option, e.g. model.norm_first=true; may be repeated "
+        "(all options: docs/configuration.md)",
     )  # fmt: skip
 
 
 def text_options(verb: ArgumentParser, task: str, what: str = "TEXT") -> None:
-    verb.add_argument("texts", nargs="*", metavar=what, help="none: lines of standard input")
+    verb.add_argument("texts", nargs="*", metavar=what, help="default: the lines of standard input")
     model_to_use(verb, task)
 
 
 def decoding_options(verb: ArgumentParser) -> None:
     """Every option of the section `decoding`; the default is the value of the model."""
     for name, kind, text in (
-        ("beam", int, "hypotheses followed at once; 1 is greedy"),
-        ("n-best", int, "outputs for each text, best first (one line, with tabs between)"),
-        ("length-penalty", float, "0: short outputs win; the paper's is 0.6"),
-        ("max-length", int, "tokens of an output (translate, answer: more than its source has)"),
-        ("min-length", int, "tokens before an output may end"),
-        ("no-repeat", int, "no sequence of so many tokens twice in an output"),
-        ("temperature", float, "above 0: sample instead of searching"),
-        ("top-k", int, "sample from so many best tokens only"),
-        ("top-p", float, "sample from the best tokens with this probability together"),
-        ("seed", int, "of sampling"),
-    ):
+        ("beam", int, "number of hypotheses of beam search; 1 is greedy search"),
+        ("n-best", int, "number of outputs for each text, best first, separated by tabs"),
+        ("length-penalty", float, "higher values favour longer outputs; the paper uses 0.6"),
+        ("max-length", int,
+         "most tokens of an output (translate, answer: beyond the length of the source)"),
+        ("min-length", int, "fewest tokens of an output"),
+        ("no-repeat", int, "never repeat a sequence of N tokens in an output; 0: no limit"),
+        ("temperature", float, "sample instead of searching if it is above 0"),
+        ("top-k", int, "sample from the N most probable tokens; 0: from all"),
+        ("top-p", float, "sample from the most probable tokens with this total probability"),
+        ("seed", int, "random seed for sampling"),
+    ):  # fmt: skip
         verb.add_argument(f"--{name}", type=kind, metavar="N" if kind is int else "X", help=text)
     verb.add_argument(
         "--set", action="append", default=[], metavar="decoding.key=value", dest="assignments",
-        help="the same as in a configuration file; repeatable",
+        help="change one option of decoding, e.g. decoding.beam=8; may be repeated",
     )  # fmt: skip
 
 
 def chosen_decoding(options: Namespace) -> dict[str, Any]:
-    """The options of decoding that were given."""
+    """The options of decoding that the user chose."""
     given = {f.name: getattr(options, f.name, None) for f in fields(DecodingConfig)}
     changes = section_settings(options.assignments, "decoding")
     return changes | {k: v for k, v in given.items() if v is not None}

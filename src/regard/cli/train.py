@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from regard.cli.options import (
+    STEPS,
     architecture_options,
     bounded,
     columns_option,
@@ -17,41 +19,65 @@ from regard.cli.options import (
     preset_option,
 )
 from regard.config.settings import read_yaml, settings
+from regard.console import make_console
 from regard.errors import InputError
-from regard.tasks.configuration import make_config, start_config
+from regard.tasks.configuration import start_config
+from regard.tasks.planning import plan_run
 from regard.tasks.registry import task_names
+
+MOST_EPOCHS = 1e6
+# Options of the section `training` that have a command-line option.
+TRAINING = ("steps", "epochs", "learning_rate", "batch_tokens", "seed", "dtype")
 
 
 def train_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--task", help=" | ".join(task_names()))
+    verb.add_argument("--task", help=f"what to train for: {', '.join(task_names())}")
     verb.add_argument(
         "--train", nargs="+", type=file_name, metavar="FILE",
-        help=f"{file_formats()} (docs/tasks.md)",
+        help=f"training data. {file_formats()} (docs/tasks.md)",
     )  # fmt: skip
     verb.add_argument(
         "--valid", nargs="+", type=file_name, metavar="FILE",
-        help="held-out data, or a percentage of the training data to hold out, e.g. 5%%",
+        help="validation data, or a percentage of the training data to hold out, e.g. 5%%",
     )  # fmt: skip
     columns_option(verb)
     verb.add_argument(
-        "--out", metavar="RUN", type=file_path, required=True, help="folder of the run"
-    )
-    preset_option(verb)
-    verb.add_argument("--config", type=file_path, metavar="FILE.yaml", help="file with options")
+        "--out", metavar="RUN", type=file_path, required=True,
+        help="folder to write the model and its checkpoints to",
+    )  # fmt: skip
+    preset_option(verb, "chosen by the amount of data and the device")
+    verb.add_argument("--config", type=file_path, metavar="FILE.yaml", help="file of options")
     verb.add_argument(
         "--from", type=file_path, metavar="MODEL", dest="start_from",
         help="start from this model's weights (fine-tuning)",
     )  # fmt: skip
-    verb.add_argument("--resume", action="store_true", help="continue the run at --out")
+    verb.add_argument("--resume", action="store_true", help="continue an interrupted run")
     verb.add_argument(
         "--force", action="store_true",
-        help="finish a run without its damaged checkpoints, which may change the final weights",
+        help="with --resume: continue without damaged checkpoints",
     )  # fmt: skip
+    verb.add_argument(
+        "--steps", type=STEPS, metavar="N", help="number of optimiser steps (default: 2000)"
+    )
+    verb.add_argument(
+        "--epochs", type=bounded(float, 0.0, MOST_EPOCHS, above=True), metavar="X",
+        help="number of passes over the training data, instead of --steps",
+    )  # fmt: skip
+    verb.add_argument(
+        "--learning-rate", type=bounded(float, 0.0, 1e40, above=True), metavar="X",
+        help="highest learning rate (default: (d_model * warmup)^-0.5, or a tenth with --from)",
+    )  # fmt: skip
+    verb.add_argument(
+        "--batch-tokens", type=STEPS, metavar="N", help="tokens of a batch (default: 4096)"
+    )
     verb.add_argument(
         "--seed", type=bounded(int, 0, 2**63 - 1), metavar="N",
         help="random seed for initialisation, shuffling and dropout (default: 1)",
     )  # fmt: skip
-    verb.add_argument("--dtype", choices=("auto", "float32", "bfloat16"))
+    verb.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"),
+        help="precision of matrix products (default: auto, bfloat16 where it is faster)",
+    )  # fmt: skip
     architecture_options(verb)
     machine_options(verb)
 
@@ -61,30 +87,48 @@ def train(options: argparse.Namespace) -> int:
     values = read_yaml(options.config) if options.config else {}
     task = options.task or values.pop("task", None)
     values.pop("task", None)
+    if options.steps is not None and options.epochs is not None:
+        raise InputError("--steps and --epochs cannot be combined: they are two ways to end")
     given: dict[str, dict[str, Any]] = {
         "data": {
             "train": options.train, "valid": options.valid, "columns": options.columns,
         },
         "model": {"style": options.style},
-        "training": {"seed": options.seed, "dtype": options.dtype},
+        "training": {name: getattr(options, name) for name in TRAINING},
     }  # fmt: skip
     given = {s: {k: v for k, v in keys.items() if v is not None} for s, keys in given.items()}
     for changes in (given, settings(options.assignments)):
         for section, keys in changes.items():
-            values[section] = {**values.get(section, {}), **keys}
-    config = None
+            before = dict(values.get(section, {}))
+            for name, other in (("steps", "epochs"), ("epochs", "steps")):
+                if name in keys:  # it replaces what the file says about the length of training
+                    before.pop(other, None)
+            values[section] = {**before, **keys}
+    plan = None
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
             start = start_config(options.start_from, options.out if options.resume else None)
-        config = make_config(task, options.preset, values, start)
+        plan = plan_run(
+            task, options.preset, values, start, device=options.device,
+            run=options.out if options.resume else None,
+            say=partial(print_choice, quiet=options.quiet),
+        )  # fmt: skip
     elif not options.resume or any(values.values()) or options.preset or options.start_from:
         raise InputError("--task and --train are needed (see: regard train --help)")
     from regard.tasks.train import train_config
+    from regard.training.callbacks import Callbacks
 
     train_config(
-        config, options.out, resume=options.resume, force=options.force,
+        plan.config if plan else None, options.out, resume=options.resume, force=options.force,
         start_from=options.start_from, device=options.device, quiet=options.quiet,
-        command=sys.argv[1:],
+        command=sys.argv[1:], callbacks=Callbacks([plan] if plan else []),
     )  # fmt: skip
     return 0
+
+
+def print_choice(text: str, quiet: bool) -> None:
+    """Print which preset was chosen."""
+    make_console(stderr=True, quiet=quiet).print(
+        f"{text.removesuffix(')')}; --preset overrides it)", soft_wrap=True
+    )

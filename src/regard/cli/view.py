@@ -29,15 +29,17 @@ LAYER = bounded(int, 1, 1_000_000)  # the model sets the actual bound
 
 
 def walk_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("text", metavar="TEXT", help="the sentence to follow, at most 24 characters")
-    verb.add_argument("--target", help="what the decoder writes (default: TEXT)")
+    verb.add_argument("text", metavar="TEXT", help="a sentence of at most 300 characters")
+    verb.add_argument(
+        "--target", metavar="TEXT", help="target sentence of the decoder (default: TEXT)"
+    )
     seeds, text = bounded(int, 0, 2**63 - 1), "random seed for the weights (default: 0)"
     verb.add_argument("--seed", type=seeds, default=0, metavar="N", help=text)
     architecture_options(verb)
 
 
 def walk(options: argparse.Namespace) -> int:
-    """What happens to a sentence, step by step, in a real (small, seeded) model."""
+    """Show what happens to a sentence, step by step, in a small model with random weights."""
     from regard.view.walk import walk_config, walk_steps, write_walk
 
     changes = section_settings(options.assignments, "model")
@@ -58,12 +60,16 @@ def print_files(paths: list[Path], options: argparse.Namespace) -> int:
 
 
 def curves_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("runs", nargs="+", type=file_path, metavar="RUN", help="folders of runs")
-    verb.add_argument("--out", type=file_path, metavar="FILE.png", help="(default: RUN/curves.png)")
+    verb.add_argument(
+        "runs", nargs="+", type=file_path, metavar="RUN", help="folders of training runs"
+    )
+    verb.add_argument(
+        "--out", type=file_path, metavar="FILE.png", help="picture (default: RUN/curves.png)"
+    )
 
 
 def curves(options: argparse.Namespace) -> int:
-    """Draw loss, score, learning rate and speed of runs as PNG and SVG."""
+    """Draw the loss, score, learning rate and speed of training runs as PNG and SVG."""
     from regard.view.curves import draw_curves
 
     out = options.out or (Path("curves.png") if any(map(is_boxed, options.runs)) else None)
@@ -71,11 +77,25 @@ def curves(options: argparse.Namespace) -> int:
 
 
 def positions_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("-m", "--model", type=file_path, metavar="MODEL", help="(default: a formula)")
-    verb.add_argument("--length", type=LENGTH, metavar="N", help="positions (default: 256)")
-    verb.add_argument("--d-model", type=D_MODEL, metavar="N", help="of the formula (default: 512)")
-    verb.add_argument("--base", type=BASE, metavar="X", help="of the formula (default: 10000)")
-    verb.add_argument("--out", type=file_path, metavar="FILE.png", help="(default: positions.png)")
+    verb.add_argument(
+        "-m",
+        "--model",
+        type=file_path,
+        metavar="MODEL",
+        help="trained model (default: the formula)",
+    )
+    verb.add_argument(
+        "--length", type=LENGTH, metavar="N", help="number of positions (default: 256)"
+    )
+    verb.add_argument(
+        "--d-model", type=D_MODEL, metavar="N", help="width of the encodings (default: 512)"
+    )
+    verb.add_argument(
+        "--base", type=BASE, metavar="X", help="base of the wavelengths (default: 10000)"
+    )
+    verb.add_argument(
+        "--out", type=file_path, metavar="FILE.png", help="picture (default: positions.png)"
+    )
 
 
 def positions(options: argparse.Namespace) -> int:
@@ -89,30 +109,31 @@ def positions(options: argparse.Namespace) -> int:
 
 def attention_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "text", nargs="?", metavar="TEXT", help="what the model reads; none: one line from stdin"
+        "text", nargs="?", metavar="TEXT", help="input (default: one line of standard input)"
     )
-    verb.add_argument("--target", metavar="TEXT", help="what it writes, instead of its own answer")
-    verb.add_argument("--context", metavar="TEXT", help="of a question, if the model answers them")
+    verb.add_argument("--target", metavar="TEXT", help="target (default: the model's prediction)")
+    verb.add_argument("--context", metavar="TEXT", help="context of a question")
     verb.add_argument(
         "--stack", choices=("encoder", "decoder", "cross"),
-        help="(default: cross, or the one that there is)",
+        help="which attention (default: cross, or the only one of the model)",
     )  # fmt: skip
     verb.add_argument(
         "--kind", choices=("grid", "head", "lines", "mean", "rollout"), default="grid",
-        help="grid: all heads small; head, lines: one; mean: of all heads; rollout: of all layers",
+        help="grid: all heads; head or lines: one head; mean: the mean of all heads; rollout: all "
+        "layers combined (default: grid)",
     )  # fmt: skip
-    verb.add_argument("--layer", type=LAYER, metavar="N", help="from 1 (head, lines: the last)")
-    verb.add_argument("--head", type=LAYER, metavar="N", help="from 1 (head, lines: the first)")
+    verb.add_argument("--layer", type=LAYER, metavar="N", help="layer, from 1 (default: the last)")
+    verb.add_argument("--head", type=LAYER, metavar="N", help="head, from 1 (default: the first)")
     verb.add_argument(
         "--out", type=file_path, metavar="FILE",
-        help="NAME.png or NAME.svg, for both, or NAME.html (default: MODEL/attention.png; here, if "
-        "the model is one in the box)",
+        help="NAME.png or NAME.svg (both are written) or NAME.html (default: MODEL/attention.png, "
+        "or attention.png for a model in the box)",
     )  # fmt: skip
     model_to_use(verb, "translate")
 
 
 def attention(options: argparse.Namespace) -> int:
-    """Where a trained model looks: every layer and head, as PNG and SVG or as one HTML page."""
+    """Draw the attention weights of a trained model as PNG and SVG, or as an HTML page."""
     from regard.predictor.attention import choose
     from regard.predictor.attention_figure import attention_figure
     from regard.predictor.attention_inputs import gather
@@ -125,7 +146,7 @@ def attention(options: argparse.Namespace) -> int:
     out = out / "attention" if out.is_dir() else out
     page = out.suffix == ".html"
     if out.suffix not in ("", ".png", ".svg", ".html"):
-        raise InputError(f"--out {out}: write NAME.png or NAME.svg, for both, or NAME.html")
+        raise InputError(f"--out {out}: the name must end in .png, .svg or .html")
     check_destination(out) if page else picture_name(out)
     model = opened(options)
     shape = model.config.model
@@ -134,7 +155,7 @@ def attention(options: argparse.Namespace) -> int:
     if text is None:
         lines = [line for _, block, _ in read_blocks(sys.stdin.fileno(), "stdin") for line in block]
         if len(lines) != 1:
-            raise InputError(f"standard input has {len(lines)} lines: one picture shows one text")
+            raise InputError(f"standard input has {len(lines)} lines, but a picture shows one text")
         text = lines[0]
     seen = gather(model, text, options.target, options.context)
     if page:

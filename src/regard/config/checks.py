@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
+from regard.config.names import unknown_key
 from regard.errors import InputError, unknown
 
 DERIVED: Any = None  # default of a field whose value follows from other fields
@@ -43,11 +44,11 @@ FRACTION = Range(0, 1, below=True)
 
 
 def check_keys(section: Any, name: str, values: Iterable[str]) -> None:
-    """Refuse an unknown key of a section; the error names the nearest known one."""
-    known = [f"{name}.{key}" for key in section.__dataclass_fields__]
+    """Refuse an unknown key of a section; the error suggests the right option."""
+    known = list(section.__dataclass_fields__)
     for key in values:
-        if f"{name}.{key}" not in known:
-            raise unknown("configuration key", f"{name}.{key}", known)
+        if key not in known:
+            raise unknown_key(name, key, known)
 
 
 def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:

@@ -302,15 +302,22 @@ VOCABULARY = ("vocabulary", "vocabulary_size", "shared_vocabulary")
 
 
 def inherited_vocabulary(start: DataConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the vocabulary that --from brings: those of the section `data` of the model to
-    start from. An InputError if `values`, which the user chose, ask for a different vocabulary."""
+    """The options of the vocabulary, which the model to start from brings.
+
+    Args:
+        start: the section `data` of the model to start from.
+        values: the user's options of the section.
+
+    Raises:
+        InputError: `values` asks for a different vocabulary.
+    """
     inherited = {name: getattr(start, name) for name in VOCABULARY}
     for name, value in inherited.items():
         if values.get(name, value) != value:
-            both = [f"data.{name}={str(one).lower()}" for one in (values[name], value)]
+            both = [f"data.{name}={str(v).lower()}" for v in (values[name], value)]
             raise InputError(
-                f"{both[0]} and a start from a model with {both[1]} cannot be combined: that model "
-                f"brings the vocabulary; leave data.{name} out"
+                f"{both[0]} and a model to start from with {both[1]} cannot be combined: that "
+                f"model brings the vocabulary; leave data.{name} out"
             )
     return inherited
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from regard.config.names import equivalents, suggestion, unknown_section
 from regard.console import warn
-from regard.errors import InputError, unknown
+from regard.errors import InputError
 from regard.files import MOST_DIGITS, read_bounded
 
 SECTIONS = ("model", "data", "training", "decoding")
@@ -40,7 +41,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: must hold sections ({', '.join(SECTIONS)})")
     for name, keys in values.items():
         if name not in (*SECTIONS, "task"):
-            raise unknown(f"section in {path}", name[:40], SECTIONS)
+            raise unknown_section(f"section in {path}", name, SECTIONS)
         if name != "task" and not isinstance(keys, dict):
             raise InputError(f"{path}: {name} must be a section of options, not {keys!r:.40}")
     return values
@@ -145,9 +146,13 @@ def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
         key, equals, text = assignment.partition("=")
         section, _, name = key.strip().partition(".")
         if not equals or not name:
-            raise InputError(f"--set {assignment!r:.80}: write it as section.key=value")
+            options = [option for option in equivalents(section) if "." in option.name]
+            hint = "write it as section.key=value"
+            if options and section not in SECTIONS:
+                hint = suggestion(options[0], repr(f"{options[0]}={text or '...'}"))
+            raise InputError(f"--set {assignment!r:.80}: {hint}")
         if section not in SECTIONS:
-            raise unknown("section", section, SECTIONS)
+            raise unknown_section("section", section, SECTIONS)
         values.setdefault(section, {})[name] = literal(text.strip())
     return current_names(values)
 

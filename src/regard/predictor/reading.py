@@ -11,7 +11,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.errors import InputError
+from regard.errors import InputError, warn_user
 from regard.files import cache_folder, checksum
 from regard.predictor.base import BaseModel
 from regard.predictor.inputs import (
@@ -20,10 +20,11 @@ from regard.predictor.inputs import (
     text_list,
 )
 from regard.tasks.classify import Classify, Label
+from regard.tasks.common import count_cut
 from regard.tasks.embed import Embed
 from regard.tasks.fill import Fill, Filled
 from regard.tasks.index import Hit, Index, find_or_build
-from regard.tasks.task import Warn
+from regard.tasks.task import Warn, cut_note
 from regard.training.checkpoint import tensor_digest
 
 PathName = str | os.PathLike[str]
@@ -157,7 +158,13 @@ class ReadingMethods(BaseModel):
         identity += f" {self.transformer.precision or ''}".rstrip()
         embed = partial(embedder.embed, self.transformer)
         where = cache_folder() / "search" if folder is None else Path(folder)
-        return find_or_build(where, Path(documents), embed, identity, size, quiet, rebuild)
+        too_long = partial(count_cut, embedder.tokenizer, embedder.longest)
+        index = find_or_build(
+            where, Path(documents), embed, identity, size, quiet, rebuild, too_long
+        )
+        if index.cut:
+            warn_user(f"{documents}: {cut_note(index.cut, embedder.longest, 'line')}")
+        return index
 
     @overload
     def search(self, query: str, documents: PathName, top: int = ...) -> list[Hit]: ...  # type: ignore[overload-overlap]

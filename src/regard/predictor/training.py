@@ -14,16 +14,19 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.config.sections import Config
 from regard.config.settings import SECTIONS
+from regard.console import make_console
 from regard.errors import InputError, unknown
 from regard.files import place_of, remove_leftovers, temporary_name
 from regard.predictor.loading import load
 from regard.predictor.model import Model
-from regard.tasks.configuration import make_config, start_config
+from regard.tasks.configuration import start_config
+from regard.tasks.planning import plan_run
 from regard.tasks.rows import rows_to_file
 from regard.tasks.train import train_config
 from regard.training.callbacks import Callbacks, StepInfo, ValidationInfo
@@ -63,6 +66,7 @@ def train(
     dtype: str | torch.dtype | None = None,
     settings: Mapping[str, Any] | None = None,
     start_from: PathName | None = None,
+    tokenizer: object = None,
     resume: bool = False,
     force: bool = False,
     device: str | torch.device = "auto",
@@ -86,8 +90,8 @@ def train(
             0.05. None: no validation, and the best weights cannot be chosen.
         config: a complete configuration (`regard.make_config`), instead of `task` and `preset`; the
             other arguments change it.
-        preset: the sizes of the model, for example "tiny" (default: "base", or those of
-            `start_from`).
+        preset: the sizes of the model, for example "tiny" (default: those of `start_from`, or a
+            preset that suits the amount of data and the device).
         out: the run folder, which must not exist. None: a temporary folder that is deleted with the
             model; `Model.save` keeps the model.
         columns: field name -> column name, for columns without a usual name, for example
@@ -104,10 +108,14 @@ def train(
         settings: further options of a configuration, flat ({"training.label_smoothing": 0.0}) or
             nested ({"training": {"label_smoothing": 0.0}}).
         start_from: the model folder (or "box:NAME") whose weights and vocabulary to start from.
+        tokenizer: the tokenizer to use instead of a vocabulary learned from the data: one of the
+            libraries tokenizers or transformers, or an object with encode, decode and vocab_size; a
+            pair for different ones of source and target. A Python object is not saved: pass it to
+            `regard.load` again.
         resume: continue the run at `out`, or start it if there is none. Without other arguments,
             the run continues with its own data and settings.
         force: with `resume`: continue without damaged checkpoints.
-        device: "auto", "cpu" or "cuda".
+        device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", "mps", or a torch.device.
         quiet: show no progress.
         callbacks: objects with any of the methods on_start(RunInfo), on_step(StepInfo),
             on_validation(ValidationInfo) and on_end(EndInfo) (regard/training/callbacks.py). If
@@ -149,14 +157,21 @@ def train(
                     start = start_config(start_from, folder if resume else None)
                 if not values["data"].get("train"):
                     raise InputError("train is missing: give the training data")
-                chosen = make_config(task, preset, values, start)
+                console = make_console(stderr=True, quiet=quiet)
+                plan = plan_run(
+                    task, preset, values, start, device=str(device), run=folder if resume else None,
+                    say=partial(console.print, soft_wrap=True),
+                )  # fmt: skip
+                chosen = plan.config
+                functions.functions["on_start"].append(plan.on_start)
             elif any(values.values()):
                 raise InputError("task is missing: name the task of the run, for example translate")
             train_config(
                 chosen, folder, resume=resume, force=force, start_from=start_from,
                 device=str(device), quiet=quiet, callbacks=functions, data_folder=data_folder,
+                tokenizer=tokenizer,
             )  # fmt: skip
-        model = load(folder, str(device))
+        model = load(folder, str(device), tokenizer=tokenizer)
         if temporary is not None:
             weakref.finalize(model, shutil.rmtree, temporary, ignore_errors=True)
         return model

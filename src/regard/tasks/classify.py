@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.sections import MOST_LABELS, Config, DataConfig
 from regard.console import visible_line
-from regard.errors import InputError
+from regard.errors import InputError, warn_user
 from regard.files import read_json, write_file
-from regard.tasks.common import one_line, refuse_nan, warn_cut
+from regard.tasks.common import count_cut, one_line, refuse_nan, warn_cut
+from regard.tasks.diagnostics import LabelStatistics
+from regard.tasks.examples import Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import arrange, input_ids
 from regard.tasks.task import Array, Context, Evaluation, Ids, Task, Tokenizers
@@ -63,11 +65,12 @@ class Classify(Task):
     counted = 0
     has_metrics = True
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
-    config_options = ("data.duplicates", "data.labels")
+    config_options = ("data.duplicates", "data.labels", "training.balance")
     row_format = CLASSIFIED
 
     labels: Sequence[str] = ()
     temperature: float = 1.0
+    statistics: LabelStatistics | None = None  # of the training data, while it is learned from
 
     def __post_init__(self) -> None:
         self.labels, eos = list(self.labels), self.tokenizer.eos
@@ -84,19 +87,34 @@ class Classify(Task):
         return {"head": "classifier", "classes": max(2, len(data.labels))}
 
     @classmethod
+    def check_config(cls, config: Config) -> None:
+        if config.training.balance and config.model.head != "classifier":
+            raise InputError(
+                f"training.balance=true and model.style={config.model.style} cannot be combined: "
+                "only an encoder has a classifier, whose classes can be weighted"
+            )
+
+    @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers, **learned: Any) -> Classify:
-        """learned: labels, and the temperature if it is known."""
+        """learned: labels, and the temperature or the statistics of the data if they are known."""
         return cls(tokenizers[1], config.model.style, config.data.max_length, **learned)
 
     @classmethod
     def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
-        counts: Counter[str] = Counter()
-        declared = config.data.labels
-        for path, (line, _, label) in cls.read(files, config):
+        statistics, declared = LabelStatistics(), config.data.labels
+        for path, (line, text, label) in cls.read(files, config):
             if declared and label not in declared:
                 raise InputError(f"{path}:{line}: the label {label!r} is not one of data.labels")
-            counts[label] += 1
-        return {"labels": find_labels(counts, config, files)}
+            statistics.add(path, line, text, label)
+        labels = find_labels(statistics.counts, config, files)
+        return {"labels": labels, "statistics": statistics}
+
+    def describe_data(self, say: Say) -> None:
+        if self.statistics is not None:
+            for text in self.statistics.table():
+                say(text)
+            for warning in self.statistics.warnings():
+                warn_user(warning)
 
     @classmethod
     def saved(cls, folder: Path, config: Config) -> dict[str, Any]:
@@ -207,7 +225,8 @@ class Classify(Task):
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         targets = np.array([self.number(example) for example in examples])
-        logits = self.logits(model, [example.text for _, example in examples])
+        texts = [example.text for _, example in examples]
+        logits = self.logits(model, texts)
         probabilities = self.probabilities(logits)
         predicted = probabilities.argmax(1)
         classes = len(self.labels)
@@ -217,10 +236,14 @@ class Classify(Task):
                 targets[chosen], predicted[chosen], classes
             )[name]
 
+        def calibration(error: Any) -> Any:
+            return lambda chosen: error(probabilities[chosen], targets[chosen])
+
         names = ("accuracy", "macro_f1", "matthews")
         metrics = {name: metric(name) for name in names} | {
-            "calibration_error": lambda chosen: runtime.metrics.calibration_error(
-                probabilities[chosen], targets[chosen]
+            "calibration_error": runtime.BiasedMetric(
+                calibration(runtime.metrics.calibration_error),
+                calibration(runtime.metrics.debiased_calibration_error),
             )
         }
         metrics |= runtime.registered_metrics(self.name, probabilities, targets)
@@ -233,6 +256,7 @@ class Classify(Task):
         return Evaluation(
             runtime.scores_of(metrics, len(targets)), metrics, len(targets), samples,
             details={"labels": self.labels, "confusion": table},
+            cut=count_cut(self.tokenizer, self.longest, texts),
         )  # fmt: skip
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:

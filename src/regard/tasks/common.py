@@ -24,6 +24,12 @@ def in_pieces(answers: Sequence[Prediction]) -> dict[int, int]:
     return counts
 
 
+def count_cut(tokenizer: Tokenizer, longest: int, texts: Sequence[str]) -> int:
+    """The number of texts of which a model that reads `longest` tokens, one of them special, reads
+    only the beginning."""
+    return sum(len(ids) >= longest for ids in tokenizer.encode_batch(list(texts)))
+
+
 def warn_cut(tokenizer: Tokenizer, texts: Sequence[str], context: Context) -> None:
     """Warn about texts of which only the beginning is read."""
     for i, ids in enumerate(tokenizer.encode_batch(list(texts))):

@@ -13,6 +13,7 @@ from typing import Any
 
 from regard.config.checks import DERIVED
 from regard.config.model import STYLES, ModelConfig
+from regard.config.names import unknown_section
 from regard.config.sections import (
     Config,
     DataConfig,
@@ -22,14 +23,14 @@ from regard.config.sections import (
     section,
 )
 from regard.config.settings import SECTIONS, current_names
-from regard.errors import InputError, unknown
+from regard.errors import InputError
 from regard.tasks.registry import find_task, task_names
 from regard.tasks.task import Task
 from regard.training.names import CONFIG
 from regard.training.shipped import folder_of
 
 Values = dict[str, Any]  # the options of a section
-FINE_TUNING = 0.1  # factor of the default learning rate with --from
+FINE_TUNING = 0.1  # factor of the default learning rate of a model to start from
 
 
 def make_config(
@@ -41,8 +42,8 @@ def make_config(
         name: the task.
         preset: the sizes of the model; None: those of `start`, or "base".
         values: the user's options by section.
-        start: the configuration of the model to start from (--from), which brings the vocabulary
-            and, without a preset, the sizes.
+        start: the configuration of the model to start from, which brings the vocabulary and,
+            without a preset, the sizes.
 
     Returns:
         The configuration, with every default.
@@ -53,7 +54,7 @@ def make_config(
     task, values = find_task(name), current_names(values)
     for key in values:
         if key not in SECTIONS:
-            raise unknown("section", key, SECTIONS)
+            raise unknown_section("section", key, SECTIONS)
 
     def chosen(key: str) -> dict[str, Any]:
         return {**task.defaults.get(key, {}), **values.get(key, {})}
@@ -62,8 +63,8 @@ def make_config(
     if start is not None:
         if not task.two_vocabularies and not start.data.shared_vocabulary:
             raise InputError(
-                f"a start from a model with two vocabularies and task {name} cannot be combined: "
-                "the task has one vocabulary"
+                f"a model to start from with two vocabularies and the task {name} cannot be "
+                "combined: the task has one"
             )
         of_data |= inherited_vocabulary(start.data, of_data)
     data = section(DataConfig, "data", of_data)
@@ -84,11 +85,6 @@ def make_config(
     check_positions(task, config)
     task.check_config(config)
     check_options(task, "training", training)
-    if training.balance and model.head != "classifier":
-        raise InputError(
-            f"training.balance=true and task {name} with model.style={model.style} cannot be "
-            "combined: only a classifier has classes that can be weighed"
-        )
     return config
 
 
@@ -124,12 +120,15 @@ def build_model(
     values = {**defaults, **task.model_defaults(style, data), **values}
     if style in STYLES and style not in task.styles:
         raise InputError(
-            f"task {task.name} and model.style={style} cannot be combined: "
-            f"it needs {' or '.join(task.styles)}"
+            f"the task {task.name} and model.style={style} cannot be combined: "
+            f"the task needs {' or '.join(task.styles)}"
         )
     check_options(task, "data", data)
     if not task.two_vocabularies and not data.shared_vocabulary:
-        raise InputError(f"task {task.name} and data.shared_vocabulary=false cannot be combined")
+        raise InputError(
+            f"the task {task.name} and data.shared_vocabulary=false cannot be combined: the task "
+            "has one vocabulary"
+        )
     if start is not None and preset is None:
         model = ModelConfig.from_dict(values)
     else:
@@ -158,8 +157,8 @@ def check_options(task: type[Task], key: str, options: DataConfig | TrainingConf
         of, _, name = option.partition(".")
         if of == key and task.name not in tasks and vars(options)[name] != default[name]:
             raise InputError(
-                f"task {task.name} and {option}={vars(options)[name]} cannot be combined: "
-                f"it is for {' and '.join(tasks)}"
+                f"the task {task.name} and {option}={str(vars(options)[name]).lower()} cannot be "
+                f"combined: it is an option of {' and '.join(tasks)}"
             )
 
 

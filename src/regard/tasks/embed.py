@@ -22,7 +22,7 @@ from regard.config.sections import Config, DataConfig
 from regard.console import warn
 from regard.errors import InputError
 from regard.files import check_destination
-from regard.tasks.common import exclude, refuse_nan, rounded, warn_cut
+from regard.tasks.common import count_cut, exclude, refuse_nan, rounded, warn_cut
 from regard.tasks.examples import Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
@@ -69,7 +69,7 @@ class Embed(Task):
     @classmethod
     def check_config(cls, config: Config) -> None:
         if config.training.r_drop:
-            raise InputError("task embed and training.r_drop cannot be combined")
+            raise InputError("the task embed and training.r_drop cannot be combined")
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers) -> Embed:
@@ -174,7 +174,9 @@ class Embed(Task):
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """With scores: their correlation with the cosines. Without: how often the partner of a
         sentence is the nearest of all partners (and negative examples)."""
-        a, b = (self.embed(model, [getattr(row, side) for _, row in examples]) for side in "ab")
+        sides = [[getattr(row, side) for _, row in examples] for side in "ab"]
+        a, b = (self.embed(model, texts) for texts in sides)
+        cut = sum(count_cut(self.tokenizer, self.longest, texts) for texts in sides)
         if examples[0][1].score is None:
             # Negative examples are candidates, too. One product for each sentence, because products
             # of other shapes round differently.
@@ -195,7 +197,8 @@ class Embed(Task):
                 ),
                 "pearson": lambda chosen: runtime.metrics.pearson(cosine[chosen], targets[chosen]),
             }
-        return Evaluation(runtime.scores_of(metrics, len(examples)), metrics, len(examples))
+        scores = runtime.scores_of(metrics, len(examples))
+        return Evaluation(scores, metrics, len(examples), cut=cut)
 
     def embed(self, model: Transformer, texts: Sequence[str], pooling: str = "") -> Array:
         """[texts, D], of unit length."""

@@ -39,6 +39,7 @@ UNIT = 0.01  # largest difference between the length of a vector and 1
 REMEDY = "remove it or use --rebuild"
 
 Embed = Callable[[list[str]], NDArray[np.float32]]
+CountCut = Callable[[list[str]], int]  # how many texts are too long to be read completely
 _building = RLock()  # one thread builds an index, and the others wait for it and find it
 
 
@@ -65,6 +66,7 @@ class Index:
     size: of a vector
     identity: of the model that made the vectors
     fingerprint: of the documents
+    cut: number of lines of which only the beginning was embedded
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,6 +80,7 @@ class Index:
         self.size: int = manifest["size"]
         self.identity: str = manifest["identity"]
         self.fingerprint: str = manifest["fingerprint"]
+        self.cut: int = manifest.get("cut", 0)
         try:
             self._vectors = map_file(folder / VECTORS, FLOAT).reshape(-1, self.size)
             self._lines = map_file(folder / LINES, INTEGER)
@@ -176,6 +179,7 @@ def _check(manifest: dict[str, Any], sizes: dict[str, int]) -> bool:
         sizes == expected
         and all(type(number) is int and number > 0 for number in (count, size, sizes[TEXTS]))
         and all(isinstance(manifest[name], str) for name in ("identity", "fingerprint"))
+        and type(manifest.get("cut", 0)) is int
     )
 
 
@@ -217,6 +221,7 @@ def find_or_build(
     size: int,
     quiet: bool = False,
     rebuild: bool = False,
+    count_cut: CountCut | None = None,
 ) -> Index:
     """The index of these documents by this model, found in the folder `parent` or built there.
 
@@ -228,6 +233,7 @@ def find_or_build(
         embed: returns the unit vectors [n, size] of n texts
         identity: names the model
         rebuild: build the index even if there is one
+        count_cut: returns how many of some texts are too long to be embedded completely
     """
     fingerprint = fingerprint_files([documents])
     name = hashlib.sha256(json.dumps([NAME_VERSION, fingerprint, identity]).encode()).hexdigest()
@@ -249,21 +255,23 @@ def find_or_build(
             if damage:
                 warn(f"{damage}; rebuilding it")
             if index is None:
-                index = build_index(folder, documents, embed, identity, size, quiet)
+                index = build_index(folder, documents, embed, identity, size, quiet, count_cut)
     return index
 
 
 def build_index(
-    folder: Path, documents: Path, embed: Embed, identity: str, size: int, quiet: bool = False
-) -> Index:
+    folder: Path, documents: Path, embed: Embed, identity: str, size: int, quiet: bool = False,
+    count_cut: CountCut | None = None,
+) -> Index:  # fmt: skip
     """Build an index; see `find_or_build`. It replaces an existing folder once it is complete."""
     fingerprint = fingerprint_files([documents])
 
     def fill(temporary: Path) -> dict[str, Any]:
-        count = _write(temporary, documents, embed, size, quiet)
+        count, cut = _write(temporary, documents, embed, size, quiet, count_cut)
         if fingerprint_files([documents]) != fingerprint:
             raise InputError(f"{documents}: changed while it was read: try again")
-        return {"identity": identity, "fingerprint": fingerprint, "size": size, "count": count}
+        content = {"identity": identity, "fingerprint": fingerprint, "size": size, "count": count}
+        return content | ({"cut": cut} if cut else {})
 
     with explain_write_errors(folder):
         index = FORMAT.build(folder, fill, Index, replace=True)
@@ -271,9 +279,12 @@ def build_index(
     return index
 
 
-def _write(folder: Path, documents: Path, embed: Embed, size: int, quiet: bool) -> int:
-    """Write the files of an index; returns the number of vectors."""
-    count = end = 0
+def _write(
+    folder: Path, documents: Path, embed: Embed, size: int, quiet: bool, count_cut: CountCut | None
+) -> tuple[int, int]:
+    """Write the files of an index. Returns the number of vectors, and of how many lines only the
+    beginning was embedded."""
+    count = cut = end = 0
     with ExitStack() as stack:
         files = [stack.enter_context((folder / name).open("wb")) for name in FILES]
         files[3].write(np.zeros(1, INTEGER).tobytes())
@@ -292,6 +303,7 @@ def _write(folder: Path, documents: Path, embed: Embed, size: int, quiet: bool) 
                     f"{documents}:{lines[first]}: the model gives no usable vector "
                     f"(of length {lengths[first]:g}, not 1)"
                 )
+            cut += count_cut(texts) if count_cut is not None else 0
             encoded = [text.encode("utf-8") for text in texts]
             offsets = end + np.cumsum([len(text) for text in encoded], dtype=INTEGER)
             count, end = count + len(texts), int(offsets[-1])
@@ -300,4 +312,4 @@ def _write(folder: Path, documents: Path, embed: Embed, size: int, quiet: bool) 
                 file.write(content)
     if not count:
         raise InputError(f"{documents}: no line to search (every line is blank)")
-    return count
+    return count, cut

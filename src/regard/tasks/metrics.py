@@ -1,8 +1,8 @@
-"""The field's own metrics: for classes, for answers to questions, for grades, for probabilities.
+"""Standard metrics of classification, question answering, similarity and calibration.
 
-Pure functions of numpy arrays and texts. They are written here, and not imported, because each is
-a few lines and its corner cases (a class nobody saw, an empty answer, a constant) decide what is
-reported: they must be the same on every machine, and never nan. Fractions, not percent.
+Pure functions of NumPy arrays and texts. They are implemented here because each is a few lines, and
+their results in special cases (a class without examples, an empty answer, a constant) must be the
+same on every machine and never NaN. All results are fractions, not percentages.
 """
 
 from __future__ import annotations
@@ -53,17 +53,57 @@ def classification(targets: Ints, given: Ints, classes: int) -> dict[str, float]
 
 
 def calibration_error(probabilities: Floats, targets: Ints, bins: int = 15) -> float:
-    """Expected calibration error (Guo et al. 2017): how far "90 % sure" is from right in 90 of 100
-    cases. The examples are sorted by their top probability into bins of equal width, (low, high];
-    the mean over examples of each bin's |accuracy - mean probability|. 0 without examples."""
+    """Expected calibration error (Guo et al. 2017): the mean distance between the confidence and
+    the accuracy of predictions. 0 without examples.
+
+    The examples are sorted by their highest probability into bins of equal width, (low, high]; the
+    result is the mean over examples of each bin's |accuracy - mean probability|. On few examples it
+    is too high: the accuracy of a bin varies, and the absolute value counts that variation.
+
+    Args:
+        probabilities: [n, classes]
+        targets: [n], the correct classes
+        bins: number of bins
+    """
     if len(targets) == 0:
         return 0.0
+    _, gaps, _ = _calibration_bins(probabilities, targets, bins)
+    return float(np.abs(gaps).sum() / len(targets))
+
+
+def debiased_calibration_error(probabilities: Floats, targets: Ints, bins: int = 15) -> float:
+    """The calibration error without the contribution of sampling variation; may be negative.
+
+    From the squared gap of each bin its sampling variance is subtracted, which makes the square
+    unbiased (Bröcker 2012; Ferro & Fricker 2012; Kumar et al. 2019, "Verified Uncertainty
+    Calibration"), and the signed square root returns to the scale of `calibration_error`. The
+    accuracy of a bin, which its variance needs, is smoothed by one example of the mean probability.
+    `regard.tasks.bootstrap` uses it for the confidence interval of `calibration_error`.
+
+    Args: as for `calibration_error`.
+    """
+    if len(targets) == 0:
+        return 0.0
+    counts, gaps, confidences = _calibration_bins(probabilities, targets, bins)
+    full = counts > 0
+    counts, gaps, confidences = counts[full], gaps[full], confidences[full]
+    accuracy = (gaps + confidences + confidences / counts) / (counts + 1)
+    squares = gaps**2 - counts * np.clip(accuracy * (1 - accuracy), 0, None)
+    return float((np.sign(squares) * np.sqrt(np.abs(squares))).sum() / len(targets))
+
+
+def _calibration_bins(
+    probabilities: Floats, targets: Ints, bins: int
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """For each bin: the number of examples, the sum of (correct - probability), and the sum of
+    probabilities; [bins] each."""
     top = probabilities.max(1).astype(np.float64)  # [n]
     right = probabilities.argmax(1) == targets
     inner = np.linspace(0, 1, bins + 1)[1:-1]  # so that 1.0000001 falls into the last bin
     place = np.searchsorted(inner, top, side="left")
-    gaps = np.bincount(place, weights=right - top, minlength=bins)  # per bin: the sum of both
-    return float(np.abs(gaps).sum() / len(targets))
+    counts = np.bincount(place, minlength=bins).astype(np.float64)
+    gaps = np.bincount(place, weights=right - top, minlength=bins)
+    return counts, gaps, np.bincount(place, weights=top, minlength=bins)
 
 
 COLDEST, HOTTEST = 0.05, 20.0  # the bounds of a temperature

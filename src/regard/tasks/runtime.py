@@ -19,7 +19,7 @@ from regard.model.head import pool
 from regard.model.transformer import Transformer
 from regard.tasks import metrics
 from regard.tasks.batches import EVALUATED_TOKENS, bounds, forward, packed
-from regard.tasks.bootstrap import Comparison, Metric, intervals, paired, scores_of
+from regard.tasks.bootstrap import BiasedMetric, Comparison, Metric, intervals, paired, scores_of
 from regard.tasks.custom_metrics import registered_metrics
 from regard.text.batching import Packed
 from regard.text.dropout import Dropout

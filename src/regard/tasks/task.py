@@ -79,6 +79,7 @@ class Evaluation:
     references: list[str] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)  # further tables, such as a confusion
     pieces: dict[int, int] = field(default_factory=dict)  # example -> pieces, if it was split
+    cut: int = 0  # number of texts of which only the beginning was read
 
 
 @dataclass(eq=False, repr=False)
@@ -165,7 +166,14 @@ class Task(ExampleReader):
             task.check(example)
         if overlap is not None and not quiet and (message := overlap.message()):
             warn(message)
+        task.describe_data(say)
         return task
+
+    def describe_data(self, say: Say) -> None:
+        """Describe the training data, and warn of probable mistakes, after it was checked.
+
+        say: called with lines of text
+        """
 
     @classmethod
     def vocabularies(
@@ -376,6 +384,12 @@ class Task(ExampleReader):
 
 
 # ---- helpers for tasks ------------------------------------------------------------------
+
+
+def cut_note(cut: int, longest: int, noun: str) -> str:
+    """The warning about texts of which only the beginning is read."""
+    number = f"1 {noun} is" if cut == 1 else f"{cut:,} {noun}s are"
+    return f"{number} {too_long(longest, 'only the beginning is read')}"
 
 
 def too_long(longest: int, consequence: str = "") -> str:

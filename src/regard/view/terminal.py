@@ -18,7 +18,9 @@ Values = list[list[float | None]]
 
 SHADES = " ░▒▓█"
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-MOST_ROWS, MOST_COLUMNS, MOST_GUESSES = 9, 8, 3  # of a table that need not be whole
+MOST_ROWS, MOST_COLUMNS, MOST_GUESSES = 9, 8, 3  # of a table that need not be complete
+MOST_TOKENS, MOST_LABELS = 25, 60  # of a matrix or a list of predictions; of a strip of labels
+GAP = "…"  # label of the rows or columns that are left out
 SHORTEST_BAR = 6
 # Dark tiles with white figures: both are set, so a light and a dark terminal show the same.
 DARK, WARM, COLD = (34, 36, 44), (206, 98, 22), (40, 104, 204)
@@ -62,31 +64,60 @@ def vectors(rows: Sequence[str], columns: Sequence[str], values: Values, width: 
 
 def matrix(rows: Sequence[str], columns: Sequence[str], values: Values, width: int) -> list[Text]:
     """Rows are queries, columns are keys: number and shade, or only shades if the numbers do not
-    fit. A value of None is masked."""
+    fit. A value of None is masked. Of more than 25 rows or columns the middle is left out."""
     seen = [value for row in values for value in row if value is not None]
     low, high = min(0.0, *seen), max(seen)  # weights are shaded from 0, whatever the smallest is
     largest = max(high, -low) or 1.0
-    figures = [[_figure(value) for value in row] for row in values]
+    across = middle_out(len(columns))
+    shown = [GAP if j is None else columns[j] for j in across]
+    figures = [[GAP if j is None else _figure(row[j]) for j in across] for row in values]
     label = _widest(rows) + 1
     figure = max(len(text) for row in figures for text in row)
-    cells = [1 + max(figure, cell_len(name)) for name in columns]  # and one for the shade
+    cells = [1 + max(figure, cell_len(name)) for name in shown]  # and one for the shade
     fits = label + sum(cells) + len(cells) <= width
-    wide = " ".join(_pad(name, cell, right=True) for name, cell in zip(columns, cells, strict=True))
-    narrow = "".join(_pad(name[:2], 2) for name in columns)
+    wide = " ".join(_pad(name, cell, right=True) for name, cell in zip(shown, cells, strict=True))
+    narrow = "".join(_pad(_short(name), 2) for name in shown)
     lines = [Text(" " * label + (wide if fits else narrow), "dim")]
-    for name, row, texts in zip(rows, values, figures, strict=True):
-        line = Text(_pad(name, label))
-        for value, text, cell in zip(row, texts, cells, strict=True):
+    for i in middle_out(len(rows)):
+        if i is None:
+            lines.append(Text("⋮", "dim"))
+            continue
+        line = Text(_pad(rows[i], label))
+        for j, text, cell in zip(across, figures[i], cells, strict=True):
+            value = None if j is None else values[i][j]
             share = 0.0 if value is None else (value - low) / ((high - low) or 1.0)
             shade = SHADES[round(share * (len(SHADES) - 1))]
             ink = text.rjust(cell) + shade if fits else 2 * ("·" if value is None else shade)
+            if j is None:
+                ink = ink if fits else f"{GAP} "
             line.append(ink, "dim" if value is None else _tile(value / largest))
         lines.append(line)
     return lines
 
 
+def middle_out(count: int, most: int = MOST_TOKENS) -> list[int | None]:
+    """The numbers from 0 to `count`; of more than `most`, the first two thirds and the last, with
+    None between them for those that are left out."""
+    if count <= most:
+        return list(range(count))
+    last = most // 3
+    return [*range(most - 1 - last), None, *range(count - last, count)]
+
+
+def _short(name: str) -> str:
+    """A label of one character for a narrow column; wide ones (Chinese) take two cells."""
+    if cell_len(name) <= 2 and not name.startswith("<"):
+        return name
+    return "<" if name.startswith("<") else "□"
+
+
 def strip(titled: Mapping[str, Sequence[str]], width: int) -> list[Text]:
-    """Labels side by side, wrapped at the width: tokens above their ids."""
+    """Labels side by side, wrapped at the width: tokens above their ids. Of more than 60 labels the
+    middle is left out."""
+    chosen = middle_out(len(next(iter(titled.values()))), MOST_LABELS)
+    titled = {
+        title: [GAP if i is None else labels[i] for i in chosen] for title, labels in titled.items()
+    }
     cells = [2 + _widest(column) for column in zip(*titled.values(), strict=True)]
     title_width = 2 + _widest(list(titled))
     breaks, used = [0], title_width
@@ -114,7 +145,7 @@ def guesses(
     width: int,
 ) -> list[Text]:
     """The most probable tokens of each row as bars, after the correct one. If only some rows have
-    a correct token, only these are shown."""
+    a correct token, only these are shown. Of more than 25 rows the middle is left out."""
     label, names = _widest(rows) + 1, _widest(columns) + 1
     room = width - label - names - len("0.00   ")
     guess = names + len("0.00   ")  # and a bar
@@ -125,10 +156,14 @@ def guesses(
     if any(answers):
         header = f"{'':{label}}{_pad('answer', names + 7)}most probable"
         lines.append(Text(header, "dim"))
-    for name, row, answer in zip(rows, values, answers or [None] * len(rows), strict=True):
-        if any(answers) and answer is None:
+    shown = [i for i in range(len(rows)) if not any(answers) or answers[i] is not None]
+    for place in middle_out(len(shown)):
+        if place is None:
+            lines.append(Text("⋮", "dim"))
             continue
-        line = Text(_pad(name, label))
+        i = shown[place]
+        row, answer = values[i], answers[i] if answers else None
+        line = Text(_pad(rows[i], label))
         if answer is not None:
             line.append(_pad(answer, names), "bold")
             line.append(f"{row[columns.index(answer)]:.2f}   ")

@@ -21,7 +21,7 @@ from regard.view import terminal
 from regard.view.steps import Row, Step, Targets, Walk
 
 SPECIALS = ("<bos>", "<eos>", "<cls>", "<mask>")
-LONGEST = 24  # characters: a matrix of them still fits on a screen
+LONGEST = 300  # characters: a few lines of text; tables show the first and the last of them
 SMALL = {"d_model": 16, "heads": 2, "d_ff": 32, "dropout": 0.0}
 LAYERS = 2  # of each stack that the style has
 WIDEST = 100  # cells
@@ -51,8 +51,7 @@ def vocabulary(text: str, target: str | None) -> list[str]:
             raise InputError(f"the {what} is empty: give at least one character")
         if len(characters) > LONGEST:
             raise InputError(
-                f"the {what} has {len(characters)} characters, too many for a screen: "
-                f"give at most {LONGEST}"
+                f"the {what} has {len(characters)} characters, but at most {LONGEST} can be shown"
             )
     return [*SPECIALS, *dict.fromkeys(text + (target or ""))]
 
@@ -137,6 +136,10 @@ def draw(step: Step, width: int) -> list[Text]:
     where = (step.shown, f"section {step.section}" if step.section else "")
     title.append("".join(f"  {text}" for text in where if text), "dim")
     shape = f"{step.shape} {step.dimensions}"
+    head = [title]
+    if title.cell_len + 2 + len(shape) > width:
+        title = Text()
+        head.append(title)
     title.append(shape.rjust(width - title.cell_len), "bold cyan")
     indent, gap = 5, 2
     room = width - indent - gap
@@ -145,9 +148,9 @@ def draw(step: Step, width: int) -> list[Text]:
     table = picture(step, room - text if step.picture == "vectors" else room)
     if max(line.cell_len for line in table) <= room - text:
         sentence = terminal.wrap(step.sentence, text)
-        return [title, *terminal.side_by_side(sentence, table, indent, indent + text + gap)]
+        return [*head, *terminal.side_by_side(sentence, table, indent, indent + text + gap)]
     lines = [Text(line) for line in terminal.wrap(step.sentence, room)]
-    return [title, *(Text(" " * indent).append(line) for line in (*lines, *table))]
+    return [*head, *(Text(" " * indent).append(line) for line in (*lines, *table))]
 
 
 def picture(step: Step, width: int) -> list[Text]:

@@ -84,7 +84,7 @@ def test_another_seed_is_another_answer_and_the_same_seed_the_same(folder, trans
         ("--temperature 1 --top-p nan", "decoding.top_p must be a finite number, not nan"),
         ("--temperature 1 --top-p 0", "decoding.top_p must be above 0, not 0.0"),
         ("--temperature 1 --top-k -2", "decoding.top_k must be at least 0, not -2"),
-        ("--dtype float16", "argument --dtype: invalid choice: 'float16'"),
+        ("--dtype float16", "--dtype must be auto, float32, bfloat16 or int8, not 'float16'"),
         ("--model /nowhere", "/nowhere is not a model: it has no config.yaml"),
     ],
 )
