@@ -197,7 +197,7 @@ int64_t step(const Stack* stack, const Cache* cache, const Beams* beams, float* 
         if (!advance) return;
         team.each(rows * pieces, [&](long piece) {
             long r = piece / pieces, start = piece % pieces * PIECE;
-            bool early = time < beams->least[r / width];
+            bool early = time < beams->min_steps[r / width];
             t.pieces[piece] = look_through(
                 logits + r * stride + start, start, std::min(PIECE, vocabulary - start),
                 early ? beams->eos : -1, most, t.best + piece * most);
