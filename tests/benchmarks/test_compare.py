@@ -151,8 +151,8 @@ def test_every_precision_of_ours_and_of_the_peers_takes_part():
     options = argparse.Namespace(dtype=["float32", "bfloat16", "int8"], device="cpu", threads=2)
     config = ModelConfig.preset("tiny", vocabulary_size=100)
     peers = ["huggingface", "ctranslate2", "pytorch"]
-    found = entrants(config, decoder_programs.TRANSLATORS, peers, "folder", options)
-    assert [entrant.label for entrant in found] == [
+    chosen = entrants(config, decoder_programs.TRANSLATORS, peers, "folder", options)
+    assert [entrant.label for entrant in chosen] == [
         "regard float32", "regard bfloat16", "regard int8",
         "Hugging Face float32", "Hugging Face bfloat16",
         "CTranslate2 float32", "CTranslate2 int8", "CTranslate2 int8, two workers",

@@ -64,10 +64,10 @@ def test_keeping_replaces_the_rows_of_the_run_and_no_others(options, capsys):
     log.hardware = ROW.hardware
     log.add(ROW.work, ROW.dtype, 500.0, "tokens/s", ROW.peer, 100.0, 0.25)
     assert log.close() == 0
-    kept = read(options.ratios)
-    assert kept[ROW.key].ratio == 5.0
-    assert kept[ROW.key].command == "python -m benchmarks decode --batches 1"
-    assert len(kept) == 2
+    stored = read(options.ratios)
+    assert stored[ROW.key].ratio == 5.0
+    assert stored[ROW.key].command == "python -m benchmarks decode --batches 1"
+    assert len(stored) == 2
     assert "1 rows stored" in capsys.readouterr().out
 
 

@@ -44,8 +44,8 @@ def make(tmp_path_factory):
             "# A model\n\n- command: `regard train --train /home/someone/data/built-in/train.en`\n"
         )
         (out / "README.md").write_text(card, encoding="utf-8")
-        told = {"step": 1, "final": "last", "loss": 2.5}
-        (out / "metrics.jsonl").write_text(json.dumps(told) + "\n", encoding="utf-8")
+        record = {"step": 1, "final": "last", "loss": 2.5}
+        (out / "metrics.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
         (out / "model.safetensors").write_bytes(to_bytes(dict(model.state_dict())))
         task.save(out)
         return out

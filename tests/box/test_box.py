@@ -113,8 +113,8 @@ def test_info_lists_the_box_with_sizes_and_scores(stand_in, call):
         f"box:{task}" for task in task_names() if task in contents()
     ]
     for row in rows:
-        told = json.loads(call("info", row["model"], "--json")[1])
-        assert row["parameters"] == told["parameters"]
+        info = json.loads(call("info", row["model"], "--json")[1])
+        assert row["parameters"] == info["parameters"]
         assert row["bytes"] == sum(p.stat().st_size for p in Path(row["folder"]).iterdir())
         assert row["scores"]["loss"] == 2.5
     code, out, _ = call("info")

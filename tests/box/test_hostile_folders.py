@@ -51,7 +51,7 @@ def use(folder, out, everything=True):
             (regard.pack, folder, out), (read_curves, folder, "run"), (final_scores, folder),
             (Checkpoints(folder).check, 1),
         ]  # fmt: skip
-    return [said for reader, *arguments in readers if (said := run(reader, *arguments))]
+    return [message for reader, *arguments in readers if (message := run(reader, *arguments))]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -60,10 +60,10 @@ def test_a_hostile_folder_is_used_or_refused_in_one_line(name, folder, tmp_path)
     VARIANTS[name](tmp_path / "model")
     signal.alarm(SLOW)
     try:
-        said = use(tmp_path / "model", tmp_path / "packed", everything=":" in name)
+        message = use(tmp_path / "model", tmp_path / "packed", everything=":" in name)
     finally:
         signal.alarm(0)
-    for line in said:
+    for line in message:
         assert line.isprintable()
         assert len(line) < 1_000
 
@@ -125,8 +125,8 @@ def test_the_worst_take_little_time_and_memory(folder, tmp_path):
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == len(WORST)
-    for number, said, megabytes, seconds in lines:
+    for number, message, megabytes, seconds in lines:
         name = WORST[int(number)]
-        assert said, name
+        assert message, name
         assert megabytes < 500, name
         assert seconds < 3, name  # of one core, for two verbs; below 1 is usual

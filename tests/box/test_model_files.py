@@ -137,7 +137,7 @@ def test_weights_with_nan_or_infinity_are_refused_by_every_verb(make, tmp_path, 
     assert not_finite(weights) == "encoder.final_norm.weight"
     (folder / "model.safetensors").write_bytes(to_bytes(weights))
     (tmp_path / "a.tsv").write_text("good\tYes.\nbad\tNo.\n" * 9)
-    said = f"{folder / 'model.safetensors'}: encoder.final_norm.weight contains NaN or infinity"
+    message = f"{folder / 'model.safetensors'}: encoder.final_norm.weight contains NaN or infinity"
     for words in (
         ["classify", TEXT, "-m", folder], ["embed", TEXT, "-m", folder],
         ["evaluate", "-m", folder, "--data", tmp_path / "a.tsv"],
@@ -147,7 +147,7 @@ def test_weights_with_nan_or_infinity_are_refused_by_every_verb(make, tmp_path, 
     ):  # fmt: skip
         code, out, err = call(*words)
         assert (code, out) == (2, "")
-        assert said in err
+        assert message in err
         assert err.count("\n") == 1
 
 
@@ -200,7 +200,7 @@ def test_a_configuration_survives_being_written_and_read(tmp_path):
     assert Config.load(tmp_path / "config.yaml") == config
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "message"), [
     ("info --set model.encoder_layers=1000000", "model.encoder_layers must be at most 1,000, not 1000000"),
     (f"info --set model.window={10**30}", f"model.window must be at most 1,000,000,000, not {10**30}"),
     ("info --set model.d_model=1000000", "a model with 72,086,296,024,576 parameters is too large"),
@@ -214,11 +214,11 @@ def test_a_configuration_survives_being_written_and_read(tmp_path):
     (f"TRAIN --set training.clip=1{'0' * 400}", "training.clip must be a finite number, not inf"),
     ("TRAIN --set training.steps=1000000000000000", "training.steps must be at most 1,000,000,000"),
 ], ids=str)  # fmt: skip
-def test_every_number_has_an_upper_bound(words, said, call, tmp_path):
+def test_every_number_has_an_upper_bound(words, message, call, tmp_path):
     train = f"train --task fill --train nowhere.txt --out {tmp_path / 'run'}"
     code, out, err = call(*words.replace("TRAIN", train).split())
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1
 
 

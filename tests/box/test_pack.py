@@ -66,8 +66,8 @@ def test_in_int8_a_packed_model_says_what_the_other_says(make, tmp_path, changes
     folder = make("translate", changes)
     regard.pack(folder, tmp_path / "small")
     models = [regard.load(one, "cpu", "int8") for one in (folder, tmp_path / "small")]
-    said = [model.answers(TEXTS, beam=2) for model in models]
-    for one, other in zip(*said, strict=True):
+    message = [model.answers(TEXTS, beam=2) for model in models]
+    for one, other in zip(*message, strict=True):
         assert one.tokens == other.tokens
         assert one.logprobs == other.logprobs  # to the last bit
     scored = [[a.logprob for a in model.score([(t, t) for t in TEXTS if t])] for model in models]
@@ -120,7 +120,7 @@ def test_folders_of_this_machine_are_not_carried_along(small):
     assert card.count(NOTE) == 1
 
 
-@pytest.mark.parametrize(("text", "kept"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ("/data/a/b.txt", "a/b.txt"),
     ("`--train /x/y/z.xz /x/y/w.xz`", "`--train y/z.xz y/w.xz`"),
     ("see https://example.org/some/page/here", "see https://example.org/some/page/here"),
@@ -131,11 +131,11 @@ def test_folders_of_this_machine_are_not_carried_along(small):
     ("(file:///home/me/x/y.en)", "(x/y.en)"),
     ("--train=C:/Users/me/x/y.en", "--train=x/y.en"),
 ])  # fmt: skip
-def test_names_lose_folders_only_where_they_begin_at_the_root(text, kept):
-    assert portable(text) == kept
+def test_names_lose_folders_only_where_they_begin_at_the_root(text, expected):
+    assert portable(text) == expected
 
 
-@pytest.mark.parametrize(("path", "kept"), [
+@pytest.mark.parametrize(("path", "expected"), [
     ("/tmp/x/John Doe/data/train.tsv", "data/train.tsv"),
     ("/home/me/John Doe/train (1).tsv", "John Doe/train (1).tsv"),
     ("/home/o'brien/data/x/train.en", "x/train.en"),
@@ -147,7 +147,7 @@ def test_names_lose_folders_only_where_they_begin_at_the_root(text, kept):
     ("my data (1)/sets/x/train.en", "my data (1)/sets/x/train.en"),
     ("../../x/y/train.en", "../../x/y/train.en"),
 ])  # fmt: skip
-def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, kept):
+def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, expected):
     shutil.copytree(run, tmp_path / "run")
     config = Config.load(run / "config.yaml")
     config = replace(config, data=replace(config.data, train=[path, f"{path}.de"], valid=[path]))
@@ -163,9 +163,9 @@ def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, ke
     (tmp_path / "run/README.md").write_text(written, encoding="utf-8")
     regard.pack(tmp_path / "run", tmp_path / "small")
     data = Config.load(tmp_path / "small/config.yaml").data
-    assert (data.train, data.valid) == ([kept, f"{kept}.de"], [kept])
-    said = (tmp_path / "small/README.md").read_text(encoding="utf-8")
-    assert said == card(kept, "b's own/c d") + f"\n{NOTE}\n"
+    assert (data.train, data.valid) == ([expected, f"{expected}.de"], [expected])
+    message = (tmp_path / "small/README.md").read_text(encoding="utf-8")
+    assert message == card(expected, "b's own/c d") + f"\n{NOTE}\n"
     regard.pack(tmp_path / "small", tmp_path / "again")
     assert content(tmp_path / "again") == content(tmp_path / "small")
 
@@ -187,9 +187,9 @@ def test_the_command_says_how_small_it_became(run, tmp_path, call):
     assert code == 0
     assert f"{tmp_path / 'small'} is ready" in out
     code, out, _ = call("pack", run, "--out", tmp_path / "other", "--json")
-    told = json.loads(out)
-    assert told["size"] == sum(map(len, content(tmp_path / "other").values()))
-    assert told["parameters"] == sum(
+    summary = json.loads(out)
+    assert summary["size"] == sum(map(len, content(tmp_path / "other").values()))
+    assert summary["parameters"] == sum(
         tensor.numel() for tensor in regard.load(run).transformer.state_dict().values()
     )
 
@@ -199,13 +199,13 @@ def test_what_is_no_finished_model_is_refused_and_leaves_nothing(run, tmp_path, 
     unfinished.mkdir()
     (unfinished / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
     (tmp_path / "text").mkdir()
-    for folder, said in (
+    for folder, message in (
         (unfinished, "its training has not ended"),
         (tmp_path / "text", "no config.yaml"),
     ):
         code, out, err = call("pack", folder, "--out", tmp_path / "small")
         assert (code, out) == (2, "")
-        assert said in err
+        assert message in err
         assert err.count("\n") == 1
         assert not (tmp_path / "small").exists()
 

@@ -67,7 +67,7 @@ def test_no_file_names_a_folder_of_the_machine_it_was_made_on(task):
             assert str(ROOT) not in path.read_text(encoding="utf-8"), path
 
 
-SAID = {
+EXPECTED = {
     "translate": ("How much does this bicycle cost?", r"[Ff]ahrrad|\bRad\b"),
     "classify": ("A wonderful, moving film.", r"^[^\t\n]+\t[01]\.\d+\n$"),
     "fill": ("This is one of the <mask> movies I have ever seen.", r"\t.*\b(best|worst)\b"),
@@ -78,7 +78,7 @@ SAID = {
 
 @each_model
 def test_what_is_in_the_box_answers(task, call):
-    text, expected = SAID[task]
+    text, expected = EXPECTED[task]
     code, out, err = call(task, text, "--device", "cpu")
     assert code == 0, err
     assert re.search(expected, out, re.DOTALL), out
@@ -96,9 +96,9 @@ def test_the_embedder_finds_what_is_meant(tmp_path, monkeypatch):
     lines = ["A man is playing a guitar.", "The stock market fell today.", "A cat is sleeping."]
     (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
     model = regard.load("box:embed", "cpu")
-    for query, wanted in [("Someone plays an instrument.", 1), ("Eine Katze schläft.", 3)]:
+    for query, expected_line in [("Someone plays an instrument.", 1), ("Eine Katze schläft.", 3)]:
         ((hit, *_),) = model.search(query, tmp_path / "lines.txt")
-        assert hit.line == wanted
+        assert hit.line == expected_line
 
 
 def test_the_wheel_has_every_file_of_the_package(tmp_path):
@@ -126,6 +126,6 @@ def test_the_wheel_has_every_file_of_the_package(tmp_path):
     wheel = tree / done.stdout.splitlines()[-1]
     with zipfile.ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if name.startswith("regard/")}
-    wanted = {path.relative_to(ROOT / "src").as_posix() for path in shipped()}
-    assert inside == wanted | {f"regard/box/answer/{name}" for name in FILES}
+    expected_line = {path.relative_to(ROOT / "src").as_posix() for path in shipped()}
+    assert inside == expected_line | {f"regard/box/answer/{name}" for name in FILES}
     assert wheel.stat().st_size < MOST

@@ -50,8 +50,8 @@ def test_a_packed_model_is_scored_like_the_full_one_and_its_card_has_both_scores
     assert str(folder) not in text
     assert Config.load(folder / "box/generate/config.yaml").data.train == ["plays.txt"]
     for pairs in result["packed"]["examples"].values():
-        for given, output in pairs:
-            assert output.removeprefix(given).strip() in text
+        for source, output in pairs:
+            assert output.removeprefix(source).strip() in text
 
 
 def test_scores_of_the_same_packed_weights_are_reused(boxed_run):

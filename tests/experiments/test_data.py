@@ -35,9 +35,9 @@ def test_a_held_out_test_set_shares_no_sentence_with_the_rest_nor_with_the_devel
 
 @given(some_pairs)
 def test_families_are_the_pairs_that_share_a_sentence_directly_or_through_others(whole):
-    found = data.families(whole)
-    assert sorted(i for family in found for i in family) == list(range(len(whole)))
-    every = [keys([whole[i] for i in family]) for family in found]
+    groups = data.families(whole)
+    assert sorted(i for family in groups for i in family) == list(range(len(whole)))
+    every = [keys([whole[i] for i in family]) for family in groups]
     assert sum(map(len, every)) == len(set().union(*every))  # none is in two of them
 
 

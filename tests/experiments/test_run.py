@@ -41,9 +41,9 @@ def test_a_run_from_a_different_machine_is_scored_here_and_keeps_its_origin(tmp_
     monkeypatch.setattr(results, "hardware", None)  # must not be called: there is no GPU here
     recipe = Recipe("elsewhere", ("a.txt",), (), {"test": ("b.txt",)}, device="cuda")
     run.run_recipe(recipe, options)
-    kept = json.loads((tmp_path / "elsewhere.json").read_text())
-    assert (kept["machine"], kept["commit"]) == ("a GPU", "c0ffee")
-    assert (kept["steps"], kept["tokens_per_second"], kept["tests"]) == (2, 7, {"test": {"loss": 1.5}})  # fmt: skip
+    stored = json.loads((tmp_path / "elsewhere.json").read_text())
+    assert (stored["machine"], stored["commit"]) == ("a GPU", "c0ffee")
+    assert (stored["steps"], stored["tokens_per_second"], stored["tests"]) == (2, 7, {"test": {"loss": 1.5}})  # fmt: skip
     assert [words[0] for words in called] == ["evaluate"]
 
 

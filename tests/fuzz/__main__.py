@@ -62,10 +62,10 @@ def repeat(seed: int, number: int, out: Path) -> int:
     print(f"{result.cpu:.1f} s of processor time, {result.memory / 2**20:,.0f} MB")
     print(f"--- standard output\n{result.stdout[:3000].decode('utf-8', 'replace')}")
     print(f"--- standard error\n{result.stderr[-5000:]}---")
-    found = faults(result)
-    for fault in found:
+    problems = faults(result)
+    for fault in problems:
         print(f"FAULT {fault.signature} {fault.detail}")
-    return bool(found)
+    return bool(problems)
 
 
 def campaign(seed: int, numbers: range, jobs: int, out: Path) -> int:
@@ -94,13 +94,13 @@ def campaign(seed: int, numbers: range, jobs: int, out: Path) -> int:
 
 def record(result: Result) -> Record:
     """A line of results.jsonl."""
-    found = faults(result)
+    problems = faults(result)
     return {
         "number": result.call.number, "verb": " ".join(result.call.verb), "code": result.code,
         "hang": result.hang, "seconds": round(result.seconds, 2), "cpu": round(result.cpu, 2),
         "memory": result.memory, "real": result.call.real, "command": command_line(result),
-        "changes": result.call.changes, "faults": [list(fault) for fault in found],
-        "stderr": result.stderr[-2000:] if found or result.code else "",
+        "changes": result.call.changes, "faults": [list(fault) for fault in problems],
+        "stderr": result.stderr[-2000:] if problems or result.code else "",
     }  # fmt: skip
 
 

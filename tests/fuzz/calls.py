@@ -83,10 +83,10 @@ def leaves(parser: argparse.ArgumentParser, verb: Verb = ()) -> dict[Verb, argpa
     """The parsers of all verbs: ("view", "walk") and so on."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found: dict[Verb, argparse.ArgumentParser] = {}
+            commands: dict[Verb, argparse.ArgumentParser] = {}
             for name, child in action.choices.items():
-                found |= leaves(child, (*verb, name))
-            return found
+                commands |= leaves(child, (*verb, name))
+            return commands
     return {verb: parser}
 
 

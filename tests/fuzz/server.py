@@ -54,29 +54,29 @@ def import_everything() -> None:
 
 def prepare(folder: Path) -> Path:
     """The stock in `folder`: data, trained models, and native code; created only once."""
-    made = folder / "stock"
-    if (made / "ready").is_file():
-        return made
-    shutil.rmtree(made, ignore_errors=True)
-    stock.write_data(made / "data")
-    (made / "models").mkdir()
-    stock.copy_native(made / "native")
-    environment = {"REGARD_CACHE": str(made / "cache")}
-    (made / "cache").mkdir()
-    (made / "cache" / "native").symlink_to(made / "native")
+    built = folder / "stock"
+    if (built / "ready").is_file():
+        return built
+    shutil.rmtree(built, ignore_errors=True)
+    stock.write_data(built / "data")
+    (built / "models").mkdir()
+    stock.copy_native(built / "native")
+    environment = {"REGARD_CACHE": str(built / "cache")}
+    (built / "cache").mkdir()
+    (built / "cache" / "native").symlink_to(built / "native")
     pids = []
     for model in stock.MODELS:
         pid = os.fork()
         if not pid:
             os.environ.update(environment)
-            os.chdir(made / "data")
+            os.chdir(built / "data")
             run_main([word.encode() for word in stock.training_command(model)])
         pids.append(pid)
         if len(pids) == 2:
             wait_for_training(pids)
     wait_for_training(pids)
-    (made / "ready").touch()
-    return made
+    (built / "ready").touch()
+    return built
 
 
 def wait_for_training(pids: list[int]) -> None:
@@ -186,10 +186,12 @@ class Server:
 
     def environment(self, call: Call, folder: Path) -> None:
         source = str(Path(sys.modules["regard"].__path__[0]).parent)
-        kept = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ}
+        variables = {
+            name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV") if name in os.environ
+        }
         tempfile.tempdir = None  # forget the choice of the parent process
         os.environ.clear()
-        os.environ.update(kept | {
+        os.environ.update(variables | {
             "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "LANG": "C.UTF-8",
             "REGARD_CACHE": str(folder / "cache"), "PYTHONPATH": source, "TERM": "xterm",
             "MPLCONFIGDIR": str(folder / "home"), "OMP_NUM_THREADS": "1",
@@ -217,7 +219,7 @@ def feed(path: Path) -> None:
 def standard_streams(call: Call, folder: Path) -> tuple[int, int]:
     """Descriptors of standard input and output; -1: closed."""
     places = {"file": str(folder / "work" / "stdin"), "null": "/dev/null", "zero": "/dev/zero"}
-    given = -1 if call.stdin == "closed" else os.open(places[call.stdin], os.O_RDONLY)
+    input_file = -1 if call.stdin == "closed" else os.open(places[call.stdin], os.O_RDONLY)
     if call.stdout == "left":
         reader, out = os.pipe()
         os.close(reader)
@@ -226,7 +228,7 @@ def standard_streams(call: Call, folder: Path) -> tuple[int, int]:
     else:
         name = "/dev/full" if call.stdout == "full" else str(folder / "stdout")
         out = os.open(name, os.O_WRONLY | os.O_CREAT)
-    return given, out
+    return input_file, out
 
 
 def connect(streams: tuple[int, int], err: int) -> None:

@@ -56,7 +56,7 @@ def small_stock(tmp_path):
 
 
 def test_a_call_is_a_function_of_seed_and_number(small_stock, tmp_path):
-    def made(name, seed, number):
+    def call_number(name, seed, number):
         folder = tmp_path / name / str(number)
         folder.mkdir(parents=True)
         call = make_call(seed, number, folder, small_stock)
@@ -71,9 +71,9 @@ def test_a_call_is_a_function_of_seed_and_number(small_stock, tmp_path):
         return call, files
 
     some = range(60)
-    first = [made("first", 5, number) for number in some]
-    assert first == [made("again", 5, number) for number in some]
-    assert sum(a[0].words == made("other", 6, a[0].number)[0].words for a in first) < 10
+    first = [call_number("first", 5, number) for number in some]
+    assert first == [call_number("again", 5, number) for number in some]
+    assert sum(a[0].words == call_number("other", 6, a[0].number)[0].words for a in first) < 10
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_a_call_is_a_function_of_seed_and_number(small_stock, tmp_path):
 )  # fmt: skip
 def test_oracles(code, stdout, stderr, more, signature, tmp_path):
     call = Call(**{"number": 1, "verb": ("info",), "words": [b"info"], **more})
-    found = faults(Result(call, code, "", 0.1, 0.1, 10**8, stdout, stderr, tmp_path))
-    assert len(found) == (signature is not None)
-    assert signature is None or found[0].signature.startswith(signature)
+    problems = faults(Result(call, code, "", 0.1, 0.1, 10**8, stdout, stderr, tmp_path))
+    assert len(problems) == (signature is not None)
+    assert signature is None or problems[0].signature.startswith(signature)
 
 
 def test_hangs_memory_and_leftovers_are_faults(tmp_path):
@@ -113,8 +113,8 @@ def test_hangs_memory_and_leftovers_are_faults(tmp_path):
     assert faults(hung)[0].signature == "hang: info waits forever"
     (tmp_path / ".tmp-5-run").touch()
     large = Result(call, 0, "", 0.1, 0.1, 2 * 2**30, b"", "", tmp_path)
-    found = [fault.signature for fault in faults(large)]
-    assert found == ["memory: info", "temporary files left: info"]
+    problems = [fault.signature for fault in faults(large)]
+    assert problems == ["memory: info", "temporary files left: info"]
 
 
 def test_amounts_of_work_are_small_or_absurd():

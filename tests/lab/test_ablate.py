@@ -76,8 +76,8 @@ def test_a_row_differs_from_the_base_in_what_it_says_and_in_nothing_else():
             before, now = (vars(getattr(config, section)) for config in (base, row.config))
             changed = {f"{section}.{key}" for key in now if now[key] != before[key]}
             derived = {"training.learning_rate"} if "model.d_model" in row.changes else set()
-            said = {key for key in row.changes if key.startswith(section)}
-            assert changed - derived <= said, row.name
+            expected_changes = {key for key in row.changes if key.startswith(section)}
+            assert changed - derived <= expected_changes, row.name
         assert row.config != base
     names = [row.name for row in rows]
     assert len(set(names)) == len(names)
@@ -118,10 +118,10 @@ def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
 # ---- measures -------------------------------------------------------------------------------
 
 
-def made_up(tmp_path, scores, curves=()):
+def make_results(tmp_path, scores, curves=()):
     """Results of made-up runs: {row: [BLEU of each seed]}, and the validations on the way."""
     rows, _ = make_variants([name for name in scores if name != BASE], builder("tiny"))
-    found = []
+    outcomes = []
     for row in rows:
         runs = []
         for seed, score in enumerate(scores[row.name]):
@@ -131,8 +131,8 @@ def made_up(tmp_path, scores, curves=()):
             lines.append({"step": 9, "final": "last", "bleu": score, "loss": math.log(5.0)})
             (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
             runs.append(run)
-        found.append(VariantResult(row, runs))
-    return found
+        outcomes.append(VariantResult(row, runs))
+    return outcomes
 
 
 def test_differences_are_means_over_seeds_with_students_p_and_holms_correction(tmp_path):
@@ -141,9 +141,9 @@ def test_differences_are_means_over_seeds_with_students_p_and_holms_correction(t
         "A-heads-1": [20.0, 21.0, 20.5],
         "E-learned": [30.5, 31, 31],
     }
-    found = made_up(tmp_path, scores)
-    compare(found)
-    worse, same = found[1].difference, found[2].difference
+    outcomes = make_results(tmp_path, scores)
+    compare(outcomes)
+    worse, same = outcomes[1].difference, outcomes[2].difference
     assert worse.value == pytest.approx(20.5 - 31)
     assert same.value == pytest.approx(92.5 / 3 - 31)
     pooled = pool(list(scores.values()))
@@ -152,24 +152,24 @@ def test_differences_are_means_over_seeds_with_students_p_and_holms_correction(t
     assert [worse.p, same.p] == alone
     assert worse.adjusted == pytest.approx(2 * alone[0])
     assert (worse.significant, same.significant) == (True, False)
-    assert found[0].difference is None
+    assert outcomes[0].difference is None
     expected = {"value": 20.5, "seeds": scores["A-heads-1"], "spread": 0.5}
-    assert found[1].to_dict()["valid_bleu"] == expected
-    assert found[1].to_dict()["perplexity"]["value"] == pytest.approx(5.0)
+    assert outcomes[1].to_dict()["valid_bleu"] == expected
+    assert outcomes[1].to_dict()["perplexity"]["value"] == pytest.approx(5.0)
 
 
 def test_time_to_quality_is_the_first_validation_that_reached_it_times_the_time_of_a_step(tmp_path):
     curves = {BASE: [(3, 10.0), (6, 18.5), (9, 20.0)], "A-heads-1": [(3, 17.9), (6, 18.0), (9, 3)],
               "E-learned": [(9, 17.9)]}  # fmt: skip
     scores = {BASE: [20.0, 20.0], "A-heads-1": [3.0, 3.0], "E-learned": [17.9, 17.9]}
-    found = made_up(tmp_path, scores, curves)
-    compare(found)
-    assert [one.reached for one in found] == [[6, 6], [6, 6], [None, None]]
-    found[0].ms = 500.0
-    assert found[0].seconds_to_quality == pytest.approx(3.0)
-    assert found[2].seconds_to_quality is None
-    found[0].reached = [6, None]
-    assert found[0].seconds_to_quality is None, "a mean over those that got there would flatter"
+    outcomes = make_results(tmp_path, scores, curves)
+    compare(outcomes)
+    assert [one.reached for one in outcomes] == [[6, 6], [6, 6], [None, None]]
+    outcomes[0].ms = 500.0
+    assert outcomes[0].seconds_to_quality == pytest.approx(3.0)
+    assert outcomes[2].seconds_to_quality is None
+    outcomes[0].reached = [6, None]
+    assert outcomes[0].seconds_to_quality is None, "a mean over those that got there would flatter"
 
 
 def test_few_variants_are_timed_together_with_the_base_and_each_variant_once(tmp_path):
@@ -215,13 +215,13 @@ def folder(tmp_path_factory):
         yield folder
 
 
-def given(folder, *splits):
+def data_options(folder, *splits):
     return [w for s in splits for w in (f"--{s}", folder / f"{s}.en", folder / f"{s}.de")]
 
 
 @pytest.fixture(scope="module")
 def arguments(folder):
-    return [*given(folder, "train", "valid"), "--out", folder / "lab", *SMALL,
+    return [*data_options(folder, "train", "valid"), "--out", folder / "lab", *SMALL,
             "--rows", "A-heads-1"]  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def first(folder, arguments):
 def second(first, folder, arguments):
     """The same again, with the hindrance gone, on test data, as an object."""
     before = weights(folder)
-    test = given(folder, "test")
+    test = data_options(folder, "test")
     out, err, code = regard(*arguments, *test, "--seed", "1", "2", "--json", "--quiet")
     assert (code, err) == (0, "")
     after = weights(folder)
@@ -315,11 +315,11 @@ def test_one_seed_is_compared_by_the_bootstrap_over_examples(second, arguments, 
     assert code == 0
     assert weights(folder) == before
     assert "paired bootstrap over 20 examples" in " ".join(out.split())
-    found = json.loads((folder / "lab" / "ablate.json").read_text())
-    for row, then in zip(found["rows"], second["rows"], strict=True):
+    outcomes = json.loads((folder / "lab" / "ablate.json").read_text())
+    for row, then in zip(outcomes["rows"], second["rows"], strict=True):
         assert row["valid_bleu"]["seeds"] == then["valid_bleu"]["seeds"][:1]
         assert row["interval"][0] <= row["interval"][1]
-    assert 0 < found["rows"][1]["difference"]["p"] <= 1
+    assert 0 < outcomes["rows"][1]["difference"]["p"] <= 1
 
 
 def test_other_settings_do_not_mix_with_those_of_the_folder(second, arguments):
@@ -338,12 +338,15 @@ def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, argu
     monkeypatch.setattr(experiment, "COMMAND", command)
     where = ["--data", str(folder), "--runs", str(folder), "--out", str(folder / "results")]
     experiment.main([*where, "--where", "a machine"])
-    kept = json.loads((folder / "results" / "ablate.json").read_text())
-    assert kept["rows"][1]["valid_bleu"] == second["rows"][1]["valid_bleu"]
-    assert str(folder) not in json.dumps(kept["rows"])
-    kept["rows"][1]["difference"] |= {"value": -2.345, "adjusted": 0.01, "significant": True}
-    kept["skipped"], kept["failed"] = {"B-key-1": "no sense"}, {"E-learned": "seed 2: full disk"}
-    page = "\n".join(ablation(kept).values())
+    stored = json.loads((folder / "results" / "ablate.json").read_text())
+    assert stored["rows"][1]["valid_bleu"] == second["rows"][1]["valid_bleu"]
+    assert str(folder) not in json.dumps(stored["rows"])
+    stored["rows"][1]["difference"] |= {"value": -2.345, "adjusted": 0.01, "significant": True}
+    stored["skipped"], stored["failed"] = (
+        {"B-key-1": "no sense"},
+        {"E-learned": "seed 2: full disk"},
+    )
+    page = "\n".join(ablation(stored).values())
     row = next(line for line in page.splitlines() if line.startswith("| A-heads-1 |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1] == "h=1 d\\_k=16"
@@ -352,7 +355,7 @@ def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, argu
     assert "Left out: B-key-1: no sense." in page
     assert "Failed: E-learned: seed 2: full disk." in page
     assert "on a machine" in page
-    assert kept["train"].startswith("regard lab ablate --train")
+    assert stored["train"].startswith("regard lab ablate --train")
 
 
 @pytest.mark.parametrize(

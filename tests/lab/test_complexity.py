@@ -203,17 +203,17 @@ def test_what_is_predicted_is_enough_and_not_far_too_much(weighed):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     out = tmp_path_factory.mktemp("complexity")
-    printed, said, code = regard(
+    printed, errors, code = regard(
         "--lengths", 32, 64, 128, "--widths", 32, 64, "--window", 8, "--device", "cpu",
         "--out", out, "--quiet", "--json",
     )  # fmt: skip
-    assert (code, said) == (0, "")
+    assert (code, errors) == (0, "")
     return json.loads(printed), out
 
 
 def test_the_report_has_every_layer_with_its_counts_and_costs(report):
-    found, _ = report
-    rows = {row["kind"]: row for row in found["table"]}
+    result, _ = report
+    rows = {row["kind"]: row for row in result["table"]}
     assert tuple(rows) == LAYERS
     assert all(row["parameters_agree"] for row in rows.values())
     assert all(row["path_agrees"] for row in rows.values())
@@ -221,17 +221,17 @@ def test_the_report_has_every_layer_with_its_counts_and_costs(report):
     assert rows["lstm"]["in_d"]["exponent"] == pytest.approx(2)
     assert rows["lstm"]["in_n"]["exponent"] == pytest.approx(1)
     assert rows["attention"]["paths"] == [[32, 1], [64, 1], [128, 1]]
-    assert len(found["times"]) == len(LAYERS) * 3 * 2 * 2
-    assert all(point["seconds"] > 0 for point in found["times"])
-    assert len(found["notes"]) == len(NOTES)
-    assert {one["rival"] for one in found["crossings"]} == {"lstm", "gru", "convolution"}
-    assert [one["by_operations"] for one in found["crossings"] if one["rival"] == "lstm"][:2] == [64, 128]  # fmt: skip
+    assert len(result["times"]) == len(LAYERS) * 3 * 2 * 2
+    assert all(point["seconds"] > 0 for point in result["times"])
+    assert len(result["notes"]) == len(NOTES)
+    assert {one["rival"] for one in result["crossings"]} == {"lstm", "gru", "convolution"}
+    assert [one["by_operations"] for one in result["crossings"] if one["rival"] == "lstm"][:2] == [64, 128]  # fmt: skip
 
 
 def test_the_files_hold_what_is_reported(report):
-    found, out = report
-    kept = json.loads((out / "complexity.json").read_text(encoding="utf-8"))
-    assert kept == found
+    result, out = report
+    stored = json.loads((out / "complexity.json").read_text(encoding="utf-8"))
+    assert stored == result
     rows = list(csv.DictReader((out / "complexity.csv").open(encoding="utf-8")))
     one = [r for r in rows if (r["what"], r["kind"], r["n"]) == ("paths", "lstm", "128")]
     assert [r["measured"] for r in one] == ["128"]
@@ -256,20 +256,22 @@ def test_people_see_theory_beside_measurement(tmp_path, monkeypatch):
 
 
 def test_what_would_take_too_long_is_left_out_and_said():
-    found = measure_complexity(["attention"], [64, 256], [64], limit=1e-9, device="cpu", quiet=True)
-    assert [(p["n"], p["pass"]) for p in found.left_out] == [(256, "forward"), (256, "training")]
-    assert "would take about" in found.left_out[0]["why"]
-    assert make_report(found).to_dict()["table"][0]["longest"]["forward"]["n"] == 64
+    result = measure_complexity(
+        ["attention"], [64, 256], [64], limit=1e-9, device="cpu", quiet=True
+    )
+    assert [(p["n"], p["pass"]) for p in result.left_out] == [(256, "forward"), (256, "training")]
+    assert "would take about" in result.left_out[0]["why"]
+    assert make_report(result).to_dict()["table"][0]["longest"]["forward"]["n"] == 64
 
 
 def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked(monkeypatch):
     monkeypatch.setattr("regard.lab.complexity.measure.available_memory", lambda _: 8e6)
-    found = measure_complexity([], [64, 512], [32], window=8, limit=60.0, device="cpu", quiet=True)
-    assert {p["kind"] for p in found.left_out if p["n"] == 512} == {"reference"}
+    result = measure_complexity([], [64, 512], [32], window=8, limit=60.0, device="cpu", quiet=True)
+    assert {p["kind"] for p in result.left_out if p["n"] == 512} == {"reference"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "errors"),
     [
         (["--lengths", 1], "--lengths must be at least 2, not 1"),
         (["--widths", 96], "--widths 96: heads have 64 features, so give an even number up to 64 or a multiple of it"),
@@ -279,9 +281,9 @@ def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked
         (["--kinds", "gru", "gru"], "--kinds gru gru: a value is duplicated"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(arguments, said, tmp_path):
+def test_a_mistake_is_one_line_and_exit_code_2(arguments, errors, tmp_path):
     out, err, code = regard(*arguments, "--out", tmp_path / "out")
-    assert (out, err, code) == ("", f"regard: {said}\n", 2)
+    assert (out, err, code) == ("", f"regard: {errors}\n", 2)
     assert not (tmp_path / "out").exists()
 
 
@@ -308,11 +310,11 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path,
         "regard.lab.complexity.measure.count", lambda *_: pytest.fail("it was begun")
     )
     (tmp_path / "file").touch()
-    for out, said in (
+    for out, errors in (
         (tmp_path, f"{tmp_path} exists and was not created by regard lab complexity: choose a different --out"),
         (tmp_path / "file" / "out", f"{tmp_path}/file/out/regard-complexity cannot be written: {tmp_path}/file is not a folder"),
     ):  # fmt: skip
-        assert regard("--kinds", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {said}\n", 2)  # fmt: skip
+        assert regard("--kinds", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {errors}\n", 2)  # fmt: skip
 
 
 def test_one_length_has_no_exponent_and_so_no_mark(tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def test_the_norms_are_those_of_the_jacobian(name):
     """Over many random vectors the mean square is the Frobenius norm of torch's Jacobian."""
     model = make().new_model(name, 1).double()
     tokens = np.random.default_rng(1).integers(33, size=7)
-    found = root_mean_square(gradient_norms(model, [tokens] * 3000))
+    measured = root_mean_square(gradient_norms(model, [tokens] * 3000))
 
     source, table = torch.from_numpy(tokens), model.table("source")
 
@@ -56,8 +56,8 @@ def test_the_norms_are_those_of_the_jacobian(name):
     x = table(source).detach() * model.config.d_model**0.5
     jacobian = torch.autograd.functional.jacobian(last, x)  # [D, n, D]
     expected = jacobian.square().sum((0, 2)).sqrt().flip(0).numpy()
-    np.testing.assert_allclose(found, expected, rtol=0.06)
-    assert np.array_equal(found == 0, expected == 0)
+    np.testing.assert_allclose(measured, expected, rtol=0.06)
+    assert np.array_equal(measured == 0, expected == 0)
 
 
 CLOSED = [  # kind, layers, window, kernel -> how far back
@@ -103,9 +103,9 @@ def test_the_factor_of_an_exponential_is_found():
     steps = [1, 2, 4, 8]
     curve = 5 * 0.8 ** np.array(steps)
     assert decay(steps, curve) == pytest.approx(0.8)
-    found = factor(steps, np.stack([curve, 0.9 ** np.array(steps)]))
-    assert found["mean"] == pytest.approx(0.85)
-    assert found["deviation"] == pytest.approx(np.std([0.8, 0.9], ddof=1))
+    measured = factor(steps, np.stack([curve, 0.9 ** np.array(steps)]))
+    assert measured["mean"] == pytest.approx(0.85)
+    assert measured["deviation"] == pytest.approx(np.std([0.8, 0.9], ddof=1))
     assert factor(steps, curve[None])["deviation"] is None
 
 
@@ -150,23 +150,23 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     out = tmp_path / "path"
     options = ["--length", 12, "--d-model", 8, "--steps", 6, "--seed", 1, 2, "--out", out]
     assert lab("path", *options, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["distances"] == [1, 2, 4, 8, 11]
-    assert list(said["kinds"]) == list(LAYER_KINDS)
+    message = json.loads(capsys.readouterr().out)
+    assert message["distances"] == [1, 2, 4, 8, 11]
+    assert list(message["kinds"]) == list(LAYER_KINDS)
     for state in ("at initialisation", "after training"):
-        reached = {name: kind["states"][state]["reach"] for name, kind in said["kinds"].items()}
+        reached = {name: kind["states"][state]["reach"] for name, kind in message["kinds"].items()}
         assert reached == {
             "attention": 11, "restricted": 11, "lstm": 11, "gru": 11, "convolution": 2,
             "dilated": 4, "feed-forward": 0,
         }  # fmt: skip
-    assert said["kinds"]["convolution"]["states"]["after training"]["recalled"]["gradient"][2:] == [
+    assert message["kinds"]["convolution"]["states"]["after training"]["recalled"]["gradient"][2:] == [
         0, 0, 0,
     ]  # fmt: skip
-    assert said["kinds"]["gru"]["steps"] == [6, 6]
-    kept = json.loads((out / "path.json").read_text())
-    assert kept == said
-    assert kept["files"] == [str(out / f"path.{end}") for end in ("json", "csv", "png", "svg")]
-    assert all(Path(name).is_file() for name in kept["files"])
+    assert message["kinds"]["gru"]["steps"] == [6, 6]
+    stored = json.loads((out / "path.json").read_text())
+    assert stored == message
+    assert stored["files"] == [str(out / f"path.{end}") for end in ("json", "csv", "png", "svg")]
+    assert all(Path(name).is_file() for name in stored["files"])
     with (out / "path.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7 * 2 * 5
@@ -179,14 +179,14 @@ def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
     names = ["convolution", "feed-forward"]
     options = ["--length", 256, "--d-model", 8, "--steps", 1, "--seed", 1, "--kinds", *names]
     assert lab("path", *options, "--out", tmp_path / "p") == 0
-    said = capsys.readouterr().out
-    assert "…" not in said
-    rows = [line.split() for line in said.splitlines() if line.startswith("feed-forward")]
+    message = capsys.readouterr().out
+    assert "…" not in message
+    rows = [line.split() for line in message.splitlines() if line.startswith("feed-forward")]
     assert rows == [["feed-forward", *["0"] * 9, "0"]] * 2
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--length", 2], "--length must be at least 3, not 2"),
         (["--seconds", 0], "--seconds must be above 0, not 0"),
@@ -206,14 +206,14 @@ def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
         (["--d-model", 30], "--d-model must be a multiple of 4, not 30"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, capsys):
+def test_a_mistake_is_one_line_and_nothing_is_written(words, message, tmp_path, capsys):
     assert lab("path", *words, "--out", tmp_path / "path") == 2
-    assert capsys.readouterr().err.strip().removeprefix("regard: ") == said
+    assert capsys.readouterr().err.strip().removeprefix("regard: ") == message
     assert not (tmp_path / "path").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         # 2 sequences x (1e6 + 1) tokens x 2 layers x 90 x 64 numbers of 4 bytes
         (
@@ -228,11 +228,11 @@ def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, cap
     ],
 )
 def test_what_does_not_fit_memory_is_refused_with_the_sizes_that_make_the_estimate(
-    words, said, tmp_path, capsys, monkeypatch
+    words, message, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("regard.lab.common.memory.available_memory", lambda device: 2_000_000_000)
     assert lab("path", *words, "--out", tmp_path / "path") == 2
-    assert f"{said} " in (line := capsys.readouterr().err)
+    assert f"{message} " in (line := capsys.readouterr().err)
     assert " but 2.0 GB are free on the cpu" in line
     assert not (tmp_path / "path").exists()
 

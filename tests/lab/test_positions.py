@@ -76,13 +76,13 @@ def test_least_squares_finds_a_map_in_sinusoids_and_none_in_rows_of_chance():
 
 
 def test_a_map_fitted_on_few_positions_of_many_features_is_wrong_beyond_them():
-    found = by_name(linear_maps(32, 128, 10_000.0))
-    assert found["M_k by formula: error beyond"].agrees
-    assert found["M_k fitted: error between"].agrees
-    assert found["M_k fitted: error beyond"].measured > 0.1
-    assert not found["M_k fitted: error beyond"].agrees
-    assert found["independent rows of 96"].theory == 96
-    assert found["independent rows of 96"].measured < 96
+    computed = by_name(linear_maps(32, 128, 10_000.0))
+    assert computed["M_k by formula: error beyond"].agrees
+    assert computed["M_k fitted: error between"].agrees
+    assert computed["M_k fitted: error beyond"].measured > 0.1
+    assert not computed["M_k fitted: error beyond"].agrees
+    assert computed["independent rows of 96"].theory == 96
+    assert computed["independent rows of 96"].measured < 96
 
 
 @pytest.mark.parametrize(("size", "base"), [(2, 100.0), (4, 30.0), (16, 10_000.0)])
@@ -90,14 +90,16 @@ def test_the_nearest_two_are_those_of_all_pairs(monkeypatch, size, base):
     monkeypatch.setattr(sinusoids, "POSITIONS", (16, 48, 128))
     nearest, deviation = compare_all(size, base)
     assert deviation < 1e-12
-    for found, count in zip(nearest, (16, 48, 128), strict=True):
+    for computed, count in zip(nearest, (16, 48, 128), strict=True):
         rows = paper(range(count), size, base)
         apart = np.linalg.norm(rows[:, None] - rows, axis=-1) + 9 * np.eye(count)
         p, q = np.unravel_index(apart.argmin(), apart.shape)
-        assert found.positions == count
-        assert found.distance == pytest.approx(apart.min(), rel=1e-6)
-        assert found.offset == abs(p - q) or apart[0, found.offset] == pytest.approx(apart.min())
-        assert found.agrees
+        assert computed.positions == count
+        assert computed.distance == pytest.approx(apart.min(), rel=1e-6)
+        assert computed.offset == abs(p - q) or apart[0, computed.offset] == pytest.approx(
+            apart.min()
+        )
+        assert computed.agrees
 
 
 def test_rows_whose_dot_product_knows_the_position_are_found_out(monkeypatch):
@@ -109,36 +111,36 @@ def test_rows_whose_dot_product_knows_the_position_are_found_out(monkeypatch):
     )
     nearest, deviation = compare_all(8, 100.0)
     assert deviation > 0.1
-    assert not any(found.agrees for found in nearest)
+    assert not any(computed.agrees for computed in nearest)
 
 
 def test_wavelengths_go_from_two_pi_to_almost_base_times_two_pi():
-    found = by_name(wavelengths(256, 512, 10_000.0))
-    assert all(one.agrees for one in found.values())
-    assert found["shortest wavelength"].measured == pytest.approx(6.2832, abs=1e-4)
-    assert found["longest wavelength"].measured == pytest.approx(60_611.5, abs=0.1)
+    computed = by_name(wavelengths(256, 512, 10_000.0))
+    assert all(one.agrees for one in computed.values())
+    assert computed["shortest wavelength"].measured == pytest.approx(6.2832, abs=1e-4)
+    assert computed["longest wavelength"].measured == pytest.approx(60_611.5, abs=0.1)
     whole = sum(2 * math.pi * 10_000 ** (2 * i / 512) <= 256 for i in range(256))
-    assert found["pairs with a whole wave in 256"].measured == whole == 104
+    assert computed["pairs with a whole wave in 256"].measured == whole == 104
 
 
 @pytest.mark.parametrize("base", [100.0, 10_000.0])
 def test_the_dot_product_falls_with_the_logarithm_of_k(base):
     rows = paper(range(256), 512, base)
     products = rows @ rows[0] / (rows[0] @ rows[0])
-    found = by_name(decay(256, 512, base))
-    assert found["k where it is below half"].measured == np.argmax(products < 0.5)
-    assert found["k after which it first rises"].measured == np.argmax(np.diff(products) > 0)
+    computed = by_name(decay(256, 512, base))
+    assert computed["k where it is below half"].measured == np.argmax(products < 0.5)
+    assert computed["k after which it first rises"].measured == np.argmax(np.diff(products) > 0)
     law = np.arange(2, min(255, int(base / 4)) + 1)
-    slope = np.polyfit(np.log(law), products[law], 1)[0]
-    assert found["its slope over ln k"].measured == pytest.approx(slope)
-    assert found["its slope over ln k"].theory == pytest.approx(-1 / math.log(base))
-    assert all(one.agrees in (True, None) for one in found.values())
+    growth = np.polyfit(np.log(law), products[law], 1)[0]
+    assert computed["its slope over ln k"].measured == pytest.approx(growth)
+    assert computed["its slope over ln k"].theory == pytest.approx(-1 / math.log(base))
+    assert all(one.agrees in (True, None) for one in computed.values())
 
 
 def test_where_pairs_are_few_the_law_is_said_not_to_hold():
-    found = by_name(decay(256, 8, 10_000.0))
-    assert found["PE(0)·PE(k) minus sum of cosines"].agrees
-    assert found["k where it is below half"].agrees is False
+    computed = by_name(decay(256, 8, 10_000.0))
+    assert computed["PE(0)·PE(k) minus sum of cosines"].agrees
+    assert computed["k where it is below half"].agrees is False
 
 
 # ---- the task ---------------------------------------------------------------------------
@@ -175,10 +177,10 @@ def test_without_positions_shuffling_changes_nothing_and_with_them_it_does():
 
 def test_a_learned_table_starts_as_far_from_a_linear_map_as_chance():
     model = Transformer(small_encoder({**MODEL, "positions": "learned"}))
-    found = map_errors(model, [100.0], 1)
-    assert found["sinusoidal 100"] < 1e-9
-    assert found["learned"] > 1
-    assert found["chance"] > 1
+    computed = map_errors(model, [100.0], 1)
+    assert computed["sinusoidal 100"] < 1e-9
+    assert computed["learned"] > 1
+    assert computed["chance"] > 1
 
 
 def test_rotary_positions_learn_order_and_no_positions_cannot(monkeypatch):
@@ -243,26 +245,26 @@ def test_the_files_say_what_the_command_says(measured, small, tmp_path):
         f"{name}.{end}" for name in ("positions", "positions-training") for end in ("png", "svg")
     }
     assert names == pictures | {"positions.json", "positions.csv", "regard-positions"}
-    kept = json.loads((folder / "positions.json").read_text())
+    stored = json.loads((folder / "positions.json").read_text())
     out, err, code = regard(*SIZES, "--device", "cpu", "--out", folder, "--json", "--quiet")
     assert (err, code) == ("", 0)
-    said = json.loads(out)
-    assert [path.rpartition("/")[2] for path in said["files"]] == [
+    message = json.loads(out)
+    assert [path.rpartition("/")[2] for path in message["files"]] == [
         "positions.json", "positions.csv", "positions.png", "positions.svg",
         "positions-training.png", "positions-training.svg",
     ]  # fmt: skip
-    for run in [*kept["training"]["runs"], *said["training"]["runs"]]:
+    for run in [*stored["training"]["runs"], *message["training"]["runs"]]:
         del run["seconds"]
-    assert said == kept, "not repeatable"
+    assert message == stored, "not repeatable"
     rows = list(csv.DictReader((folder / "positions.csv").open()))
-    told = [row for row in rows if row["what"] == "told right" and row["kind"] == "rotary"]
-    runs = [run for run in kept["training"]["runs"] if run["kind"] == "rotary"]
-    assert {(row["seed"], row["length"]): float(row["measured"]) for row in told} == {
+    accuracies = [row for row in rows if row["what"] == "told right" and row["kind"] == "rotary"]
+    runs = [run for run in stored["training"]["runs"] if run["kind"] == "rotary"]
+    assert {(row["seed"], row["length"]): float(row["measured"]) for row in accuracies} == {
         (str(run["seed"]), n): right for run in runs for n, right in run["right"].items()
     }
     near = [row for row in rows if row["part"] == "uniqueness"]
     assert len(near) == 2 * 3 * 2  # bases, widths up to 8, positions
-    assert len(kept["dot_product"]["20"]) == 24
+    assert len(stored["dot_product"]["20"]) == 24
 
 
 def test_the_pictures_name_what_they_show(measured):
@@ -288,7 +290,7 @@ def test_the_pictures_name_what_they_show(measured):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--length", 1], "--length must be at least 2, not 1: positions are compared"),
         (["--d-model", 5], "--d-model must be even, not 5: sinusoids come in sine and cosine pairs"),
@@ -307,17 +309,17 @@ def test_the_pictures_name_what_they_show(measured):
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_before_anything_is_done(
-    tmp_path, monkeypatch, options, said
+    tmp_path, monkeypatch, options, message
 ):
     monkeypatch.chdir(tmp_path)
-    assert regard(*options) == ("", f"regard: {said}\n", 2)
+    assert regard(*options) == ("", f"regard: {message}\n", 2)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "theirs").touch()
-    _, said, code = regard("--out", tmp_path)
-    assert (said, code) == (
+    _, message, code = regard("--out", tmp_path)
+    assert (message, code) == (
         f"regard: {tmp_path} exists and was not created by regard lab positions: choose a different --out\n", 2,
     )  # fmt: skip
 
@@ -327,8 +329,8 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monke
         "regard.lab.positions.measure.measure_sinusoids", lambda *_: pytest.fail("begun")
     )
     (tmp_path / "file").touch()
-    _, said, code = regard("--out", tmp_path / "file" / "out")
-    assert (said, code) == (
+    _, message, code = regard("--out", tmp_path / "file" / "out")
+    assert (message, code) == (
         f"regard: {tmp_path}/file/out/regard-positions cannot be written: "
         f"{tmp_path}/file is not a folder\n", 2,
     )  # fmt: skip
@@ -336,10 +338,10 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monke
 
 def test_what_does_not_fit_memory_is_refused_with_the_estimate(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda device: 10**9)
-    _, said, code = regard("--length", 512, "--d-model", 8192, "--out", tmp_path / "new")
+    _, message, code = regard("--length", 512, "--d-model", 8192, "--out", tmp_path / "new")
     needed = needed_memory(512, 8192) / 1e9
     assert code == 2
-    assert said.startswith(
+    assert message.startswith(
         f"regard: --length 512 with --d-model 8192 needs about {needed:.1f} GB but 1.0 GB are free on the cpu"
     )
 

@@ -38,12 +38,12 @@ def setup(name, **changes):
 
 @pytest.mark.parametrize(("length", "distance"), [(2, 1), (9, 1), (9, 5), (9, 8)])
 def test_the_answer_is_the_marked_token_so_many_steps_before_the_query(length, distance):
-    made = recall_example(np.random.default_rng(1), length, distance)
-    marked = np.flatnonzero((made.tokens >= SYMBOLS) & (made.tokens < QUERY))
+    example = recall_example(np.random.default_rng(1), length, distance)
+    marked = np.flatnonzero((example.tokens >= SYMBOLS) & (example.tokens < QUERY))
     assert marked.tolist() == [length - 1 - distance]
-    assert made.tokens[-1] == QUERY
-    assert made.where.tolist() == [length - 1]
-    assert made.targets.tolist() == [made.tokens[marked[0]] - SYMBOLS]
+    assert example.tokens[-1] == QUERY
+    assert example.where.tolist() == [length - 1]
+    assert example.targets.tolist() == [example.tokens[marked[0]] - SYMBOLS]
 
 
 def test_answers_are_as_likely_as_each_other():
@@ -123,13 +123,13 @@ def test_the_interval_is_wilsons():
 def test_accuracy_is_over_all_seeds():
     model = setup("gru").new_model("gru", 1)
     learned = [RecallModel(model, 10, 2.0, learned={4: 1.5}), RecallModel(model, 30, 2.0)]
-    found = summary([4], learned, [[QUESTIONS], [QUESTIONS // 4]])
-    (one,) = found["accuracies"]
+    scores = summary([4], learned, [[QUESTIONS], [QUESTIONS // 4]])
+    (one,) = scores["accuracies"]
     assert one["accuracy"] == 0.625
     assert one["seeds"] == [1.0, 0.25]
     assert one["learned_after_seconds"] == [1.5, None]
     assert (one["low"], one["high"]) == wilson(QUESTIONS * 5 // 4, 2 * QUESTIONS)
-    assert found["ms_per_step"] == 100
+    assert scores["ms_per_step"] == 100
 
 
 def lab(*words):
@@ -140,23 +140,23 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     out = tmp_path / "recall"
     options = ["--distances", 24, 1, 3, "--d-model", 8, "--steps", 5, "--seed", 1, 2, "--out", out]
     assert lab(*options, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["chance"] == 1 / 16
-    assert list(said["kinds"]) == list(LAYER_KINDS)
-    assert {name: kind["reach"] for name, kind in said["kinds"].items()} == {
+    message = json.loads(capsys.readouterr().out)
+    assert message["chance"] == 1 / 16
+    assert list(message["kinds"]) == list(LAYER_KINDS)
+    assert {name: kind["reach"] for name, kind in message["kinds"].items()} == {
         "attention": 25, "restricted": 16, "lstm": 25, "gru": 25, "convolution": 2, "dilated": 4,
         "feed-forward": 0,
     }  # fmt: skip
-    for kind in said["kinds"].values():
+    for kind in message["kinds"].values():
         assert kind["steps"] == [5, 5]
         assert [one["distance"] for one in kind["accuracies"]] == [1, 3, 24]
         for one in kind["accuracies"]:
             assert 0 <= one["low"] <= one["accuracy"] <= one["high"] <= 1
             assert one["accuracy"] == pytest.approx(np.mean(one["seeds"]))
-    kept = json.loads((out / "recall.json").read_text())
-    assert kept == said
-    assert kept["files"] == [str(out / f"recall.{end}") for end in ("json", "csv", "png", "svg")]
-    assert all(Path(name).is_file() for name in kept["files"])
+    stored = json.loads((out / "recall.json").read_text())
+    assert stored == message
+    assert stored["files"] == [str(out / f"recall.{end}") for end in ("json", "csv", "png", "svg")]
+    assert all(Path(name).is_file() for name in stored["files"])
     with (out / "recall.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7 * 3 * 2
@@ -170,14 +170,16 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
 def test_the_table_says_reach_steps_and_time(tmp_path, capsys):
     options = ["--distances", 1, 64, "--d-model", 8, "--steps", 2, "--kinds", "convolution"]
     assert lab(*options, "--layers", 3, "--seed", 1, "--out", tmp_path / "r") == 0
-    said = capsys.readouterr().out
-    assert "chance 6.2%" in said
-    row = next(line for line in said.splitlines() if line.startswith("convolution (k=3)")).split()
+    message = capsys.readouterr().out
+    assert "chance 6.2%" in message
+    row = next(
+        line for line in message.splitlines() if line.startswith("convolution (k=3)")
+    ).split()
     assert row[-3:-1] == ["3", "2"]  # reach, steps
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--distances", 4, 0], "--distances must be at least 1, not 0"),
         (["--distances", 4, 4], "--distances 4 4: a value is duplicated"),
@@ -187,9 +189,9 @@ def test_the_table_says_reach_steps_and_time(tmp_path, capsys):
         (["--kinds", "lsmt"], "unknown kind 'lsmt'; did you mean 'lstm'?"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(words, said, tmp_path, capsys):
+def test_a_mistake_is_one_line_and_nothing_is_written(words, message, tmp_path, capsys):
     assert lab(*words, "--out", tmp_path / "recall") == 2
-    assert capsys.readouterr().err.strip().removeprefix("regard: ") == said
+    assert capsys.readouterr().err.strip().removeprefix("regard: ") == message
     assert not (tmp_path / "recall").exists()
 
 

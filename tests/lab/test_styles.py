@@ -71,9 +71,9 @@ def first(translate):
 def second(first, translate, folder):
     """The object that a second call prints, and what it changed of the runs."""
     before = weights(folder / "lab")
-    found = json.loads(lab(*translate, "--json"))
+    results = json.loads(lab(*translate, "--json"))
     assert weights(folder / "lab") == before, "a second call must not train again"
-    return found
+    return results
 
 
 def weights(out):
@@ -92,9 +92,9 @@ def test_the_table_compares_three_styles_and_fits_a_terminal(first):
 
 def test_a_second_call_finds_the_same_qualities(first, second):
     rows = {line[:25].strip(): line[25:].split() for line in first.splitlines()}
-    found = [second["styles"][style]["quality"] for style in STYLES]
-    assert rows["BLEU"] == [f"{one['bleu']['value']:.1f}" for one in found]
-    assert rows["exact match"] == [f"{one['exact']['value']:.1%}" for one in found]
+    results = [second["styles"][style]["quality"] for style in STYLES]
+    assert rows["BLEU"] == [f"{one['bleu']['value']:.1f}" for one in results]
+    assert rows["exact match"] == [f"{one['exact']['value']:.1%}" for one in results]
 
 
 def test_all_styles_have_about_as_many_parameters_and_examples_a_step(second):
@@ -146,10 +146,10 @@ def test_labels_are_compared_over_several_seeds(folder):
         "--task", "classify", "--train", folder / "train.tsv", "--valid", folder / "valid.tsv",
         "--out", folder / "labels", "--seed", "1", "2", "--json", *SMALL,
     )  # fmt: skip
-    found = json.loads(out)
-    assert found["seeds"] == [1, 2]
+    results = json.loads(out)
+    assert results["seeds"] == [1, 2]
     for style in STYLES:
-        one = found["styles"][style]
+        one = results["styles"][style]
         accuracy = one["quality"]["accuracy"]
         assert len(accuracy["seeds"]) == len(one["runs"]) == 2
         assert accuracy["value"] == pytest.approx(sum(accuracy["seeds"]) / 2)

@@ -32,15 +32,15 @@ def folder(tmp_path_factory):
         config = make_config(task, "tiny", values)
         tokenizer = Tokenizer.learn(sentences, vocabulary, 400, quiet=True)
         labels = {"labels": ["good", "bad", "so so"]} if task == "classify" else {}
-        made = find_task(task).make(config, (tokenizer, tokenizer), **labels)
-        config = replace(config, model=replace(config.model, **made.model_options()))
+        built_task = find_task(task).make(config, (tokenizer, tokenizer), **labels)
+        config = replace(config, model=replace(config.model, **built_task.model_options()))
         torch.manual_seed(5)
         network = Transformer(config.model)
         for table in network.embeddings.values():
             table.weight.data *= 3  # or all heads would look everywhere alike
         path = tmp_path_factory.mktemp(f"{task}-{style}")
         (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-        made.save(path)
+        built_task.save(path)
         (path / "model.safetensors").write_bytes(to_bytes(dict(network.state_dict())))
         return path
 

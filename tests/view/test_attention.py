@@ -84,8 +84,8 @@ def test_a_translation_is_shown_as_the_verb_gives_its_attention(model, style):
     seen = gather(one, TEXT)
     assert list(seen.stacks) == list(stacks_of(one.config.model)) == list(answer.attention)
     for name, stack in seen.stacks.items():
-        wanted = np.stack([layer.numpy() for layer in answer.attention[name]])
-        np.testing.assert_array_equal(stack.weights, wanted)
+        expected = np.stack([layer.numpy() for layer in answer.attention[name]])
+        np.testing.assert_array_equal(stack.weights, expected)
     stack = seen.stacks["decoder"]
     spell = one.task.tokenizer.tokens
     both = style == "encoder-decoder"
@@ -164,11 +164,11 @@ def random_weights(random, *shape):
 def test_rollout_is_the_product_of_all_layers():
     random = np.random.default_rng(0)
     weights = random_weights(random, 3, 2, 5, 5)
-    wanted = np.eye(5)
+    expected = np.eye(5)
     for layer in range(3):
         mean = (weights[layer, 0] + weights[layer, 1]) / 2
-        wanted = (0.5 * mean + 0.5 * np.eye(5)) @ wanted
-        np.testing.assert_allclose(rollout(weights)[layer], wanted, atol=1e-6)
+        expected = (0.5 * mean + 0.5 * np.eye(5)) @ expected
+        np.testing.assert_allclose(rollout(weights)[layer], expected, atol=1e-6)
     np.testing.assert_allclose(rollout(weights).sum(-1), 1, atol=1e-6)
 
 
@@ -184,15 +184,15 @@ def test_what_reaches_a_decoder_of_the_source_is_that_of_one_large_network(known
         step = np.eye(m + n)
         step[:m, :m] = half * np.eye(m) + half * layer.mean(0)
         chain = step @ chain
-    found = cross_rollout(decoder, cross, rollout(encoder)[-1] if known else None)
+    result = cross_rollout(decoder, cross, rollout(encoder)[-1] if known else None)
     for i in range(3):
         step, other = np.eye(m + n), np.eye(m + n)
         step[m:, m:] = half * np.eye(n) + half * decoder[i].mean(0)
         other[m:, m:] = half * np.eye(n)
         other[m:, :m] = half * cross[i].mean(0)
         chain = other @ step @ chain
-        np.testing.assert_allclose(found[i], chain[m:, :m], atol=1e-6)
-        np.testing.assert_allclose(found[i].sum(-1), 1 - half ** (i + 1), atol=1e-6)
+        np.testing.assert_allclose(result[i], chain[m:, :m], atol=1e-6)
+        np.testing.assert_allclose(result[i].sum(-1), 1 - half ** (i + 1), atol=1e-6)
 
 
 # ---- what is chosen ---------------------------------------------------------------------
@@ -215,18 +215,18 @@ def shape():
 
 def test_every_kind_shows_its_part_of_the_weights(shape):
     stack = stack_of()
-    shown = {
+    labels = {
         kind: [
             [panel.weights for panel in row]
             for row in panels(choose(shape, kind, "encoder"), stack)
         ]
         for kind in KINDS
     }
-    np.testing.assert_array_equal(shown["grid"], stack.weights)
-    np.testing.assert_array_equal(shown["head"], [[stack.weights[1, 0]]])  # the last layer's first
-    np.testing.assert_array_equal(shown["lines"], [[stack.weights[1, 0]]])
-    np.testing.assert_allclose(shown["mean"], [stack.weights.mean(1)])
-    np.testing.assert_array_equal(shown["rollout"], [[stack.rollout[1]]])
+    np.testing.assert_array_equal(labels["grid"], stack.weights)
+    np.testing.assert_array_equal(labels["head"], [[stack.weights[1, 0]]])  # the last layer's first
+    np.testing.assert_array_equal(labels["lines"], [[stack.weights[1, 0]]])
+    np.testing.assert_allclose(labels["mean"], [stack.weights.mean(1)])
+    np.testing.assert_array_equal(labels["rollout"], [[stack.rollout[1]]])
     [[first]] = panels(choose(shape, "rollout", "encoder", 1), stack)
     np.testing.assert_array_equal(first.weights, stack.rollout[0])
     row = panels(choose(shape, "grid", "encoder", head=2), stack)
@@ -234,7 +234,7 @@ def test_every_kind_shows_its_part_of_the_weights(shape):
 
 
 @pytest.mark.parametrize(
-    ("style", "mixer", "options", "said"),
+    ("style", "mixer", "options", "message"),
     [
         ("encoder", "attention", {"stack": "cross"}, "model.style=encoder has no cross attention: it has --stack encoder"),
         ("decoder", "attention", {"stack": "encoder"}, "model.style=decoder has no encoder attention: it has --stack decoder"),
@@ -248,17 +248,17 @@ def test_every_kind_shows_its_part_of_the_weights(shape):
         ("decoder", "attention", {"kind": "head map"}, "unknown kind 'head map'; did you mean 'head'?"),
     ],
 )  # fmt: skip
-def test_what_a_model_does_not_have_is_said_in_one_line(style, mixer, options, said):
+def test_what_a_model_does_not_have_is_said_in_one_line(style, mixer, options, message):
     config = ModelConfig.preset("tiny", vocabulary_size=50, style=style, mixer=mixer)
     with pytest.raises(InputError) as error:
         choose(config, **options)
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 def test_cross_is_shown_first_where_there_is_one():
-    for style, wanted in zip(STYLES, ("cross", "encoder", "decoder"), strict=True):
+    for style, expected in zip(STYLES, ("cross", "encoder", "decoder"), strict=True):
         config = ModelConfig.preset("tiny", vocabulary_size=50, style=style)
-        assert choose(config).stack == wanted
+        assert choose(config).stack == expected
 
 
 def test_an_encoder_without_attention_leaves_the_decoder_to_look_at(model):
@@ -288,10 +288,10 @@ def test_the_table_names_the_token_that_is_looked_at_most(shape):
 
 def test_programs_get_the_weights_that_are_shown(shape):
     stack = stack_of()
-    found = as_dict(attention_of(stack), choose(shape, "mean", "encoder", 2), ["a.png"])
-    assert (found["rows"], found["columns"]) == (stack.rows, stack.columns)
-    np.testing.assert_allclose(found["weights"], stack.weights[1].mean(0), atol=1e-6)
-    assert found["files"] == ["a.png"]
+    result = as_dict(attention_of(stack), choose(shape, "mean", "encoder", 2), ["a.png"])
+    assert (result["rows"], result["columns"]) == (stack.rows, stack.columns)
+    np.testing.assert_allclose(result["weights"], stack.weights[1].mean(0), atol=1e-6)
+    assert result["files"] == ["a.png"]
     for kind, dimensions in zip(KINDS, (4, 2, 2, 3, 2), strict=True):
         weights = as_dict(attention_of(stack), choose(shape, kind, "encoder"), [])["weights"]
         assert np.ndim(weights) == dimensions
@@ -309,15 +309,15 @@ def words(svg):
 def test_every_kind_is_drawn_with_its_tokens(folder, call, tmp_path, kind):
     path = folder("translate", "encoder-decoder")
     text = "The $dog$ saw <b>."
-    code, said, _ = call(
+    code, message, _ = call(
         "view", "attention", "-m", path, "--kind", kind, "--out", tmp_path / "p.png", "--json", text
     )
     assert code == 0
-    found = json.loads(said)
-    assert found["files"] == [str(tmp_path / "p.png"), str(tmp_path / "p.svg")]
+    result = json.loads(message)
+    assert result["files"] == [str(tmp_path / "p.png"), str(tmp_path / "p.svg")]
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     drawn = words(tmp_path / "p.svg")
-    for token in (*found["rows"], *found["columns"], "<b>."[:2]):
+    for token in (*result["rows"], *result["columns"], "<b>."[:2]):
         assert any(token in word for word in drawn), token
     if kind in ("grid", "mean"):
         assert "layer 2" in " ".join(drawn)
@@ -328,13 +328,13 @@ def test_every_kind_is_drawn_with_its_tokens(folder, call, tmp_path, kind):
 
 def test_numbers_stand_in_the_cells_of_a_small_head(folder, call, tmp_path):
     path = folder("fill", "encoder")
-    code, said, _ = call(
+    code, message, _ = call(
         "view", "attention", "-m", path, "--kind", "head", "--layer", 1, "--head", 2,
         "--out", tmp_path / "p", "--json", "The <mask>.",
     )  # fmt: skip
     assert code == 0
     drawn = words(tmp_path / "p.svg")
-    for row in json.loads(said)["weights"]:
+    for row in json.loads(message)["weights"]:
         for weight in row:
             assert f"{weight:.2f}".lstrip("0") in drawn
 
@@ -353,9 +353,9 @@ def test_the_same_text_gives_the_same_bytes(folder, call, tmp_path):
 
 def test_without_out_the_pictures_lie_in_the_models_folder(folder, call):
     path = folder("classify", "encoder")
-    code, said, _ = call("view", "attention", "-m", path, given=["The dog."])
+    code, message, _ = call("view", "attention", "-m", path, given=["The dog."])
     assert code == 0
-    assert said.splitlines()[-2:] == [str(path / "attention.png"), str(path / "attention.svg")]
+    assert message.splitlines()[-2:] == [str(path / "attention.png"), str(path / "attention.svg")]
     assert (path / "attention.png").stat().st_size > 1000
 
 
@@ -370,7 +370,7 @@ def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind
 
 
 @pytest.mark.parametrize(
-    ("task", "style", "options", "said"),
+    ("task", "style", "options", "message"),
     [
         ("translate", "encoder-decoder", [" "], "TEXT is empty: there is nothing to look at"),
         ("translate", "encoder-decoder", ["a " * 70], "TEXT is longer than the 64 tokens that the model was trained on: shorten it"),
@@ -385,10 +385,10 @@ def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind
         ("fill", "encoder", [], "standard input has 2 lines: one picture shows one text"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shown_is_refused_in_one_line(folder, call, task, style, options, said):
+def test_what_cannot_be_shown_is_refused_in_one_line(folder, call, task, style, options, message):
     path = folder(task, style)
     code, out, wrong = call("view", "attention", "-m", path, *options, given=["one", "two"])
-    assert (code, out, wrong) == (2, "", f"regard: {said}\n")
+    assert (code, out, wrong) == (2, "", f"regard: {message}\n")
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(folder, call, tmp_path):
@@ -409,8 +409,8 @@ def test_help_answers_without_torch():
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     )
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ}
     )
-    assert made.returncode == 0, made.stderr
-    assert "--stack" in made.stdout
+    assert process.returncode == 0, process.stderr
+    assert "--stack" in process.stdout

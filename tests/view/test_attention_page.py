@@ -69,13 +69,13 @@ def test_the_page_holds_the_weights_to_four_digits():
     for stack, held in zip(seen.stacks.values(), data["stacks"], strict=True):
         assert (held["rows"], held["columns"]) == (stack.rows, stack.columns)
         for name in ("weights", "rollout"):
-            wanted = getattr(stack, name)
-            found = np.frombuffer(base64.b64decode(held[name]), "<u2").reshape(wanted.shape)
-            np.testing.assert_allclose(found / 65535, wanted, atol=1e-5)
+            expected = getattr(stack, name)
+            actual = np.frombuffer(base64.b64decode(held[name]), "<u2").reshape(expected.shape)
+            np.testing.assert_allclose(actual / 65535, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("kind", "layer", "head", "wanted"),
+    ("kind", "layer", "head", "expected"),
     [
         ("grid", None, None, {"what": "head", "how": "map", "layer": 2, "head": 1}),
         ("lines", 1, 2, {"what": "head", "how": "lines", "layer": 1, "head": 2}),
@@ -83,18 +83,18 @@ def test_the_page_holds_the_weights_to_four_digits():
         ("rollout", 1, None, {"what": "rollout", "how": "map", "layer": 1, "head": 1}),
     ],
 )
-def test_the_page_begins_with_what_was_asked_for(kind, layer, head, wanted):
+def test_the_page_begins_with_what_was_asked_for(kind, layer, head, expected):
     text = page(attention(), View(kind, "decoder", layer, head))
     data = json.loads(Parts(text).inline["application/json"])
-    assert data["view"] == {"stack": "decoder", **wanted}
+    assert data["view"] == {"stack": "decoder", **expected}
 
 
 def test_no_token_is_ever_markup():
     seen = attention(tokens=(EVIL, "<!--", "{{script}}", "]]>"))
     text = page(seen, VIEW)
-    found, usual = Parts(text), Parts(page(attention(), VIEW))
-    assert found.elements == usual.elements
-    data = json.loads(found.inline["application/json"])
+    actual, usual = Parts(text), Parts(page(attention(), VIEW))
+    assert actual.elements == usual.elements
+    data = json.loads(actual.inline["application/json"])
     assert data["stacks"][0]["rows"] == [EVIL, "<!--", "{{script}}"]
     named = Attention(f"<b>{EVIL}", "fill", "encoder", EVIL, "", seen.stacks)
     assert [tag for tag, _ in Parts(page(named, VIEW)).elements] == [
@@ -103,18 +103,18 @@ def test_no_token_is_ever_markup():
 
 
 def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
-    found = Parts(page(attention(), VIEW))
-    [policy] = [a["content"] for tag, a in found.elements if tag == "meta" and "http-equiv" in a]
+    actual = Parts(page(attention(), VIEW))
+    [policy] = [a["content"] for tag, a in actual.elements if tag == "meta" and "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     for name in ("script", "style"):
-        digest = hashlib.sha256(found.inline[name].encode()).digest()
+        digest = hashlib.sha256(actual.inline[name].encode()).digest()
         assert rules.pop(f"{name}-src") == f"'sha256-{base64.b64encode(digest).decode()}'"
     assert set(rules.values()) == {"'none'"}
     assert rules["default-src"] == "'none'"
-    asked = {name for _, attributes in found.elements for name in attributes} & {"src", "href"}
-    assert not asked
+    urls = {name for _, attributes in actual.elements for name in attributes} & {"src", "href"}
+    assert not urls
     assert not re.search(
-        r"https?:|//\w|@import|url\(", "".join(found.inline.values()).replace("// ", "")
+        r"https?:|//\w|@import|url\(", "".join(actual.inline.values()).replace("// ", "")
     )
 
 
@@ -139,9 +139,9 @@ class Browser:
         self.base = f"http://127.0.0.1:{port}"
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,1000"]
         options = {"args": arguments, "binary": BROWSER}
-        wanted = {"goog:chromeOptions": options,
+        expected = {"goog:chromeOptions": options,
                   "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}  # fmt: skip
-        body = {"capabilities": {"alwaysMatch": wanted}}
+        body = {"capabilities": {"alwaysMatch": expected}}
         self.base += f"/session/{self.call('/session', body)['sessionId']}"
 
     def call(self, path, body=None, method="POST"):
@@ -233,9 +233,9 @@ def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
     browser.hover("#stage [data-row='1']")
     row = stack.weights[0, 1, 1]
     best = int(row.argmax())
-    said = browser.text("#details")
-    assert said.startswith("▁b (writes w1) looks at")
-    listed = re.findall(r"(\S+)\n(\d\.\d{4})", said)
+    details = browser.text("#details")
+    assert details.startswith("▁b (writes w1) looks at")
+    listed = re.findall(r"(\S+)\n(\d\.\d{4})", details)
     assert listed[0] == (stack.columns[best], f"{row[best]:.4f}")
     assert [float(weight) for _, weight in listed] == pytest.approx(
         sorted(row, reverse=True), abs=1e-4

@@ -75,9 +75,9 @@ def test_a_run_is_drawn_into_its_own_folder_as_png_and_svg(
     run, png, svg = drawn
     assert (png, svg) == (run / "curves.png", run / "curves.svg")
     assert size(png) == (1600, 1000)
-    said = words(svg)
-    assert "first: 200 steps, final BLEU 33.50 (weights: mean of 3 checkpoints)" in said
-    assert {"step", "loss", "BLEU", "learning rate", "tokens per second", "training"} <= set(said)
+    texts = words(svg)
+    assert "first: 200 steps, final BLEU 33.50 (weights: mean of 3 checkpoints)" in texts
+    assert {"step", "loss", "BLEU", "learning rate", "tokens per second", "training"} <= set(texts)
     assert sorted(p.name for p in run.iterdir()) == ["curves.png", "curves.svg", "metrics.jsonl"]
 
 
@@ -103,25 +103,25 @@ def test_several_runs_share_a_picture_and_each_is_named_beside_its_lines(tmp_pat
     png, svg = draw_curves(runs, tmp_path / "new" / "all.png")
     assert (png, svg) == (tmp_path / "new" / "all.png", tmp_path / "new" / "all.svg")
     assert size(png)[0] == 1600
-    said = words(svg)
-    assert "Training of 3 runs" in said
+    texts = words(svg)
+    assert "Training of 3 runs" in texts
     for shift, name in enumerate(names):
-        assert said.count(name) == 4, "once in each panel"
-        assert f"best {31.25 + shift:.2f} at step 150" in said
+        assert texts.count(name) == 4, "once in each panel"
+        assert f"best {31.25 + shift:.2f} at step 150" in texts
         legend = (
             f"{name}: 200 steps, final BLEU {33.5 + shift:.2f} (weights: mean of 3 checkpoints)"
         )
-        assert legend in said
+        assert legend in texts
 
 
 def test_runs_of_the_same_name_are_told_apart_by_their_paths_even_if_both_are_empty(
     tmp_path: Path,
 ) -> None:
     runs = [write(tmp_path / folder / "run", []) for folder in "ab"]
-    said = words(draw_curves(runs, tmp_path / "both.svg")[1])
-    assert said.count("nothing recorded") == 4
+    texts = words(draw_curves(runs, tmp_path / "both.svg")[1])
+    assert texts.count("nothing recorded") == 4
     for run in runs:
-        assert any(text.endswith(f"{run.parent.name}/run: 0 steps, not finished") for text in said)
+        assert any(text.endswith(f"{run.parent.name}/run: 0 steps, not finished") for text in texts)
 
 
 def test_the_same_metrics_give_the_same_bytes_in_another_process_with_other_settings(
@@ -195,9 +195,9 @@ def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) -
 def test_a_run_that_has_just_begun_is_drawn(tmp_path: Path) -> None:
     png, svg = draw_curves([write(tmp_path / "run", records()[:1])], None)
     assert size(png) == (1600, 1000)
-    said = words(svg)
-    assert "run: 1 step, not finished" in said
-    assert said.count("nothing recorded") == 1, "only the validation has no point yet"
+    texts = words(svg)
+    assert "run: 1 step, not finished" in texts
+    assert texts.count("nothing recorded") == 1, "only the validation has no point yet"
 
 
 def test_losses_that_are_not_finite_leave_a_gap_and_are_never_the_best(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_losses_that_are_not_finite_leave_a_gap_and_are_never_the_best(tmp_path:
     lines[3]["valid_loss"], lines[7]["valid_loss"] = float("inf"), -float("inf")
     run = write(tmp_path / "run", lines)
     assert read_curves(run, "run").best("valid_loss") == (150, 5.125)
-    said = words(draw_curves([run], None)[1])
-    assert {"run: 200 steps, best BLEU 31.25, not finished", "best 5.125"} <= set(said)
+    texts = words(draw_curves([run], None)[1])
+    assert {"run: 200 steps, best BLEU 31.25, not finished", "best 5.125"} <= set(texts)
 
 
 def test_a_run_that_was_resumed_after_its_end_is_not_finished(tmp_path: Path) -> None:

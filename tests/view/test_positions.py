@@ -50,11 +50,11 @@ def test_the_paper_s_sinusoids_are_drawn_at_any_size_with_their_scale(tmp_path):
     png, svg = draw_positions(None, 30, 8, 100.0, tmp_path / "small.png")
     assert (png.name, svg.name) == ("small.png", "small.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
-    said = words(svg)
-    assert "sinusoidal, base 100: 30 × 8" in said
-    assert "value: dark -1.00, light 1.00" in said
+    message = words(svg)
+    assert "sinusoidal, base 100: 30 × 8" in message
+    assert "value: dark -1.00, light 1.00" in message
     assert {"position", "feature (even: sine, odd: cosine)", "p = 0", "p = 7", "p = 15"} <= set(
-        said
+        message
     )
 
 
@@ -101,26 +101,26 @@ def test_rotary_positions_are_the_cosines_and_sines_of_each_pair(folder):
     for p in range(9):
         for pair in range(3):
             angle = p / 50 ** (2 * pair / 6)
-            wanted = [math.cos(angle), math.sin(angle)]
-            assert one.rows[p, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(wanted)
+            expected = [math.cos(angle), math.sin(angle)]
+            assert one.rows[p, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(expected)
     draw_positions(where, 9)
-    said = words(where / "positions.svg")
-    assert "rotary, base 50, in each head: 9 × 6" in said
-    assert "score of (1, 0)s at p and at p+k" in said
+    message = words(where / "positions.svg")
+    assert "rotary, base 50, in each head: 9 × 6" in message
+    assert "score of (1, 0)s at p and at p+k" in message
 
 
 def test_a_model_without_positions_says_which_views_it_has(folder):
     where, _ = folder("none")
-    _, said, code = regard("-m", where)
+    _, message, code = regard("-m", where)
     assert code == 2
-    assert said == (
+    assert message == (
         f"regard: {where} has no positions (model.positions=none): "
         "its views are regard view attention and curves\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--length", 1], "--length must be at least 2, not 1: positions are compared"),
         (["--length", 0], "--length must be at least 2, not 0: positions are compared"),
@@ -135,9 +135,9 @@ def test_a_model_without_positions_says_which_views_it_has(folder):
         (["-m", "nowhere", "--d-model", 4], "-m and --d-model cannot be combined: a model has its own"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_drawn_is_refused_in_one_line(tmp_path, monkeypatch, options, said):
+def test_what_cannot_be_drawn_is_refused_in_one_line(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
-    assert regard(*options) == ("", f"regard: {said}\n", 2)
+    assert regard(*options) == ("", f"regard: {message}\n", 2)
     assert not any(tmp_path.iterdir())
 
 
@@ -146,16 +146,19 @@ def test_weights_without_the_table_that_the_configuration_names_are_refused(fold
     weights = dict(model.state_dict())
     del weights["decoder.positions.weight"]
     save_file(weights, where / "model.safetensors")
-    _, said, code = regard("-m", where)
-    assert (said, code) == (
+    _, message, code = regard("-m", where)
+    assert (message, code) == (
         f"regard: {where}: decoder.positions.weight is nothing but the model needs [20, 12]\n", 2,
     )  # fmt: skip
 
 
 def test_a_learned_table_has_no_more_rows_than_it_has(folder):
     where, _ = folder("learned")
-    _, said, code = regard("-m", where, "--length", 21)
-    assert (said, code) == (f"regard: --length 21: the learned table of {where} has 20 rows\n", 2)
+    _, message, code = regard("-m", where, "--length", 21)
+    assert (message, code) == (
+        f"regard: --length 21: the learned table of {where} has 20 rows\n",
+        2,
+    )
 
 
 @pytest.mark.parametrize(("n", "at"), [(2, [0, 1]), (3, [0, 1, 2]), (256, [0, 64, 128, 192])])

@@ -46,7 +46,7 @@ def sentences(model):
 
 def planted(sentences, name, head, right=(0.75, 0.875)):
     """The same, with a head of layer 2 that looks at the right phrase by so much."""
-    made = []
+    calls = []
     for sentence, phrase, weight in zip(sentences, (0, 1), right, strict=True):
         stack = sentence.attention.stacks[name]
         weights = stack.weights.copy()
@@ -55,8 +55,8 @@ def planted(sentences, name, head, right=(0.75, 0.875)):
         weights[1, head - 1, rows, columns[0]] = weight
         weights[1, head - 1, rows, 0 if 0 not in columns else -1] += 1 - weight
         stacks = {**sentence.attention.stacks, name: replace(stack, weights=weights)}
-        made.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
-    return tuple(made)
+        calls.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
+    return tuple(calls)
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "cross"])

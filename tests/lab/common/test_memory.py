@@ -10,20 +10,20 @@ CPU = torch.device("cpu")
 
 
 def test_what_the_system_says_is_available_is_what_is_free(tmp_path, monkeypatch):
-    said = tmp_path / "meminfo"
-    said.write_text("MemTotal:       16 kB\nMemFree:        2 kB\nMemAvailable:   8 kB\n")
-    monkeypatch.setattr(memory, "MEMORY", said)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:       16 kB\nMemFree:        2 kB\nMemAvailable:   8 kB\n")
+    monkeypatch.setattr(memory, "MEMORY", meminfo)
     monkeypatch.setattr(memory, "GROUPS", ())
     assert memory.available_memory(CPU) == 8 * 1024
 
 
 @pytest.mark.parametrize(("limit", "free"), [("3000", 2000), ("max", 8192), ("500", 0)])
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, limit, free):
-    said, most, used = (tmp_path / name for name in ("meminfo", "max", "current"))
-    said.write_text("MemAvailable:   8 kB\n")
+    meminfo, most, used = (tmp_path / name for name in ("meminfo", "max", "current"))
+    meminfo.write_text("MemAvailable:   8 kB\n")
     most.write_text(f"{limit}\n")
     used.write_text("1000\n")
-    monkeypatch.setattr(memory, "MEMORY", said)
+    monkeypatch.setattr(memory, "MEMORY", meminfo)
     monkeypatch.setattr(memory, "GROUPS", ((str(most), str(used)),))
     assert memory.available_memory(CPU) == free
 

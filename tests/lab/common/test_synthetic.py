@@ -81,13 +81,13 @@ def test_accuracy_counts_every_question(count):
 
     def half(random: np.random.Generator, length: int) -> Example:
         tokens = random.integers(8, size=length)
-        told = tokens.copy()
-        told[1] = 8  # a token that never stands there
-        return Example(tokens, np.array([0, 1]), told[:2])
+        predicted = tokens.copy()
+        predicted[1] = 8  # a token that never stands there
+        return Example(tokens, np.array([0, 1]), predicted[:2])
 
     accuracy = SyntheticTask(half).accuracy(model, 2, count, 3)
     right = np.random.default_rng([3, 2])
     batch = SyntheticTask(half).make_batch(np.full(count, 2), CPU, right)
-    told = model(batch.source).argmax(-1)[batch.where]
-    assert accuracy == float((told == batch.labels).double().mean())
+    predicted = model(batch.source).argmax(-1)[batch.where]
+    assert accuracy == float((predicted == batch.labels).double().mean())
     assert accuracy <= 0.5
