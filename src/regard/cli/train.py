@@ -28,7 +28,7 @@ def train_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--task", help=" | ".join(task_names()))
     verb.add_argument(
         "--train", nargs="+", type=file_name, metavar="FILE",
-        help=f"{file_formats()} (docs/tasks.md)",
+        help=file_formats(),
     )  # fmt: skip
     verb.add_argument("--valid", nargs="+", type=file_name, metavar="FILE", help="held-out data")
     verb.add_argument(

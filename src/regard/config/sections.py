@@ -54,7 +54,7 @@ class DataConfig:
     vocabulary: str = "bpe"  # what a token is: byte-level bpe, one character, one byte
     vocabulary_size: int = 8_000  # requested size; a small corpus may give fewer tokens
     shared_vocabulary: bool = True  # translate: one for source and target, or one each
-    max_length: int = 256  # tokens per example; longer ones are skipped or cut (docs/tasks.md)
+    max_length: int = 256  # tokens per example; longer ones are skipped or cut
     max_ratio: float = 4.0  # largest ratio of the two lengths; other pairs are skipped
     bpe_dropout: float = 0.0  # probability of skipping a merge, drawn each time a text is read
     share: float = 1.0  # fraction of the training examples to use, chosen at random

@@ -45,6 +45,6 @@ def folder_of(model: str | Path) -> Path:
             raise unknown("model in the box", task, known)
         raise InputError(
             f"there is no model in the box to {task}: train one with `regard train --task {task}` "
-            "and name its folder with -m (docs/tasks.md)"
+            "and name its folder with -m"
         )
     return FOLDER / task
