@@ -8,8 +8,9 @@ PURPOSE = "Write the generated pages of the documentation."
 COMMANDS = {
     "results": "write docs/results.md from docs/results/*.json",
     "performance": "write docs/performance.md from benchmarks/ratios.json",
-    "configuration": "write docs/configuration.md from the dataclasses",
-    "examples": "run the commands in README.md and docs/tasks.md and write their output below them",
+    "configuration": "write docs/reference/configuration.md from the dataclasses",
+    "cli": "write docs/reference/cli.md from the argument parsers",
+    "examples": "run the commands in README.md and docs/ and write their output below them",
 }
 
 if __name__ == "__main__":
