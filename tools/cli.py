@@ -65,7 +65,8 @@ def operand(action: argparse.Action) -> str:
 def explanation(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
     """The help text of an option."""
     text = parser._get_formatter()._expand_help(action) if action.help else ""
-    return escaped(", ".join(filter(None, [text, "required" if action.required else ""])))
+    required = bool(action.option_strings and action.required)
+    return escaped(", ".join(filter(None, [text, "required" if required else ""])))
 
 
 def escaped(text: str) -> str:
