@@ -107,7 +107,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_runs_from_its_data_to_python(name, folder, monkeypatch):
     corpus = builtin.builtin_corpus
-    monkeypatch.setattr(builtin, "builtin_corpus", lambda part, size: corpus(part, min(size, 300)))
+    monkeypatch.setattr(builtin, "builtin_corpus", lambda part, size: corpus(part, min(size, 100)))
     assert {language for language, _ in blocks(f"tutorials/{name}")} >= {"", "python", "text"}
     assert run_page(f"tutorials/{name}", monkeypatch) >= 3
 
