@@ -15,9 +15,15 @@ SUFFIXES = {".py", ".md", ".cpp", ".h", ".toml", ".yml", ".yaml", ".html", ".js"
 
 # Folders and files that the test reads. The others have not been revised yet.
 CLEAN = (
-    "README.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml", "pyproject.toml", "docs", "tools",
-    "tests/tools", "tests/test_docs.py", "tests/test_language.py", "tests/test_readme.py",
-    "tests/test_troubleshooting.py", "tests/test_architecture.py", "tests/cli/test_walkthroughs.py",
+    "README.md", "CONTRIBUTING.md", "Makefile", "mkdocs.yml", "pyproject.toml",
+    "benchmarks", "docs", "experiments", "tools",
+    "src/regard/config", "src/regard/console.py", "src/regard/decoding", "src/regard/device.py",
+    "src/regard/errors.py", "src/regard/files.py", "src/regard/lab", "src/regard/model",
+    "src/regard/ops", "src/regard/predictor", "src/regard/text", "src/regard/training",
+    "tests/benchmarks", "tests/config", "tests/experiments", "tests/tools", "tests/view",
+    "tests/cli/test_walkthroughs.py", "tests/test_architecture.py", "tests/test_docs.py",
+    "tests/test_language.py", "tests/test_layering.py", "tests/test_readme.py",
+    "tests/test_saved_models.py", "tests/test_troubleshooting.py",
 )  # fmt: skip
 
 # What to use instead is in docs/glossary.md and in the comments.
@@ -43,6 +49,7 @@ NAMES = {
 # Text that is quoted, not written by us: (file, part of the line).
 ALLOWED = {
     ("tests/test_language.py", ""),  # this list
+    ("src/regard/text/builtin.toml", 'said = "sagte"'),  # a word of the built-in corpus
 }
 
 

@@ -257,7 +257,7 @@ def test_the_files_say_what_the_command_says(measured, small, tmp_path):
         del run["seconds"]
     assert message == stored, "not repeatable"
     rows = list(csv.DictReader((folder / "positions.csv").open()))
-    accuracies = [row for row in rows if row["what"] == "told right" and row["kind"] == "rotary"]
+    accuracies = [row for row in rows if row["what"] == "correct" and row["kind"] == "rotary"]
     runs = [run for run in stored["training"]["runs"] if run["kind"] == "rotary"]
     assert {(row["seed"], row["length"]): float(row["measured"]) for row in accuracies} == {
         (str(run["seed"]), n): right for run in runs for n, right in run["right"].items()
