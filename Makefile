@@ -15,7 +15,7 @@ demo: .venv/ready
 
 # The documentation as a site with search, in site/; open site/index.html.
 docs: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "wrote site/index.html"
 
 format: .venv/ready
