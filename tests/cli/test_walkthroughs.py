@@ -40,7 +40,7 @@ def blocks(page):
 
 def commands(block):
     """The arguments of each `regard` command; a quoted argument may contain line ends."""
-    lines = iter(block.splitlines())
+    lines = iter(block.replace("\\\n", "").splitlines())
     for line in lines:
         while line.count('"') % 2:
             line += "\n" + next(lines)
