@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo format bench sanitize sanitize-threads clean
+.PHONY: test demo docs format bench sanitize sanitize-threads clean
 
 test: .venv/ready
 	$(BIN)/ruff check .
@@ -12,6 +12,11 @@ test: .venv/ready
 
 demo: .venv/ready
 	$(BIN)/regard demo
+
+# The documentation as a site with search, in site/; open site/index.html.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "wrote site/index.html"
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .
@@ -62,4 +67,8 @@ clean:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,lab]'
+	touch $@
+
+.venv/docs: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@

@@ -80,8 +80,8 @@ class Sentences:
         return token_loss
 
 
-class Given:
-    """A batch sampler that repeats the given batches."""
+class FixedBatches:
+    """A batch sampler that repeats a list of batches."""
 
     def __init__(self, made: Made, budgets: list[int]) -> None:
         bounds = np.cumsum([0] + [len(targets) for _, targets in made])
@@ -107,7 +107,7 @@ def regard(config: ModelConfig, made: Made, dtype: str, run: Path) -> Round:
         Processes("cuda"), progress, None,
     )  # fmt: skip
     most = [max(sum(map(len, side)) for side in sides) for sides in zip(*made, strict=True)]
-    trainer.rows = Given(made, [n for n in most if n])  # type: ignore[assignment]
+    trainer.rows = FixedBatches(made, [n for n in most if n])  # type: ignore[assignment]
     trainer.graphs.budgets = trainer.rows.budgets
 
     def steps() -> None:

@@ -1,4 +1,4 @@
-"""docs/architecture.md describes the code: its packages, and the two walks, function by function."""
+"""docs/concepts/architecture.md describes the code: its packages, and the two walks, function by function."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ from regard.text.builtin import builtin_corpus
 from test_layering import ORDER
 
 PACKAGE = Path(regard.__file__).parent
-DOCUMENT = Path(__file__).parents[1] / "docs" / "architecture.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "concepts" / "architecture.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 STEP = re.compile(r"^\d+\. `([\w/]+\.py)` `([\w.]+)`:", re.MULTILINE)
 

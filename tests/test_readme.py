@@ -1,8 +1,8 @@
-"""The commands of README.md and docs/tasks.md, run as a person runs them, print what is shown.
+"""The commands of README.md, the quick start and the tutorials print what the pages show.
 
-Words must be the same; numbers may differ by 0.005, since processors round differently. The
-commands that only train are run elsewhere (test_walkthroughs.py), shortened; `make demo` and `make
-test` are not run here: test_demo.py has the first, and the second is what runs this.
+Words must be equal; numbers may differ by 0.005, because processors round differently. Commands
+that only train are run with fewer steps by tests/cli/test_walkthroughs.py. `make demo` is tested by
+tests/cli/test_demo.py.
 """
 
 import re
@@ -13,31 +13,39 @@ from tools.examples import DOCUMENTS, ROOT, blocks, examples, run_block
 
 CLOSE = 0.005
 BLOCKS = [(document, block) for document in DOCUMENTS for block in blocks(document)]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def alike(said, shown):
+def alike(printed, shown):
     try:
-        said, shown = said.strip("(),"), shown.strip("(),")
-        return abs(float(said) - float(shown)) <= CLOSE
+        printed, shown = printed.strip("(),"), shown.strip("(),")
+        return abs(float(printed) - float(shown)) <= CLOSE
     except ValueError:
-        return said == shown
+        return printed == shown
 
 
 @pytest.mark.parametrize(
     ("document", "block"), BLOCKS, ids=[f"{name} {block.split()[2]}" for name, block in BLOCKS]
 )
 def test_commands_print_what_is_shown_below_them(document, block, tmp_path):
-    for (line, shown), said in zip(examples(block), run_block(block, tmp_path), strict=True):
-        ours, theirs = said.split(), shown.split()
-        assert len(ours) == len(theirs), f"$ {line}\n{said}"
-        assert all(map(alike, ours, theirs)), f"$ {line}\n{said}"
+    for (line, shown), printed in zip(examples(block), run_block(block, tmp_path), strict=True):
+        ours, theirs = printed.split(), shown.split()
+        assert len(ours) == len(theirs), f"$ {line}\n{printed}"
+        assert all(map(alike, ours, theirs)), f"$ {line}\n{printed}"
 
 
-def test_the_readme_shows_five_things_to_do_and_one_picture():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_readme_shows_five_examples_one_picture_and_a_table_of_results():
     assert len(blocks("README.md")) == 5
-    assert "\nmake demo" in text
-    assert "\nmake test" in text
-    [picture] = re.findall(r"!\[.+?\]\((.+?)\)", text)
+    assert "\nmake demo" in README
+    assert "\nmake test" in README
+    [picture] = re.findall(r"!\[.+?\]\((.+?)\)", README)
     assert (ROOT / picture).stat().st_size < 200_000
-    assert len(text.splitlines()) < 150
+    assert "| | regard | for comparison |" in README
+    assert len(README.splitlines()) < 150
+
+
+def test_the_number_of_lines_of_the_architecture_is_right():
+    [number] = re.findall(r"about ([\d,]+) lines", README)
+    files = [*ROOT.glob("src/regard/model/*.py"), ROOT / "src/regard/ops/reference.py"]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    assert lines == pytest.approx(int(number.replace(",", "")), rel=0.2)

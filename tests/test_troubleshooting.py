@@ -1,7 +1,7 @@
-"""docs/troubleshooting.md: each command that it shows is run, and says what stands there.
+"""docs/guides/troubleshooting.md: each command of the page prints the message below it.
 
-The commands run in this process, in a folder that has the files and models they name. What a command
-cannot bring about by itself (a full disk, no compiler) is named in a comment above it and made here.
+The commands run in this process, in a folder with the files and models that they name. A comment
+above a command names a situation (a full disk, no compiler), which a function here simulates.
 """
 
 import lzma
@@ -24,7 +24,7 @@ from regard.text.builtin import builtin_corpus
 from regard.training import checkpoint
 from regard.training.losses import token_loss
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "guides" / "troubleshooting.md"
 SHOWN = re.compile(r"(?:<!-- (.+) -->\n)?```console\n\$ regard (.+)\n((?:.+\n)+)```")
 EXAMPLES = SHOWN.findall(DOCUMENT.read_text(encoding="utf-8"))
 SMALL = """\
@@ -38,7 +38,7 @@ decoding: {max_length: 5}
 
 
 def write_files(folder):
-    """All files that the document names."""
+    """Write all files that the page names."""
     pairs = builtin_corpus("train", 60)
     english, german = ([pair[side] for pair in pairs] for side in (0, 1))
     labelled = [f"{'de' if i % 2 else 'en'}\t{pair[i % 2]}" for i, pair in enumerate(pairs)]
@@ -71,7 +71,7 @@ def write_files(folder):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Those files, and three models: run, languages and masked; what became of two more."""
+    """A folder with these files, three models (run, languages and masked) and damaged copies."""
     folder = tmp_path_factory.mktemp("here")
     write_files(folder)
     with pytest.MonkeyPatch.context() as patch, torch.enable_grad():
@@ -83,8 +83,8 @@ def folder(tmp_path_factory):
             ("masked", "fill", ["reviews.txt"]),
         ):
             words = ["--task", task, "--train", *files, "--out", name, "--preset", "tiny"]
-            said = command.regard("train", *words, "--config", "small.yaml", "--quiet")
-            assert said == ("", "", 0)
+            result = command.regard("train", *words, "--config", "small.yaml", "--quiet")
+            assert result == ("", "", 0)
     for name in ("stopped", "hurt", "damaged", "edited"):
         shutil.copytree(folder / "run", folder / name)
     (folder / "stopped/model.safetensors").unlink()
@@ -98,7 +98,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-# ---- what a command cannot bring about by itself -----------------------------------------
+# ---- situations that a command cannot cause ---------------------------------------------
 
 
 @contextmanager
@@ -147,9 +147,9 @@ def interrupted(patch, cache):
     yield
 
 
-def before_each_loss(happens):
+def before_each_loss(action):
     def loss(model, batch, smoothing=0.0, r_drop=0.0):
-        happens(batch)
+        action(batch)
         return token_loss(model, batch, smoothing, r_drop)
 
     return staticmethod(loss)
@@ -191,12 +191,12 @@ SITUATIONS = {
 @pytest.mark.parametrize(
     ("notes", "line", "shown"), EXAMPLES, ids=[example[1][:60] for example in EXAMPLES]
 )
-def test_a_command_of_the_page_says_what_is_shown(
+def test_a_command_of_the_page_prints_the_message_below_it(
     notes, line, shown, folder, monkeypatch, tmp_path
 ):
-    """All that is shown is printed, and where the command fails nothing comes after it; … stands
-    for what others say in their own words."""
-    line, _, given = line.partition(" < ")
+    """The message is printed, and if the command fails, it is the last output; … stands for any
+    text."""
+    line, _, source = line.partition(" < ")
     notes = notes.split(", ") if notes else []
     codes = [int(note.removeprefix("exit ")) for note in notes if note.startswith("exit ")]
     monkeypatch.chdir(folder)
@@ -207,13 +207,13 @@ def test_a_command_of_the_page_says_what_is_shown(
                 stack.enter_context(SITUATIONS[note](patch, tmp_path))
             else:
                 assert note.startswith("exit ")
-        patch.setattr("sys.stdin", stack.enter_context(Path(given or os.devnull).open()))
+        patch.setattr("sys.stdin", stack.enter_context(Path(source or os.devnull).open()))
         out, err, code = command.regard(*shlex.split(line))
     shutil.rmtree(folder / "new", ignore_errors=True)
-    said = " ".join((out + err).split())
+    printed = " ".join((out + err).split())
     expected = ".*".join(re.escape(" ".join(part.split())) for part in shown.split("…"))
-    assert code == (codes or [2])[0], said
-    assert re.search(expected + ("" if code == 0 else "$"), said), said
+    assert code == (codes or [2])[0], printed
+    assert re.search(expected + ("" if code == 0 else "$"), printed), printed
 
 
 def test_every_situation_is_in_the_page():

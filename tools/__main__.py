@@ -8,9 +8,10 @@ PURPOSE = "Write the generated pages of the documentation."
 COMMANDS = {
     "results": "write docs/results.md from docs/results/*.json",
     "performance": "write docs/performance.md from benchmarks/ratios.json",
-    "configuration": "write docs/configuration.md from the dataclasses",
+    "configuration": "write docs/reference/configuration.md from the dataclasses",
+    "cli": "write docs/reference/cli.md from the argument parsers",
     "api": "write docs/api.md from the docstrings",
-    "examples": "run the commands in README.md and docs/tasks.md and write their output below them",
+    "examples": "run the commands in README.md and docs/ and write their output below them",
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the dataclasses.
+"""Write docs/reference/configuration.md from the dataclasses.
 
 Types, defaults and explanations come from the dataclasses and the comments next to their fields,
 the defaults of each task from `make_config`, and the accepted values from the checks.
@@ -33,7 +33,7 @@ from regard.files import write_file
 from regard.tasks.configuration import make_config, tasks_by_option
 from regard.tasks.registry import find_task, task_names
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
+PAGE = Path("docs/reference/configuration.md")
 SECTIONS: dict[str, Any] = {
     "model": ModelConfig, "data": DataConfig, "training": TrainingConfig,
     "decoding": DecodingConfig,
@@ -47,7 +47,7 @@ TEMPLATE = Path(__file__).parent / "templates" / "configuration.md"
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tools configuration", description=__doc__)
     parser.add_argument(
-        "--out", type=Path, default=DOCUMENT, help="page to write (default: docs/configuration.md)"
+        "--out", type=Path, default=PAGE, help="page to write (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
     write_file(options.out, document())

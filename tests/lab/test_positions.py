@@ -132,8 +132,8 @@ def test_the_dot_product_falls_with_the_logarithm_of_k(base):
     assert computed["k after which it first rises"].measured == np.argmax(np.diff(products) > 0)
     law = np.arange(2, min(255, int(base / 4)) + 1)
     growth = np.polyfit(np.log(law), products[law], 1)[0]
-    assert computed["its slope over ln k"].measured == pytest.approx(growth)
-    assert computed["its slope over ln k"].theory == pytest.approx(-1 / math.log(base))
+    assert computed["its gradient over ln k"].measured == pytest.approx(growth)
+    assert computed["its gradient over ln k"].theory == pytest.approx(-1 / math.log(base))
     assert all(one.agrees in (True, None) for one in computed.values())
 
 
@@ -257,7 +257,7 @@ def test_the_files_say_what_the_command_says(measured, small, tmp_path):
         del run["seconds"]
     assert message == stored, "not repeatable"
     rows = list(csv.DictReader((folder / "positions.csv").open()))
-    accuracies = [row for row in rows if row["what"] == "told right" and row["kind"] == "rotary"]
+    accuracies = [row for row in rows if row["what"] == "correct" and row["kind"] == "rotary"]
     runs = [run for run in stored["training"]["runs"] if run["kind"] == "rotary"]
     assert {(row["seed"], row["length"]): float(row["measured"]) for row in accuracies} == {
         (str(run["seed"]), n): right for run in runs for n, right in run["right"].items()

@@ -14,12 +14,15 @@ from tools.configuration import SECTIONS, document
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["results", "performance", "configuration", "api"])
-def test_a_page_is_what_its_command_writes(name, tmp_path):
-    made = tmp_path / f"{name}.md"
-    command = [sys.executable, "-m", "tools", name, "--out", made]
+@pytest.mark.parametrize(
+    "page",
+    ["results.md", "performance.md", "reference/configuration.md", "reference/cli.md", "api.md"],
+)
+def test_a_page_equals_the_output_of_its_command(page, tmp_path):
+    written = tmp_path / Path(page).name
+    command = [sys.executable, "-m", "tools", written.stem, "--out", written]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    assert made.read_text(encoding="utf-8") == (ROOT / f"docs/{name}.md").read_text("utf-8")
+    assert written.read_text(encoding="utf-8") == (ROOT / "docs" / page).read_text("utf-8")
 
 
 def test_every_option_has_a_row_with_an_explanation():

@@ -20,7 +20,7 @@ def line_of(text, work):
     return line
 
 
-def test_the_best_precision_counts_beside_its_best_peer():
+def test_the_best_precision_is_compared_with_its_best_peer():
     rows = [
         ROW,
         replace(ROW, peer="CTranslate2 float32", peer_value=100.0),
@@ -28,9 +28,9 @@ def test_the_best_precision_counts_beside_its_best_peer():
         replace(ROW, peer="Hugging Face float32", peer_value=599.0),  # not what the goal names
         replace(ROW, peer="regard by PyTorch float32", peer_value=599.0),  # not a peer
     ]
-    found = reached(rows, GOAL)
-    assert (found.row.dtype, found.row.peer, found.row.ratio) == ("int8", "CTranslate2 int8", 3.0)
-    assert found.meets(GOAL)
+    best = reached(rows, GOAL)
+    assert (best.row.dtype, best.row.peer, best.row.ratio) == ("int8", "CTranslate2 int8", 3.0)
+    assert best.meets(GOAL)
     assert reached(rows, replace(GOAL, peers="")).row.peer == "Hugging Face float32"
 
 
@@ -38,13 +38,13 @@ def test_the_best_precision_counts_beside_its_best_peer():
     ("unit", "value", "met"),
     [("tokens/s", 9.0, True), ("tokens/s", 7.0, False), ("s", 7.0, True), ("GiB", 9.0, False)],
 )
-def test_a_figure_is_reached_from_the_right_side(unit, value, met):
+def test_a_goal_is_a_minimum_for_speed_and_a_maximum_for_time_and_memory(unit, value, met):
     row = replace(ROW, unit=unit, value=value)
     goal = Goal(ROW.benchmark, ROW.work, figure=8.0)
     assert reached([row], goal).meets(goal) == met
 
 
-def test_the_page_says_what_was_reached_and_what_was_not():
+def test_the_page_marks_goals_as_reached_or_not_reached():
     text = page([ROW, replace(ROW, work="base, batch 32, greedy", peer_value=590.0)])
     assert line_of(text, "base, batch 1, greedy").endswith(
         "| 600 (30%) | 200 | 3.00x CTranslate2 int8 (int8) | 2.5x CTranslate2 | reached |"
@@ -57,19 +57,19 @@ def test_a_part_without_rows_names_its_command():
     assert "Not measured yet: `python -m benchmarks decode --keep`" in page([])
 
 
-def test_each_machine_has_a_table_of_its_own():
+def test_each_machine_has_its_own_table():
     text = page([ROW, replace(ROW, hardware="64 cores", value=100.0)])
     assert "1.00x" not in text
     assert len([x for x in text.splitlines() if x.startswith("| base, batch 1, greedy |")]) == 2
 
 
-def test_exponents_stand_beside_theory():
+def test_exponents_are_compared_with_theory():
     row = replace(ROW, benchmark="scaling", work="attention: memory", unit="exponent", value=0.98,
                   peer="theory", peer_value=1.0)  # fmt: skip
     assert "| attention: memory | int8 | 0.98 | theory: 1 |" in page([row])
 
 
-def test_a_goal_that_is_a_figure_is_said_with_its_unit():
+def test_an_absolute_goal_is_shown_with_its_unit():
     row = replace(ROW, benchmark="train", device="cuda", work="base, 25,000 tokens: memory",
                   unit="GiB", value=9.5, peer_value=16.0)  # fmt: skip
     assert "| at most 9 GiB | **not reached** |" in page([row])
@@ -83,12 +83,12 @@ def test_every_goal_of_the_issues_has_its_row():
     assert all((goal.times is None) != (goal.figure is None) for goal in goals)
 
 
-def test_rows_of_another_machine_are_taken_over(tmp_path, capsys):
+def test_rows_of_another_machine_are_copied(tmp_path, capsys):
     here, there, out = (tmp_path / name for name in ("here.json", "there.json", "page.md"))
     write([ROW], here)
     write([replace(ROW, device="cuda", hardware="H200", commit="")], there)
     assert main(["--out", str(out), "--ratios", str(here), "--add", str(there)]) == 0
-    kept = read(here)
-    assert len(kept) == 2
-    assert all(row.commit for row in kept.values())
+    rows = read(here)
+    assert len(rows) == 2
+    assert all(row.commit for row in rows.values())
     assert "H200" in out.read_text()

@@ -1,4 +1,4 @@
-"""docs/results.md: made of nothing but stored results."""
+"""docs/results.md contains only stored results."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def line_of(text, start):
     return next(line for line in text.splitlines() if line.startswith(f"| {start} |"))
 
 
-def test_seeds_give_mean_and_deviation_and_times_are_of_those_that_ran_alone():
+def test_a_row_has_mean_and_deviation_over_seeds_and_times_of_undisturbed_trainings():
     one = {"steps": 8000, "tests": {"test2016": scored(41.0)}, "time": 90.0, "wall": 110.0}
     two = {"steps": 8000, "tests": {"test2016": scored(43.0)}, "time": 300.0}
     row = {"machine": "a machine", "seeds": {"1": one, "2": two}}
@@ -37,7 +37,7 @@ def ingredient_rows(**rows):
     }  # fmt: skip
     return {
         "rows": table,
-        "failed": {"x-2": "it burned"},
+        "failed": {"x-2": "out of memory"},
         "machine": "a machine",
         "set": ["training.steps=9"],
     }
@@ -56,7 +56,7 @@ def test_a_significant_ingredient_is_bold_and_missing_rows_are_named():
     assert "| **-11.00** | <0.001 | 3 |" in line_of(text, "worse")
     assert "**" not in line_of(text, "same")
     assert "Not trained, for lack of time: late." in text
-    assert "Failed: x-2: it burned." in text
+    assert "Failed: x-2: out of memory." in text
     assert "was trained with `training.steps=9`" in text
 
 

@@ -60,7 +60,7 @@ def planted(sentences, name, head, right=(0.75, 0.875)):
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "cross"])
-def test_the_head_that_does_it_is_found_in_every_stack(sentences, name, tmp_path):
+def test_the_head_that_resolves_the_pronoun_is_identified_in_every_stack(sentences, name, tmp_path):
     changed = planted(sentences, name, head=3)
     looks = find_heads(changed)
     assert len(looks) == 3 * 2 * 4
@@ -69,9 +69,9 @@ def test_the_head_that_does_it_is_found_in_every_stack(sentences, name, tmp_path
     assert best.weights[0][0] >= 0.75
     assert best.weights[1][1] >= 0.875
     text = "\n".join(describe_heads(looks))
-    assert f"{best.name} tells it best, of 24 heads." in text
+    assert f"{best.name} shows it best (of 24 heads)." in text
     assert f"{best.weights[0][0]:.2f}, " in text
-    assert ('Where "it" is read: no head tells it' in text) == (name != "encoder")
+    assert ('In the encoder, at "it": no head shows it clearly' in text) == (name != "encoder")
     files = draw_pronoun(changed, best, tmp_path / "pronoun")
     assert [path.name for path in files] == ["pronoun.png", "pronoun.svg"]
     drawn = (tmp_path / "pronoun.svg").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def test_a_head_that_always_prefers_the_animal_does_not_win():
     assert faint.margin == pytest.approx(0.01)
 
 
-def test_where_no_head_does_it_that_is_said_with_the_numbers(sentences):
+def test_the_report_states_that_no_head_resolves_the_pronoun(sentences):
     even = []
     for sentence in sentences:
         stacks = {
@@ -98,7 +98,7 @@ def test_where_no_head_does_it_that_is_said_with_the_numbers(sentences):
         even.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
     looks = find_heads(tuple(even))
     text = describe_heads(looks)
-    assert text[0].startswith('What "it" is: no head tells it; head ')
+    assert text[0].startswith('What "it" refers to: no head shows it clearly; head ')
     assert any("The animal 0." in line or "Das Tier 0." in line for line in text)
 
 

@@ -143,7 +143,7 @@ def architecture_options(verb: ArgumentParser) -> None:
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
         help="change one option, e.g. model.norm_first=true; may be repeated "
-        "(all options: docs/configuration.md)",
+        "",
     )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def train_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--task", help=f"what to train for: {', '.join(task_names())}")
     verb.add_argument(
         "--train", nargs="+", type=file_name, metavar="FILE",
-        help=f"training data. {file_formats()} (docs/tasks.md)",
+        help=f"training data. {file_formats()}",
     )  # fmt: skip
     verb.add_argument(
         "--valid", nargs="+", type=file_name, metavar="FILE",

@@ -61,7 +61,7 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The data: files, vocabulary and limits. Each field is in docs/configuration.md."""
+    """The data: files, vocabulary and limits."""
 
     train: list[str] = field(default_factory=list)  # --train: files; translate: source, target
     valid: list[str] = field(default_factory=list)  # --valid: held-out files, or "5%" of train
@@ -69,7 +69,7 @@ class DataConfig:
     vocabulary: str = "bpe"  # what a token is: byte-level bpe, one character, one byte
     vocabulary_size: int = 8_000  # requested size; a small corpus may give fewer tokens
     shared_vocabulary: bool = True  # translate: one for source and target, or one each
-    max_length: int = 256  # tokens per example; longer ones are skipped or cut (docs/tasks.md)
+    max_length: int = 256  # tokens per example; longer ones are skipped or cut
     max_ratio: float = 4.0  # largest ratio of the two lengths; other pairs are skipped
     bpe_dropout: float = 0.0  # probability of skipping a merge, drawn each time a text is read
     share: float = 1.0  # fraction of the training examples to use, chosen at random
@@ -146,7 +146,7 @@ def as_columns(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """The training: steps, optimiser and checkpoints. Each field is in docs/configuration.md."""
+    """The training: steps, optimiser and checkpoints."""
 
     steps: int = 2_000  # maximum number of optimiser steps
     epochs: float = 0.0  # passes over the training data, converted to steps; 0: use steps
@@ -196,7 +196,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """The decoding: beam search or sampling. Each field is in docs/configuration.md."""
+    """The decoding: beam search or sampling."""
 
     beam: int = 4  # hypotheses per sentence; 1 is greedy search
     length_penalty: float = 0.6  # scores are divided by ((5 + tokens) / 6) to this power

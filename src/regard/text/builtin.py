@@ -218,8 +218,8 @@ def subordinate(dice: Dice, first: bool) -> Example:
 def reported(dice: Dice) -> Example:
     inner = some_clause(dice)
     speaker = dice.phrase(("adult", "child"), "nom", without=inner.composition)
-    said, sagte = dice.pick(list(WORDS["reports"].items()))
-    speech = (f"{speaker.english} {said}", f"{speaker.german} {sagte}")
+    verb, german_verb = dice.pick(list(WORDS["reports"].items()))
+    speech = (f"{speaker.english} {verb}", f"{speaker.german} {german_verb}")
     english, german = dice.pick((("I know", "ich weiß"), ("we know", "wir wissen"), speech))
     return Example.of(inner, f"{english} that {inner.english()}", f"{german}, dass {inner.final()}")
 
@@ -227,10 +227,10 @@ def reported(dice: Dice) -> Example:
 def relative(dice: Dice) -> Example:
     inner = some_clause(dice)
     subject = inner.subject
-    who = "that" if subject.noun.kind == "animal" else "who"
+    pronoun = "that" if subject.noun.kind == "animal" else "who"
     der = phrase(subject.noun, "nom").german.split()[0]  # the relative pronoun is the article
     verb = dice.pick([verb for verb in EVENTS if subject.noun.kind in verb.subjects])
-    english = f"{subject.english} {who} {inner.predicate} {verb.past}"
+    english = f"{subject.english} {pronoun} {inner.predicate} {verb.past}"
     german = f"{subject.german}, {inner.final(der)}, {words(verb.german, verb.particle)}"
     return Example.of(inner, english, german)
 

@@ -44,7 +44,5 @@ def folder_of(model: str | os.PathLike[str]) -> Path:
     if task not in known:
         if not task.isidentifier() or get_close_matches(task, known, cutoff=0.75):
             raise unknown("model in the box", task, known)
-        raise InputError(
-            f"there is no model in the box to {task}: train one (docs/tasks.md) and name its folder"
-        )
+        raise InputError(f"there is no model in the box to {task}: train one and name its folder")
     return FOLDER / task

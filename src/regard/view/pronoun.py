@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from regard.predictor.model import Model
 
-CLEAR = 0.1  # the smallest margin of a head that is said to resolve the pronoun
+CLEAR = 0.1  # the smallest margin of a head that resolves the pronoun
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,17 @@ def find_heads(sentences: tuple[Sentence, Sentence]) -> list[PronounHead]:
 def describe_heads(looks: list[PronounHead]) -> list[str]:
     """Lines about the best head, and about the best head of the encoder, with their weights."""
     best = looks[0]
-    lines = [f'What "it" is: {verdict(best)}, of {len(looks)} heads.', *numbers(best)]
+    lines = [f'What "it" refers to: {verdict(best)} (of {len(looks)} heads).', *numbers(best)]
     own = next((look for look in looks if look.stack == "encoder"), best)
     if own is not best:
-        lines += [f'Where "it" is read: {verdict(own)} there.', *numbers(own)]
+        lines += [f'In the encoder, at "it": {verdict(own)}.', *numbers(own)]
     return lines
 
 
 def verdict(best: PronounHead) -> str:
     if best.margin >= CLEAR:
-        return f"{best.name} tells it best"
-    return f"no head tells it; {best.name} comes nearest"
+        return f"{best.name} shows it best"
+    return f"no head shows it clearly; {best.name} is closest"
 
 
 def numbers(look: PronounHead) -> list[str]:
@@ -132,9 +132,11 @@ def numbers(look: PronounHead) -> list[str]:
     phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
     lines = []
     for (english, german), weights in zip(PRONOUN_SENTENCE, look.weights, strict=True):
-        who = '"it"' if look.stack == "encoder" else f'before it writes "{pronoun_of(german)}" it'
+        subject = (
+            '"it"' if look.stack == "encoder" else f'before it writes "{pronoun_of(german)}" it'
+        )
         seen = ", ".join(f"{p} {w:.2f}" for p, w in zip(phrases, weights, strict=True))
-        lines.append(f"  {english.rpartition(' was ')[2][:-1] + ':':10} {who} looks at {seen}")
+        lines.append(f"  {english.rpartition(' was ')[2][:-1] + ':':10} {subject} looks at {seen}")
     return lines
 
 

@@ -92,7 +92,7 @@ class PositionsReport(LabReport):
             rows.append({"part": "uniqueness", "what": "smallest distance", **values})
         for one in self.trained:
             run = {"part": "training", "kind": one.kind, "seed": one.seed}
-            for what, shares in (("told right", one.right), ("told right beyond", one.beyond)):
+            for what, shares in (("correct", one.right), ("correct beyond training", one.beyond)):
                 for length, share in shares.items():
                     rows.append({**run, "what": what, "length": length, "measured": share})
         for seed, errors in zip(self.seeds, self.map_errors, strict=True):

@@ -110,7 +110,9 @@ def decay(length: int, d_model: int, base: float) -> list[Quantity]:
     if len(law) > 2:
         gradient = float(np.polyfit(law.double().log().numpy(), products[law].numpy(), 1)[0])
         theory = -1 / math.log(base)
-        quantities.append(Quantity("its slope over ln k", base, gradient, theory, abs(theory) / 10))
+        quantities.append(
+            Quantity("its gradient over ln k", base, gradient, theory, abs(theory) / 10)
+        )
     below = (products < 0.5).nonzero()
     if len(below):
         theory = math.exp(-EULER) * math.sqrt(base)

@@ -64,7 +64,7 @@ struct Text {
     }
 
     // '(s|t|re|ve|m|ll|d) | " "?letters | " "?numbers | " "?others | spaces, and the last of them
-    // by itself where a word follows.
+    // alone where a word follows.
     long word_end(long i) const {
         long size = bytes.size();
         if (bytes[i] == '\'')
