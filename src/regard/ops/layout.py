@@ -78,6 +78,7 @@ def positions_array(lengths: Sequence[int]) -> Ids:
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy a tensor to a device without waiting: a copy from pinned memory is asynchronous, any
     other begins only when the GPU has finished all work before it."""
-    if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
+    from_host = tensor.device.type == "cpu" and torch.device(device).type == "cuda"
+    if from_host and not torch.compiler.is_compiling():  # torch.compile cannot pin memory
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
