@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-POOL = 1024  # inputs from which groups are chosen, and at most this many results wait for others
+POOL = 256  # inputs from which groups are chosen, and at most this many results wait for others
 SECONDS = 1.2  # time that one group should take
 FIRST_COST = 4_000  # characters of the first group, before the speed is known
 LEAST_COST = 2_500  # characters of a group on a slow machine
