@@ -73,13 +73,13 @@ def run() -> Callable[..., torch.Tensor]:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """call("fill", "-m", folder, given=[lines]): the command line in this process, with a real
+    """call("fill", "-m", folder, stdin=[lines]): the command line in this process, with a real
     file as standard input: (exit code, standard output, standard error)."""
 
-    def run(*words: object, given: Iterable[str] = ()) -> tuple[object, str, str]:
-        (tmp_path / "stdin").write_text("".join(line + "\n" for line in given), encoding="utf-8")
-        with (tmp_path / "stdin").open() as stdin, monkeypatch.context() as patch:
-            patch.setattr("sys.stdin", stdin)
+    def run(*words: object, stdin: Iterable[str] = ()) -> tuple[object, str, str]:
+        (tmp_path / "stdin").write_text("".join(line + "\n" for line in stdin), encoding="utf-8")
+        with (tmp_path / "stdin").open() as file, monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", file)
             code = command.run(*words)
         return code, *capsys.readouterr()
 

@@ -113,7 +113,7 @@ def test_the_best_answer_of_all_windows_is_given_and_said(loaded, call):
     assert [piece.token_ids for piece in answers[1].pieces] == [
         answer.token_ids for answer in every
     ]
-    code, out, err = call("answer", "-m", model.folder, given=["", f"{long}\tWhere is Mary?"])
+    code, out, err = call("answer", "-m", model.folder, stdin=["", f"{long}\tWhere is Mary?"])
     assert (code, out.count("\n")) == (0, 2)
     assert err == f"regard: standard input:2: {said} {len(every)} windows is given\n"
 
@@ -140,13 +140,13 @@ def test_a_line_is_context_tab_question_or_json_or_a_question_alone(loaded, call
         "\t".join(ASKED[2]),
     ]
     expected = [answers[0], "", answers[1], answers[2]]
-    code, out, err = call("answer", "-m", model.folder, given=tabs)
+    code, out, err = call("answer", "-m", model.folder, stdin=tabs)
     assert (code, out.split("\n")[:-1], err) == (0, expected, "")
     questions = [ASKED[0].question, ASKED[2].question]
     code, out, err = call("answer", "-m", model.folder, "--context", CONTEXT, *questions)
     assert (code, out.split("\n")[:-1], err) == (0, [answers[0], answers[2]], "")
     code, out, _ = call(
-        "answer", "-m", model.folder, "--json", "--context", CONTEXT, given=[questions[0], " "]
+        "answer", "-m", model.folder, "--json", "--context", CONTEXT, stdin=[questions[0], " "]
     )
     told = [json.loads(line) for line in out.splitlines()]
     assert told[0]["question"] == questions[0]
@@ -165,7 +165,7 @@ def test_a_line_is_context_tab_question_or_json_or_a_question_alone(loaded, call
 )  # fmt: skip
 def test_a_line_that_cannot_be_read_is_named_and_those_before_it_are_answered(line, loaded, call):
     folder = loaded("answer").folder
-    code, out, err = call("answer", "-m", folder, given=["\t".join(ASKED[0]), "", line, "a\tb"])
+    code, out, err = call("answer", "-m", folder, stdin=["\t".join(ASKED[0]), "", line, "a\tb"])
     assert (code, out.count("\n"), err.count("\n")) == (2, 2, 1)
     assert err.startswith("regard: standard input:3: needs CONTEXT<tab>QUESTION or ")
 
@@ -176,7 +176,7 @@ def test_a_question_that_leaves_no_room_for_its_context_is_named(loaded, call):
     with pytest.raises(InputError, match=r"question 2: the question has \d+ tokens: .* at most 64"):
         model.answer(["Why?", long], CONTEXT)
     given = ["\t".join(ASKED[0]), "", f"a\t{long}"]
-    code, _, err = call("answer", "-m", model.folder, given=given)
+    code, _, err = call("answer", "-m", model.folder, stdin=given)
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith("regard: standard input:3: the question has ")
 

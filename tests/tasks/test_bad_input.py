@@ -39,9 +39,9 @@ def write(tmp_path):
 def refused(call, tmp_path, cache_folder):
     """refused("train", ...): the one line that is said; nothing else may have happened."""
 
-    def run(*command, given=()):
+    def run(*command, stdin=()):
         before = set(tmp_path.rglob("*")) | {tmp_path / "stdin"}
-        code, out, err = call(*command, given=given)
+        code, out, err = call(*command, stdin=stdin)
         assert (code, out) == (2, ""), err
         assert err.startswith("regard: ")
         assert err.count("\n") == 1, err
@@ -414,7 +414,7 @@ def test_a_verb_refuses_a_model_of_another_task(verb, refused, trained):
             continue
         said = f"this model was trained to {task}: it cannot {verb}"
         assert refused(verb, "-m", trained(task), "a <mask> text") == said
-        assert refused(verb, "-m", trained(task), given=["a\tline"]) == said
+        assert refused(verb, "-m", trained(task), stdin=["a\tline"]) == said
         assert refused(verb, "-m", trained(task)) == said  # nothing to do, and yet not right
         if verb in ("translate", "generate"):
             assert refused(verb, "-m", trained(task), "--stream", "text") == said

@@ -113,7 +113,7 @@ def test_a_long_text_is_cut_and_counted_and_said(configure, bpe, tmp_path, loade
 
     model = loaded("classify")
     said = "longer than the 64 tokens that the model was trained on: only its beginning was read"
-    code, _, err = call("classify", "-m", model.folder, given=["a", "", long])
+    code, _, err = call("classify", "-m", model.folder, stdin=["a", "", long])
     assert (code, err) == (0, f"regard: standard input:3: {said}\n")
     with pytest.warns(UserWarning, match=f"text 2 is {said}"):
         found = model.classify(["short", long])
@@ -282,13 +282,13 @@ def test_damaged_labels_are_one_line(damage, trained, tmp_path, call):
 def test_an_empty_line_gives_an_empty_line(loaded, call):
     model = loaded("classify")
     given = ["The dog slept.", "", " \t", "Der Hund schlief."]
-    code, out, err = call("classify", "-m", model.folder, given=given)
+    code, out, err = call("classify", "-m", model.folder, stdin=given)
     assert (code, err) == (0, "")
     first, *blank, last = out.split("\n")[:-1]
     assert blank == ["", ""]
     for line, found in zip((first, last), model.classify([given[0], given[3]]), strict=True):
         assert line == f"{found.label}\t{found.probability:.4f}"
-    code, out, _ = call("classify", "-m", model.folder, "--json", given=given)
+    code, out, _ = call("classify", "-m", model.folder, "--json", stdin=given)
     told = [json.loads(line) for line in out.splitlines()]
     assert [one["text"] for one in told] == given
     assert told[1] == {"text": "", "label": None, "probability": None, "probabilities": {}}

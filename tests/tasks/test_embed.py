@@ -98,7 +98,7 @@ def test_of_a_long_text_the_beginning_is_read_and_that_is_said(loaded, call):
     assert (
         np.abs(vectors[1] - model.embed(tokenizer.decode(tokenizer.encode(long)[:63]))).max() < 1e-6
     )
-    code, out, err = call("embed", "-m", model.folder, given=["x", long])
+    code, out, err = call("embed", "-m", model.folder, stdin=["x", long])
     assert (code, out.count("\n"), err.count("\n")) == (0, 2, 1)
     assert err.startswith("regard: standard input:2: longer than the 64 tokens")
 
@@ -282,20 +282,20 @@ def test_grades_are_compared_with_cosines(loaded, data, call):
 def test_numbers_lines_json_and_files_are_the_same_vectors(loaded, call, tmp_path):
     model = loaded("embed")
     vectors = model.embed(TEXTS)
-    code, out, err = call("embed", "-m", model.folder, given=TEXTS)
+    code, out, err = call("embed", "-m", model.folder, stdin=TEXTS)
     assert (code, err) == (0, "")
     printed = np.array([[float(x) for x in line.split()] for line in out.splitlines()])
     assert np.abs(printed - vectors).max() < 1e-6
-    _, out, _ = call("embed", "-m", model.folder, "--json", given=TEXTS)
+    _, out, _ = call("embed", "-m", model.folder, "--json", stdin=TEXTS)
     told = [json.loads(line) for line in out.splitlines()]
     assert [one["text"] for one in told] == TEXTS
     assert np.abs(np.array([one["vector"] for one in told]) - vectors).max() < 2e-6
-    code, out, err = call("embed", "-m", model.folder, "--out", tmp_path / "v.npy", given=TEXTS)
+    code, out, err = call("embed", "-m", model.folder, "--out", tmp_path / "v.npy", stdin=TEXTS)
     assert (code, out, err) == (0, "", "")
     saved = np.load(tmp_path / "v.npy", allow_pickle=False)
     assert saved.dtype == np.float32
     assert np.abs(saved - vectors).max() < 1e-6
-    code, out, _ = call("embed", "-m", model.folder, "--out", tmp_path / "none.npy", given=[])
+    code, out, _ = call("embed", "-m", model.folder, "--out", tmp_path / "none.npy", stdin=[])
     assert np.load(tmp_path / "none.npy").shape == (0, 16)
 
 
@@ -320,9 +320,9 @@ def test_an_unfinished_run_keeps_its_vectors_in_a_partial_file(
     command = ["embed", "-m", model.folder, "--out", folder / "old.npy"]
     if stop is RuntimeError:
         with pytest.raises(RuntimeError, match="enough"):
-            call(*command, given=TEXTS)
+            call(*command, stdin=TEXTS)
     else:
-        code, _, err = call(*command, given=TEXTS)
+        code, _, err = call(*command, stdin=TEXTS)
         assert code == (130 if stop is KeyboardInterrupt else 2)
         assert f"not complete: the first 2 vectors are in {folder}/old.npy.partial\n" in err
     assert len(calls) == 3
@@ -334,7 +334,7 @@ def test_an_unfinished_run_keeps_its_vectors_in_a_partial_file(
 @pytest.mark.parametrize("out", ["missing/v.npy", "."])
 def test_a_file_that_cannot_be_written_is_one_line_before_any_work(out, loaded, call, tmp_path):
     code, said, err = call(
-        "embed", "-m", loaded("embed").folder, "--out", tmp_path / out, given=TEXTS
+        "embed", "-m", loaded("embed").folder, "--out", tmp_path / out, stdin=TEXTS
     )
     assert (code, said, err.count("\n")) == (2, "", 1)
     assert str(tmp_path / out) in err
@@ -352,13 +352,13 @@ def test_every_token_has_a_vector_in_its_context(loaded, call):
             hidden = model.transformer.hidden(Packed.of([ids])).numpy()
         assert vectors.shape == (len(ids), 16)
         assert np.abs(vectors - hidden).max() < 1e-5
-    code, out, err = call("embed", "-m", model.folder, "--tokens", "--json", given=TEXTS)
+    code, out, err = call("embed", "-m", model.folder, "--tokens", "--json", stdin=TEXTS)
     assert (code, err) == (0, "")
     for line, text, (tokens, vectors) in zip(out.splitlines(), TEXTS, found, strict=True):
         told = json.loads(line)
         assert (told["text"], told["tokens"]) == (text, tokens)
         assert np.abs(np.array(told["vectors"]) - vectors).max() < 1e-5
-    _, out, _ = call("embed", "-m", model.folder, "--tokens", given=TEXTS)
+    _, out, _ = call("embed", "-m", model.folder, "--tokens", stdin=TEXTS)
     blocks = out.split("\n\n")[:-1]
     assert [len(block.splitlines()) for block in blocks] == [len(tokens) for tokens, _ in found]
     decoder = loaded("generate").embed_tokens("x")
@@ -424,7 +424,7 @@ def test_a_translator_cannot_embed(trained, call, tmp_path):
 
 def test_a_vector_file_is_what_numpy_would_write(loaded, call, tmp_path):
     model = loaded("embed")
-    call("embed", "-m", model.folder, "--out", tmp_path / "v.npy", given=TEXTS)
+    call("embed", "-m", model.folder, "--out", tmp_path / "v.npy", stdin=TEXTS)
     buffer = io.BytesIO()
     np.save(buffer, np.load(tmp_path / "v.npy"))
     assert (tmp_path / "v.npy").read_bytes() == buffer.getvalue()
