@@ -113,7 +113,7 @@ def test_best_answer_of_all_windows_is_returned_with_warning(loaded, call):
     ]
     code, out, err = call("answer", "-m", model.folder, stdin=["", f"{long}\tWhere is Mary?"])
     assert (code, out.count("\n")) == (0, 2)
-    assert err == f"regard: standard input:2: {warning} {len(every)} windows is given\n"
+    assert err == f"regard: standard input:2: {warning} {len(every)} windows was chosen\n"
 
 
 # ---- the command line -------------------------------------------------------------------
@@ -169,13 +169,13 @@ def test_invalid_line_is_reported_after_answers_to_previous_lines(line, loaded, 
     folder = loaded("answer").folder
     code, out, err = call("answer", "-m", folder, stdin=["\t".join(QUESTIONS[0]), "", line, "a\tb"])
     assert (code, out.count("\n"), err.count("\n")) == (2, 2, 1)
-    assert err.startswith("regard: standard input:3: needs CONTEXT<tab>QUESTION or ")
+    assert err.startswith("regard: standard input:3: expected CONTEXT<tab>QUESTION or ")
 
 
 def test_question_without_room_for_context_is_reported(loaded, call):
     model = loaded("answer")
     long = "Where is Mary? " * 30
-    with pytest.raises(InputError, match=r"question 2: the question has \d+ tokens: .* at most 64"):
+    with pytest.raises(InputError, match=r"question 2: the question has \d+ tokens, .* at most 64"):
         model.answer(["Why?", long], CONTEXT)
     lines = ["\t".join(QUESTIONS[0]), "", f"a\t{long}"]
     code, _, err = call("answer", "-m", model.folder, stdin=lines)

@@ -54,7 +54,7 @@ def test_invalid_or_duplicate_declared_labels_are_reported(training_error, write
 
 def test_single_class_is_reported(training_error, write):
     rows = write("rows.tsv", "en\tThe dog slept.", "en\tThe cat slept.")
-    message = f"{rows}: only one class, 'en': at least two are needed"
+    message = f"{rows}: only one class, 'en': a classifier needs at least two"
     assert training_error("classify", train=[rows], valid=[rows]) == message
 
 
@@ -169,7 +169,7 @@ def test_question_longer_than_model_input_is_reported(
         ),
     ):
         assert message.startswith(f"{rows}:2: the question has ")
-        assert message.endswith(" tokens: with its context the model reads at most 64")
+        assert message.endswith("can have at most 64: shorten the question")
 
 
 def test_text_without_mask_is_reported(error_message, trained):

@@ -381,7 +381,7 @@ def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind
         ("translate", "encoder", ["--target", "b", "a"], "a model with model.style=encoder writes all tokens at once and reads no target: leave the target out"),
         ("classify", "encoder", ["--target", "good", "a"], "only a model that writes text has a target: this one was trained to classify"),
         ("classify", "encoder", ["--context", "good", "a"], "only a model that answers has a context: this one was trained to classify"),
-        ("answer", "encoder-decoder", ["a"], 'the text: needs CONTEXT<tab>QUESTION or {"context", "question"}, or a context'),
+        ("answer", "encoder-decoder", ["a"], 'the text: expected CONTEXT<tab>QUESTION or {"context", "question"}, or a question with a separate context'),
         ("fill", "encoder", ["--stack", "cross", "a"], "model.style=encoder has no cross attention, only encoder"),
         ("fill", "encoder", ["--out", "a.jpg", "a"], "--out a.jpg: the name must end in .png, .svg or .html"),
         ("fill", "encoder", [], "standard input has 2 lines, but a picture shows one text"),
