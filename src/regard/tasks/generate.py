@@ -108,7 +108,7 @@ class Generate(Documents):
     def predict(
         self, model: Transformer, inputs: Sequence[str], context: Context, until: str = ""
     ) -> list[Prediction]:
-        """Continue each prompt. A completion ends before the text `until`, unless that is empty. The
+        """Continue each prompt. A completion ends before the text `until`, unless it is empty. The
         model reads only the end of a prompt that is too long."""
         requests = [self.request(prompt, context.longest) for prompt in inputs]
         completions = runtime.decode(
@@ -128,10 +128,8 @@ class Generate(Documents):
         if until not in self.tokenizer.decode(completion.token_ids):
             return
         count = next(n for n in counts if until in self.tokenizer.decode(completion.token_ids[:n]))
-        completion.token_ids, completion.logprobs = (
-            completion.token_ids[:count],
-            completion.logprobs[:count],
-        )
+        completion.token_ids = completion.token_ids[:count]
+        completion.logprobs = completion.logprobs[:count]
         completion.score, completion.stopped = sum(completion.logprobs), "until"
 
     def warn_cut(self, i: int, request: Request, context: Context) -> None:
