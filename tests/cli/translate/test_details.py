@@ -7,7 +7,7 @@ import torch
 
 from regard import AttentionCapture, Packed
 from regard.tasks.common import one_line
-from regard.tasks.translate import split
+from regard.tasks.joining import split_pieces
 from regard.text import lines
 
 BOS, EOS = 1, 2
@@ -204,7 +204,7 @@ def test_a_text_that_is_too_long_is_translated_in_pieces_and_said_to_be(
 def test_a_word_without_end_is_cut_into_few_pieces(text):
     """The time to translate it grows with the number of pieces, each of which has its own limit."""
     tokens = len(text.encode())  # as many as there can be: one a byte
-    pieces = split(text, lambda part: len(part.encode()), 127)
+    pieces = split_pieces(text, lambda part: len(part.encode()), 127)
     assert "".join(pieces) == text
     assert max(len(piece.encode()) for piece in pieces) <= 127
     assert len(pieces) <= 1.7 * tokens / 127
