@@ -175,7 +175,7 @@ LABELLED = [line for part in (ENGLISH, GERMAN, FRENCH, OTHER) for line in part.s
 
 
 @pytest.mark.parametrize("labelled", LABELLED)
-def test_the_boundaries_of_a_text(labelled):
+def test_sentence_boundaries_match_the_labels(labelled):
     sentences = labelled.split(" | ")
     assert split_sentences(" ".join(sentences)).sentences == sentences
 
@@ -199,7 +199,7 @@ def test_the_labelled_set_has_more_than_120_texts():
         ("? ! .", ["? ! ."]),
     ],
 )
-def test_other_separators(text, sentences):
+def test_other_separators_end_sentences(text, sentences):
     split = split_sentences(text)
     assert split.sentences == sentences
     assert split.join() == text
@@ -234,7 +234,7 @@ TEXTS = st.lists(PARTS, max_size=40).map("".join) | st.text(max_size=80)
 @given(TEXTS)
 @example("A! 12 foo. bar.")
 @example("a. Bb\nCc. dd.")
-def test_a_text_is_restored_and_its_sentences_stay_as_they_are(text):
+def test_join_restores_the_text_and_sentences_are_not_split_again(text):
     split = split_sentences(text)
     assert split.join() == text
     assert len(split.separators) == len(split.sentences) + 1
@@ -249,7 +249,7 @@ def test_a_text_is_restored_and_its_sentences_stay_as_they_are(text):
     [".", ". ", '"', '" ', "(", ") ", '."', ".) ", "?! ", "…", "。", "。 ", "- ", "« ", "1. ", "a. ",
      "A. ", "z. B. ", "x. b ", "I. ", "[...] ", "\n", "\u00a0", "a", "é"],
 )  # fmt: skip
-def test_the_time_is_linear_for_hostile_text(part):
+def test_adversarial_text_is_split_in_linear_time(part):
     def seconds(size):
         text = part * (size // len(part))
         start = time.process_time()
