@@ -19,7 +19,7 @@ from regard.text.corpus import Classified
 SMALL = [
     "--preset", "tiny", "--device", "cpu", "--quiet", "--set", "model.d_model=16", "--set",
     "model.heads=2", "--set", "model.d_ff=32", "--set", "training.average=1",
-    "--set", "training.batch_tokens=300", "--set", "training.warmup=5",
+    "--set", "training.batch_tokens=300", "--set", "training.warmup=1",
     "--set", "data.vocabulary_size=300",
 ]  # fmt: skip
 
