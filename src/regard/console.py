@@ -138,14 +138,14 @@ def _notebook_line() -> LiveLine:
     from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
 
     handle: Any = None
-    shown, last = 0.0, ""
+    last_update, last = 0.0, ""
 
     def show(text: str, at_once: bool = False) -> None:
-        nonlocal handle, shown, last
+        nonlocal handle, last_update, last
         last = visible_line(text)
-        if not at_once and time.monotonic() - shown < NOTEBOOK_PAUSE:
+        if not at_once and time.monotonic() - last_update < NOTEBOOK_PAUSE:
             return
-        shown = time.monotonic()
+        last_update = time.monotonic()
         content = {"text/plain": last}
         if handle is None:
             handle = display(content, raw=True, display_id=True)

@@ -41,7 +41,7 @@ CHOSEN = {
     errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EBUSY,
     errno.ENODEV, errno.ENXIO, errno.ETXTBSY, errno.EOPNOTSUPP,
 }  # fmt: skip
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # ... and those that say that the disk is full
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # ... and those of a full disk
 
 
 @contextmanager
@@ -187,14 +187,14 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left under temporary names in a folder.
+    """Remove temporary files and folders of killed processes from a folder.
 
-    name: only remove what was to be renamed to this name, or had it. Processes of another machine
-        look dead here.
+    name: only remove those of the file or folder with this name. A process of another machine
+        counts as killed.
     """
     for path in folder.glob(f"{PREFIX}*"):
-        process, _, meant = path.name.removeprefix(PREFIX).partition("-")
-        if name is not None and not (process.isdigit() and meant in (name, OLD + name)):
+        process, _, target = path.name.removeprefix(PREFIX).partition("-")
+        if name is not None and not (process.isdigit() and target in (name, OLD + name)):
             continue  # a folder of the user may contain other files with such names
         if process.isdigit() and alive(int(process)):
             continue  # another process is still writing it

@@ -91,7 +91,7 @@ BAD = [
     ({"style": "encoder", "head": "classifier"}, "model.head=classifier and model.classes=None"),
     ({"classes": 4}, "model.head=language-model and model.classes=4"),
     ({"style": "decoder", "head": "pooling", "pooling": "cls"}, "model.pooling=cls and model.style=decoder"),
-    ({"style": "encoder", "decoder_layers": 2}, "model.style=encoder has no place for model.decoder_layers=2"),
+    ({"style": "encoder", "decoder_layers": 2}, "model.style=encoder and model.decoder_layers=2 cannot be combined: set model.decoder_layers=0"),
     ({"encoder_layers": 0}, "model.encoder_layers must be at least 1, not 0"),
     ({"window": 0}, "model.window must be at least 1, not 0"),
     ({"vocabulary_size": 0}, "model.vocabulary_size must be at least 1, not 0"),

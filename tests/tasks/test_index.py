@@ -230,7 +230,7 @@ def test_damaged_index_is_refused_and_rebuilt(damage, build, capsys):
     index = build()
     expected = all_of(index)
     DAMAGES[damage](index.folder)
-    remedy = ": remove it or use --rebuild"
+    remedy = ": remove the folder or rebuild the index"
     with pytest.raises(
         InputError, match=f"^{index.folder}: (damaged|outdated) search index \\(.*\\){remedy}$"
     ) as caught:
@@ -258,7 +258,9 @@ def test_damage_to_an_open_index_is_an_input_error(name, content, reason, build)
     index = build()
     with (index.folder / name).open("rb+") as file:
         file.write(content)
-    with pytest.raises(InputError, match=f"damaged search index \\({reason}\\): remove it or use"):
+    with pytest.raises(
+        InputError, match=f"damaged search index \\({reason}\\): remove the folder or rebuild"
+    ):
         all_of(index)
 
 
@@ -403,7 +405,7 @@ def test_invalid_line_is_named_with_its_number(build, documents, tmp_path):
             vectors[texts.index("bad")] = value
             return vectors
 
-        with pytest.raises(InputError, match=r"lines.txt:3: the model gives no usable vector"):
+        with pytest.raises(InputError, match=r"lines.txt:3: the model returns no usable vector"):
             build(broken)
     with pytest.raises(ValueError, match=r"vectors \(2, 4\) for 2 texts of size 8"):
         build(lambda texts: embed(texts, 4))

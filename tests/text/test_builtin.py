@@ -52,7 +52,7 @@ def test_smaller_corpus_has_the_first_sentences():
 def test_an_unknown_split_and_too_many_sentences_are_refused():
     with pytest.raises(InputError, match="unknown split of the built-in corpus 'tests'.*'test'"):
         builtin_corpus("tests")
-    with pytest.raises(InputError, match="no 100000 test sentences: ask for fewer"):
+    with pytest.raises(InputError, match="no 100000 test sentences: choose a smaller size"):
         builtin_corpus("test", 100_000)
 
 

@@ -95,7 +95,7 @@ def test_an_object_is_not_saved_and_must_be_passed_again(tmp_path):
         def decode(self, ids):
             return super().decode([25 - i if i < 26 else i for i in ids])
 
-    with pytest.raises(InputError, match="trained with another tokenizer"):
+    with pytest.raises(InputError, match="trained with a different tokenizer"):
         load_tokenizer(path, 33, as_tokenizer(Reversed()))
 
 

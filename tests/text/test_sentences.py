@@ -37,10 +37,10 @@ I am 21. | Tom is older.
 In 1999 he left. | In 2001 he came back.
 It happened in 1999. | Nobody knew.
 The meeting is on Jan. 5 in Rome. | Please come.
-“Stop!” he said. | Then he ran.
-“Are you sure?” she asked. | “Yes.” | He nodded.
+“Stop!” he shouted. | Then he ran.
+“Are you sure?” she whispered. | “Yes.” | He nodded.
 "Go away!" the man shouted. | Nobody moved.
-He said, "I will come." | Then he left.
+He replied, "I will come." | Then he left.
 She whispered: 'Not now.' | He waited.
 It was late (very late). | We slept.
 It was late. | (It was very late.) | We slept.
@@ -82,7 +82,7 @@ Great! 😀 | See you soon.
 He left [...] and came back. | We saw him.
 He left. [...] | Then he came back.
 It (!) was there. | We saw it.
-He asked “Why?” and left. | Nobody answered.
+He wrote “Why?” and left. | Nobody answered.
 Gen. Lee and Capt. Miller met Lt. Brown. | They talked.
 That is fine by me. | Tom agrees.
 Keep it in mind. | Participation is free.

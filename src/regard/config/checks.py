@@ -37,7 +37,7 @@ class Range(NamedTuple):
             rule = f"{'below' if self.below else 'at most'} {self.most:,}"
         else:
             return
-        raise InputError(f"{name} must be {rule}, not {shown(value)}")
+        raise InputError(f"{name} must be {rule}, not {format_value(value)}")
 
 
 FRACTION = Range(0, 1, below=True)
@@ -68,11 +68,15 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
             object.__setattr__(config, name, value)
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
             expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
-            raise InputError(f"{section}.{name} must be {expected}, not {shown(value)}")
+            raise InputError(f"{section}.{name} must be {expected}, not {format_value(value)}")
         if type(value) is list and not all(type(item) is str for item in value):
-            raise InputError(f"{section}.{name} must be a list of strings, not {shown(value)}")
+            raise InputError(
+                f"{section}.{name} must be a list of strings, not {format_value(value)}"
+            )
         if type(value) is dict and not all(type(x) is str for x in (*value, *value.values())):
-            raise InputError(f"{section}.{name} must map strings to strings, not {shown(value)}")
+            raise InputError(
+                f"{section}.{name} must map strings to strings, not {format_value(value)}"
+            )
         if type(value) is float and not math.isfinite(value):
             raise InputError(f"{section}.{name} must be a finite number, not {value}")
         if name in ranges and value is not None:
@@ -91,11 +95,11 @@ def changed_fields(config: Any) -> str:
     return f"{type(config).__name__}({', '.join(values)})"
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value for a message, shortened if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python does not write integers of over 4,300 digits
+    except ValueError:  # Python cannot format integers of more than 4,300 digits
         return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -136,7 +136,7 @@ def build_model(
     if not data.shared_vocabulary and model.tie_embeddings in ("all", "source-target"):
         raise InputError(
             f"data.shared_vocabulary=false and model.tie_embeddings={model.tie_embeddings} "
-            "cannot be combined: one matrix has one vocabulary"
+            "cannot be combined: a shared matrix needs a shared vocabulary"
         )
     return model
 

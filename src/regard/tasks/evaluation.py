@@ -1,4 +1,4 @@
-"""The evaluation of a model on given data, with confidence intervals.
+"""The evaluation of a model on data, with confidence intervals.
 
 Intervals are 95%, by bootstrap over the examples. Two models are compared on the same resampled
 examples (paired), so that easy and hard examples do not count as a difference. Translations are

@@ -48,7 +48,7 @@ class Dropout:
         self, rows: Sequence[NDArray[Any]], numbers: NDArray[np.int64], seed: int
     ) -> list[NDArray[Any]]:
         """The rows of `encode` in other tokens; each depends only on the seed and its number."""
-        if self.tokenizer.kind != "bpe":  # no merges, nothing to drop
+        if self.tokenizer.kind != "bpe":  # there are no merges
             return list(rows)
         stream = scramble(seed)
         if (library := native.library("bpe")) is not None:
@@ -81,7 +81,7 @@ class Dropout:
         tokens = [byte + len(SPECIALS) for byte in word]
         before, after = list(range(-1, size - 1)), list(range(1, size + 1))
         known: list[tuple[int, int] | None] = [None] * size  # rank and result, with the next token
-        candidates: list[tuple[int, int]] = []  # rank, place
+        candidates: list[tuple[int, int]] = []  # rank, position
 
         def propose(left: int) -> None:
             if left >= 0:
@@ -90,8 +90,8 @@ class Dropout:
                 if merge:
                     heapq.heappush(candidates, (merge[0], left))
 
-        for place in range(size):
-            propose(place)
+        for position in range(size):
+            propose(position)
         dropped: list[tuple[int, int]] = []
         while candidates:
             rank, left = heapq.heappop(candidates)
@@ -110,10 +110,10 @@ class Dropout:
                 before[after[left]] = left
             propose(before[left])
             propose(left)
-        result, place = [], 0
-        while place < size:
-            result.append(tokens[place])
-            place = after[place]
+        result, position = [], 0
+        while position < size:
+            result.append(tokens[position])
+            position = after[position]
         return result
 
     @cached_property
@@ -172,10 +172,10 @@ class _Vocabulary(ctypes.Structure):
 
     @classmethod
     def of(cls, slots: NDArray[Any], classes: NDArray[Any], *pieces: NDArray[Any]) -> _Vocabulary:
-        made = cls(slots.ctypes.data, len(slots), classes.ctypes.data, len(classes),
+        table = cls(slots.ctypes.data, len(slots), classes.ctypes.data, len(classes),
                    *(array.ctypes.data for array in pieces))  # fmt: skip
-        made.arrays = (slots, classes, *pieces)  # keep the arrays alive as long as the pointers
-        return made
+        table.arrays = (slots, classes, *pieces)  # keep the arrays alive as long as the pointers
+        return table
 
 
 def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:

@@ -146,7 +146,7 @@ def build_pairs(
                 [[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(list(texts))]
                 for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
             ]
-            kept: list[tuple[list[int], list[int]]] = []
+            selected: list[tuple[list[int], list[int]]] = []
             for source, target in zip(*sides, strict=True):
                 shorter, longer = sorted((len(source), len(target)))
                 if longer > max_length:
@@ -154,8 +154,8 @@ def build_pairs(
                 elif max_ratio is not None and longer > SHORT and longer > max_ratio * shorter:
                     report.skip("bad ratio")
                 else:
-                    kept.append((source, target))
-            yield [[pair[side] for pair in kept] for side in range(2)]
+                    selected.append((source, target))
+            yield [[pair[side] for pair in selected] for side in range(2)]
 
     fingerprints = [tokenizer.fingerprint for tokenizer in tokenizers]
     identity = [*fingerprints, max_length, max_ratio, *reading]

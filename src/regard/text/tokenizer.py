@@ -87,7 +87,7 @@ class Tokenizer:
         else:
             self._number_merges()
             pieces = [bytes(BYTES[sign] for sign in token) for token in self._ids]
-        # Bytes and BPE know every text. An unknown character must not vanish from the text.
+        # Bytes and BPE cover every text. An unknown character stays visible in the decoded text.
         unk = UNKNOWN.encode() if kind == "character" else b""
         self.pieces = [unk, *[b""] * (len(SPECIALS) - 1), *pieces]
         self.size = len(self.pieces)
@@ -99,7 +99,7 @@ class Tokenizer:
         for rank, entry in enumerate(self._entries):
             left, _, right = entry.partition(" ")
             if left not in self._ids or right not in self._ids:
-                raise InputError(f"merge {rank + 1} ({entry!r:.40}) joins tokens not made before")
+                raise InputError(f"merge {rank + 1} ({entry!r:.40}) joins unknown tokens")
             if len(left) + len(right) > LONGEST_TOKEN:
                 raise InputError(f"merge {rank + 1} makes a token of over {LONGEST_TOKEN} bytes")
             if (left, right) in self._ranks:
@@ -279,8 +279,8 @@ class Tokenizer:
         begins, ends = self._inside
         joined = np.zeros(len(ids), dtype=bool)
         joined[1:] = begins[ids[1:]] & ends[ids[:-1]]
-        places = np.arange(len(ids))
-        return np.maximum.accumulate(np.where(joined, 0, places))
+        positions = np.arange(len(ids))
+        return np.maximum.accumulate(np.where(joined, 0, positions))
 
     @cached_property
     def _inside(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -361,12 +361,12 @@ class Tokenizer:
         ):
             raise InputError(f"{path}: damaged tokenizer (kind, specials or entries are not valid)")
         try:
-            made = cls(kind, entries)
+            tokenizer = cls(kind, entries)
         except InputError as error:
             raise InputError(f"{path}: damaged tokenizer ({error})") from None
-        if size not in (None, made.size):
-            raise InputError(f"{path}: {made.size:,} tokens, but the model needs {size:,}")
-        return made
+        if size not in (None, tokenizer.size):
+            raise InputError(f"{path}: {tokenizer.size:,} tokens, but the model needs {size:,}")
+        return tokenizer
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.kind}, {self.size:,} tokens)"
