@@ -213,8 +213,8 @@ def _ends(words: list[str], start: int, stop: int, following: int, capitals: boo
     first, last = begin[0], words[stop].rstrip(CLOSERS)
     closed = len(last) < len(words[stop])
     marker = MARKER.match(bare) is not None
-    # After a quotation, a small letter continues the sentence (he shouted). Elsewhere it can begin a
-    # sentence of a text that has no capital letters.
+    # After a quotation, a small letter continues the sentence (he shouted). Elsewhere it can
+    # begin a sentence of a text that has no capital letters.
     small = first.islower() and not marker and not begin[1:2].isupper()
     if small and (capitals or closed or (stop == start and last[-1] == ".")):
         return False
