@@ -1,4 +1,4 @@
-"""Task: the training data, loss, predictions and metrics of a kind of model.
+"""Task: what a model is trained for, from its data files to its printed predictions.
 
 A task is one file with one subclass of `Task`, and one line in registry.py. The class attributes
 declare what the command line and the configuration need; the methods read examples, make batches,
@@ -56,9 +56,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Context:
-    """The settings of a prediction."""
+    """What a prediction depends on beside its input."""
 
-    decoding: DecodingConfig  # the search, if the task decodes
+    decoding: DecodingConfig  # how to search, if the task decodes
     longest: int  # tokens of the longest input that the model reads in one piece
     warn: Warn  # called with the index of a longer input and a message
 
@@ -69,7 +69,7 @@ class Context:
 
 @dataclass
 class Evaluation:
-    """The scores of a model on examples, and the data for their confidence intervals."""
+    """The scores of a model on some examples, and what their confidence intervals need."""
 
     scores: dict[str, Any]  # the first is the main score
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -84,20 +84,20 @@ class Evaluation:
 
 @dataclass(eq=False, repr=False)
 class Task(ExampleReader):
-    """The base class of all tasks: a task with its vocabulary."""
+    """A task with its vocabulary."""
 
     # ---- declaration --------------------------------------------------------------------
 
-    name: ClassVar[str]  # name of the task, its command and its model in the box
-    help: ClassVar[str]  # description of its command
+    name: ClassVar[str]  # of the task, of its command and of its model in the box
+    help: ClassVar[str]  # one sentence: what its command does
     doing: ClassVar[str]  # label of the progress bar: "translating"
     input_name: ClassVar[str] = "TEXT"  # an input of the command in --help
     files: ClassVar[str]  # format of the training files in --help
     better: ClassVar[str]  # the score that selects the best weights in validation
     counted: ClassVar[int] = -1  # the side whose tokens training.batch_tokens counts
     styles: ClassVar[tuple[str, ...]] = STYLES
-    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # by section, if they differ
-    config_options: ClassVar[tuple[str, ...]] = ()  # options of some tasks: "data.mask"
+    defaults: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # by section, if not the usual ones
+    config_options: ClassVar[tuple[str, ...]] = ()  # options that not all tasks have: "data.mask"
     two_vocabularies: ClassVar[bool] = False  # whether data.shared_vocabulary=false is possible
     options: ClassVar[tuple[Option, ...]] = ()  # of its command
     decodes: ClassVar[bool] = False  # whether its command has the options of decoding
@@ -128,15 +128,15 @@ class Task(ExampleReader):
 
     @classmethod
     def make(cls: type[T], config: Config, tokenizers: Tokenizers) -> T:
-        """Create the task; further arguments are the results of `learned` or `saved`."""
+        """The task of a configuration. Further arguments are what `learned` or `saved` returns."""
         return cls(tokenizers[1], config.model.style, config.data.max_length)
 
     @classmethod
     def learn(
         cls: type[T], config: Config, tokenizers: Tokenizers | None, say: Say, quiet: bool
     ) -> T:
-        """Create the task from its training files. Every line of every file is read, so that an
-        error in the data is reported before anything is written.
+        """The task with what it learns from its training files. Every line of every file is read,
+        so that an error in the data is reported before anything is written.
 
         tokenizers: existing vocabularies; None: learn them
         say: called with messages about the data
@@ -204,13 +204,13 @@ class Task(ExampleReader):
 
         if existing is None and data.vocabulary != "byte":
             return (learn(None),) * 2 if data.shared_vocabulary else (learn(0), learn(1))
-        for _ in lines(None, say):  # reading checks every line
+        for _ in lines(None, say):  # nothing is learned from them, but they are checked
             pass
         return existing or (learn(None),) * 2
 
     @classmethod
     def learned(cls, files: Sequence[Path], config: Config) -> dict[str, Any]:
-        """Further arguments of `make` that the training files define, such as labels."""
+        """What the training files define beside the vocabularies: arguments of `make`."""
         return {}
 
     @classmethod
@@ -228,7 +228,7 @@ class Task(ExampleReader):
 
     @classmethod
     def saved(cls, folder: Path, config: Config) -> dict[str, Any]:
-        """Further arguments of `make` that `save` wrote, such as labels."""
+        """What `save` wrote beside the vocabularies: arguments of `make`."""
         return {}
 
     def with_config(self: T, config: Config) -> T:
@@ -236,11 +236,11 @@ class Task(ExampleReader):
         return self.make(config, (self.tokenizer, self.tokenizer))
 
     def save(self, folder: Path) -> None:
-        """Write the vocabulary and all other data of the task into a model folder."""
+        """Write the vocabulary, and what else `load` needs, into a model folder."""
         self.tokenizer.save(folder / "tokenizer.json")
 
     def same_head(self, other: Task) -> bool:
-        """Whether the outputs of the head have the same meaning in the task `other`."""
+        """Whether the head of a model of `other` has the meaning of the head of this task."""
         return True
 
     # ---- data ---------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Task(ExampleReader):
     def build(
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
-        """The files as token ids; an existing store in `folder` is reused."""
+        """The files as token ids, built now or found in `folder`."""
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             examples = self.read(files, config)
@@ -275,14 +275,14 @@ class Task(ExampleReader):
         raise NotImplementedError
 
     def sizes(self, store: Store) -> list[Array]:
-        """For each stack, the number of tokens of each example."""
+        """For each stack the tokens that it reads of each example."""
         return [*store.lengths]
 
     # ---- training -----------------------------------------------------------------------
 
     @abstractmethod
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Any:
-        """The packed batch of some examples. seed: for random choices; 0: without them."""
+        """The examples of one row, packed. seed: for random choices; 0: none are made."""
 
     @property
     def loss(self) -> Loss:
@@ -290,7 +290,7 @@ class Task(ExampleReader):
         return runtime.losses.token_loss
 
     def model_options(self) -> dict[str, Any]:
-        """Options of the section `model` that the training data defines."""
+        """Options of the section `model` that only the data define."""
         size = self.tokenizer.size
         return {"vocabulary_size": size, "source_vocabulary_size": size}
 
@@ -298,7 +298,7 @@ class Task(ExampleReader):
         """Read statistics of the training data before the first step."""
 
     def finish(self, model: Transformer, examples: Sequence[Any]) -> bool:
-        """Fit parameters of the task to held-out examples. Returns whether it did."""
+        """Fit parameters of the task to held-out examples after training; whether it did."""
         return False
 
     def from_loss(self, loss: float, store: Store) -> dict[str, Any] | None:
@@ -309,11 +309,11 @@ class Task(ExampleReader):
 
     @abstractmethod
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
-        """Compute the metrics of the task on examples, with the search of config.decoding."""
+        """The metrics of the task on examples; config.decoding: how to search."""
 
     @staticmethod
     def split_note(count: int) -> str:
-        """A message about an input that is read in `count` pieces."""
+        """What happens to an input that is read in `count` pieces."""
         raise NotImplementedError
 
     def check_comparable(self, other: Any) -> None:
@@ -323,16 +323,16 @@ class Task(ExampleReader):
         self, ours: Evaluation, theirs: Evaluation | None, samples: int, config: Config
     ) -> tuple[dict[str, tuple[float, float]], dict[str, Comparison]]:
         """The 95% intervals of the scores, and the comparison with another model."""
-        comparisons = {}
+        compared = {}
         if theirs is not None:
-            comparisons = runtime.paired(ours.metrics, theirs.metrics, ours.count, samples)
-        return runtime.intervals(ours.metrics, ours.count, samples), comparisons
+            compared = runtime.paired(ours.metrics, theirs.metrics, ours.count, samples)
+        return runtime.intervals(ours.metrics, ours.count, samples), compared
 
     # ---- prediction ---------------------------------------------------------------------
 
     @classmethod
     def of(cls: type[T], task: Task, config: Config) -> T:
-        """This task for a model of the task `task`; an InputError if that is not possible."""
+        """This task for a model that was trained for `task`, if the model can do it."""
         if not isinstance(task, cls):
             raise InputError(f"this model was trained to {task.name}: it cannot {cls.name}")
         return task
@@ -379,7 +379,7 @@ class Task(ExampleReader):
     def output(
         self, model: ModelConfig, options: Namespace
     ) -> AbstractContextManager[Callable[[Any], None] | None]:
-        """A function that stores predictions instead of printing them; None: print them."""
+        """A function that stores predictions, if the options replace printing by it."""
         return nullcontext()
 
 

@@ -159,7 +159,7 @@ class Packed:
         return values.flatten(0, 1).index_select(0, self._slots(values.device))
 
     def _slots(self, device: torch.device) -> Tensor:
-        """[N]: the index of each token in the flattened rectangle [B * T]."""
+        """[N]: the place of each token in the flattened rectangle [B * T]."""
         counts = np.array(self.lengths)
         rows = np.arange(len(counts)).repeat(counts) * max(self.lengths)
         return to_device(torch.from_numpy(rows + positions_array(self.lengths)), device)
@@ -172,11 +172,11 @@ class Packed:
         return row
 
     def __len__(self) -> int:
-        """The number of sequences, B."""
+        """How many sequences there are (B)."""
         return len(self.lengths)
 
     def split(self, row: Tensor) -> tuple[Tensor, ...]:
-        """Split a tensor with one entry for each token, [N, ...], into B sequences."""
+        """Cut anything that has one entry for each token back into sequences."""
         return row.split(self.lengths)
 
     def positions(self) -> Tensor:
