@@ -20,21 +20,21 @@ DERIVED: Any = None  # default of a field whose value follows from other fields
 class Range(NamedTuple):
     """The allowed values of a number."""
 
-    least: float
-    most: float
-    above: bool = False  # `least` itself is excluded
-    below: bool = False  # `most` itself is excluded
+    minimum: float
+    maximum: float
+    above: bool = False  # `minimum` itself is excluded
+    below: bool = False  # `maximum` itself is excluded
 
     def __str__(self) -> str:
-        low = f"{'above' if self.above else 'at least'} {self.least:,}"
-        return f"{low}, {'below' if self.below else 'at most'} {self.most:,}"
+        low = f"{'above' if self.above else 'at least'} {self.minimum:,}"
+        return f"{low}, {'below' if self.below else 'at most'} {self.maximum:,}"
 
     def check(self, name: str, value: float) -> None:
         """Refuse a value outside the range."""
-        if value < self.least or (self.above and value == self.least):
-            rule = f"{'above' if self.above else 'at least'} {self.least:,}"
-        elif value > self.most or (self.below and value == self.most):
-            rule = f"{'below' if self.below else 'at most'} {self.most:,}"
+        if value < self.minimum or (self.above and value == self.minimum):
+            rule = f"{'above' if self.above else 'at least'} {self.minimum:,}"
+        elif value > self.maximum or (self.below and value == self.maximum):
+            rule = f"{'below' if self.below else 'at most'} {self.maximum:,}"
         else:
             return
         raise InputError(f"{name} must be {rule}, not {format_value(value)}")

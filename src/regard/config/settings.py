@@ -135,8 +135,8 @@ class _Values:
             raise self.error(f"a number with {len(text):,} digits")
         return getattr(self.constructor, f"construct_yaml_{kind}")(ScalarNode(tag, text))
 
-    def error(self, what: str) -> InputError:
-        return InputError(f"{self.path}:{self.line}: not a valid configuration: {what}")
+    def error(self, reason: str) -> InputError:
+        return InputError(f"{self.path}:{self.line}: not a valid configuration: {reason}")
 
 
 def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:

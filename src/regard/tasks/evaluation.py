@@ -38,7 +38,7 @@ class EvaluationReport:
             **self.evaluation.details,
         }  # fmt: skip
         if self.against:
-            compared = {name: vars(one) for name, one in self.differences.items()}
+            compared = {name: vars(difference) for name, difference in self.differences.items()}
             whole["against"] = {"model": self.against, **self.theirs, "difference": compared}
         return whole
 

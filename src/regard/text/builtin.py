@@ -244,11 +244,11 @@ def pronoun(dice: Dice, of_subject: bool) -> Example:
     animal = dice.pick(nouns("animal", gender=genders[0]))
     thing = dice.pick(nouns(*verb.objects, gender=genders[1]))
     subject = phrase(animal, "nom", "the", dice.pick(animal.attributes + [""] * 6))
-    what = phrase(thing, verb.case)
-    over = words(verb.preposition, what.german)
+    object_phrase = phrase(thing, verb.case)
+    over = words(verb.preposition, object_phrase.german)
     rest = f"nicht {over}" if verb.preposition else f"{over} nicht"
     composition = (animal.english, verb.base, thing.english)
-    outer = Clause(subject, verb, f"didn't {verb.base} {what.english}", rest, composition)
+    outer = Clause(subject, verb, f"didn't {verb.base} {object_phrase.english}", rest, composition)
     moods = WORDS["moods"]
     es = PRONOUNS[animal.gender if of_subject else thing.gender]
     tired = dice.pick(list(moods) if of_subject else thing.qualities)

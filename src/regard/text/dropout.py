@@ -42,7 +42,8 @@ class Dropout:
         if not 0.0 <= probability <= 1.0:
             raise InputError(f"BPE-dropout is a probability from 0 to 1, not {probability}")
         self.tokenizer = tokenizer
-        self.least = round(probability * 2**53)  # a merge is skipped if 53 random bits are below
+        # A merge is skipped if a random number of 53 bits is below the threshold.
+        self.threshold = round(probability * 2**53)
 
     def __call__(
         self, rows: Sequence[NDArray[Any]], numbers: NDArray[np.int64], seed: int
@@ -61,7 +62,7 @@ class Dropout:
     # ---- one row: the specification ------------------------------------------------------------
 
     def _row(self, ids: list[int], key: int) -> list[int]:
-        skipped = (scramble(key + i * GAMMA) >> 11 < self.least for i in count())
+        skipped = (scramble(key + i * GAMMA) >> 11 < self.threshold for i in count())
         tokens: list[int] = []
         for text, part in groupby(ids, lambda id: id >= len(SPECIALS)):
             if not text:
@@ -143,7 +144,7 @@ class Dropout:
         library.bpe_rows(
             ctypes.byref(self._vocabulary), _pointer(ids), _pointer(starts), _pointer(numbers),
             _pointer(room), ctypes.c_long(len(rows)), ctypes.c_uint64(stream),
-            ctypes.c_uint64(self.least), _pointer(out), _pointer(lengths),
+            ctypes.c_uint64(self.threshold), _pointer(out), _pointer(lengths),
         )  # fmt: skip
         ends = room[:-1] + lengths
         return [out[a:b] for a, b in zip(room.tolist(), ends.tolist(), strict=False)]

@@ -127,7 +127,7 @@ def build_pairs(
     """
     # A text with more characters than this has more than max_length tokens, so it is skipped
     # without being encoded.
-    limits = [max_length * one.longest for one in tokenizers]
+    limits = [max_length * tokenizer.longest for tokenizer in tokenizers]
 
     def worthwhile(report: CorpusReport, position: Position) -> Iterator[tuple[str, str]]:
         every = read_pairs(paths[0], paths[1], position) if pairs is None else pairs(position)

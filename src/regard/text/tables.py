@@ -281,8 +281,8 @@ def _read_csv(
                 continue  # a blank line
             number = source.start
             if len(cells) != len(header):
-                what = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
-                raise _wrong_width(f"{path}:{number}", cells, header, what)
+                separator = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
+                raise _wrong_width(f"{path}:{number}", cells, header, separator)
             values = {name: cells[i] for name, i in indices}
             yield Record(origin, number, as_cells(values, optional) if optional else values)
     except StopIteration:

@@ -131,10 +131,10 @@ class Tokenizer:
         """
         if kind not in KINDS:
             raise unknown("data.vocabulary", kind, KINDS)
-        least = {"bpe": len(SPECIALS) + 256 + 1, "character": len(SPECIALS) + 1, "byte": 0}[kind]
-        if size < least:
+        minimum = {"bpe": len(SPECIALS) + 256 + 1, "character": len(SPECIALS) + 1, "byte": 0}[kind]
+        if size < minimum:
             raise InputError(
-                f"data.vocabulary_size is {size} but {kind} needs at least {least} "
+                f"data.vocabulary_size is {size} but {kind} needs at least {minimum} "
                 f"({len(SPECIALS)} special tokens, {'256 bytes, ' if kind == 'bpe' else ''}and one "
                 "more)"
             )
@@ -185,15 +185,15 @@ class Tokenizer:
         numbers, ids_of = self._numbers, [list[int]() for _ in texts]
         parts = ((i, piece) for i, text in enumerate(texts) for piece in pieces(text))
         for chunk in in_chunks(parts, lambda part: len(part[1])):
-            some = [piece for _, piece in chunk]
+            parts = [piece for _, piece in chunk]
             try:
-                encoded = self._library.encode_batch_fast(some, add_special_tokens=False)
+                encoded = self._library.encode_batch_fast(parts, add_special_tokens=False)
             except TypeError:  # the library's error for a lone surrogate
                 for text in texts:
                     _utf8(text)
                 raise
-            for (i, _), one in zip(chunk, encoded, strict=True):
-                ids_of[i].extend(map(numbers.__getitem__, one.ids))
+            for (i, _), encoding in zip(chunk, encoded, strict=True):
+                ids_of[i].extend(map(numbers.__getitem__, encoding.ids))
         return ids_of
 
     @cached_property
@@ -361,12 +361,12 @@ class Tokenizer:
         ):
             raise InputError(f"{path}: damaged tokenizer (kind, specials or entries are not valid)")
         try:
-            tokenizer = cls(kind, entries)
+            made = cls(kind, entries)
         except InputError as error:
             raise InputError(f"{path}: damaged tokenizer ({error})") from None
-        if size not in (None, tokenizer.size):
-            raise InputError(f"{path}: {tokenizer.size:,} tokens, but the model needs {size:,}")
-        return tokenizer
+        if size not in (None, made.size):
+            raise InputError(f"{path}: {made.size:,} tokens, but the model needs {size:,}")
+        return made
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.kind}, {self.size:,} tokens)"
