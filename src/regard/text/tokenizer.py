@@ -185,9 +185,9 @@ class Tokenizer:
         numbers, ids_of = self._numbers, [list[int]() for _ in texts]
         parts = ((i, piece) for i, text in enumerate(texts) for piece in pieces(text))
         for chunk in in_chunks(parts, lambda part: len(part[1])):
-            parts = [piece for _, piece in chunk]
+            batch = [piece for _, piece in chunk]
             try:
-                encoded = self._library.encode_batch_fast(parts, add_special_tokens=False)
+                encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
             except TypeError:  # the library's error for a lone surrogate
                 for text in texts:
                     _utf8(text)
