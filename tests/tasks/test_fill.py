@@ -47,15 +47,15 @@ def test_masking_follows_data_mask_and_the_80_10_10_rule(mask, bpe):
     assert plausible(hidden_count, 20_000, mask)
     masked = inputs[where] == MASK
     unchanged = inputs[where] == labels
-    other = ~masked & ~unchanged
+    replaced = ~masked & ~unchanged
     assert plausible(masked.sum(), hidden_count, 0.8)
     # A random token is the original one with this probability.
     same = 1 / (bpe.size - len(SPECIALS))
     assert plausible(unchanged.sum(), hidden_count, 0.1 + 0.1 * same)
-    assert plausible(other.sum(), hidden_count, 0.1 - 0.1 * same)
-    assert inputs[where][other].min() >= len(SPECIALS)
+    assert plausible(replaced.sum(), hidden_count, 0.1 - 0.1 * same)
+    assert inputs[where][replaced].min() >= len(SPECIALS)
     # Random tokens are spread over the whole vocabulary.
-    assert len(set(inputs[where][other].tolist())) > 0.3 * min(other.sum(), bpe.size)
+    assert len(set(inputs[where][replaced].tolist())) > 0.3 * min(replaced.sum(), bpe.size)
     assert (labels == tokens[where]).all()
     untouched = np.setdiff1d(np.arange(len(tokens)), where)
     assert (inputs[untouched] == tokens[untouched]).all()

@@ -210,7 +210,7 @@ ANSWERS = ["garden", "nobody knows", "so"]
 
 @pytest.fixture(scope="module")
 def overfitted(bpe):
-    """by_heart("decoder", "translate"): a task, and a model that is overfitted to three examples."""
+    """overfitted("decoder", "translate"): a task, and a model that is overfitted to three examples."""
 
     @cache
     def make(style, name):
@@ -390,8 +390,8 @@ def test_learned_positions_must_cover_the_longest_row(name, style):
     from regard import Transformer
 
     model = Transformer(config(need).model)
-    most = ids([9] * (longest - 1))  # <eos> is the last of them
-    batch = arrange(style, most, most, CPU)
+    longest_rows = ids([9] * (longest - 1))  # <eos> is the last of them
+    batch = arrange(style, longest_rows, longest_rows, CPU)
     assert token_loss(model, batch, 0.0, 0.0)[0].isfinite()
 
 
@@ -419,12 +419,12 @@ def test_bpe_dropout_applies_only_to_batches_with_a_seed(configure, bpe, data, t
     task = Translate(bpe, bpe, bpe_dropout=0.3)
     files = [Path(file) for file in data["translate"][1]]
     store, _ = task.build(files, tmp_path, configure("translate"), True)
-    plain, once, again, other = (
+    plain, first, repeated, different = (
         task.batch(store, np.arange(6), CPU, seed) for seed in (0, 5, 5, 6)
     )
     assert plain.labels.tolist() == [t for i in range(6) for t in store.tokens(1, i).tolist()]
-    assert torch.equal(once.labels, again.labels)
-    assert torch.equal(once.source.tokens, again.source.tokens)
-    assert not torch.equal(once.labels, other.labels)
-    assert len(once.labels) > len(plain.labels)
-    assert bpe.decode(once.labels.tolist()) == bpe.decode(plain.labels.tolist())
+    assert torch.equal(first.labels, repeated.labels)
+    assert torch.equal(first.source.tokens, repeated.source.tokens)
+    assert not torch.equal(first.labels, different.labels)
+    assert len(first.labels) > len(plain.labels)
+    assert bpe.decode(first.labels.tolist()) == bpe.decode(plain.labels.tolist())
