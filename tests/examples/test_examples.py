@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.config.registry import ATTENTION, MIXERS, POSITIONS, SCHEDULES
-from regard.tasks import custom_metrics
+from regard.tasks import custom_metrics, registry
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "extending.md"
@@ -20,13 +20,15 @@ RESULTS = {
     "restarts": "[0.0005, 0.001, 0.0005, 0.0, 0.001, 0.0005]",
     "own_tokenizer": "hello eos 33",
     "chrf_words": ".",
+    "entailment": "yes",
 }
 
 
 @pytest.fixture(autouse=True)
 def registries(monkeypatch):
-    for registry in (POSITIONS, ATTENTION, MIXERS, SCHEDULES):
-        monkeypatch.setattr(registry, "_factories", {})
+    for parts in (POSITIONS, ATTENTION, MIXERS, SCHEDULES):
+        monkeypatch.setattr(parts, "_factories", {})
+    monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
     monkeypatch.setattr(custom_metrics, "_METRICS", {})
 
 
