@@ -104,7 +104,7 @@ def test_the_navigation_of_the_site_lists_every_page_once():
     assert listed == sorted(path.relative_to(DOCS).as_posix() for path in PAGES)
 
 
-def test_the_site_shows_the_path_of_a_file_outside_of_the_documentation():
+def test_site_shows_the_path_of_a_file_outside_docs():
     text = "[a.py](../../src/a.py), [b](../guides/b.md#c), [d](e.md)"
     shown = replace_links(text, "concepts/page.md")
     assert shown == "`src/a.py`, [b](../guides/b.md#c), [d](e.md)"

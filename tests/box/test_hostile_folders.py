@@ -68,7 +68,7 @@ def test_a_hostile_folder_is_used_or_refused_in_one_line(name, folder, tmp_path)
         assert len(line) < 1_000
 
 
-def test_what_is_not_damaged_is_used(folder, tmp_path):
+def test_undamaged_folder_is_accepted(folder, tmp_path):
     assert use(folder, tmp_path / "packed") == []
     assert len(VARIANTS) > 700
 
@@ -79,7 +79,7 @@ def test_what_is_not_damaged_is_used(folder, tmp_path):
     "labels: three", "labels: control", "model.encoder_layers=10^6", "config.yaml: alias bomb",
     "config.yaml: merge", "model.window=2^64", "training.seed=2^64", "header: other type",
 ])  # fmt: skip
-def test_what_would_be_used_wrongly_is_refused(name, folder, tmp_path):
+def test_folder_that_would_give_wrong_results_is_refused(name, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     VARIANTS[name](tmp_path / "model")
     with pytest.raises(InputError):
@@ -110,7 +110,7 @@ for name in sys.argv[2:]:
 """
 
 
-def test_the_worst_take_little_time_and_memory(folder, tmp_path):
+def test_worst_cases_take_little_time_and_memory(folder, tmp_path):
     names = []
     for i, name in enumerate(WORST):
         names.append(str(shutil.copytree(folder, tmp_path / str(i))))

@@ -33,16 +33,16 @@ def shipped():
     return [path for path in files if not passing.search(str(path.relative_to(PACKAGE)))]
 
 
-def test_the_box_has_a_model_for_every_task_but_answers():
+def test_box_has_a_model_for_every_task_except_answer():
     assert contents() == sorted(BOX)
 
 
-def test_the_files_of_the_package_stay_small_together():
+def test_total_size_of_the_package_is_small():
     assert sum(path.stat().st_size for path in shipped()) < MOST
 
 
 @each_model
-def test_a_folder_of_the_box_is_whole_and_has_nothing_else(task):
+def test_folder_in_the_box_has_exactly_the_files_of_a_model(task):
     assert {path.name for path in (FOLDER / task).iterdir()} == FILES | MORE.get(task, set())
     assert regard.Config.load(FOLDER / task / "config.yaml").task == task
 
@@ -58,7 +58,7 @@ def test_the_weights_of_the_box_are_packed_and_packing_them_again_changes_nothin
 
 
 @each_model
-def test_no_file_names_a_folder_of_the_machine_it_was_made_on(task):
+def test_no_file_names_a_folder_of_the_build_machine(task):
     for path in (FOLDER / task).iterdir():
         if path.suffix in (".md", ".yaml"):
             text = path.read_text(encoding="utf-8")
@@ -77,21 +77,21 @@ EXPECTED = {
 
 
 @each_model
-def test_what_is_in_the_box_answers(task, call):
+def test_every_model_in_the_box_gives_output(task, call):
     text, expected = EXPECTED[task]
     code, out, err = call(task, text, "--device", "cpu")
     assert code == 0, err
     assert re.search(expected, out, re.DOTALL), out
 
 
-def test_the_classifier_tells_praise_from_blame():
+def test_classifier_distinguishes_praise_from_criticism():
     good, bad = regard.load("box:classify", "cpu").classify(
         ["A wonderful, moving film.", "A dull and badly acted waste of time."]
     )
     assert good.label != bad.label
 
 
-def test_the_embedder_finds_what_is_meant(tmp_path, monkeypatch):
+def test_search_ranks_the_matching_document_first(tmp_path, monkeypatch):
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     lines = ["A man is playing a guitar.", "The stock market fell today.", "A cat is sleeping."]
     (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")

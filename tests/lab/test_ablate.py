@@ -42,7 +42,7 @@ def builder(preset="base", task="translate", **model):
     return build
 
 
-def test_the_rows_of_the_papers_base_are_the_papers():
+def test_variants_of_the_papers_base_are_the_papers_rows():
     rows, skipped = make_variants([*"ABCDE"], builder())
     changes = {row.name: row.changes for row in rows}
     sizes = [
@@ -68,7 +68,7 @@ def test_the_rows_of_the_papers_base_are_the_papers():
     assert rows[-1].config.model.positions == "learned"
 
 
-def test_a_row_differs_from_the_base_in_what_it_says_and_in_nothing_else():
+def test_variant_differs_from_the_base_only_in_its_changes():
     rows, _ = make_variants(list(GROUPS), builder("tiny"))
     base = rows[0].config
     for row in rows[1:]:
@@ -95,7 +95,7 @@ def test_rows_are_chosen_by_group_or_by_name():
         make_variants(["A-heads-3"], builder())
 
 
-def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
+def test_invalid_row_is_skipped_with_reason():
     rows, skipped = make_variants(list(GROUPS), builder(
         "tiny", heads=1, head_size=6, encoder_layers=1, decoder_layers=1, dropout=0.0,
         positions="rotary", max_length=10,
@@ -158,7 +158,7 @@ def test_differences_are_means_over_seeds_with_students_p_and_holms_correction(t
     assert outcomes[1].to_dict()["perplexity"]["value"] == pytest.approx(5.0)
 
 
-def test_time_to_quality_is_the_first_validation_that_reached_it_times_the_time_of_a_step(tmp_path):
+def test_time_to_quality_is_first_sufficient_validation_times_step_time(tmp_path):
     curves = {BASE: [(3, 10.0), (6, 18.5), (9, 20.0)], "A-heads-1": [(3, 17.9), (6, 18.0), (9, 3)],
               "E-learned": [(9, 17.9)]}  # fmt: skip
     scores = {BASE: [20.0, 20.0], "A-heads-1": [3.0, 3.0], "E-learned": [17.9, 17.9]}
@@ -256,7 +256,7 @@ def weights(folder):
     }
 
 
-def test_a_row_that_fails_is_reported_with_its_last_line_and_the_others_go_on(first, folder):
+def test_failed_row_is_reported_with_its_last_log_line_and_others_continue(first, folder):
     out, err, code = first
     assert code == 1
     why = f"{folder}/lab/runs/A-heads-1-2 exists and is not a run: choose a different --out"
@@ -268,7 +268,7 @@ def test_a_row_that_fails_is_reported_with_its_last_line_and_the_others_go_on(fi
     assert "A-heads-1" not in rows, "no figure of a row that is not whole"
 
 
-def test_the_object_has_every_row_with_mean_spread_and_significance(second, folder):
+def test_json_object_has_mean_deviation_and_significance_of_every_row(second, folder):
     assert [row["name"] for row in second["rows"]] == [BASE, "A-heads-1"]
     assert (second["counts"], second["examples"], second["seeds"]) == ("test", 10, [1, 2])
     assert second["failed"] == second["skipped"] == {}
@@ -292,7 +292,7 @@ def test_the_object_has_every_row_with_mean_spread_and_significance(second, fold
     assert any("Student" in note for note in second["notes"])
 
 
-def test_the_files_say_the_same_as_the_object(second, folder):
+def test_files_contain_the_same_data_as_the_object(second, folder):
     assert json.loads((folder / "lab" / "ablate.json").read_text()) == second
     lines = list(csv.DictReader((folder / "lab" / "ablate.csv").open(encoding="utf-8")))
     for line, row in zip(lines, second["rows"], strict=True):
@@ -322,7 +322,7 @@ def test_one_seed_is_compared_by_the_bootstrap_over_examples(second, arguments, 
     assert 0 < outcomes["rows"][1]["difference"]["p"] <= 1
 
 
-def test_other_settings_do_not_mix_with_those_of_the_folder(second, arguments):
+def test_settings_that_differ_from_the_folder_are_refused(second, arguments):
     for change, message in (
         (["--set", "training.learning_rate=0.5"], "training.learning_rate is "),
         (["--steps", "5"], "has training.steps=6 already"),
@@ -332,7 +332,9 @@ def test_other_settings_do_not_mix_with_those_of_the_folder(second, arguments):
         assert message in err
 
 
-def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, arguments, monkeypatch):
+def test_results_page_is_generated_from_a_run_of_the_command(
+    second, folder, arguments, monkeypatch
+):
     command = ["lab", "ablate", *map(str, arguments[:6]), "--out", "runs/lab", *arguments[8:],
                "--seed", "1", "2"]  # fmt: skip
     monkeypatch.setattr(experiment, "COMMAND", command)
@@ -375,7 +377,7 @@ def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, argu
         (["--preset", "tny"], "unknown preset 'tny'; did you mean 'tiny'?"),
     ],
 )
-def test_what_is_wrong_is_refused_in_one_line_before_anything_is_written(
+def test_invalid_options_are_refused_in_one_line_before_any_file_is_written(
     change, message, folder, monkeypatch
 ):
     monkeypatch.chdir(folder)
@@ -386,7 +388,7 @@ def test_what_is_wrong_is_refused_in_one_line_before_anything_is_written(
     assert not (folder / "none").exists()
 
 
-def test_a_folder_of_somebody_else_is_never_touched(folder, arguments):
+def test_folder_of_another_program_is_never_changed(folder, arguments):
     thesis = folder / "thesis"
     thesis.mkdir()
     (thesis / "thesis.txt").write_text("years of work")
@@ -409,14 +411,14 @@ def test_several_seeds_without_scipy_are_refused_before_the_training(
     assert regard(*arguments, "--seed", "1")[2] == 0, "one seed does not need it"
 
 
-def test_other_training_files_are_noticed_before_anything_is_trained(second, arguments, folder):
+def test_different_training_files_are_refused_before_training(second, arguments, folder):
     files = ["--train", folder / "valid.en", folder / "valid.de"]
     _, err, code = regard(*arguments, *files)
     assert code == 2
     assert "data.train is" in err
 
 
-def test_ctrl_c_stops_every_training_which_saves_and_can_go_on(folder, arguments):
+def test_ctrl_c_stops_and_saves_every_run_so_that_it_can_continue(folder, arguments):
     out = folder / "stopped"
     command = [sys.executable, "-m", "regard", "lab", "ablate", *map(str, arguments), "--out",
                str(out), "--steps", "100000", "--rows", "base"]  # fmt: skip

@@ -90,14 +90,14 @@ def test_the_table_compares_three_styles_and_fits_a_terminal(first):
         assert any(line.startswith(f"{style}: BLEU ") for line in lines), style
 
 
-def test_a_second_call_finds_the_same_qualities(first, second):
+def test_second_call_reports_the_same_qualities(first, second):
     rows = {line[:25].strip(): line[25:].split() for line in first.splitlines()}
     results = [second["styles"][style]["quality"] for style in STYLES]
     assert rows["BLEU"] == [f"{one['bleu']['value']:.1f}" for one in results]
     assert rows["exact match"] == [f"{one['exact']['value']:.1%}" for one in results]
 
 
-def test_all_styles_have_about_as_many_parameters_and_examples_a_step(second):
+def test_all_styles_have_similar_numbers_of_parameters_and_examples_per_step(second):
     styles = second["styles"].values()
     for figures in (
         [one["parameters"] for one in styles],
@@ -108,7 +108,7 @@ def test_all_styles_have_about_as_many_parameters_and_examples_a_step(second):
     assert all(len(second["styles"][style]["layers"]) == 1 for style in ("encoder", "decoder"))
 
 
-def test_the_figures_of_the_json_fit_each_other(second):
+def test_json_figures_are_consistent(second):
     assert second["examples"] == 20
     for style, one in second["styles"].items():
         decoding = one["decoding"]
@@ -172,7 +172,7 @@ def test_labels_are_compared_over_several_seeds(folder):
         (["--set", "training.seed=2"], "use --seed"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_line(arguments, message, folder, monkeypatch):
+def test_invalid_comparison_is_refused_in_one_line(arguments, message, folder, monkeypatch):
     monkeypatch.chdir(folder)
     out, err, code = regard("lab", "styles", *arguments, "--out", "none")
     assert (out, code) == ("", 2)
@@ -181,7 +181,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(arguments, message, fold
     assert not (folder / "none").exists()
 
 
-def test_a_test_file_that_is_missing_is_found_before_anything_is_trained(translate, folder):
+def test_missing_test_file_is_reported_before_training(translate, folder):
     where = [*translate, "--out", folder / "late", "--test", folder / "no.en", folder / "no.de"]
     _, err, code = regard("lab", "styles", *where)
     assert code == 2
@@ -189,7 +189,7 @@ def test_a_test_file_that_is_missing_is_found_before_anything_is_trained(transla
     assert not (folder / "late").exists()
 
 
-def test_other_settings_do_not_mix_with_those_of_the_folder(second, translate):
+def test_settings_that_differ_from_the_folder_are_refused(second, translate):
     for change, message in (
         (["--set", "training.learning_rate=0.5"], "training.learning_rate is "),
         (["--steps", "5"], "has training.steps=6 already"),
@@ -199,7 +199,7 @@ def test_other_settings_do_not_mix_with_those_of_the_folder(second, translate):
         assert message in err
 
 
-def test_a_folder_of_somebody_else_is_never_touched(folder, translate):
+def test_folder_of_another_program_is_never_changed(folder, translate):
     thesis = folder / "thesis"
     thesis.mkdir()
     (thesis / "thesis.txt").write_text("years of work")

@@ -63,7 +63,7 @@ class Parts(HTMLParser):
             self.inline[self.inside], self.inside = data, ""
 
 
-def test_the_page_holds_the_weights_to_four_digits():
+def test_page_contains_the_weights_to_four_digits():
     seen = attention()
     data = json.loads(Parts(page(seen, VIEW)).inline["application/json"])
     for stack, held in zip(seen.stacks.values(), data["stacks"], strict=True):
@@ -83,13 +83,13 @@ def test_the_page_holds_the_weights_to_four_digits():
         ("rollout", 1, None, {"what": "rollout", "how": "map", "layer": 1, "head": 1}),
     ],
 )
-def test_the_page_begins_with_what_was_asked_for(kind, layer, head, expected):
+def test_page_starts_with_the_requested_view(kind, layer, head, expected):
     text = page(attention(), View(kind, "decoder", layer, head))
     data = json.loads(Parts(text).inline["application/json"])
     assert data["view"] == {"stack": "decoder", **expected}
 
 
-def test_no_token_is_ever_markup():
+def test_tokens_never_become_markup():
     seen = attention(tokens=(EVIL, "<!--", "{{script}}", "]]>"))
     text = page(seen, VIEW)
     actual, usual = Parts(text), Parts(page(attention(), VIEW))
@@ -102,7 +102,7 @@ def test_no_token_is_ever_markup():
     ]
 
 
-def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
+def test_content_security_policy_allows_only_the_script_and_style_of_the_page():
     actual = Parts(page(attention(), VIEW))
     [policy] = [a["content"] for tag, a in actual.elements if tag == "meta" and "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -118,9 +118,9 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
     )
 
 
-def test_a_page_that_would_be_too_large_is_refused(monkeypatch, tmp_path):
+def test_page_that_would_be_too_large_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(attention_page, "MOST_WEIGHTS", 10)
-    with pytest.raises(InputError, match="weights, a page has room for 10: shorten the text"):
+    with pytest.raises(InputError, match="weights, but at most 10 fit: shorten the text"):
         write_page(attention(), VIEW, tmp_path / "a.html")
     assert not (tmp_path / "a.html").exists()
 
@@ -149,11 +149,11 @@ class Browser:
         request = urllib.request.Request(
             self.base + path, content, {"Content-Type": "application/json"}, method=method
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)["value"]
 
     def open(self, path):
-        for kind in ("browser", "performance"):  # forget what was before
+        for kind in ("browser", "performance"):  # discard earlier entries
             self.call("/se/log", {"type": kind})
         self.call("/url", {"url": path.as_uri()})
 
@@ -223,7 +223,7 @@ ARROW_UP, ARROW_DOWN, ARROW_RIGHT, ESCAPE = "\ue013", "\ue015", "\ue014", "\ue00
 
 
 @NEEDS
-def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
+def test_pointing_at_a_token_lists_its_weights(browser, tmp_path):
     seen = attention()
     write_page(seen, View("head", "cross", 1, 2), tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
@@ -234,14 +234,14 @@ def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
     row = stack.weights[0, 1, 1]
     best = int(row.argmax())
     details = browser.text("#details")
-    assert details.startswith("▁b (writes w1) looks at")
+    assert details.startswith("▁b (writes w1) attends to")
     listed = re.findall(r"(\S+)\n(\d\.\d{4})", details)
     assert listed[0] == (stack.columns[best], f"{row[best]:.4f}")
     assert [float(weight) for _, weight in listed] == pytest.approx(
         sorted(row, reverse=True), abs=1e-4
     )
     browser.hover("#stage [data-column='2']")
-    assert browser.text("#details").startswith("<eos> is looked at by")
+    assert browser.text("#details").startswith("<eos> receives attention from")
     place = browser.script(
         "return [place.left, place.top, place.cell, stage.offsetWidth, stage.offsetHeight]"
     )
@@ -249,7 +249,7 @@ def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
     x, y = left + 3.5 * cell - width / 2, top + 2.5 * cell - height / 2
     browser.hover("#stage", int(x), int(y))  # row 3, column 4, as a person points
     assert browser.text("#details").startswith(
-        f"<eos> (writes w2) looks at c: {stack.weights[0, 1, 2, 3]:.4f}"
+        f"<eos> (writes w2) attends to c: {stack.weights[0, 1, 2, 3]:.4f}"
     )
     browser.hover("h1")
     assert browser.text("#details") == ""
@@ -258,7 +258,7 @@ def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
 
 
 @NEEDS
-def test_every_stack_head_and_kind_can_be_chosen(browser, tmp_path):
+def test_every_stack_head_and_kind_can_be_selected(browser, tmp_path):
     seen = attention()
     write_page(seen, VIEW, tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
@@ -286,16 +286,16 @@ def test_every_stack_head_and_kind_can_be_chosen(browser, tmp_path):
 
 
 @NEEDS
-def test_the_keyboard_is_enough(browser, tmp_path):
+def test_keyboard_reaches_every_function(browser, tmp_path):
     seen = attention()
     write_page(seen, View("head", "cross", 1, 1), tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     browser.script("stage.focus()")
     browser.press(ARROW_DOWN, ARROW_DOWN, ARROW_RIGHT)
     weights = seen.stacks["cross"].weights[0, 0]
-    assert browser.text("#details").startswith(f"▁b (writes w1) looks at a: {weights[1, 0]:.4f}")
+    assert browser.text("#details").startswith(f"▁b (writes w1) attends to a: {weights[1, 0]:.4f}")
     browser.press(ARROW_UP, ARROW_UP, ARROW_UP)
-    assert browser.text("#details").startswith("a is looked at by")
+    assert browser.text("#details").startswith("a receives attention from")
     browser.press(ESCAPE)
     assert browser.text("#details") == ""
     order = "return [...document.querySelectorAll('input, select, button, [tabindex]')].every((e) => e.tabIndex >= 0)"
@@ -313,22 +313,25 @@ def test_markup_in_a_text_stays_text(browser, tmp_path):
     browser.open(tmp_path / "a.html")
     assert browser.text("#text") == EVIL
     browser.hover("#stage [data-row='0']")
-    assert browser.text("#details").startswith(f"{EVIL} (writes w0) looks at")
-    assert browser.script("return [document.images.length, document.title]") == [0, "Where m looks"]
+    assert browser.text("#details").startswith(f"{EVIL} (writes w0) attends to")
+    assert browser.script("return [document.images.length, document.title]") == [
+        0,
+        "Attention of m",
+    ]
     assert browser.complaints() == []
     assert browser.requests() == [(tmp_path / "a.html").as_uri()]
 
 
 @NEEDS
 @pytest.mark.parametrize("size", [1, 200])
-def test_one_token_and_two_hundred_fit(browser, tmp_path, size):
+def test_pages_of_1_and_200_tokens_fit(browser, tmp_path, size):
     seen = attention(size, size, 1, 1)
     write_page(seen, View("head", "cross", 1, 1), tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     for how in ("map", "lines"):
         browser.click(f"[name=how][value={how}]")
         browser.hover(f"#stage [data-row='{size - 1}']")
-        assert "looks at" in browser.text("#details")
+        assert "attends to" in browser.text("#details")
         lines = browser.script("return document.querySelectorAll('#details li').length")
         assert lines == min(size, 12)
     assert browser.script("return document.documentElement.scrollWidth <= innerWidth")

@@ -46,7 +46,7 @@ def folder(tmp_path):
     return make
 
 
-def test_the_paper_s_sinusoids_are_drawn_at_any_size_with_their_scale(tmp_path):
+def test_sinusoids_are_drawn_at_any_size_with_a_scale(tmp_path):
     png, svg = draw_positions(None, 30, 8, 100.0, tmp_path / "small.png")
     assert (png.name, svg.name) == ("small.png", "small.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
@@ -58,21 +58,21 @@ def test_the_paper_s_sinusoids_are_drawn_at_any_size_with_their_scale(tmp_path):
     )
 
 
-def test_without_anything_asked_the_picture_is_the_one_of_the_paper(tmp_path, monkeypatch):
+def test_default_picture_is_the_one_of_the_paper(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out, _, code = regard()
     assert (out, code) == ("positions.png\npositions.svg\n", 0)
     assert "sinusoidal, base 10,000: 256 × 512" in words(tmp_path / "positions.svg")
 
 
-def test_the_same_figures_give_the_same_bytes(tmp_path):
+def test_equal_data_gives_equal_bytes(tmp_path):
     first = draw_positions(None, 10, 4, None, tmp_path / "first")
     second = draw_positions(None, 10, 4, None, tmp_path / "second")
     for one, other in zip(first, second, strict=True):
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_a_learned_table_is_the_one_of_each_stack_s_weights(folder):
+def test_learned_table_is_read_from_the_weights_of_each_stack(folder):
     where, model = folder("learned")
     encoder, decoder = of_model(where, 15)
     assert torch.equal(encoder.rows, model.encoder.positions.weight[:15].double())
@@ -88,7 +88,7 @@ def test_a_learned_table_is_the_one_of_each_stack_s_weights(folder):
     )
 
 
-def test_sinusoids_of_a_model_are_those_that_it_adds(folder):
+def test_sinusoids_of_a_model_equal_those_it_adds(folder):
     where, model = folder("sinusoidal", position_base=50.0)
     (one,) = of_model(where, 11)
     assert torch.equal(one.rows, model.encoder.position_rows(torch.arange(11)))
@@ -109,7 +109,7 @@ def test_rotary_positions_are_the_cosines_and_sines_of_each_pair(folder):
     assert "score of (1, 0)s at p and at p+k" in message
 
 
-def test_a_model_without_positions_says_which_views_it_has(folder):
+def test_error_for_a_model_without_positions_lists_its_views(folder):
     where, _ = folder("none")
     _, message, code = regard("-m", where)
     assert code == 2
@@ -128,14 +128,14 @@ def test_a_model_without_positions_says_which_views_it_has(folder):
         (["--d-model", 0], "--d-model must be at least 2, not 0"),
         (["--base", 1], "--base must be above 1, not 1: wavelengths grow by this factor"),
         (["--base", "nan"], "--base must be finite, not nan"),
-        (["--length", 10**6], "--length 1000000 of 512 features is more than a picture shows: at most 65536 positions"),
-        (["--out", "a.pdf"], "--out a.pdf: write NAME.png or NAME.svg (both files are made)"),
+        (["--length", 10**6], "--length 1000000 of 512 features is too large for a picture: use at most 65536 positions"),
+        (["--out", "a.pdf"], "--out a.pdf: write NAME.png or NAME.svg (both files are written)"),
         (["-m", "nowhere"], "nowhere is not a model: it has no config.yaml"),
         (["-m", "nowhere", "--base", 5], "-m and --base cannot be combined: a model has its own"),
         (["-m", "nowhere", "--d-model", 4], "-m and --d-model cannot be combined: a model has its own"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_drawn_is_refused_in_one_line(tmp_path, monkeypatch, options, message):
+def test_invalid_options_are_refused_in_one_line(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     assert regard(*options) == ("", f"regard: {message}\n", 2)
     assert not any(tmp_path.iterdir())
@@ -152,7 +152,7 @@ def test_weights_without_the_table_that_the_configuration_names_are_refused(fold
     )  # fmt: skip
 
 
-def test_a_learned_table_has_no_more_rows_than_it_has(folder):
+def test_length_beyond_the_learned_table_is_refused(folder):
     where, _ = folder("learned")
     _, message, code = regard("-m", where, "--length", 21)
     assert (message, code) == (
@@ -162,5 +162,5 @@ def test_a_learned_table_has_no_more_rows_than_it_has(folder):
 
 
 @pytest.mark.parametrize(("n", "at"), [(2, [0, 1]), (3, [0, 1, 2]), (256, [0, 64, 128, 192])])
-def test_positions_to_compare_with_are_there_in_the_shortest_table(n, at):
+def test_compared_positions_exist_in_the_shortest_table(n, at):
     assert places(n) == at

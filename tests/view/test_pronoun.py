@@ -23,7 +23,7 @@ SIDES = [(side, text) for side in (0, 1) for text in (pair[side] for pair in PRO
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "character"])
 @pytest.mark.parametrize(("side", "text"), SIDES)
-def test_the_tokens_of_a_phrase_spell_it(kind, side, text):
+def test_tokens_of_a_phrase_decode_to_the_phrase(kind, side, text):
     lines = [english for english, _ in PRONOUN_SENTENCE] + [
         german for _, german in PRONOUN_SENTENCE
     ]
@@ -81,7 +81,7 @@ def test_the_head_that_resolves_the_pronoun_is_identified_in_every_stack(sentenc
         assert english.partition("'")[0] in drawn
 
 
-def test_a_head_that_always_prefers_the_animal_does_not_win():
+def test_head_that_always_prefers_the_animal_is_not_selected():
     stubborn = PronounHead("encoder", 1, 1, ((0.9, 0.0), (0.9, 0.0)))
     faint = PronounHead("encoder", 1, 2, ((0.06, 0.05), (0.05, 0.06)))
     assert stubborn.margin == pytest.approx(-0.9)
@@ -102,7 +102,7 @@ def test_the_report_states_that_no_head_resolves_the_pronoun(sentences):
     assert any("The animal 0." in line or "Das Tier 0." in line for line in text)
 
 
-def test_rows_are_those_that_write_the_pronoun_and_columns_those_of_the_phrases(sentences, model):
+def test_rows_write_the_pronoun_and_columns_are_the_phrases(sentences, model):
     spell = model("translate", "encoder-decoder").task.tokenizer
     for sentence, (_, german), word in zip(sentences, PRONOUN_SENTENCE, ("es", "sie"), strict=True):
         for name in ("decoder", "cross"):

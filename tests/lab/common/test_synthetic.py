@@ -21,7 +21,7 @@ def small(**changes):
     return small_encoder({**options, **changes})
 
 
-def test_a_batch_has_the_examples_end_to_end_and_the_positions_of_targets():
+def test_batch_concatenates_examples_and_has_positions_of_targets():
     def last(random: np.random.Generator, length: int) -> Example:
         return Example(np.full(length, length), np.array([length - 1]), np.array([length]))
 
@@ -32,7 +32,7 @@ def test_a_batch_has_the_examples_end_to_end_and_the_positions_of_targets():
     assert batch.labels.tolist() == [3, 5, 2]
 
 
-def test_training_learns_what_can_be_learned():
+def test_training_learns_a_solvable_task():
     done = train_synthetic(
         small(), repeat, [4, 6], steps=40, device="cpu",
         training={"batch_tokens": 256, "learning_rate": 1e-2, "warmup": 5},
@@ -42,7 +42,7 @@ def test_training_learns_what_can_be_learned():
     assert SyntheticTask(repeat).accuracy(done.model, 5, 100, 7) > 0.95
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
+def test_weights_depend_on_the_seed_only():
     def weights(seed: int) -> torch.Tensor:
         done = train_synthetic(small(), repeat, [5], steps=3, device="cpu", seed=seed)
         return torch.cat([p.detach().flatten() for p in done.model.parameters()])
@@ -66,12 +66,12 @@ def test_training_continues_from_a_model_and_a_callback_can_end_it():
     assert not torch.equal(before, model.output_matrix())
 
 
-def test_time_ends_training():
+def test_time_limit_ends_training():
     assert train_synthetic(small(), repeat, [5], seconds=1e-9, device="cpu").steps == 1
 
 
 @pytest.mark.parametrize("count", [1, 37])
-def test_accuracy_counts_every_question(count):
+def test_accuracy_counts_every_target(count):
     """A model whose answers are its input, against exercises half of which ask for just that."""
     model = Transformer(small(d_model=16, mixer="none")).eval()
     with torch.no_grad():
