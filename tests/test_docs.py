@@ -106,8 +106,8 @@ def test_the_navigation_of_the_site_lists_every_page_once():
 
 def test_site_shows_the_path_of_a_file_outside_docs():
     text = "[a.py](../../src/a.py), [b](../guides/b.md#c), [d](e.md)"
-    shown = replace_links(text, "concepts/page.md")
-    assert shown == "`src/a.py`, [b](../guides/b.md#c), [d](e.md)"
+    replaced = replace_links(text, "concepts/page.md")
+    assert replaced == "`src/a.py`, [b](../guides/b.md#c), [d](e.md)"
 
 
 def test_no_message_of_the_package_names_a_page_that_a_wheel_does_not_have():

@@ -1,4 +1,4 @@
-"""A folder is written whole or not at all, wherever the user wants it and whenever it is killed."""
+"""Folders are written completely or not at all, for any destination and if the process is killed."""
 
 import os
 import subprocess
@@ -22,12 +22,12 @@ def names(folder):
 
 @pytest.fixture
 def dead():
-    """The number of a process that has ended."""
-    done = subprocess.run(
+    """The id of a process that has ended."""
+    completed = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return int(done.stdout)
+    return int(completed.stdout)
 
 
 def test_replaced_folder_is_the_new_one_without_temporary_files(tmp_path):
@@ -91,12 +91,12 @@ def test_only_temporary_folders_of_ended_processes_are_removed(tmp_path, dead):
         (tmp_path / name / "text").touch()
     with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "it"):
         raise ZeroDivisionError
-    assert names(tmp_path) == sorted(left + others)  # it may be all that there is
+    assert names(tmp_path) == sorted(left + others)  # it may be the only copy
     fill(tmp_path / "it", "new")
     assert names(tmp_path) == sorted([*others, "it"])
 
 
-# ---- where ------------------------------------------------------------------------------
+# ---- destinations ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["empty", "dangling"])
@@ -119,7 +119,7 @@ def test_impossible_destination_is_one_line_and_no_file_is_written(tmp_path, mon
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     before = names(tmp_path)
-    for place, said in (
+    for place, message in (
         (file, "it is not a folder"),
         (file / "a", f"{file} is not a folder"),
         (file / "a" / "b", f"{file} is not a folder"),
@@ -130,13 +130,15 @@ def test_impossible_destination_is_one_line_and_no_file_is_written(tmp_path, mon
         for ask in (place_of, lambda path: fill(path, "new", replace=True)):
             with pytest.raises(InputError) as error:
                 ask(place)
-            assert str(error.value) == f"{place} cannot be written: {said}"
+            assert str(error.value) == f"{place} cannot be written: {message}"
     assert names(tmp_path) == before
     assert file.read_text() == "mine"
 
 
 def test_folder_of_another_user_is_named_in_the_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may do anything
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: path != tmp_path
+    )  # root ignores permissions
     with pytest.raises(
         InputError, match=f"/a/b cannot be written: no permission to write to {tmp_path}"
     ):

@@ -1,4 +1,4 @@
-"""Programs are only compared if they did the same work; and against which limit."""
+"""Programs are compared only if they did the same work, and each with its hardware limit."""
 
 import argparse
 import itertools
@@ -86,13 +86,13 @@ def test_padding_of_an_output_is_not_counted():
 
 
 def test_encoder_sentences_have_the_stated_share_of_real_tokens():
-    lengths = [len(one) for one in sentences(30_522)]
+    lengths = [len(sentence) for sentence in sentences(30_522)]
     assert (len(lengths), max(lengths)) == (BATCH, LONGEST)
     assert round(sum(lengths) / (BATCH * LONGEST), 2) == 0.39
     assert sentences(30_522) == sentences(30_522)
 
 
-# ---- what becomes of the times --------------------------------------------------------------
+# ---- from times to rows --------------------------------------------------------------
 
 
 def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(log, capsys):
@@ -203,7 +203,7 @@ def test_limit_is_the_longer_of_memory_and_compute_time():
 
 
 def test_a_beam_starts_with_one_hypothesis():
-    limit = Limit(weights=10, size=40, bandwidth=1e9, peak=20.0)  # a second for each row
+    limit = Limit(weights=10, size=40, bandwidth=1e9, peak=20.0)  # one second per row
     assert decoding_limit(limit, batch=2, beam=1, steps=3) == pytest.approx(6 / 6)
     assert decoding_limit(limit, batch=2, beam=4, steps=3) == pytest.approx(6 / (2 + 8 + 8))
 
@@ -213,7 +213,7 @@ def test_weights_of_a_step_are_the_decoder_matrices(style):
     config = ModelConfig.preset("tiny", vocabulary_size=50, style=style)
     model = Transformer(config)
     matrices = [w for name, w in model.decoder.named_parameters() if w.dim() == 2]
-    # cross-attention makes keys and values of the memory once for a sentence, not in each step
+    # cross-attention computes keys and values of the memory once per sentence, not in each step
     memory = config.decoder_layers * 2 * config.d_model**2 if style == "encoder-decoder" else 0
     total = sum(w.numel() for w in matrices) + model.output_matrix().numel() - memory
     assert weights_of_a_step(config) == total
@@ -229,7 +229,7 @@ def test_the_shapes_are_those_of_bert_and_gpt2():
                 ("GPT-2 small", gpt2_small()),
             )
         }
-    # as published, less what nothing here asks for: the kinds of sentences and the pooler
+    # as published, without the segment embeddings and the pooler, which are not used here
     assert parameters["BERT-base"] == 109_482_240 - 2 * 768 - 768 * 769
     assert parameters["BERT-mini"] == 11_170_560 - 2 * 256 - 256 * 257
     assert parameters["GPT-2 small"] == 124_439_808

@@ -1,4 +1,4 @@
-"""The file of ratios: what is kept, and what counts as lost."""
+"""The file of ratios: which rows are stored, and which differences count as losses."""
 
 import argparse
 import json

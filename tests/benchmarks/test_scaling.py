@@ -1,4 +1,4 @@
-"""How the cost grows, and how long it takes to begin: what is kept of the measurements."""
+"""Scaling of the cost with the length, and the time to the first step: the stored rows."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ def log(tmp_path):
 
 
 def test_exponents_of_the_longer_half_are_stored_beside_theory(log, capsys):
-    # the first points are all overhead, as those of short sequences are
+    # the first points are dominated by overhead, like those of short sequences
     points = [Point(n, max(1e-4, 1e-9 * n * n), 100 * n) for n in (128, 256, 1024, 2048, 4096)]
     show("attention", points, (2.0, 1.0), "", log)
     assert [(row.work, row.value, row.peer_value) for row in log.rows] == [

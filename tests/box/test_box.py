@@ -25,7 +25,7 @@ VERBS = {
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
-    """A folder of this test's own, with something to search."""
+    """Run each test in its own folder, which has a file to search."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "documents.txt").write_text("The dog slept.\nThe queen wrote a letter.\n")
@@ -94,7 +94,7 @@ def test_unknown_name_in_the_box_is_refused_with_a_suggestion(stand_in, call):
 
 
 def test_folder_with_the_name_of_a_task_is_not_the_box(stand_in, tmp_path, call):
-    """Only `box:` is special: a folder of a verb's name is not in the way."""
+    """Only the prefix `box:` is special: a folder may have the name of a task."""
     (tmp_path / "translate").mkdir()
     assert folder_of("translate") == Path("translate")
     assert regard.load("box:translate", "cpu").folder == stand_in / "translate"
@@ -138,7 +138,9 @@ def test_training_can_start_from_a_model_in_the_box(stand_in, tmp_path, call):
         "--set", "training.steps=2", "--set", "training.learning_rate=1e-12", "--device", "cpu", "--quiet",
     )  # fmt: skip
     assert code == 0, err
-    start, tuned = (regard.load(one, "cpu").transformer.state_dict() for one in ("box:fill", "run"))
+    start, tuned = (
+        regard.load(path, "cpu").transformer.state_dict() for path in ("box:fill", "run")
+    )
     body = [name for name in start if not name.startswith("head.")]
     assert len(body) > 20
     for name in body:

@@ -1,4 +1,4 @@
-"""A model folder that anybody made is used or refused in one line: quickly, and in little memory."""
+"""Model folders from untrusted sources load or are refused in one line, quickly and in little memory."""
 
 import json
 import resource
@@ -16,7 +16,7 @@ from regard.training.checkpoint import Checkpoints
 from regard.training.model_folder import final_scores
 from regard.view.curves import read_curves
 
-SLOW = 10  # seconds; a hang
+SLOW = 10  # seconds until a call counts as a hang
 WORST = [
     "config.yaml: alias bomb", "config.yaml: /dev/zero", "config.yaml: sparse", "config.yaml: pipe",
     "model.encoder_layers=10^6", "model.vocabulary_size=10^9", "model.d_model=10^6",
@@ -28,7 +28,7 @@ WORST = [
 
 @pytest.fixture(scope="module")
 def folder(make):
-    """A valid model with a checkpoint; it has no checksums, which a hostile author would fix."""
+    """A valid model with a checkpoint, without checksums: an attacker would recompute them."""
     out = make(
         "classify", {"encoder_layers": 1, "d_model": 8, "heads": 2, "d_ff": 8}, ["bad", "good"]
     )
@@ -37,7 +37,7 @@ def folder(make):
 
 
 def use(folder, out, everything=True):
-    """What reads a folder; gives back what was refused."""
+    """Read a folder in all ways; returns the messages of the refusals."""
 
     def run(reader, *arguments):
         try:
@@ -120,13 +120,13 @@ def test_worst_cases_take_little_time_and_memory(folder, tmp_path):
         resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
 
     command = [sys.executable, "-c", PROBE, str(folder), *names]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, preexec_fn=limit, timeout=120, capture_output=True, text=True, check=True
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [json.loads(line) for line in completed.stdout.splitlines()]
     assert len(lines) == len(WORST)
     for number, message, megabytes, seconds in lines:
         name = WORST[int(number)]
         assert message, name
         assert megabytes < 500, name
-        assert seconds < 3, name  # of one core, for two verbs; below 1 is usual
+        assert seconds < 3, name  # seconds on one core, for two verbs; usually below 1

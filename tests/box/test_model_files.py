@@ -1,4 +1,4 @@
-"""The files of a folder belong to its weights: a change is noticed, and can be accepted."""
+"""Checksums of model files: a changed file is detected, and the change can be accepted."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ TEXT = "The old man saw the small dog."
 
 @pytest.fixture
 def saved(make, tmp_path):
-    """A folder whose weights carry the checksums of its files."""
+    """A folder whose weights contain the checksums of its files."""
     folder = shutil.copytree(make("classify", labels=["bad", "good"]), tmp_path / "model")
     path = folder / "model.safetensors"
     path.write_bytes(to_bytes(read_raw(path), files=file_checksums(folder)))
@@ -67,7 +67,7 @@ def test_a_changed_file_is_refused_by_name_and_can_be_accepted(saved, change, tm
             f"it, or, if the change is intended, run: regard info {saved} --accept-changes\n"
         )
     if change in ("half of the merges", "other merges"):
-        return  # such a vocabulary is not one of this model's size, or is none at all
+        return  # a vocabulary of the wrong size, or an invalid one
     before = read_raw(saved / "model.safetensors")
     code, _, err = call("info", saved, "--accept-changes")
     assert code == 0, err
@@ -122,8 +122,10 @@ def test_packed_model_contains_checksums_and_is_reproducible(make, tmp_path):
     folder = make("translate")
     for name in ("one", "two"):
         regard.pack(folder, tmp_path / name)
-    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
-    assert one == two
+    first, second = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two")
+    )
+    assert first == second
     edit(tmp_path / "one/config.yaml", "length_penalty: 0.6", "length_penalty: 0.7")
     with pytest.raises(InputError, match=r"config\.yaml is not the one"):
         regard.load(tmp_path / "one", "cpu")

@@ -1,4 +1,4 @@
-"""`regard pack`: a folder of a quarter of the size that does all that the other did."""
+"""`regard pack`: a model of a quarter of the size that works like the original."""
 
 import json
 import shlex
@@ -40,7 +40,7 @@ def test_packed_folder_has_the_files_of_a_model_only(run, small):
     assert content(small)["metrics.jsonl"] == content(run)["metrics.jsonl"]
     assert content(small)["tokenizer.json"] == content(run)["tokenizer.json"]
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (run, small)]
-    assert sizes[1] < 0.4 * sizes[0]  # of larger matrices: a quarter
+    assert sizes[1] < 0.4 * sizes[0]  # with larger matrices: a quarter
     with safe_open(small / "model.safetensors", framework="pt") as file:
         types = {file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
     assert types == {torch.int8, torch.float32}
@@ -65,11 +65,11 @@ def test_quantisation_error_is_at_most_half_a_step(run, small):
 def test_packed_model_in_int8_gives_the_same_output(make, tmp_path, changes):
     folder = make("translate", changes)
     regard.pack(folder, tmp_path / "small")
-    models = [regard.load(one, "cpu", "int8") for one in (folder, tmp_path / "small")]
+    models = [regard.load(path, "cpu", "int8") for path in (folder, tmp_path / "small")]
     predictions = [model.predict(TEXTS, beam=2) for model in models]
-    for one, other in zip(*predictions, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.logprobs == other.logprobs  # to the last bit
+    for original, packed in zip(*predictions, strict=True):
+        assert original.token_ids == packed.token_ids
+        assert original.logprobs == packed.logprobs  # bit for bit
     scored = [[a.logprob for a in model.score([(t, t) for t in TEXTS if t])] for model in models]
     assert scored[0] == scored[1]
 
@@ -106,7 +106,7 @@ def test_every_verb_accepts_a_packed_model(small, tmp_path, call):
         "--device", "cpu", "--quiet",
     )  # fmt: skip
     assert code == 0, err
-    start, tuned = (regard.load(one, "cpu").transformer for one in (small, tmp_path / "tuned"))
+    start, tuned = (regard.load(path, "cpu").transformer for path in (small, tmp_path / "tuned"))
     torch.testing.assert_close(tuned.state_dict(), start.state_dict(), atol=1e-9, rtol=0)
 
 

@@ -1,6 +1,6 @@
-"""What comes with the package: whole, small, ours, and without a trace of the machine it was made on.
+"""The files of the package: complete, small, and without paths of the machine that built them.
 
-Most of this is asked of the real models: those that lie in src/regard/box.
+Most tests use the real models in src/regard/box.
 """
 
 import re
@@ -19,7 +19,7 @@ from regard.training.shipped import FOLDER, boxed, contents
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/regard"
-MOST = 20_000_000  # bytes of the whole package
+MOST = 20_000_000  # bytes of the complete package
 FILES = {"README.md", "config.yaml", "metrics.jsonl", "model.safetensors", "tokenizer.json"}
 MORE = {"classify": {"labels.json"}}
 BOX = ["classify", "embed", "fill", "generate", "translate"]
@@ -102,7 +102,7 @@ def test_search_ranks_the_matching_document_first(tmp_path, monkeypatch):
 
 
 def test_the_wheel_has_every_file_of_the_package(tmp_path):
-    """And so has who installs it, beside what is tested here."""
+    """An installation has the same files as the source tree that the other tests use."""
     tree = tmp_path / "tree"
     tree.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -111,19 +111,19 @@ def test_the_wheel_has_every_file_of_the_package(tmp_path):
         place = tree / path.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(path)
-    box = tree / "src/regard/box/answer"  # as if there were another model
+    box = tree / "src/regard/box/answer"  # one more model
     box.mkdir()
     for name in FILES:
         (box / name).touch()
-    (tree / "src/regard/box/__pycache__").mkdir()  # as Python leaves it
+    (tree / "src/regard/box/__pycache__").mkdir()  # as Python writes it
     (tree / "src/regard/box/__pycache__/pack.cpython-311.pyc").touch()
-    (tree / "src/regard/box/.tmp-1-fill").mkdir()  # as a kill leaves it
+    (tree / "src/regard/box/.tmp-1-fill").mkdir()  # left by a killed process
     (tree / "src/regard/box/.tmp-1-fill/config.yaml").touch()
     make = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", make], cwd=tree, capture_output=True, text=True, check=True
     )
-    wheel = tree / done.stdout.splitlines()[-1]
+    wheel = tree / completed.stdout.splitlines()[-1]
     with zipfile.ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if name.startswith("regard/")}
     expected_line = {path.relative_to(ROOT / "src").as_posix() for path in shipped()}

@@ -1,4 +1,4 @@
-"""Model cards: made of the stored results, with the terms of all data."""
+"""Model cards: generated from stored results, with the licence terms of all data."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The data sets that recipes are trained on: what is held out is held out, whatever the text."""
+"""The data sets of the recipes: held-out sentences are never in the training data."""
 
 import json
 import lzma
@@ -38,7 +38,7 @@ def test_families_are_the_pairs_that_share_a_sentence_directly_or_through_others
     groups = data.families(whole)
     assert sorted(i for family in groups for i in family) == list(range(len(whole)))
     every = [keys([whole[i] for i in family]) for family in groups]
-    assert sum(map(len, every)) == len(set().union(*every))  # none is in two of them
+    assert sum(map(len, every)) == len(set().union(*every))  # no pair is in two of them
 
 
 def test_a_family_is_found_through_two_translations():
@@ -63,7 +63,7 @@ def test_large_family_of_sentences_stays_in_the_training_data():
 
 @pytest.fixture
 def published(tmp_path):
-    """A folder like the real one, small."""
+    """A small folder with the structure of the published data."""
 
     def write(name, lines):
         path = tmp_path / "published" / name
@@ -86,7 +86,7 @@ def published(tmp_path):
     for name, size in sizes.items():
         for side in data.SIDES:
             write(f"{name}.{side}.xz", [f"{name} {side} {i}" for i in range(size)])
-    # Three sentences that must not be trained on: either side, whatever the case.
+    # Three sentences that must not be in the training data, on either side, in any case.
     write("europarl/train.en.xz", ["NEWSTEST/newstest2013 en 1 ", *map(str, range(59))])
     write("multi30k/train.de.xz", ["multi30k/test_2016_flickr de 2", *map(str, range(100, 139))])
     write("sst2/train.tsv.xz", ["1\tit 's a joy , really !", "0\tdull"])
@@ -103,10 +103,10 @@ def test_no_sentence_of_a_test_or_development_set_is_in_the_translators_training
     folder = tmp_path / "data"
     train = {data.key(line) for side in data.SIDES
              for line in (folder / f"en-de/train.{side}").read_text().splitlines()}  # fmt: skip
-    held = [f"{name}.{side}" for side in data.SIDES
+    names = [f"{name}.{side}" for side in data.SIDES
             for name in ("tatoeba/dev", "multi30k/val", "multi30k/test_2016_flickr", "europarl/dev",
                          "europarl/test", "newstest/newstest2013", "newstest/newstest2014")]  # fmt: skip
-    seen = {data.key(line) for name in held for line in data.lines(published / f"{name}.xz")}
+    seen = {data.key(line) for name in names for line in data.lines(published / f"{name}.xz")}
     seen |= {data.key(line) for side in data.SIDES
              for line in (folder / f"tatoeba/test.{side}").read_text().splitlines()}  # fmt: skip
     assert not train & seen
@@ -136,7 +136,7 @@ def test_similar_pairs_are_translations_and_sentences_with_a_common_translation(
     assert ("multi30k/train en 0", "same") in pairs
     assert ("multi30k/train en 0", "multi30k/train en 1") in pairs
     sentences = {data.key(side) for pair in pairs for side in pair}
-    assert "multi30k/train en 3" not in sentences  # people scored it
+    assert "multi30k/train en 3" not in sentences  # similarity scored by people
     assert "multi30k/train en 4" in sentences
     assert "newstest/newstest2013 en 1" not in sentences
     test = (tmp_path / "data/alike/newstest2014.jsonl").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Recipes are valid, explained, and the ones that the stored results were made with."""
+"""Recipes are valid and explained, and the stored results were made with them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -130,7 +130,7 @@ def written_outside() -> set[str]:
     return paths
 
 
-BEFORE = written_outside()  # what earlier campaigns and other programs left
+BEFORE = written_outside()  # files of earlier campaigns and other programs
 
 
 def traceback_signature(stderr: str) -> str:

@@ -1,5 +1,5 @@
 """`regard lab ablate`: its variants against the paper's rows, its comparisons, and the command from
-end to end, very small."""
+end to end with very small models."""
 
 import csv
 import json
@@ -51,7 +51,7 @@ def test_variants_of_the_papers_base_are_the_papers_rows():
     assert sizes == [(1, 512), (4, 128), (16, 32), (32, 16)]
     assert [c["model.head_size"] for n, c in changes.items() if n.startswith("B")] == [16, 32]
     assert not skipped
-    # Table 3: parameters in millions. Ours has a vocabulary a little smaller: 63 where it says 65.
+    # Table 3: parameters in millions. This vocabulary is slightly smaller: 63 where the paper has 65.
     printed = {"base": 65, "A-heads-1": 65, "A-heads-32": 65, "C-layers-2": 36, "C-layers-4": 50,
                "C-layers-8": 80, "C-width-256": 28, "C-width-1024": 168, "C-ff-1024": 53,
                "C-ff-4096": 90}  # fmt: skip
@@ -119,7 +119,7 @@ def test_invalid_row_is_skipped_with_reason():
 
 
 def make_results(tmp_path, scores, curves=()):
-    """Results of made-up runs: {row: [BLEU of each seed]}, and the validations on the way."""
+    """Results of artificial runs: {row: [BLEU of each seed]}, and their validation curves."""
     rows, _ = make_variants([name for name in scores if name != BASE], builder("tiny"))
     outcomes = []
     for row in rows:
@@ -164,7 +164,7 @@ def test_time_to_quality_is_first_sufficient_validation_times_step_time(tmp_path
     scores = {BASE: [20.0, 20.0], "A-heads-1": [3.0, 3.0], "E-learned": [17.9, 17.9]}
     outcomes = make_results(tmp_path, scores, curves)
     compare(outcomes)
-    assert [one.reached for one in outcomes] == [[6, 6], [6, 6], [None, None]]
+    assert [outcome.reached for outcome in outcomes] == [[6, 6], [6, 6], [None, None]]
     outcomes[0].ms = 500.0
     assert outcomes[0].seconds_to_quality == pytest.approx(3.0)
     assert outcomes[2].seconds_to_quality is None
@@ -177,7 +177,7 @@ def test_few_variants_are_timed_together_with_the_base_and_each_variant_once(tmp
     results = [VariantResult(variant, []) for variant in variants]
     groups = list(timing_groups(results))
     assert all(group[0] is results[0] for group in groups)
-    assert [one for group in groups for one in group[1:]] == results[1:]
+    assert [result for group in groups for result in group[1:]] == results[1:]
     assert max(map(len, groups)) <= measure.TOGETHER
     assert list(timing_groups(results[:1])) == [results[:1]]
 
@@ -186,7 +186,7 @@ def test_few_variants_are_timed_together_with_the_base_and_each_variant_once(tmp
 
 SMALL = [
     "--steps", "6", "--device", "cpu",
-    *(f"--set={one}" for one in (
+    *(f"--set={setting}" for setting in (
         "model.encoder_layers=1", "model.decoder_layers=1", "model.d_model=16", "model.heads=2",
         "model.d_ff=16", "data.vocabulary_size=400", "training.batch_tokens=300",
         "training.validate_every=3", "training.average=1", "decoding.max_length=1",
@@ -227,7 +227,7 @@ def arguments(folder):
 
 @pytest.fixture(scope="module")
 def first(folder, arguments):
-    """Two seeds, two rows, and one training that cannot work: what is printed, said, ended."""
+    """Two seeds, two rows, and a training that fails: standard output, standard error, exit code."""
     blocked = folder / "lab" / "runs" / "A-heads-1-2"
     blocked.mkdir(parents=True)
     (folder / "lab" / "regard-ablate").touch()
@@ -240,13 +240,13 @@ def first(folder, arguments):
 
 @pytest.fixture(scope="module")
 def second(first, folder, arguments):
-    """The same again, with the hindrance gone, on test data, as an object."""
+    """The same command without the cause of the failure, on test data, as a JSON object."""
     before = weights(folder)
     test = data_options(folder, "test")
     out, err, code = regard(*arguments, *test, "--seed", "1", "2", "--json", "--quiet")
     assert (code, err) == (0, "")
     after = weights(folder)
-    assert {path: after[path] for path in before} == before, "what is there is not trained again"
+    assert {path: after[path] for path in before} == before, "finished runs are not trained again"
     return json.loads(out)
 
 
@@ -338,8 +338,8 @@ def test_results_page_is_generated_from_a_run_of_the_command(
     command = ["lab", "ablate", *map(str, arguments[:6]), "--out", "runs/lab", *arguments[8:],
                "--seed", "1", "2"]  # fmt: skip
     monkeypatch.setattr(experiment, "COMMAND", command)
-    where = ["--data", str(folder), "--runs", str(folder), "--out", str(folder / "results")]
-    experiment.main([*where, "--where", "a machine"])
+    options = ["--data", str(folder), "--runs", str(folder), "--out", str(folder / "results")]
+    experiment.main([*options, "--where", "a machine"])
     stored = json.loads((folder / "results" / "ablate.json").read_text())
     assert stored["rows"][1]["valid_bleu"] == second["rows"][1]["valid_bleu"]
     assert str(folder) not in json.dumps(stored["rows"])

@@ -1,5 +1,5 @@
-"""The paper's table 1: what is counted equals its closed form, layer by layer, and what does not
-fit is refused before it is tried."""
+"""`regard lab complexity` (the paper's table 1): the counts of every layer equal their closed forms,
+and sizes that do not fit are refused before the measurement."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """Times are not tested: each pass is run only as often as it must be."""
+    """Run each pass as few times as possible: the tests do not check times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("regard.lab.common.timing.ENOUGH", 0.0)
         yield
@@ -55,7 +55,7 @@ def test_parameters_equal_the_closed_form(name, d):
 def test_operations_equal_the_closed_form(name, n, d):
     needed = layers.expected_operations(name, n, d, WINDOW, KERNEL)[1]
     operations, _ = count_operations(layer(name, d), n)
-    if name == "restricted":  # in pieces: at least what the definition asks for
+    if name == "restricted":  # computed in blocks: at least the operations of the definition
         assert (
             needed <= operations <= layers.expected_operations("attention", n, d, WINDOW, KERNEL)[1]
         )
@@ -126,7 +126,7 @@ def test_crossing_is_at_the_known_point():
     lengths = [64, 128, 256, 512]
     quadratic, linear = [n * n / 200 for n in lengths], [float(n) for n in lengths]
     assert find_crossing(lengths, quadratic, linear) == pytest.approx(200)
-    assert find_crossing(lengths, linear, quadratic) is None  # it is passed, and does not pass
+    assert find_crossing(lengths, linear, quadratic) is None  # the first curve starts above
     assert find_crossing(lengths[:2], quadratic[:2], linear[:2]) is None
 
 
@@ -169,9 +169,10 @@ for name, n in (("attention", 4096), ("attention", 8192), ("restricted", 4096),
 
 @pytest.fixture(scope="module")
 def weighed():
-    """Bytes of a training step, in a process of its own: this one may keep what other tests freed."""
+    """Bytes of a training step, measured in a separate process, since this process may keep memory that
+    other tests freed."""
     if not memory.MEMORY.exists():
-        pytest.skip("only Linux tells")
+        pytest.skip("only Linux reports the peak")
     printed = subprocess.run(
         [sys.executable, "-c", WEIGH], capture_output=True, text=True, check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -224,8 +225,8 @@ def test_the_report_has_every_layer_with_its_counts_and_costs(report):
     assert len(result["times"]) == len(LAYERS) * 3 * 2 * 2
     assert all(point["seconds"] > 0 for point in result["times"])
     assert len(result["notes"]) == len(NOTES)
-    assert {one["rival"] for one in result["crossings"]} == {"lstm", "gru", "convolution"}
-    assert [one["by_operations"] for one in result["crossings"] if one["rival"] == "lstm"][:2] == [64, 128]  # fmt: skip
+    assert {entry["rival"] for entry in result["crossings"]} == {"lstm", "gru", "convolution"}
+    assert [entry["by_operations"] for entry in result["crossings"] if entry["rival"] == "lstm"][:2] == [64, 128]  # fmt: skip
 
 
 def test_files_contain_the_report(report):
@@ -233,8 +234,8 @@ def test_files_contain_the_report(report):
     stored = json.loads((out / "complexity.json").read_text(encoding="utf-8"))
     assert stored == result
     rows = list(csv.DictReader((out / "complexity.csv").open(encoding="utf-8")))
-    one = [r for r in rows if (r["what"], r["kind"], r["n"]) == ("paths", "lstm", "128")]
-    assert [r["measured"] for r in one] == ["128"]
+    paths = [r for r in rows if (r["what"], r["kind"], r["n"]) == ("paths", "lstm", "128")]
+    assert [r["measured"] for r in paths] == ["128"]
     assert len([r for r in rows if r["what"] == "training seconds"]) == len(LAYERS) * 6
     tree = ElementTree.parse(out / "complexity.svg")
     words = ["".join(node.itertext()) for node in tree.iter() if node.tag.endswith("}text")]
@@ -321,7 +322,7 @@ def test_single_length_has_no_exponent_and_no_mark(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     options = ("--lengths", 32, "--widths", 32, "--kinds", "feed-forward", "--device", "cpu", "--quiet")  # fmt: skip
     printed, _, code = regard(*options, "--out", tmp_path)
-    assert code == 0  # and no path to draw either
+    assert code == 0  # and no path to draw
     assert "✗" not in printed
     (row,) = json.loads(regard(*options, "--out", tmp_path, "--json")[0])["table"]
     assert (row["in_n_agrees"], row["in_d_agrees"], row["sequential_agrees"]) == (None, None, None)

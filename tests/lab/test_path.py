@@ -220,7 +220,7 @@ def test_invalid_option_is_one_line_and_no_file_is_written(words, message, tmp_p
             ["--length", 1_000_000],
             "--length 1000000 with --layers 2, --d-model 64, --kernel 3 needs about 92.2 GB",
         ),
-        # 13 layers, and 3^12 / 2 tokens before the one to be told
+        # 13 layers, and 3^12 / 2 tokens before the one to be recalled
         (
             ["--length", 1_000_000, "--layers", 13, "--kinds", "gru"],
             "--length 1000000 with --layers 13, --d-model 64 needs about 758.2 GB",

@@ -1,5 +1,5 @@
-"""What is measured of positions is what an independent computation says; the theory is not taken on
-trust; and a model learns order exactly where it has positions."""
+"""`regard lab positions`: the measurements equal independent computations, deviations from theory are
+detected, and a model learns order only with positions."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ from regard.lab.positions.sinusoids import (
 
 
 def paper(positions, d_model, base):
-    """The formula of section 3.5, number by number."""
+    """The formula of section 3.5, element by element."""
     return np.array([
         [(math.cos if i % 2 else math.sin)(p / base ** (i // 2 * 2 / d_model)) for i in range(d_model)]
         for p in positions
@@ -50,7 +50,7 @@ def paper(positions, d_model, base):
 
 
 def by_name(quantities):
-    return {one.what: one for one in quantities}
+    return {quantity.what: quantity for quantity in quantities}
 
 
 # ---- the sinusoids ----------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_dot_products_that_depend_on_the_position_are_detected(monkeypatch):
 
 def test_wavelengths_go_from_two_pi_to_almost_base_times_two_pi():
     computed = by_name(wavelengths(256, 512, 10_000.0))
-    assert all(one.agrees for one in computed.values())
+    assert all(quantity.agrees for quantity in computed.values())
     assert computed["shortest wavelength"].measured == pytest.approx(6.2832, abs=1e-4)
     assert computed["longest wavelength"].measured == pytest.approx(60_611.5, abs=0.1)
     whole = sum(2 * math.pi * 10_000 ** (2 * i / 512) <= 256 for i in range(256))
@@ -134,7 +134,7 @@ def test_the_dot_product_falls_with_the_logarithm_of_k(base):
     growth = np.polyfit(np.log(law), products[law], 1)[0]
     assert computed["its gradient over ln k"].measured == pytest.approx(growth)
     assert computed["its gradient over ln k"].theory == pytest.approx(-1 / math.log(base))
-    assert all(one.agrees in (True, None) for one in computed.values())
+    assert all(quantity.agrees in (True, None) for quantity in computed.values())
 
 
 def test_report_states_that_the_logarithmic_law_fails_for_few_pairs():
@@ -217,7 +217,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def measured(small, tmp_path_factory):
-    """The folder, and what was printed."""
+    """The folder, and the output of the command."""
     folder = tmp_path_factory.mktemp("positions") / "lab"
     out, err, code = regard(*SIZES, "--device", "cpu", "--out", folder)
     assert code == 0, err

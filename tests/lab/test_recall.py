@@ -105,9 +105,9 @@ def test_time_limit_ends_the_curriculum():
 
 def test_the_models_of_one_seed_start_from_the_same_weights():
     training = setup("gru")
-    one, same, other = (training.new_model("gru", seed).output_matrix() for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    weights, same, other = (training.new_model("gru", seed).output_matrix() for seed in (1, 1, 2))
+    assert torch.equal(weights, same)
+    assert not torch.equal(weights, other)
 
 
 # ---- the report ------------------------------------------------------------------------
@@ -126,11 +126,11 @@ def test_accuracy_is_the_mean_over_all_seeds():
     model = setup("gru").new_model("gru", 1)
     learned = [RecallModel(model, 10, 2.0, learned={4: 1.5}), RecallModel(model, 30, 2.0)]
     scores = summary([4], learned, [[QUESTIONS], [QUESTIONS // 4]])
-    (one,) = scores["accuracies"]
-    assert one["accuracy"] == 0.625
-    assert one["seeds"] == [1.0, 0.25]
-    assert one["learned_after_seconds"] == [1.5, None]
-    assert (one["low"], one["high"]) == wilson(QUESTIONS * 5 // 4, 2 * QUESTIONS)
+    (entry,) = scores["accuracies"]
+    assert entry["accuracy"] == 0.625
+    assert entry["seeds"] == [1.0, 0.25]
+    assert entry["learned_after_seconds"] == [1.5, None]
+    assert (entry["low"], entry["high"]) == wilson(QUESTIONS * 5 // 4, 2 * QUESTIONS)
     assert scores["ms_per_step"] == 100
 
 
@@ -151,10 +151,10 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     }  # fmt: skip
     for kind in message["kinds"].values():
         assert kind["steps"] == [5, 5]
-        assert [one["distance"] for one in kind["accuracies"]] == [1, 3, 24]
-        for one in kind["accuracies"]:
-            assert 0 <= one["low"] <= one["accuracy"] <= one["high"] <= 1
-            assert one["accuracy"] == pytest.approx(np.mean(one["seeds"]))
+        assert [entry["distance"] for entry in kind["accuracies"]] == [1, 3, 24]
+        for entry in kind["accuracies"]:
+            assert 0 <= entry["low"] <= entry["accuracy"] <= entry["high"] <= 1
+            assert entry["accuracy"] == pytest.approx(np.mean(entry["seeds"]))
     stored = json.loads((out / "recall.json").read_text())
     assert stored == message
     assert stored["files"] == [str(out / f"recall.{end}") for end in ("json", "csv", "png", "svg")]

@@ -1,4 +1,4 @@
-"""What `regard view attention` shows is what the model reads and where it looks, and its errors."""
+"""`regard view attention`: its inputs, weights, views, pictures and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = ("grid", "head", "lines", "mean", "rollout")
 
 
 def recorded(model, monkeypatch, act):
-    """The rows (source, target) of every pass that an act makes."""
+    """The rows (source, target) of every forward pass of `act`."""
     rows, real = [], model.transformer.hidden
 
     def hidden(source=None, target=None, capture=None, backend=None):
@@ -49,7 +49,7 @@ def recorded(model, monkeypatch, act):
     return rows
 
 
-# ---- what is read -----------------------------------------------------------------------
+# ---- inputs -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,83 +67,85 @@ def recorded(model, monkeypatch, act):
 def test_attention_of_an_encoder_model_uses_the_input_of_its_verb(
     model, monkeypatch, task, style, text, act
 ):
-    one = model(task, style)
-    [(source, target)] = recorded(one, monkeypatch, lambda: act(one))
-    seen = gather(one, text)
-    [stack] = seen.stacks.values()
+    loaded = model(task, style)
+    [(source, target)] = recorded(loaded, monkeypatch, lambda: act(loaded))
+    gathered = gather(loaded, text)
+    [stack] = gathered.stacks.values()
     assert stack.name == style
-    assert stack.rows == stack.columns == one.task.tokenizer.tokens(source or target)
+    assert stack.rows == stack.columns == loaded.task.tokenizer.tokens(source or target)
     assert not stack.writes
     assert stack.weights.shape == (2, 4, len(stack.rows), len(stack.rows))
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
 def test_attention_of_a_translation_equals_that_of_the_verb(model, style):
-    one = model("translate", style)
-    answer = one.predict(TEXT, attention=True)
-    seen = gather(one, TEXT)
-    assert list(seen.stacks) == list(stacks_of(one.config.model)) == list(answer.attention)
-    for name, stack in seen.stacks.items():
+    loaded = model("translate", style)
+    answer = loaded.predict(TEXT, attention=True)
+    gathered = gather(loaded, TEXT)
+    assert list(gathered.stacks) == list(stacks_of(loaded.config.model)) == list(answer.attention)
+    for name, stack in gathered.stacks.items():
         expected = np.stack([layer.numpy() for layer in answer.attention[name]])
         np.testing.assert_array_equal(stack.weights, expected)
-    stack = seen.stacks["decoder"]
-    spell = one.task.tokenizer.tokens
+    stack = gathered.stacks["decoder"]
+    spell = loaded.task.tokenizer.tokens
     both = style == "encoder-decoder"
     begin = ["<bos>"] if both else spell(answer.source_ids)
     assert stack.rows == [*begin, *spell(answer.token_ids)][:-1]
     assert stack.writes == [""] * (len(begin) - 1) + spell(answer.token_ids)
-    assert seen.target == answer.text
+    assert gathered.target == answer.text
     if both:
         assert (
-            seen.stacks["cross"].columns == seen.stacks["encoder"].rows == spell(answer.source_ids)
+            gathered.stacks["cross"].columns
+            == gathered.stacks["encoder"].rows
+            == spell(answer.source_ids)
         )
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
 def test_target_option_is_read_with_teacher_forcing(model, monkeypatch, style):
-    one = model("translate", style)
-    rows = recorded(one, monkeypatch, lambda: one.score([(TEXT, "Der alte Hund.")]))
+    loaded = model("translate", style)
+    rows = recorded(loaded, monkeypatch, lambda: loaded.score([(TEXT, "Der alte Hund.")]))
     [(source, target)] = rows
-    seen = gather(one, TEXT, "Der alte Hund.")
-    assert seen.stacks["decoder"].rows == one.task.tokenizer.tokens(target)
-    assert seen.stacks["decoder"].writes[-1] == "<eos>"
-    assert seen.target == "Der alte Hund."
+    gathered = gather(loaded, TEXT, "Der alte Hund.")
+    assert gathered.stacks["decoder"].rows == loaded.task.tokenizer.tokens(target)
+    assert gathered.stacks["decoder"].writes[-1] == "<eos>"
+    assert gathered.target == "Der alte Hund."
     if source:
-        assert seen.stacks["encoder"].rows == one.task.tokenizer.tokens(source)
+        assert gathered.stacks["encoder"].rows == loaded.task.tokenizer.tokens(source)
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
 def test_decoder_classifier_uses_its_predicted_label_or_the_target_option(model, style):
-    one = model("classify", style)
-    spell = one.task.tokenizer.tokens
-    for label, seen in (
-        (one.classify(TEXT).label, gather(one, TEXT)),
-        ("so so", gather(one, TEXT, "so so")),
+    loaded = model("classify", style)
+    spell = loaded.task.tokenizer.tokens
+    for label, gathered in (
+        (loaded.classify(TEXT).label, gather(loaded, TEXT)),
+        ("so so", gather(loaded, TEXT, "so so")),
     ):
-        written = [*one.task.tokenizer.encode(label), 2]
-        assert [token for token in seen.stacks["decoder"].writes if token] == spell(written)
+        written = [*loaded.task.tokenizer.encode(label), 2]
+        assert [token for token in gathered.stacks["decoder"].writes if token] == spell(written)
     with pytest.raises(InputError, match="unknown label 'god'; did you mean 'good'"):
-        gather(one, TEXT, "god")
+        gather(loaded, TEXT, "god")
 
 
 def test_questions_are_read_with_their_context(model):
-    one = model("answer", "encoder-decoder")
-    seen = gather(one, "Who is old?", context="The dog is old.")
-    assert seen.stacks["encoder"].rows == gather(one, QUESTION).stacks["encoder"].rows
-    text = "".join(seen.stacks["encoder"].rows).replace("▁", " ")
+    loaded = model("answer", "encoder-decoder")
+    gathered = gather(loaded, "Who is old?", context="The dog is old.")
+    assert gathered.stacks["encoder"].rows == gather(loaded, QUESTION).stacks["encoder"].rows
+    text = "".join(gathered.stacks["encoder"].rows).replace("▁", " ")
     assert text == "The dog is old.<sep>Who is old?<eos>"
 
 
 def test_generated_text_starts_with_the_prompt(model):
-    seen = gather(model("generate", "decoder"), TEXT).stacks["decoder"]
-    assert seen.rows[0] == "<bos>"
-    assert "".join(seen.rows[1:]).replace("▁", " ") == TEXT
-    assert np.triu(seen.weights, 1).max() == 0  # nobody sees what comes later
+    gathered = gather(model("generate", "decoder"), TEXT).stacks["decoder"]
+    assert gathered.rows[0] == "<bos>"
+    assert "".join(gathered.rows[1:]).replace("▁", " ") == TEXT
+    assert np.triu(gathered.weights, 1).max() == 0  # no token attends to later tokens
 
 
 def test_bytes_and_special_tokens_are_named_and_user_text_is_never_special(model):
-    seen = gather(model("generate", "decoder", vocabulary="byte"), "é <eos>\n$x$")
-    rows = seen.stacks["decoder"].rows
+    gathered = gather(model("generate", "decoder", vocabulary="byte"), "é <eos>\n$x$")
+    rows = gathered.stacks["decoder"].rows
     assert rows[:4] == ["<bos>", "\\xc3", "\\xa9", "▁"]
     assert "\\n" in rows
     assert sum(token in SPECIALS for token in rows) == 1
@@ -197,7 +199,7 @@ def test_cross_rollout_equals_that_of_one_combined_network(known):
         np.testing.assert_allclose(result[i].sum(-1), 1 - half ** (i + 1), atol=1e-6)
 
 
-# ---- what is chosen ---------------------------------------------------------------------
+# ---- selection of the view ---------------------------------------------------------------------
 
 
 def stack_of(name="encoder", n=3, m=3, layers=2, heads=2):
@@ -225,7 +227,9 @@ def test_every_kind_shows_its_part_of_the_weights(shape):
         for kind in KINDS
     }
     np.testing.assert_array_equal(labels["grid"], stack.weights)
-    np.testing.assert_array_equal(labels["head"], [[stack.weights[1, 0]]])  # the last layer's first
+    np.testing.assert_array_equal(
+        labels["head"], [[stack.weights[1, 0]]]
+    )  # default: the first head of the last layer
     np.testing.assert_array_equal(labels["lines"], [[stack.weights[1, 0]]])
     np.testing.assert_allclose(labels["mean"], [stack.weights.mean(1)])
     np.testing.assert_array_equal(labels["rollout"], [[stack.rollout[1]]])
@@ -264,10 +268,10 @@ def test_cross_attention_is_the_default_if_the_model_has_it():
 
 
 def test_decoder_is_shown_if_the_encoder_has_no_attention(model):
-    one = model("translate", "encoder-decoder", mixer="gru")
-    seen = gather(one, TEXT)
-    assert list(seen.stacks) == ["decoder", "cross"] == list(stacks_of(one.config.model))
-    cross = seen.stacks["cross"]
+    loaded = model("translate", "encoder-decoder", mixer="gru")
+    gathered = gather(loaded, TEXT)
+    assert list(gathered.stacks) == ["decoder", "cross"] == list(stacks_of(loaded.config.model))
+    cross = gathered.stacks["cross"]
     np.testing.assert_allclose(cross.rollout[-1].sum(-1), 0.75, atol=1e-5)
 
 

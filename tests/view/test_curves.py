@@ -1,4 +1,4 @@
-"""The picture of a run says what its metrics say, in two files, whatever state the run is in."""
+"""`regard view curves`: the picture shows the metrics of finished, running and damaged runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLEU = {100: 12.5, 150: 31.25, 200: 30.75}
 
 
 def records(shift: float = 0.0) -> list[dict[str, Any]]:
-    """A whole run whose best validation is not its last; only line 7 is the best BLEU."""
+    """A finished run whose best validation is not its last; line 7 has the best BLEU."""
     lines: list[dict[str, Any]] = []
     for step in STEPS:
         lines.append(
@@ -58,7 +58,7 @@ def size(png: Path) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A run and the two files that were drawn of it, in a program with settings of its own."""
+    """A run and the two files of its picture, drawn by a program with its own matplotlib settings."""
     import matplotlib
 
     run = write(tmp_path_factory.mktemp("drawn") / "first", records())
@@ -98,7 +98,11 @@ def test_final_record_is_not_a_point_of_the_training_loss(tmp_path: Path) -> Non
 
 
 def test_several_runs_share_a_picture_and_each_is_named_beside_its_lines(tmp_path: Path) -> None:
-    names = ["_hidden", "$d_{model}$", "翻译"]  # marks of matplotlib; not in its font
+    names = [
+        "_hidden",
+        "$d_{model}$",
+        "翻译",
+    ]  # special characters of matplotlib; the last name is not in its font
     runs = [write(tmp_path / name, records(shift)) for shift, name in enumerate(names)]
     png, svg = draw_curves(runs, tmp_path / "new" / "all.png")
     assert (png, svg) == (tmp_path / "new" / "all.png", tmp_path / "new" / "all.svg")

@@ -1,4 +1,4 @@
-"""The head that tells what "it" is, is found: where it was planted, and by the weights."""
+"""The search for the head that resolves a pronoun, in weights with a known best head."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def sentences(model):
 
 
 def planted(sentences, name, head, right=(0.75, 0.875)):
-    """The same, with a head of layer 2 that looks at the right phrase by so much."""
-    calls = []
+    """The sentences, with a head of layer 2 that has the weights `right` on the correct phrases."""
+    results = []
     for sentence, phrase, weight in zip(sentences, (0, 1), right, strict=True):
         stack = sentence.attention.stacks[name]
         weights = stack.weights.copy()
@@ -55,8 +55,8 @@ def planted(sentences, name, head, right=(0.75, 0.875)):
         weights[1, head - 1, rows, columns[0]] = weight
         weights[1, head - 1, rows, 0 if 0 not in columns else -1] += 1 - weight
         stacks = {**sentence.attention.stacks, name: replace(stack, weights=weights)}
-        calls.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
-    return tuple(calls)
+        results.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
+    return tuple(results)
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "cross"])

@@ -1,4 +1,4 @@
-"""The walk shows the model's own numbers, whatever the options are, to people and to programs."""
+"""`regard view walk`: its numbers equal those of the model for all options, in text and in JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.view import terminal, trace
 from regard.view.walk import SPECIALS, Step, read, walk_config, walk_steps, write_walk
 
 TEXT = "你好啊。"
-STEPS_OF_THE_ISSUE = [
+EXPECTED_STEPS = [
     "characters and ids", "embedding", "position added", "query, key, value", "heads split",
     "scores", "scaling", "mask", "softmax", "weighted sum", "heads joined", "residual and norm",
     "feed-forward", "residual and norm", "stack", "cross-attention", "logits", "probabilities",
@@ -59,7 +59,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@cache  # a walk is a pure function of its options, and many tests look at the same one
+@cache  # a walk is a pure function of its options, and many tests use the same one
 def cached(
     text: str, target: str | None, style: str, seed: int, changes: tuple[tuple[str, Any], ...]
 ) -> list[Step]:
@@ -87,7 +87,7 @@ def names(steps: list[Step]) -> list[str]:
 def separate_logits(
     style: str, seed: int, changes: dict[str, Any], text: str = TEXT
 ) -> torch.Tensor:
-    """The logits of a forward pass that knows nothing of the walk."""
+    """The logits of a forward pass that is independent of the walk."""
     config = walk_config(text, None, style, changes)
     ids = [len(SPECIALS) + list(dict.fromkeys(text)).index(character) for character in text]
     bos, eos, cls, mask = range(4)
@@ -102,12 +102,12 @@ def separate_logits(
         )
 
 
-# ---- what is shown ------------------------------------------------------------------------
+# ---- displayed values ------------------------------------------------------------------------
 
 
 def test_all_steps_are_present_and_in_order() -> None:
-    shown = iter(names(walk()))
-    assert all(name in shown for name in STEPS_OF_THE_ISSUE)
+    displayed = iter(names(walk()))
+    assert all(name in displayed for name in EXPECTED_STEPS)
 
 
 def test_the_steps_are_numbered_and_each_is_one_sentence_with_a_shape() -> None:
@@ -148,8 +148,8 @@ def test_displayed_output_equals_a_separate_forward_pass(
             torch.tensor(named(steps, "pooling").values), logits, atol=1e-4, rtol=0
         )
         return
-    shown = torch.tensor(named(steps, "probabilities").values)
-    torch.testing.assert_close(shown, logits.softmax(-1), atol=1e-4, rtol=0)
+    displayed = torch.tensor(named(steps, "probabilities").values)
+    torch.testing.assert_close(displayed, logits.softmax(-1), atol=1e-4, rtol=0)
     assert named(steps, "logits").shape == list(logits.shape)
 
 
@@ -207,7 +207,7 @@ def test_rotary_positions_are_a_separate_step_and_are_not_added() -> None:
     assert order.index("heads split") < order.index("rotation") < order.index("scores")
 
 
-# ---- what goes in -------------------------------------------------------------------------
+# ---- inputs -------------------------------------------------------------------------
 
 
 def test_target_is_shifted_right_and_probabilities_have_correct_tokens() -> None:
@@ -310,7 +310,7 @@ def test_a_sentence_longer_than_the_learned_positions_is_refused() -> None:
         walk(positions="learned", max_length=2)
 
 
-# ---- the same again -----------------------------------------------------------------------
+# ---- reproducibility -----------------------------------------------------------------------
 
 
 def test_steps_depend_on_the_seed_only() -> None:
@@ -347,14 +347,14 @@ def test_every_sub_layer_of_every_layer_is_compared_with_the_model() -> None:
     rows = read(TEXT, None, config)
     for name in ("self_attention", "cross_attention", "feed_forward"):
         model = Transformer(config)
-        seen = trace.Trace(model, rows["encoder"].packed, rows["decoder"].packed)
-        seen.layers("decoder")
-        seen.outputs[f"decoder.layers.1.{name}"][0] += 1
+        traced = trace.Trace(model, rows["encoder"].packed, rows["decoder"].packed)
+        traced.layers("decoder")
+        traced.outputs[f"decoder.layers.1.{name}"][0] += 1
         with pytest.raises(RuntimeError, match=rf"decoder\.layers\.1\.{name}"):
-            seen.layers("decoder")
+            traced.layers("decoder")
 
 
-# ---- how it looks -------------------------------------------------------------------------
+# ---- layout -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -403,21 +403,21 @@ def regard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def test_the_command_prints_the_walk_without_colour_codes_into_a_pipe() -> None:
-    done = regard(TEXT)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    for name in STEPS_OF_THE_ISSUE:
-        assert f"  {name}  " in done.stdout
+    completed = regard(TEXT)
+    assert completed.returncode == 0, completed.stderr
+    assert "\x1b" not in completed.stdout
+    for name in EXPECTED_STEPS:
+        assert f"  {name}  " in completed.stdout
 
 
 def test_json_is_one_valid_object_a_line_without_nan_or_infinity() -> None:
-    done = regard(TEXT, "--style", "decoder", "--json", "--set", "model.window=2")
-    assert done.returncode == 0, done.stderr
+    completed = regard(TEXT, "--style", "decoder", "--json", "--set", "model.window=2")
+    assert completed.returncode == 0, completed.stderr
 
     def refuse(literal: str) -> None:
         raise AssertionError(literal)
 
-    steps = [json.loads(line, parse_constant=refuse) for line in done.stdout.splitlines()]
+    steps = [json.loads(line, parse_constant=refuse) for line in completed.stdout.splitlines()]
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
     keys = {
         "step",
@@ -437,7 +437,7 @@ def test_json_is_one_valid_object_a_line_without_nan_or_infinity() -> None:
 
 def test_bad_input_is_exit_code_2_and_one_line_on_standard_error() -> None:
     for arguments in (["x" * 301], ["x", "--set", "model.vocabulary_size=99"]):
-        done = regard(*arguments)
-        assert done.returncode == 2
-        assert done.stdout == ""
-        assert len(done.stderr.splitlines()) == 1
+        completed = regard(*arguments)
+        assert completed.returncode == 2
+        assert completed.stdout == ""
+        assert len(completed.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What does not fit is refused in one line, with the estimate."""
+"""Free memory, and the refusal of work that does not fit."""
 
 import pytest
 import torch
@@ -19,12 +19,12 @@ def test_free_memory_is_the_available_memory_of_the_system(tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("limit", "free"), [("3000", 2000), ("max", 8192), ("500", 0)])
 def test_container_limit_restricts_free_memory(tmp_path, monkeypatch, limit, free):
-    meminfo, most, used = (tmp_path / name for name in ("meminfo", "max", "current"))
+    meminfo, limit_file, used = (tmp_path / name for name in ("meminfo", "max", "current"))
     meminfo.write_text("MemAvailable:   8 kB\n")
-    most.write_text(f"{limit}\n")
+    limit_file.write_text(f"{limit}\n")
     used.write_text("1000\n")
     monkeypatch.setattr(memory, "MEMORY", meminfo)
-    monkeypatch.setattr(memory, "GROUPS", ((str(most), str(used)),))
+    monkeypatch.setattr(memory, "GROUPS", ((str(limit_file), str(used)),))
     assert memory.available_memory(CPU) == free
 
 
