@@ -68,8 +68,8 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
     opened = load(folder, "cpu", "float32")
     weights = opened.transformer.state_dict()
     metrics, card = (
-        read_bounded(folder / name, most, what) if (folder / name).exists() else None
-        for name, most, what in (
+        read_bounded(folder / name, largest, description) if (folder / name).exists() else None
+        for name, largest, description in (
             ("metrics.jsonl", LARGEST_METRICS, "the metrics of a run"),
             ("README.md", LARGEST_CARD, "a model card"),
         )
@@ -125,8 +125,8 @@ def portable(text: str, paths: Collection[str] = ()) -> str:
         contain characters that end any other path, such as spaces and quotes.
     """
 
-    def shorter(found: re.Match[str]) -> str:
-        word = found["word"] or ""
+    def shorter(matched: re.Match[str]) -> str:
+        word = matched["word"] or ""
         if not word or word in paths:
             return short_path(word)
         return shlex.quote(short_path(word[1:-1].replace(QUOTE, "'")))
