@@ -120,7 +120,7 @@ def trained(result: dict[str, Any]) -> str:
 
 
 def left_out(result: dict[str, Any]) -> list[str]:
-    """A paragraph about the pairs that were removed from the training data; empty if there are none."""
+    """A paragraph about the pairs that were removed from the training data, if there are any."""
     sets = data_sets()
     parts = [
         f"{sets[name]['name']} {entry['pairs']:,} pairs (without {entry['left_out']:,} that share "

@@ -233,7 +233,7 @@ def test_printed_report_has_theory_beside_measurement(measured):
     assert "chance 6.2 6.2 6.2 6.2 6.2 6.2" in lines
     for kind in ("sinusoidal 20", "sinusoidal 300", "learned", "rotary", "none"):
         assert any(line.startswith(f"{kind} ") and line.count("±") == 6 for line in lines), kind
-    assert "The model without positions has not yet reached the accuracy that is possible without order." in out
+    assert "The model without positions is still below the best accuracy without order." in out
     assert "trained 10 of 10: none, seed 2:" in err
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("written"))
 

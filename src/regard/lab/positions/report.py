@@ -126,7 +126,7 @@ class PositionsReport(LabReport):
         guess = self.model_quantities()[-1]
         if guess.theory is not None and guess.measured < guess.theory - guess.tolerance:
             console.print(
-                "The model without positions has not yet reached the accuracy that is possible without order."
+                "The model without positions is still below the best accuracy without order."
             )
         console.print(
             f"\nA linear map from each of {TRAINED} rows to the one {SHIFT} places on, fitted on "
