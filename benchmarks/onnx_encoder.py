@@ -88,7 +88,7 @@ def encoder(graph: Graph, config: ModelConfig, weights: dict[str, NDArray[np.flo
             domain=FUSED, epsilon=EPSILON,
         )  # fmt: skip
 
-    # The kind of the sentence is always the first, and stands in the table of positions.
+    # The segment is always the first one; its embedding is added to the table of positions.
     kind = weights["embeddings.token_type_embeddings.weight"][0]
     places = graph.weight("places", weights["embeddings.position_embeddings.weight"] + kind)
     length = graph.add("Gather", graph.add("Shape", "tokens"), graph.weight("1", np.array(1)))

@@ -99,7 +99,7 @@ def test_only_temporary_folders_of_ended_processes_are_removed(tmp_path, dead):
 # ---- destinations ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["empty", "dangling"])
+@pytest.mark.parametrize("exists", [True, False], ids=["empty", "dangling"])
 def test_symbolic_link_is_followed_and_kept(tmp_path, there):
     target, link = tmp_path / "disk" / "models" / "it", tmp_path / "link"
     if there:
@@ -136,9 +136,8 @@ def test_impossible_destination_is_one_line_and_no_file_is_written(tmp_path, mon
 
 
 def test_folder_of_another_user_is_named_in_the_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: path != tmp_path
-    )  # root ignores permissions
+    # root ignores permissions
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     with pytest.raises(
         InputError, match=f"/a/b cannot be written: no permission to write to {tmp_path}"
     ):

@@ -112,7 +112,7 @@ def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(log,
 @pytest.mark.parametrize(
     ("ours", "peer"),
     [([0.1], [0.1, 0.2, 0.25]), ([0.1, 0.1, 0.3], [0.2]), ([0.03], [0.2])],
-    ids=["an uneven peer", "uneven ourselves", "faster than the machine can be"],
+    ids=["uneven times of the peer", "uneven times of regard", "faster than the limit"],
 )
 def test_measurement_on_a_busy_machine_is_discarded(log, capsys, ours, peer):
     compare(cell(), {OURS: fake_program(OUTPUTS, ours), PEER: fake_program(OUTPUTS, peer)}, 3, log)

@@ -98,14 +98,14 @@ for name in sys.argv[2:]:
         assert os.wait()[1] == 0, name
         continue
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began, said = time.process_time(), ""
+    began, refusal = time.process_time(), ""
     for use in (lambda: regard.load(name, "cpu"), lambda: regard.pack(name, name + "-packed")):
         try:
             use()
         except InputError as error:
-            said = str(error)
+            refusal = str(error)
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps([Path(name).name, said, more / 1024, time.process_time() - began]), flush=True)
+    print(json.dumps([Path(name).name, refusal, more / 1024, time.process_time() - began]), flush=True)
     os._exit(0)
 """
 

@@ -13,7 +13,7 @@ from .values import Word
 
 Verb = tuple[str, ...]
 TEXTS = ["A dog runs.", "The animal didn't cross the street because it was too tired.", "Hallo"]
-SKIPPED: set[Verb] = {("demo",)}  # takes minutes whatever its options are
+SKIPPED: set[Verb] = {("demo",)}  # takes minutes with any options
 COLUMNS = [
     "text=1,label=0",
     "source=0,target=1",

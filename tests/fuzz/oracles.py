@@ -1,4 +1,4 @@
-"""Rules that every call must obey, whatever its arguments are; breaking one is a fault."""
+"""Rules that every call must obey for all arguments; breaking a rule is a fault."""
 
 from __future__ import annotations
 
