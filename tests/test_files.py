@@ -99,10 +99,10 @@ def test_only_temporary_folders_of_ended_processes_are_removed(tmp_path, dead):
 # ---- destinations ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("exists", [True, False], ids=["empty", "dangling"])
-def test_symbolic_link_is_followed_and_kept(tmp_path, there):
+@pytest.mark.parametrize("present", [True, False], ids=["empty", "dangling"])
+def test_symbolic_link_is_followed_and_kept(tmp_path, present):
     target, link = tmp_path / "disk" / "models" / "it", tmp_path / "link"
-    if there:
+    if present:
         target.mkdir(parents=True)
     link.symlink_to(target)
     for text in ("first", "second"):
@@ -127,9 +127,9 @@ def test_impossible_destination_is_one_line_and_no_file_is_written(tmp_path, mon
         (tmp_path / "here", "it is the current folder or a mount point; choose a folder inside it"),
         (tmp_path / ("x" * 300), "File name too long"),
     ):
-        for ask in (place_of, lambda path: fill(path, "new", replace=True)):
+        for function in (place_of, lambda path: fill(path, "new", replace=True)):
             with pytest.raises(InputError) as error:
-                ask(place)
+                function(place)
             assert str(error.value) == f"{place} cannot be written: {message}"
     assert names(tmp_path) == before
     assert file.read_text() == "mine"

@@ -153,9 +153,8 @@ def test_paths_of_training_files_are_shortened_to_two_names(run, tmp_path, path,
     config = replace(config, data=replace(config.data, train=[path, f"{path}.de"], valid=[path]))
     (tmp_path / "run/config.yaml").write_text(config.to_yaml(), encoding="utf-8")
 
-    def card(
-        path, out
-    ):  # as regard.training.run writes it, and a line that is not about these files
+    def card(path, out):
+        """A card as regard.training.run writes it, with a line that is not about these files."""
         command = shlex.join(["regard", "train", "--train", path, f"{path}.de", "--out", out])
         return f"- data: {path} {path}.de\n- command: `{command}`\n- other: a/x.en\n"
 
@@ -164,8 +163,8 @@ def test_paths_of_training_files_are_shortened_to_two_names(run, tmp_path, path,
     regard.pack(tmp_path / "run", tmp_path / "small")
     data = Config.load(tmp_path / "small/config.yaml").data
     assert (data.train, data.valid) == ([expected, f"{expected}.de"], [expected])
-    message = (tmp_path / "small/README.md").read_text(encoding="utf-8")
-    assert message == card(expected, "b's own/c d") + f"\n{NOTE}\n"
+    packed_card = (tmp_path / "small/README.md").read_text(encoding="utf-8")
+    assert packed_card == card(expected, "b's own/c d") + f"\n{NOTE}\n"
     regard.pack(tmp_path / "small", tmp_path / "again")
     assert content(tmp_path / "again") == content(tmp_path / "small")
 
