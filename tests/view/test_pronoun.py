@@ -62,13 +62,13 @@ def planted(sentences, name, head, right=(0.75, 0.875)):
 @pytest.mark.parametrize("name", ["encoder", "decoder", "cross"])
 def test_the_head_that_resolves_the_pronoun_is_identified_in_every_stack(sentences, name, tmp_path):
     changed = planted(sentences, name, head=3)
-    looks = find_heads(changed)
-    assert len(looks) == 3 * 2 * 4
-    best = looks[0]
+    heads = find_heads(changed)
+    assert len(heads) == 3 * 2 * 4
+    best = heads[0]
     assert (best.stack, best.layer, best.head) == (name, 2, 3)
     assert best.weights[0][0] >= 0.75
     assert best.weights[1][1] >= 0.875
-    text = "\n".join(describe_heads(looks))
+    text = "\n".join(describe_heads(heads))
     assert f"{best.name} shows it best (of 24 heads)." in text
     assert f"{best.weights[0][0]:.2f}, " in text
     assert ('In the encoder, at "it": no head shows it clearly' in text) == (name != "encoder")
@@ -96,8 +96,8 @@ def test_the_report_states_that_no_head_resolves_the_pronoun(sentences):
             for name, stack in sentence.attention.stacks.items()
         }
         even.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
-    looks = find_heads(tuple(even))
-    text = describe_heads(looks)
+    heads = find_heads(tuple(even))
+    text = describe_heads(heads)
     assert text[0].startswith('What "it" refers to: no head shows it clearly; head ')
     assert any("The animal 0." in line or "Das Tier 0." in line for line in text)
 

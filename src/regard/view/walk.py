@@ -137,8 +137,8 @@ def write_walk(steps: list[Step], config: ModelConfig, seed: int) -> None:
 
 def draw(step: Step, width: int) -> list[Text]:
     title = Text.assemble((f" {step.step:2} ", "bold reverse"), (f" {step.name}", "bold"))
-    where = (step.shown, f"section {step.section}" if step.section else "")
-    title.append("".join(f"  {text}" for text in where if text), "dim")
+    notes = (step.shown, f"section {step.section}" if step.section else "")
+    title.append("".join(f"  {text}" for text in notes if text), "dim")
     shape = f"{step.shape} {step.dimensions}"
     head = [title]
     if title.cell_len + 2 + len(shape) > width:
