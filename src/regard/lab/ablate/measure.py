@@ -94,9 +94,9 @@ def measure_ablation(
             f"see {options.out / 'logs'}"
         )
     results = [
-        VariantResult(entry, [runs[entry.name, seed].run for seed in options.seeds])
-        for entry in variants
-        if entry.name not in failed
+        VariantResult(variant, [runs[variant.name, seed].run for seed in options.seeds])
+        for variant in variants
+        if variant.name not in failed
     ]
     evaluate_all(results, examples, test, options.device, options.quiet)
     compare(results)
@@ -104,7 +104,7 @@ def measure_ablation(
     return AblationReport(
         options.task, "test" if test else "valid", len(examples), list(options.seeds),
         machine_name(device), results, skipped,
-        [(entry.name, failed[entry.name]) for entry in variants if entry.name in failed],
+        [(variant.name, failed[variant.name]) for variant in variants if variant.name in failed],
     )  # fmt: skip
 
 
@@ -153,9 +153,9 @@ def compare(results: Sequence[VariantResult]) -> None:
         for result in others:
             test = t_test(result.qualities, base.qualities, pooled)
             result.difference = Difference(test.difference, test.p, test.error)
-    differences = [entry.difference for entry in others if entry.difference is not None]
-    for entry, p in zip(differences, holm([entry.p for entry in differences]), strict=True):
-        entry.adjusted = p
+    differences = [other.difference for other in others if other.difference is not None]
+    for difference, p in zip(differences, holm([d.p for d in differences]), strict=True):
+        difference.adjusted = p
     goal = NEAR * statistics.fmean(base.valid)
     for result in results:
         for run in result.runs:

@@ -296,12 +296,12 @@ def draw(picture: Figure, report: AblationReport) -> None:
         heights.append((heights[-1] + 1 + 0.5 * new_group) if heights else 0.0)
         draw_variant(panel, heights[-1], result, scale, base)
     if len(report.seeds) > 1:
-        deviation = statistics.stdev(scale * entry for entry in report.base.qualities)
+        deviation = statistics.stdev(scale * quality for quality in report.base.qualities)
         panel.axvspan(-deviation, deviation, color="#e0e0e0", zorder=0)
     panel.axvline(0, color="#222222", linewidth=1)
     labels = [  # with the changes that the name does not contain
-        entry.name + (f"   {entry.describe()}" if entry.changes.keys() & SIGNS.keys() else "")
-        for entry in (result.variant for result in results)
+        variant.name + (f"   {variant.describe()}" if variant.changes.keys() & SIGNS.keys() else "")
+        for variant in (result.variant for result in results)
     ]
     panel.set_yticks(heights, labels)
     panel.grid(axis="y", visible=False)
@@ -329,7 +329,7 @@ def draw_variant(panel: Axes, y: float, result: VariantResult, scale: int, base:
         low, high = value - error, value + error
     panel.plot([low, high], [y, y], color=colour, linewidth=2)
     if len(result.runs) > 1:
-        each = [scale * entry - base for entry in result.qualities]
+        each = [scale * quality - base for quality in result.qualities]
         panel.plot(each, [y] * len(each), "|", color=colour, markersize=9)
     panel.plot(
         value, y, marker, color=colour, markersize=10, markeredgewidth=1.6, zorder=3,
