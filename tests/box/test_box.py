@@ -57,7 +57,7 @@ def test_no_verb_writes_into_the_box(stand_in, call):
 def test_answer_without_a_model_asks_the_user_to_train_one(stand_in, call):
     code, out, err = call("answer", "Who slept?", "--context", "The dog slept.")
     assert (code, out) == (2, "")
-    assert "there is no model in the box to answer: train one (docs/tasks.md)" in err
+    assert "there is no model in the box to answer: train one and name its folder" in err
     assert err.count("\n") == 1
 
 
