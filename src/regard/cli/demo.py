@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 
 def demo_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--out", type=file_path, default=Path("regard-demo"), metavar="DIR")
-    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    verb.add_argument(
+        "--out", type=file_path, default=Path("regard-demo"), metavar="DIR",
+        help="folder to create for the data and the model (default: regard-demo)",
+    )  # fmt: skip
+    verb.add_argument("--quiet", action="store_true", help="show no progress on standard error")
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Train on the built-in corpus, translate and report, in a few minutes."""
+    """Train a small model on the built-in corpus and translate with it, in a few minutes."""
     scores = run_demo(options.out, options.quiet, to_stderr=options.json)
     if options.json:
         print(as_json(scores))

@@ -22,22 +22,26 @@ LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--data", nargs="+", type=shared.file_name, required=True, metavar="FILE",
-        help=f"test data. {shared.file_formats()}; 5%%: the held-out part of the training data",
+        help="test data, or the percentage of the training data that was held out, e.g. 5%%; "
+        f"formats by task: {shared.file_formats()}",
     )  # fmt: skip
     shared.columns_option(verb)
     verb.add_argument(
-        "--against", type=shared.file_path, metavar="MODEL", help="model to compare with"
+        "--against",
+        type=shared.file_path,
+        metavar="MODEL",
+        help="second model to compare with (default: none)",
     )
     verb.add_argument(
         "--samples", type=shared.bounded(int, 1, 10_000), default=1000, metavar="N",
-        help="number of bootstrap samples for the intervals (default: 1000)",
+        help="number of bootstrap samples for confidence intervals (default: 1000)",
     )  # fmt: skip
     shared.decoding_options(verb)
     shared.model_to_use(verb, "translate")
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Compute the task's metrics with confidence intervals; --against: compare two models."""
+    """Evaluate a model on test data, with confidence intervals, or compare two models."""
     decoding = shared.chosen_decoding(options)
     from regard.device import keep_freed_memory
     from regard.predictor.loading import load

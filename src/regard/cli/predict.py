@@ -48,18 +48,23 @@ def search_options(verb: argparse.ArgumentParser) -> None:
     shared.text_options(verb, "embed", "QUERY")
     verb.add_argument(
         "--documents", required=True, type=shared.file_path, metavar="FILE",
-        help="one document per line",
+        help="file with one document per line",
     )  # fmt: skip
     verb.add_argument(
         "--top", type=shared.bounded(int, 1, 1_000_000), default=5, metavar="N",
-        help="lines for each query (default: 5)",
+        help="number of results per query (default: 5)",
     )  # fmt: skip
-    verb.add_argument("--index", type=shared.file_path, metavar="DIR", help="folder for the index")
-    verb.add_argument("--rebuild", action="store_true", help="rebuild the index")
+    verb.add_argument(
+        "--index", type=shared.file_path, metavar="DIR",
+        help="folder to store the index in (default: the cache)",
+    )  # fmt: skip
+    verb.add_argument(
+        "--rebuild", action="store_true", help="rebuild the index even if it is up to date"
+    )
 
 
 def search(options: argparse.Namespace) -> int:
-    """Rank the lines of a file for a query: score, line number and text, with tabs between."""
+    """Find the lines of a file that are most similar to a query; print score, line number, text."""
     from regard.cli.output import print_hits
 
     print_hits(opened(options), options)

@@ -58,7 +58,7 @@ class Label:
 @dataclass(eq=False, repr=False)
 class Classify(Task):
     name = "classify"
-    help = "The label of each text and its probability, with a tab between."
+    help = "Classify texts; print the label of each text, a tab and its probability."
     doing = "classifying"
     files = "label<tab>text"
     better = "accuracy"

@@ -39,7 +39,7 @@ Example = tuple[Path, Similar]
 @dataclass(eq=False, repr=False)
 class Embed(Task):
     name = "embed"
-    help = "The vector of each text: one line of numbers for each."
+    help = "Compute a vector for each text; print one line of numbers per text."
     doing = "embedding"
     files = "JSON lines"
     better = "spearman"
@@ -47,11 +47,17 @@ class Embed(Task):
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.duplicates", "training.similarity_scale")
     options = (
-        Option("pooling", "mean | cls | last (default: the model's)", str, "", "POOLING"),
-        Option("tokens", "a vector for each token in its context"),
+        Option(
+            "pooling",
+            "how token vectors become one: mean, cls or last (default: the model's)",
+            str,
+            "",
+            "POOLING",
+        ),
+        Option("tokens", "print a vector for each token instead of one per text"),
         Option(
             "out",
-            "write a NumPy array instead (FILE.npy.partial until it is complete)",
+            "write a NumPy array instead of printing",
             Path,
             metavar="FILE.npy",
             argument=False,

@@ -61,12 +61,14 @@ class Filled:
 @dataclass(eq=False, repr=False)
 class Fill(Documents):
     name = "fill"
-    help = "Fill each <mask> of a text; the best words and their probabilities stand behind a tab."
+    help = "Fill each <mask> of a text; print the best words with their probabilities."
     doing = "filling"
     styles = ("encoder",)
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.documents", "data.mask", "data.whole_words")
-    options = (Option("top", "words for each <mask> (default: 5)", int, 5, least=1, most=1000),)
+    options = (
+        Option("top", "number of words per <mask> (default: 5)", int, 5, least=1, most=1000),
+    )
     ends, before = 0, 1  # no <eos>, because an encoder sees where the text ends; but <cls>
 
     mask: float = 0.15
