@@ -23,10 +23,11 @@ from regard.console import warn
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import count_cut, exclude, refuse_nan, rounded, warn_cut
-from regard.tasks.examples import Say
+from regard.tasks.creation import Tokenizers
+from regard.tasks.examples import Array, Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
-from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Task, Tokenizers
+from regard.tasks.task import Context, Evaluation, Ids, Option, Task
 from regard.text.corpus import SIMILAR, CorpusReport, Similar
 from regard.text.reading import Position
 

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.common import one_line, refuse_nan
+from regard.tasks.creation import Tokenizers
 from regard.tasks.documents import Documents, perplexity
+from regard.tasks.examples import Array
 from regard.tasks.lazy import np, runtime, torch
-from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Tokenizers
+from regard.tasks.task import Context, Evaluation, Ids, Option
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Batch, Packed, Store, Transformer

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from regard.model.attention import Plan
 from regard.model.overrides import find_override
-from regard.model.transformer import Plans, Transformer
+from regard.model.stack import Plans
+from regard.model.transformer import Transformer
 from regard.model.visibility import Visibility
 from regard.ops import attention_backend
 from regard.ops.common import cast_once
