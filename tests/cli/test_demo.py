@@ -20,7 +20,7 @@ def test_demo_trains_translates_reports_and_draws(tmp_path, monkeypatch, capsys)
     assert 0 <= scores["pronouns"] <= 1
     assert f"sacreBLEU {scores['bleu']:.2f} on 500 held-out sentences" in printed
     assert "The animal didn't cross" in printed
-    assert "What to try next" in printed
+    assert "Next steps" in printed
     for name in ("run/model.safetensors", "run/curves.png", "pronoun.png", "pronoun.svg"):
         assert (tmp_path / "demo" / name).stat().st_size > 1000
     head = scores["pronoun_head"]

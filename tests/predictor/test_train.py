@@ -158,7 +158,7 @@ def test_training_starts_from_another_model(tmp_path):
         ({"settings": {"training.step": 3}}, "did you mean 'training.steps'"),
         ({"settings": {"train.steps": 3}}, "unknown section in settings 'train'"),
         ({"settings": {"training": 3}}, "must be a mapping of options"),
-        ({"steps": 3, "settings": {"training.steps": 4}}, "differ: give one"),
+        ({"steps": 3, "settings": {"training.steps": 4}}, "differ: pass only one"),
         ({"resume": True}, "out is missing"),
         ({"callbacks": [print]}, "a callback is an object with a method on_start"),
         ({"on_step": 3}, "on_step must be a function, not 3"),

@@ -198,7 +198,7 @@ def similarity_loss(
         # Each a among all b, then each b among all a.
         for each, masked in ((forward, left_out), (similarity.t(), out)):
             logprobs = each.masked_fill(masked, -torch.inf).log_softmax(-1)
-            # Not F.cross_entropy, because smoothing must not count what is left out either.
+            # Not F.cross_entropy, because smoothing must ignore the masked entries as well.
             uniform = logprobs.masked_fill(masked, 0).sum(-1) / (~masked).sum(-1)
             smoothed = (1 - smoothing) * logprobs.diagonal() + smoothing * uniform
             loss = loss - 0.5 * smoothed.sum()

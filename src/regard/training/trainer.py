@@ -52,7 +52,7 @@ from regard.training.optimiser import (
 from regard.training.progress import Progress, describe
 
 MAX_NONFINITE_STEPS = 5  # consecutive steps without a finite loss before the run stops
-PENDING = {"cuda": 1}  # steps by device whose metrics may still be on their way; otherwise none
+PENDING = {"cuda": 1}  # steps by device whose metrics may still be pending; other devices: none
 OWN = ("score", "samples")  # results of a validation that are not metrics
 # Options that a resumed run may change, because the weights of a step do not depend on them.
 FREE = {
