@@ -62,8 +62,8 @@ class Task(Objective, Protocol):
     def save(self, folder: Path) -> None: ...
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Any:
-        """Compute `scores` and `samples`. Frees the memory that decoding reserves for repeated calls
-        (CUDA graphs), because training needs it."""
+        """Compute `scores` and `samples`. Frees the memory that decoding reserves for
+        repeated calls (CUDA graphs), because training needs it."""
         ...
 
 

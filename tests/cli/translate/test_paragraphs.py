@@ -11,9 +11,9 @@ SENTENCES = [
     "The dog slept.",
     "The old man saw Dr. Smith.",
     "Where is the house?",
-    "“Stop!” she said.",
+    "“Stop!” she cried.",
 ]
-PARAGRAPH = "The dog slept.  The old man saw Dr. Smith. Where is the house?\t“Stop!” she said."
+PARAGRAPH = "The dog slept.  The old man saw Dr. Smith. Where is the house?\t“Stop!” she cried."
 SHORT = "The dog slept. The cat slept."  # short enough for one input
 MODES = [{"beam": 4}, {"beam": 1}, {"temperature": 1.0, "seed": 3}]
 
