@@ -23,11 +23,10 @@ from regard.console import warn
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import count_cut, exclude, refuse_nan, rounded, warn_cut
-from regard.tasks.creation import Tokenizers
-from regard.tasks.examples import Array, Say
+from regard.tasks.examples import Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
-from regard.tasks.task import Context, Evaluation, Ids, Option, Task
+from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Task, Tokenizers
 from regard.text.corpus import SIMILAR, CorpusReport, Similar
 from regard.text.reading import Position
 
@@ -40,7 +39,7 @@ Example = tuple[Path, Similar]
 @dataclass(eq=False, repr=False)
 class Embed(Task):
     name = "embed"
-    help = "Compute a vector for each text; print one line of numbers per text."
+    help = "The vector of each text: one line of numbers for each."
     doing = "embedding"
     files = "JSON lines"
     better = "spearman"
@@ -48,17 +47,11 @@ class Embed(Task):
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.duplicates", "training.similarity_scale")
     options = (
-        Option(
-            "pooling",
-            "how token vectors become one: mean, cls or last (default: the model's)",
-            str,
-            "",
-            "POOLING",
-        ),
-        Option("tokens", "print a vector for each token instead of one per text"),
+        Option("pooling", "mean | cls | last (default: the model's)", str, "", "POOLING"),
+        Option("tokens", "a vector for each token in its context"),
         Option(
             "out",
-            "write a NumPy array instead of printing",
+            "write a NumPy array instead (FILE.npy.partial until it is complete)",
             Path,
             metavar="FILE.npy",
             argument=False,
