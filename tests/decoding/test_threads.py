@@ -132,15 +132,15 @@ def test_c_structure_is_immutable_and_owns_its_tables(net):
     transformer = net.__wrapped__(seed=14, dtype=torch.float32, style="decoder", positions="rotary")
     decoder = cpu_model(transformer).decoder
     first = decoder.reach(100)
-    content, table = bytes(first), first.kept[2].clone()
+    content, table = bytes(first), first.references[2].clone()
     second = decoder.reach(1000)
     assert (first.positions, second.positions) == (256, 1024)
     assert bytes(first) == content
     assert decoder.reach(10) is second
     del second, decoder, transformer
     gc.collect()
-    assert first.kept[2].data_ptr() == first.turn
-    assert first.kept[2].equal(table)
+    assert first.references[2].data_ptr() == first.rotation
+    assert first.references[2].equal(table)
 
 
 @needs_compiler

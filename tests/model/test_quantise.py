@@ -72,13 +72,16 @@ def test_only_matrices_are_quantised(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"w.scale": None}, "w is in bytes, but w.scale is missing"),
+        ({"w.scale": None}, "w is int8, but w.scale is missing"),
         ({"w.scale": torch.ones(3)}, "w.scale is [3] of torch.float32, but w needs [4]"),
         ({"w.scale": torch.ones(4, 1)}, "w.scale is [4, 1]"),
         ({"w.scale": torch.ones(4, dtype=torch.float64)}, "w.scale is [4] of torch.float64"),
-        ({"w.scale": torch.tensor([1, 1, 1, float("nan")])}, "w.scale has a number that is no"),
-        ({"w.scale": -torch.ones(4)}, "w.scale has a number that is no scale"),
-        ({"w": torch.ones(4, dtype=torch.int8)}, "w is in bytes but no matrix: [4]"),
+        (
+            {"w.scale": torch.tensor([1, 1, 1, float("nan")])},
+            "w.scale has a scale that is negative",
+        ),
+        ({"w.scale": -torch.ones(4)}, "w.scale has a scale that is negative or not finite"),
+        ({"w": torch.ones(4, dtype=torch.int8)}, "w is int8 but not a matrix: [4]"),
     ],
 )
 def test_damaged_int8_file_is_refused_with_file_and_tensor_name(tmp_path, change, message):

@@ -249,8 +249,8 @@ def test_inputs_that_do_not_match_the_style_are_refused(model, row):
     both, encoder, decoder = (model(style=style) for style in STYLES)
     line = row([3])
     cases = [
-        (decoder, (line, line), "model.style=decoder takes no source: give the tokens as target"),
-        (encoder, (line, line), "model.style=encoder takes no target: give the tokens as source"),
+        (decoder, (line, line), "model.style=decoder takes no source: pass the tokens as target"),
+        (encoder, (line, line), "model.style=encoder takes no target: pass the tokens as source"),
         (both, (line, None), "the target is missing: a model of style encoder-decoder needs it"),
         (both, (row([3, 2]), line), "the source has 2 sequences and the target 1"),
     ]

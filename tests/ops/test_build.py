@@ -25,13 +25,13 @@ ANSWER = 'extern "C" long answer() { return 42; }'
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     """An empty cache, and a source folder for this test."""
-    for known in (native.opened, native.missing, native.left_for_later):
+    for known in (native.opened, native.report_missing, native.left_for_later):
         known.cache_clear()
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     monkeypatch.delenv("REGARD_NATIVE", raising=False)
     yield
-    for known in (native.opened, native.missing, native.left_for_later):
+    for known in (native.opened, native.report_missing, native.left_for_later):
         known.cache_clear()
 
 

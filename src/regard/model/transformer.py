@@ -49,7 +49,7 @@ from regard.text.batching import Packed
 class AttentionCapture:
     """Attention weights of a forward pass: `capture.cross[layer][sequence]` is [H, n, m].
 
-    Row i of a head's matrix says where query i looks and sums to 1. Dropout is not in it.
+    Row i of a head's matrix has the weights of query i and sums to 1, without dropout.
     """
 
     encoder: AttentionWeights = field(default_factory=list)
@@ -75,7 +75,7 @@ class Stack(nn.Module):
         self.positions = make_positions(config)
         self.embedding_norm = make_norm(config) if config.embedding_norm else None
         self.layers = nn.ModuleList(Block(config, cross, i) for i in range(layers))
-        # Pre-norm leaves the sum of all layers unnormalised, so a norm closes the stack.
+        # The output of pre-norm layers is not normalised, so the stack ends with a norm.
         self.final_norm = make_norm(config) if config.norm_first else None
 
     def embed(
@@ -83,14 +83,14 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D].
 
-        rows: what each position adds (`rows_until`).
+        rows: the encodings of all positions (`rows_until`).
         """
         scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
         dropout = self.config.dropout if self.training else 0.0
         return ops.embed(table, tokens, scale, rows, positions, dropout, self.embedding_norm)
 
     def position_rows(self, positions: Tensor) -> Tensor | None:
-        """What positions[N] add to the embeddings of their tokens, [N, D]; None for nothing."""
+        """The encoding to add to the embeddings at positions[N], [N, D]; None: no encoding."""
         if isinstance(self.positions, LearnedPositions):
             return self.positions(positions)
         if isinstance(self.positions, Positions):
@@ -107,7 +107,7 @@ class Stack(nn.Module):
         return self.position_rows(torch.arange(length, device=device))
 
     def rotation(self, positions: Tensor) -> RotationFunction | None:
-        """What changes the queries and keys at positions[N]; None for nothing."""
+        """The function that changes queries and keys at positions[N]; None: no change."""
         own = self.positions
         if isinstance(own, Positions) and own.has("rotate"):
             return lambda x: own.rotate(x, positions)
@@ -226,7 +226,7 @@ class Transformer(nn.Module):
         """The last layer's output before the head: [N, D].
 
         backend: the attention backend of this call, by default the model's.
-        plans: as made by `plans`, if they were made ahead.
+        plans: the result of `plans`, if it was computed before.
         """
         self._check(source, target)
         plans = self.plans(source, target, backend) if plans is None else plans
@@ -310,7 +310,7 @@ class Transformer(nn.Module):
         backend: as in `hidden`.
         """
         if self.decoder is None:
-            raise InputError("model.style=encoder decodes nothing: it has no decoder")
+            raise InputError("model.style=encoder has no decoder: it cannot decode")
         if (self.encoder is not None) != (source is not None):
             raise InputError(
                 "decoding step by step needs a source if and only if there is an encoder"
@@ -365,7 +365,7 @@ class Transformer(nn.Module):
         step = Step(cache, parents, cache.used + cache.width if seen is None else seen)
         layers = range(len(self.decoder.layers))
         positions = cache.positions[:, None].expand_as(tokens).flatten()  # [N]
-        if self.config.positions == "learned":  # a sentence that is done may be past the table
+        if self.config.positions == "learned":  # a sentence that is done can be past the table
             positions = positions.clamp(max=self.config.max_length - 1)
         table, rows = self.table("target"), cache.position_rows
         x = self.decoder.embed(table, tokens.flatten(), positions, rows)
@@ -397,7 +397,7 @@ class Transformer(nn.Module):
             if row is not None and not needs[name]:
                 other = "target" if name == "source" else "source"
                 raise InputError(
-                    f"model.style={self.config.style} takes no {name}: give the tokens as {other}"
+                    f"model.style={self.config.style} takes no {name}: pass the tokens as {other}"
                 )
             if row is not None:
                 self.check_row(row, name)
@@ -408,7 +408,7 @@ class Transformer(nn.Module):
             )
 
     def check_row(self, row: Packed, side: str) -> None:
-        """Refuse a row on another device, or with tokens that the model does not have."""
+        """Refuse a row on another device or with tokens outside the vocabulary."""
         weight = self.table(side).weight
         if row.tokens.device != weight.device:
             raise InputError(
