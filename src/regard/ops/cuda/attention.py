@@ -38,9 +38,9 @@ class CudaLayout(Layout):
     fallback: Callable[[], Layout] | None = None  # for queries that the kernels do not support
 
     def __post_init__(self) -> None:
-        made = tables(self.query_lengths, self.key_lengths, self.causal, self.window)
+        arrays = tables(self.query_lengths, self.key_lengths, self.causal, self.window)
         longest = max(*self.query_lengths, *self.key_lengths)
-        self.hold(longest, *(to_device(torch.from_numpy(table), self.device) for table in made))
+        self.hold(longest, *(to_device(torch.from_numpy(table), self.device) for table in arrays))
 
     def hold(self, longest: int, runs: Tensor, query_tiles: Tensor, key_tiles: Tensor) -> None:
         """Use these tables, whose contents can change later."""
