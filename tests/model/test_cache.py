@@ -117,7 +117,7 @@ def test_invalid_use_of_the_cache_is_refused(model, row):
         both.start(steps=5)
     with pytest.raises(InputError, match="needs a source if and only if"):
         decoder.start(row([3]), steps=5)
-    with pytest.raises(InputError, match="it has no decoder"):
+    with pytest.raises(InputError, match="encoder has no decoder"):
         model(style="encoder").start(row([3]), steps=5)
     with pytest.raises(InputError, match="the learned position table has 6 rows"):
         decoder.start(read=row([7]), steps=1)
