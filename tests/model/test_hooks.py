@@ -239,7 +239,7 @@ def change_memory(net):
 
 CHANGES = {
     "subclass": (change_class, "decoder.layers.0.cross_attention is a Doubled"),
-    "forward": (change_forward, "feed_forward.outer has a forward method"),
+    "forward": (change_forward, "feed_forward.outer has its own forward method"),
     "replaced": (replace_linear, "encoder.layers.0.feed_forward.inner is a Linear"),
     "memory": (change_memory, "cross_attention has a forward pre-hook"),
     "parametrised": (
@@ -282,7 +282,7 @@ def test_a_changed_module_changes_the_search_and_its_steps_agree_with_the_full_p
     assert reason in find_override(network)
     predictions = decode(network, requests, options)
     assert not close([p.logprobs for p in predictions], before)
-    scored = score(network, requests, [p.tokens for p in predictions])
+    scored = score(network, requests, [p.token_ids for p in predictions])
     for prediction, full in zip(predictions, scored, strict=True):
         assert prediction.logprobs == pytest.approx(full.logprobs, abs=1e-4)
     trained(network)
