@@ -40,7 +40,7 @@ def test_an_example_runs_and_has_at_most_40_lines(name, capsys):
     assert len((HERE / f"{name}.py").read_text("utf-8").splitlines()) <= 40
 
 
-def test_the_page_shows_the_examples_as_they_are():
+def test_page_contains_the_examples_verbatim():
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     files = {path.stem: path.read_text("utf-8") for path in HERE.glob("*.py")}
     assert {name for name, text in files.items() if text in blocks} == set(RESULTS)
