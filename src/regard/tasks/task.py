@@ -81,6 +81,14 @@ class Evaluation:
     pieces: dict[int, int] = field(default_factory=dict)  # example -> pieces, if it was split
     cut: int = 0  # number of texts of which only the beginning was read
 
+    def __repr__(self) -> str:
+        scores = ", ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.scores.items()
+            if not isinstance(value, str)
+        )
+        return f"Evaluation({scores}, examples={self.count})"
+
 
 @dataclass(eq=False, repr=False)
 class Task(ExampleReader):

@@ -129,6 +129,10 @@ class Tokenizer:
             InputError: the kind is unknown, the size is too small or too large, or there is no
                 text.
         """
+        if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
+            raise InputError(
+                f"lines must be several strings, for example text.splitlines(), not {lines!r:.60}"
+            )
         if kind not in KINDS:
             raise unknown("data.vocabulary", kind, KINDS)
         least = {"bpe": len(SPECIALS) + 256 + 1, "character": len(SPECIALS) + 1, "byte": 0}[kind]
@@ -417,7 +421,9 @@ def _learn_characters(lines: Iterable[str], size: int) -> list[str]:
 def _some(lines: Iterable[str]) -> Iterator[str]:
     """The lines; raises an InputError if all of them are empty."""
     empty = True
-    for line in lines:
+    for i, line in enumerate(lines, 1):
+        if not isinstance(line, str):
+            raise InputError(f"line {i} must be a string, not {line!r:.60}")
         empty = empty and not line
         yield line
     if empty:
