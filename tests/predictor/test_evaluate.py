@@ -54,7 +54,9 @@ def test_every_kind_of_data_gives_the_same_scores(classifier, tmp_path):
 
 def test_the_repr_has_the_scores_only(classifier):
     text = repr(classifier.evaluate(ROWS))
-    assert text.startswith("Evaluation(") and "accuracy=" in text and "examples=16" in text
+    assert text.startswith("Evaluation(")
+    assert "accuracy=" in text
+    assert "examples=16" in text
     assert "lambda" not in text
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, Unpack
 
+import torch
+
 from regard.config.sections import Config, DecodingConfig, section
 from regard.errors import InputError, unknown
 from regard.model.transformer import Transformer
@@ -51,7 +53,7 @@ class BaseModel:
     def __repr__(self) -> str:
         model, weights = self.config.model, self.transformer.output_matrix()
         stacks = [
-            f"{layers} {name} layers"
+            f"{layers} {name} layer{'s' * (layers > 1)}"
             for name, layers, exists in (
                 ("encoder", model.encoder_layers, model.has_encoder),
                 ("decoder", model.decoder_layers, model.has_decoder),
@@ -91,6 +93,20 @@ class BaseModel:
                 "this model has two tokenizers: use source_tokenizer or target_tokenizer"
             )
         return self.target_tokenizer
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of a model that classifies, in the order of its classes.
+
+        Raises:
+            InputError: the model was not trained to classify.
+        """
+        return list(self.of(Classify).labels)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.transformer.output_matrix().device
 
     # ---- any task -----------------------------------------------------------------------
 

@@ -88,10 +88,14 @@ class Model(WritingMethods, ReadingMethods):
 
     @property
     def scores(self) -> dict[str, Any]:
-        """The final validation scores of the training, by name; empty if it had no validation data
-        or has not finished, or if the model has no folder."""
+        """The final validation scores of the training, numbers by name; empty if it had no
+        validation data or has not finished, or if the model has no folder."""
         final = final_scores(self.folder) if self.folder is not None else {}
-        return {name: value for name, value in final.items() if name not in SUMMARY}
+        return {
+            name: value
+            for name, value in final.items()
+            if name not in SUMMARY and not isinstance(value, str)
+        }
 
     @property
     def history(self) -> list[dict[str, Any]]:

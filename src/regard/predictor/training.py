@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from regard.config.sections import Config
 from regard.config.settings import SECTIONS
 from regard.console import make_console
-from regard.errors import InputError, unknown
+from regard.errors import InputError, unknown, warn_user
 from regard.files import place_of, remove_leftovers, temporary_name
 from regard.predictor.data import as_paths, as_share, column_names, row_errors
 from regard.predictor.loading import load
@@ -152,6 +152,10 @@ def train(
             chosen = None
             if config is not None:
                 chosen = changed_config(config, values)
+            elif run is not None and "train" not in values["data"] and preset is None:
+                if task not in (None, run.task):
+                    raise InputError(f"task is {task!r:.60}, but the run is for {run.task}")
+                chosen = changed_config(run, values) if any(values.values()) else None
             elif task is not None:
                 start = None
                 if start_from is not None:
@@ -167,6 +171,8 @@ def train(
                 functions.functions["on_start"].append(plan.on_start)
             elif any(values.values()):
                 raise InputError("task is missing: name the task of the run, for example translate")
+            if on_validation is not None and chosen is not None and not chosen.data.valid:
+                warn_user("on_validation is never called: the run has no validation data")
             train_config(
                 chosen, folder, resume=resume, force=force, start_from=start_from,
                 device=str(device), quiet=quiet, callbacks=functions, data_folder=data_folder,
