@@ -110,3 +110,18 @@ def test_a_table_is_no_list_of_texts(model):
     for call in (model.translate, model.predict, model.score):
         with pytest.raises(InputError, match="table with the columns 'english', 'german'"):
             call(Table())
+
+
+def test_a_run_is_resumed_with_more_steps(tmp_path):
+    small(out=tmp_path / "run", columns=COLUMNS)
+    again = {"out": tmp_path / "run", "resume": True, "device": "cpu", "quiet": True}
+    assert regard.train(steps=2, **again).history[-1]["step"] == 2
+    assert regard.train("translate", steps=3, **again).history[-1]["step"] == 3
+    with pytest.raises(InputError, match="the run is for translate"):
+        regard.train("classify", steps=4, **again)
+
+
+def test_a_function_that_is_never_called():
+    with pytest.warns(regard.errors.RegardWarning, match="on_validation is never called"):
+        model = small(PAIRS[:20], columns=COLUMNS, on_validation=print)
+    assert model.scores == {}
