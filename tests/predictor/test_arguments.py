@@ -133,3 +133,21 @@ def test_attention_reads_one_sentence(model):
     translator = model("translate", "encoder-decoder")
     with pytest.warns(RegardWarning, match="the text has 2 sentences"):
         translator.attention("The cat slept. The dog ran.")
+
+
+def test_texts_and_ids_are_not_confused():
+    tokenizer = Tokenizer("byte")
+    assert tokenizer.decode(tokenizer.encode("x")) == "x"
+    with pytest.raises(InputError, match="a text is a string, not 3"):
+        tokenizer.encode(3)
+    with pytest.raises(InputError, match="ids are several token ids, not 'x'"):
+        tokenizer.decode("x")
+
+
+def test_a_model_with_other_modules_is_not_saved(model, tmp_path):
+    model = regard.load(model("classify", "encoder").folder, "cpu")
+    assert repr(model.task).startswith("Classify(style='encoder'")
+    first = model.transformer.encoder.layers[0].feed_forward
+    first.inner = torch.nn.Linear(first.inner.in_features, 3)
+    with pytest.raises(InputError, match="undo replacements and parametrizations before saving"):
+        model.save(tmp_path / "saved")

@@ -50,6 +50,8 @@ def test_rows_with_columns_and_a_file(tmp_path):
         ({"columns": ["english", "german"]}, "columns must be a dict"),
         ({"settings": "training.steps=3"}, "settings must be a dict"),
         ({"settings": [("steps", 3)]}, "settings must be a dict"),
+        ({"dtype": "float16"}, "float16 overflows"),
+        ({"steps": 2, "settings": {"training.steps": 3}}, r"settings\['training.steps'\] differ"),
         ({"valid": 5}, "valid=5 is not data"),
         ({"valid": True}, "valid=True is not data"),
         ({"data": ["typo.tsv"]}, r"typo\.tsv: no such file"),

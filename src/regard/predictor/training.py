@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from regard.config.sections import Config
 from regard.config.settings import SECTIONS
 from regard.console import make_console
+from regard.device import FLOAT16
 from regard.errors import InputError, unknown, warn_user
 from regard.files import place_of, remove_leftovers, temporary_name
 from regard.predictor.data import as_paths, as_share, column_names, row_errors
@@ -94,7 +95,8 @@ def train(
         preset: the sizes of the model, for example "tiny" (default: those of `start_from`, or a
             preset that suits the amount of data and the device).
         out: the run folder, which must not exist. None: a temporary folder that is deleted with the
-            model; `Model.save` keeps the model.
+            model; `Model.save` keeps the model. If the run is interrupted or fails after its first
+            checkpoint, the folder is kept, and the message names it.
         columns: field name -> column name, for columns without a usual name, for example
             {"text": "review", "label": "stars"}.
         steps: the number of optimiser steps (default: 2000).
@@ -141,6 +143,8 @@ def train(
         "batch_tokens": batch_tokens, "warmup": warmup, "dropout": dropout, "seed": seed,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
     }  # fmt: skip
+    if shortcuts["dtype"] in ("float16", "half"):
+        raise InputError(FLOAT16)
     values = option_values(settings, shortcuts)
     functions = Callbacks(callbacks, on_step, on_validation)
     check_source(task, config, preset, out, resume)
@@ -221,7 +225,7 @@ def option_values(settings: Mapping[str, Any] | None, shortcuts: Mapping[str, An
         section = SHORTCUTS[name]
         if value is not None:
             if values[section].get(name, value) != value:
-                raise InputError(f"{name} and settings[{section}.{name!r}] differ: give one")
+                raise InputError(f"{name} and settings['{section}.{name}'] differ: give one")
             values[section][name] = value
     if "steps" in values["training"] and values["training"].get("epochs"):
         raise InputError("steps and epochs cannot be combined: give one")

@@ -116,6 +116,9 @@ class Task(ExampleReader):
     style: str = "encoder"
     longest: int = 256  # tokens of the longest input, or of a window of a document
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(style={self.style!r}, {self.tokenizer.size:,} tokens)"
+
     # ---- configuration ------------------------------------------------------------------
 
     @classmethod

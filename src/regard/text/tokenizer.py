@@ -162,8 +162,11 @@ class Tokenizer:
             The token ids, without special tokens.
 
         Raises:
-            InputError: the text has a lone surrogate, which is not a character.
+            InputError: the text is not a string, or it has a lone surrogate, which is not a
+                character.
         """
+        if not isinstance(text, str):
+            raise InputError(f"a text is a string, not {text!r:.60}")
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -237,8 +240,10 @@ class Tokenizer:
             U+FFFD.
 
         Raises:
-            InputError: an id is outside the vocabulary.
+            InputError: an id is outside the vocabulary, or `ids` is a string.
         """
+        if isinstance(ids, str | bytes):
+            raise InputError(f"ids are several token ids, not {ids!r:.60}")
         return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
