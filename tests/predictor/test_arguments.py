@@ -116,7 +116,7 @@ def test_search_in_a_list_of_texts(model):
     hits = model.search("the cat", texts, top=2)
     assert [(hit.line, hit.text) for hit in hits] == [(1, "the cat"), (3, "the cat")]
     assert hits[0].score == pytest.approx(1, abs=1e-6)
-    assert [len(found) for found in model.search(["a", "b"], texts)] == [3, 3]
+    assert [len(hits) for hits in model.search(["a", "b"], texts)] == [3, 3]
     with pytest.raises(InputError, match="documents are empty"):
         model.search("a", [])
 

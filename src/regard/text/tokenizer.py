@@ -27,6 +27,7 @@ from tokenizers.trainers import BpeTrainer
 from regard.console import progress
 from regard.errors import InputError, unknown
 from regard.files import read_json, write_file
+from regard.text.arguments import check_ids, check_lines, check_string
 from regard.text.pieces import in_chunks, pieces
 
 SPECIALS = ("<unk>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>")
@@ -129,10 +130,6 @@ class Tokenizer:
             InputError: the kind is unknown, the size is too small or too large, or there is no
                 text.
         """
-        if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
-            raise InputError(
-                f"lines must be several strings, for example text.splitlines(), not {lines!r:.60}"
-            )
         if kind not in KINDS:
             raise unknown("data.vocabulary", kind, KINDS)
         least = {"bpe": len(SPECIALS) + 256 + 1, "character": len(SPECIALS) + 1, "byte": 0}[kind]
@@ -162,11 +159,9 @@ class Tokenizer:
             The token ids, without special tokens.
 
         Raises:
-            InputError: the text is not a string, or it has a lone surrogate, which is not a
-                character.
+            InputError: the text is not a string, or it has a lone surrogate.
         """
-        if not isinstance(text, str):
-            raise InputError(f"a text is a string, not {text!r:.60}")
+        check_string(text)
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -242,8 +237,7 @@ class Tokenizer:
         Raises:
             InputError: an id is outside the vocabulary, or `ids` is a string.
         """
-        if isinstance(ids, str | bytes):
-            raise InputError(f"ids are several token ids, not {ids!r:.60}")
+        check_ids(ids)
         return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
@@ -426,9 +420,7 @@ def _learn_characters(lines: Iterable[str], size: int) -> list[str]:
 def _some(lines: Iterable[str]) -> Iterator[str]:
     """The lines; raises an InputError if all of them are empty."""
     empty = True
-    for i, line in enumerate(lines, 1):
-        if not isinstance(line, str):
-            raise InputError(f"line {i} must be a string, not {line!r:.60}")
+    for line in check_lines(lines):
         empty = empty and not line
         yield line
     if empty:
