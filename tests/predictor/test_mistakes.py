@@ -123,6 +123,13 @@ def test_a_run_is_resumed_with_more_steps(tmp_path):
         regard.train("classify", steps=4, **again)
 
 
+def test_a_warm_up_that_is_longer_than_the_epochs():
+    with pytest.warns(
+        regard.errors.RegardWarning, match=r"warmup=500 .* training.epochs=1: \d+, so"
+    ):
+        small(columns=COLUMNS, steps=None, epochs=1, warmup=None)
+
+
 def test_a_function_that_is_never_called():
     with pytest.warns(regard.errors.RegardWarning, match="on_validation is never called"):
         model = small(PAIRS[:20], columns=COLUMNS, on_validation=print)

@@ -65,7 +65,7 @@ class RunPlan:
     def on_start(self, run: RunInfo) -> None:
         for message in self.messages:
             self.say(message)
-        training = run.config.training
+        training = self.config.training  # of the run, epochs are already steps
         if training.epochs and training.warmup > run.steps and not run.step:
             # The number of steps of an epoch is known only when the data has been prepared.
             source = f"the steps of training.epochs={training.epochs:g}: "
