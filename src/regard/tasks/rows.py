@@ -92,7 +92,8 @@ def _records(data: Any, fields: Sequence[Field], columns: Columns) -> Iterator[R
                 names = tuple(row)
                 if not all(isinstance(name, str) for name in names):
                     raise InputError(f"{where}: the names of the columns must be strings")
-                chosen = [*find_columns(names, fields, columns, where, nested=True).items()]
+                column_of = find_columns(names, fields, columns, where, nested=True, in_memory=True)
+                chosen = [*column_of.items()]
             values = {name: rename(c, column_value(row, c, where)) for name, c in chosen}
         else:
             if columns:
