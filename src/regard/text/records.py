@@ -8,6 +8,7 @@ a `Record`, whose methods check single values; every error names the place of th
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,7 @@ def find_columns(
     columns: Columns,
     where: str,
     nested: bool = False,
+    in_memory: bool = False,
 ) -> dict[str, str]:
     """The column of each field.
 
@@ -163,6 +165,7 @@ def find_columns(
         columns: the user's mapping of field names to column names; it may be empty or incomplete.
         where: the place for error messages.
         nested: whether a column may be the key of an inner object (see `column_value`).
+        in_memory: whether the row is a Python object, so that messages show `columns` as a dict.
 
     Returns:
         field name -> column name; without an optional field that has no column.
@@ -186,7 +189,7 @@ def find_columns(
             if len(near) > 1:
                 raise InputError(
                     f'{where}: several columns can be "{field.name}": {", ".join(near)}; name the '
-                    f"column: columns {field.name}={near[0]}"
+                    f"column: {_columns_value({field.name: near[0]}, in_memory)}"
                 )
             column = near[0] if near else None
         if column is not None:
@@ -195,10 +198,17 @@ def find_columns(
     if missing:
         message = f'{where}: no "{missing[0]}" (expected {expected(fields)})'
         if set(names) - set(chosen.values()):
-            named = ",".join(f"{name}=NAME" for name in missing)
-            message += f"; {listed(names)}: name the missing ones with columns {named}"
+            named = _columns_value(dict.fromkeys(missing, "NAME"), in_memory)
+            message += f"; {listed(names)}: name the missing ones with {named}"
         raise InputError(message)
     return chosen
+
+
+def _columns_value(columns: Columns, in_memory: bool) -> str:
+    """The value of `columns` for a message: `columns label=NAME`, or a dict for Python."""
+    if in_memory:
+        return f"columns={json.dumps(columns, ensure_ascii=False)}"
+    return f"columns {','.join(f'{name}={column}' for name, column in columns.items())}"
 
 
 def listed(names: Sequence[str]) -> str:
