@@ -22,8 +22,8 @@ class Processes:
 
     def __init__(self, device: str | torch.device) -> None:
         self.rank, self.world = environment_number("RANK", 0), environment_number("WORLD_SIZE", 1)
-        rank = environment_number("LOCAL_RANK", 0) if self.world > 1 else None
-        self.device = choose_device(device, rank)
+        local_rank = environment_number("LOCAL_RANK", 0)
+        self.device = choose_device(device, local_rank if self.world > 1 else None)
         cuda = self.device.type == "cuda"
         if cuda:  # training kernels run on the current device
             torch.cuda.set_device(self.device)
