@@ -39,7 +39,7 @@ from regard.lab.common.layers import REFERENCE, Layer
 from regard.lab.common.memory import available_memory
 from regard.lab.common.timing import PASSES, Pass, needed_memory
 from regard.model.attention import Plan
-from regard.model.transformer import Stack
+from regard.model.stack import Stack
 from regard.model.visibility import Visibility
 from regard.ops import ATTENTION_BACKENDS
 

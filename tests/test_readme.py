@@ -16,20 +16,20 @@ BLOCKS = [(document, block) for document in DOCUMENTS for block in blocks(docume
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def alike(printed, shown):
+def alike(printed, expected):
     try:
-        printed, shown = printed.strip("(),"), shown.strip("(),")
-        return abs(float(printed) - float(shown)) <= CLOSE
+        printed, expected = printed.strip("(),"), expected.strip("(),")
+        return abs(float(printed) - float(expected)) <= CLOSE
     except ValueError:
-        return printed == shown
+        return printed == expected
 
 
 @pytest.mark.parametrize(
     ("document", "block"), BLOCKS, ids=[f"{name} {block.split()[2]}" for name, block in BLOCKS]
 )
-def test_commands_print_what_is_shown_below_them(document, block, tmp_path):
-    for (line, shown), printed in zip(examples(block), run_block(block, tmp_path), strict=True):
-        ours, theirs = printed.split(), shown.split()
+def test_commands_print_the_output_below_them(document, block, tmp_path):
+    for (line, expected), printed in zip(examples(block), run_block(block, tmp_path), strict=True):
+        ours, theirs = printed.split(), expected.split()
         assert len(ours) == len(theirs), f"$ {line}\n{printed}"
         assert all(map(alike, ours, theirs)), f"$ {line}\n{printed}"
 
@@ -44,7 +44,7 @@ def test_the_readme_shows_five_examples_one_picture_and_a_table_of_results():
     assert len(README.splitlines()) < 150
 
 
-def test_the_number_of_lines_of_the_architecture_is_right():
+def test_number_of_lines_of_the_architecture_is_correct():
     [number] = re.findall(r"about ([\d,]+) lines", README)
     files = [*ROOT.glob("src/regard/model/*.py"), ROOT / "src/regard/ops/reference.py"]
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)

@@ -25,8 +25,8 @@ from regard.training import checkpoint
 from regard.training.losses import token_loss
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "guides" / "troubleshooting.md"
-SHOWN = re.compile(r"(?:<!-- (.+) -->\n)?```console\n\$ regard (.+)\n((?:.+\n)+)```")
-EXAMPLES = SHOWN.findall(DOCUMENT.read_text(encoding="utf-8"))
+EXAMPLE = re.compile(r"(?:<!-- (.+) -->\n)?```console\n\$ regard (.+)\n((?:.+\n)+)```")
+EXAMPLES = EXAMPLE.findall(DOCUMENT.read_text(encoding="utf-8"))
 SMALL = """\
 model: {d_model: 16, heads: 2, d_ff: 16}
 data: {vocabulary_size: 330, max_length: 64}
@@ -189,13 +189,12 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize(
-    ("notes", "line", "shown"), EXAMPLES, ids=[example[1][:60] for example in EXAMPLES]
+    ("notes", "line", "message"), EXAMPLES, ids=[example[1][:60] for example in EXAMPLES]
 )
-def test_a_command_of_the_page_prints_the_message_below_it(
-    notes, line, shown, folder, monkeypatch, tmp_path
+def test_command_of_the_page_prints_the_message_below_it(
+    notes, line, message, folder, monkeypatch, tmp_path
 ):
-    """The message is printed, and if the command fails, it is the last output; … stands for any
-    text."""
+    """The message is printed, and if the command fails, it is the last output; … matches any text."""
     line, _, source = line.partition(" < ")
     notes = notes.split(", ") if notes else []
     codes = [int(note.removeprefix("exit ")) for note in notes if note.startswith("exit ")]
@@ -211,7 +210,7 @@ def test_a_command_of_the_page_prints_the_message_below_it(
         out, err, code = command.regard(*shlex.split(line))
     shutil.rmtree(folder / "new", ignore_errors=True)
     printed = " ".join((out + err).split())
-    expected = ".*".join(re.escape(" ".join(part.split())) for part in shown.split("…"))
+    expected = ".*".join(re.escape(" ".join(part.split())) for part in message.split("…"))
     assert code == (codes or [2])[0], printed
     assert re.search(expected + ("" if code == 0 else "$"), printed), printed
 

@@ -1,4 +1,4 @@
-"""The command line as a person uses it: what it prints, and how it says no."""
+"""The command line in a process of its own: output, errors and exit codes."""
 
 import json
 import re
@@ -14,7 +14,7 @@ def regard(*arguments):
     )
 
 
-def test_every_help_answers_without_importing_torch():
+def test_help_of_every_verb_does_not_import_torch():
     script = """
 import argparse, sys
 from regard.cli.main import build_parser
@@ -78,7 +78,7 @@ def test_set_changes_one_option():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_line_and_exit_code_2(arguments, message):
+def test_invalid_argument_prints_one_line_and_exits_with_2(arguments, message):
     done = regard(*arguments)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -92,7 +92,7 @@ def test_debug_shows_the_traceback():
     assert "Traceback" in done.stderr
 
 
-def test_version_is_that_of_the_package():
+def test_version_matches_the_package():
     import regard as package
 
     assert regard("--version").stdout == f"regard {package.__version__}\n"

@@ -18,7 +18,7 @@ class FixedPace(Pace):
 
 
 def run(sizes, pace):
-    """The groups, and what was returned after each of them."""
+    """The groups, and the results that were returned after each of them."""
     groups = []
 
     def compute(group):
@@ -69,18 +69,18 @@ def test_the_size_of_groups_follows_the_speed():
     assert pace.cost == ordered.LEAST_COST
 
 
-def test_an_error_leaves_the_results_before_it():
+def test_results_before_an_error_are_returned():
     def compute(group):
         if 3 in group:
             raise ValueError("input 3")
         return group
 
-    found = []
+    collected = []
 
     def collect():
         for _, finished in results_in_order([9] * 6, compute, FixedPace(1, 6)):
-            found.extend(finished)
+            collected.extend(finished)
 
     with pytest.raises(ValueError, match="input 3"):
         collect()
-    assert [i for i, _ in found] == [0, 1, 2]
+    assert [i for i, _ in collected] == [0, 1, 2]

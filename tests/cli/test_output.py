@@ -1,4 +1,4 @@
-"""What the command line prints: user text as it is, one JSON object a line, one line of error."""
+"""The output of the command line: user text is literal, JSON and errors are one line each."""
 
 import argparse
 import json
@@ -27,31 +27,31 @@ from regard.training.progress import Progress
 from regard.view.info import parameter_table
 
 HOSTILE = "[/b] [bold]x[/bold] :smile: \x1b[31mred\x07 \u202eabc"
-SHOWN = r"[/b] [bold]x[/bold] :smile: \x1b[31mred\x07 \u202eabc"
+ESCAPED = r"[/b] [bold]x[/bold] :smile: \x1b[31mred\x07 \u202eabc"
 SOURCES = Path(regard.__file__).parent
 
 
 # ---- user text and rich -----------------------------------------------------------------
 
 
-def test_every_console_and_progress_bar_is_made_in_one_place():
-    made = re.compile(
+def test_consoles_and_progress_bars_are_created_in_one_module():
+    constructor = re.compile(
         r"(?<!make_)\b(?:Console|Progress)\(|from_markup|get_console|rich import print"
     )
     # These use the `Progress` of training.
-    ours = {"training/run.py", "lab/common/timing.py", "lab/common/synthetic.py"}
-    found = [
+    training_progress = {"training/run.py", "lab/common/timing.py", "lab/common/synthetic.py"}
+    users = [
         str(path.relative_to(SOURCES))
         for path in SOURCES.rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
-        if made.search(line) and path.name != "console.py"
+        if constructor.search(line) and path.name != "console.py"
     ]
-    assert set(found) <= ours
-    for name in ours:
+    assert set(users) <= training_progress
+    for name in training_progress:
         assert "rich.progress" not in (SOURCES / name).read_text(encoding="utf-8")
 
 
-def test_a_console_prints_text_and_tables_as_they_are(capsys):
+def test_console_prints_text_and_tables_literally(capsys):
     from rich.table import Table
 
     console = make_console(width=200)
@@ -59,7 +59,7 @@ def test_a_console_prints_text_and_tables_as_they_are(capsys):
     table.add_row(HOSTILE)
     console.print(HOSTILE, soft_wrap=True)
     console.print(table)
-    assert capsys.readouterr().out.count(SHOWN) == 4
+    assert capsys.readouterr().out.count(ESCAPED) == 4
 
 
 def test_the_description_of_a_progress_bar_is_not_markup(capsys):
@@ -89,7 +89,7 @@ def test_evaluate_shows_labels_and_paths_literally(capsys):
     report = EvaluationReport("classify", evaluation, {}, {}, "models/[/b]:smile:\x1b", theirs)
     show(report)
     out = capsys.readouterr().out
-    assert out.count(SHOWN) == 6
+    assert out.count(ESCAPED) == 6
     assert r"b]:smile:\x1b" in out
 
 
@@ -98,7 +98,7 @@ def test_evaluate_with_labels_that_look_like_markup(tmp_path, monkeypatch):
     data = tmp_path / "data.tsv"
     data.write_text("".join(f"{labels[i % 2]}\tthe {i} cat\n" for i in range(20)), encoding="utf-8")
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("REGARD_NATIVE", "off")  # nothing is compiled
+    monkeypatch.setenv("REGARD_NATIVE", "off")  # no native code is compiled
     small = [f"model.{name}" for name in ("d_model=16", "heads=2", "d_ff=16", "encoder_layers=1")]
     small += ["training.steps=2", "training.batch_tokens=200", "data.vocabulary_size=280"]
     run = tmp_path / "[/b]:smile:"
@@ -119,7 +119,7 @@ def test_evaluate_with_labels_that_look_like_markup(tmp_path, monkeypatch):
     assert (out, code) == (f"{run}/curves.png\n{run}/curves.svg\n", 0), err
 
 
-def test_info_names_a_model_literally(capsys):
+def test_info_prints_the_model_name_literally(capsys):
     parameter_table(regard.ModelConfig.preset("tiny", vocabulary_size=100)).show("[/b] [red]x")
     assert "[/b] [red]x, encoder-decoder" in capsys.readouterr().out
 
@@ -130,11 +130,11 @@ def test_training_shows_samples_and_counts_literally(capsys):
     counts = CorpusReport(kept=1)
     counts.skip(HOSTILE)
     print_counts(counts.counts, counts.total, make_console(stderr=True))
-    assert capsys.readouterr().err.count(SHOWN) == 2
+    assert capsys.readouterr().err.count(ESCAPED) == 2
 
 
 @pytest.mark.parametrize("name", ["[/b]", "[bold]x", ":smile:", "a\nb", "\x1b[31mred"])
-def test_a_hostile_path_that_does_not_exist_is_one_line(name):
+def test_missing_path_with_special_characters_prints_one_line(name):
     for words in (
         ["info", name], ["pack", name, "--out", "x"], ["view", "curves", name],
         ["view", "positions", "-m", name], ["classify", "-m", name, "text"],
@@ -146,15 +146,15 @@ def test_a_hostile_path_that_does_not_exist_is_one_line(name):
         assert "\x1b" not in message
 
 
-def test_lab_names_its_files_literally(tmp_path):
+def test_lab_prints_file_names_literally(tmp_path):
     out = tmp_path / "[bold]:smile:"
     words = ["--steps", 1, "--kinds", "gru", "--length", 8, "--seed", 1, "--device", "cpu"]
-    shown, err, code = command.regard("lab", "path", *words, "--out", out)
+    printed, err, code = command.regard("lab", "path", *words, "--out", out)
     assert code == 0, err
-    assert f"written: {out}/path.json" in shown
+    assert f"written: {out}/path.json" in printed
 
 
-def test_a_picture_is_valid_xml_whatever_the_text_is(tmp_path):
+def test_picture_of_any_text_is_valid_xml(tmp_path):
     words = ["view", "attention", "a \x1b[31m $^$ </svg>", "--out", tmp_path / "p.svg"]
     out, err, code = command.regard(*words)
     assert (err, code) == ("", 0)
@@ -174,7 +174,7 @@ def test_walk_shows_control_characters_by_their_code_points():
 SEPARATORS = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei\nj\rk"
 
 
-def test_json_is_one_line_for_every_reader_and_keeps_the_text():
+def test_json_is_one_line_and_preserves_the_text():
     for value in (SEPARATORS, "Grüße 世界 👩‍🚀", "\udcff", "\x7f\x9b"):
         line = as_json({"text": value})
         assert len(line.splitlines()) == 1
@@ -183,7 +183,7 @@ def test_json_is_one_line_for_every_reader_and_keeps_the_text():
     assert as_json("Grüße") == '"Grüße"'
 
 
-def test_json_of_verbs_is_one_line_for_each_text():
+def test_verbs_print_one_json_line_per_text():
     text = SEPARATORS.replace("\n", "").replace("\r", "")
     for words in (
         ["classify", text, "second"], ["embed", text, "second"], ["fill", text + " <mask>", "<mask>"],
@@ -195,7 +195,7 @@ def test_json_of_verbs_is_one_line_for_each_text():
         assert json.loads(lines[0])["text"] == words[1]
 
 
-def test_no_verb_prints_json_of_its_own():
+def test_verbs_print_json_with_as_json_only():
     for path in SOURCES.rglob("*.py"):
         if "print(json.dumps" in path.read_text(encoding="utf-8"):
             pytest.fail(f"{path.name} prints json.dumps: use regard.console.as_json")
@@ -214,10 +214,10 @@ def numeric_options(parser, verb=()):
             yield verb, action
 
 
-OF_DECODING = {field.name for field in fields(DecodingConfig)}  # this section checks their values
+OF_DECODING = {field.name for field in fields(DecodingConfig)}  # DecodingConfig checks these
 
 
-def test_every_number_has_bounds():
+def test_every_numeric_option_has_bounds():
     checked = 0
     for verb, action in numeric_options(build_parser()):
         if action.type in (int, float):
@@ -256,11 +256,11 @@ def test_every_number_has_bounds():
     ],
     ids=lambda value: " ".join(map(str, value[:4])) if isinstance(value, list) else "",
 )  # fmt: skip
-def test_a_number_out_of_bounds_is_one_line(words, message):
+def test_number_out_of_bounds_prints_one_line(words, message):
     assert error_of(*words) == message
 
 
-def test_bounds_are_allowed_values():
+def test_bounds_themselves_are_valid():
     parse = bounded(float, 0.0, 2.0, above=True)
     assert parse("2") == 2.0
     with pytest.raises(argparse.ArgumentTypeError, match="must be above 0, not 0"):
@@ -268,7 +268,7 @@ def test_bounds_are_allowed_values():
     assert bounded(int, 1, 3)("3") == 3
 
 
-def test_extreme_but_legal_options_print_no_warning():
+def test_extreme_valid_options_print_no_warning():
     legal = [
         ["translate", "The dog slept.", "--length-penalty", "10", "--max-length", "500"],
         ["translate", "The dog slept.", "--beam", "1", "--temperature", "1e-300"],
@@ -303,8 +303,8 @@ def test_extreme_but_legal_options_print_no_warning():
 
 
 @pytest.mark.parametrize("words", [["info"], ["info", "box:fill"], ["view", "walk", "One dog."]])
-def test_a_reader_that_leaves_early_is_not_a_failure(words):
-    """As in `regard info | true`: exit code 0 and no message, whatever prints."""
+def test_closed_output_pipe_is_not_an_error(words):
+    """As in `regard info | true`: exit code 0 and no message."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Paths that cannot be read or written, full disks: one line, the right exit code, no work lost."""
+"""Invalid paths and full disks: one line of error and the correct exit code, before any work."""
 
 import argparse
 import errno
@@ -26,12 +26,12 @@ def full(*_, **__):
 
 # ---- destinations -----------------------------------------------------------------------
 
-LONG, NEARLY = "x" * 300, "x" * 250  # the second fits, but not with the prefix of temporary files
+LONG, NEARLY = "x" * 300, "x" * 250  # the second is too long with the prefix of temporary files
 
 
 @pytest.fixture
 def no_work(monkeypatch, tmp_path):
-    """Every verb is stopped where its work would begin."""
+    """Make the first function of the work of every verb fail the test."""
     begins = [
         "regard.cli.predict.opened", "regard.cli.view.opened", "regard.box.pack.load",
         "regard.tasks.builtin.write_corpus", "regard.view.curves.save_picture",
@@ -39,7 +39,7 @@ def no_work(monkeypatch, tmp_path):
         "regard.lab.complexity.measure.peak", "regard.lab.positions.measure.create_out", "regard.lab.styles.measure.plan",
         "regard.lab.common.training.read_data",
     ]  # fmt: skip
-    for name in begins:  # before anything is replaced: no module may keep a replacement
+    for name in begins:  # first, so that no module imports a replacement
         importlib.import_module(name.rpartition(".")[0])
     for name in begins:
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("the work began"))
@@ -64,17 +64,17 @@ WRITING = {
     "styles": ["lab", "styles"],
     "ablate": ["lab", "ablate"],
 }
-PICTURES = {"curves", "positions", "attention"}  # a folder is where they are written to
+PICTURES = {"curves", "positions", "attention"}  # --out may be a folder
 
 
 @pytest.mark.parametrize("verb", WRITING)
-def test_a_destination_that_cannot_be_written_is_refused_before_the_work(verb, no_work):
+def test_unwritable_destination_is_refused_before_the_work(verb, no_work):
     bad = ["", "a\0b", "a\udcffb", LONG, f"new/{LONG}/x", "file/x", "/proc/x", "/proc/x/y"]
     bad += [] if verb in PICTURES else ["/", ".", "full", "/dev/null"]
     if verb not in PICTURES | {"embed"}:
         bad += ["file"]
     if verb not in {"path", "complexity", "lab positions", "styles", "ablate"}:
-        bad += [NEARLY]  # in a folder with this name, others fit
+        bad += [NEARLY]  # the reports are files in this folder
     for out in bad:
         message = error_of(*WRITING[verb], "--out", out)
         assert "Errno" not in message
@@ -83,7 +83,7 @@ def test_a_destination_that_cannot_be_written_is_refused_before_the_work(verb, n
     assert (no_work / "file").read_text() == "mine"
 
 
-def test_a_picture_is_not_written_over_a_folder_or_a_device(tmp_path):
+def test_picture_does_not_replace_a_folder_or_a_device(tmp_path):
     (tmp_path / "x.svg").mkdir()
     assert error_of("view", "positions", "--out", tmp_path / "x.png") == (
         f"{tmp_path}/x.svg cannot be written: it is a folder, not a file"
@@ -93,12 +93,12 @@ def test_a_picture_is_not_written_over_a_folder_or_a_device(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pipe.png", "x.svg"]
 
 
-def test_checking_a_destination_leaves_nothing_behind(tmp_path):
+def test_checking_a_destination_creates_no_files(tmp_path):
     check_destination(tmp_path / "a" / "b" / "c.png")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_path_is_refused_for_every_option_that_is_one():
+def test_every_path_option_refuses_an_empty_path():
     def paths(parser):
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -119,7 +119,7 @@ def test_an_empty_path_is_refused_for_every_option_that_is_one():
 # ---- full disks -------------------------------------------------------------------------
 
 
-def test_a_full_disk_is_exit_code_1_and_names_the_file(tmp_path, monkeypatch):
+def test_full_disk_exits_with_1_and_names_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     for words, name in (
         (["view", "positions", "--out", tmp_path / "p"], tmp_path / "p.png"),
@@ -135,7 +135,7 @@ def test_a_full_disk_is_exit_code_1_and_names_the_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG])
-def test_an_error_while_writing_names_the_file_and_is_not_bad_input(number, tmp_path, monkeypatch):
+def test_write_error_names_the_file_and_is_not_an_input_error(number, tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(number, os.strerror(number))
 
@@ -152,7 +152,7 @@ def test_an_error_while_writing_names_the_file_and_is_not_bad_input(number, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_that_a_component_reports_as_bad_input_is_exit_code_1(monkeypatch):
+def test_full_disk_reported_as_input_error_exits_with_1(monkeypatch):
     def listing():
         try:
             full()
@@ -165,7 +165,7 @@ def test_a_full_disk_that_a_component_reports_as_bad_input_is_exit_code_1(monkey
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["info", "--json"]])
-def test_standard_output_on_a_full_disk_is_one_line_and_exit_code_1(words):
+def test_full_disk_of_standard_output_prints_one_line_and_exits_with_1(words):
     with open("/dev/full", "w") as device:
         done = subprocess.run(
             [sys.executable, "-m", "regard", *words], stdout=device, stderr=subprocess.PIPE,
@@ -178,7 +178,7 @@ def test_standard_output_on_a_full_disk_is_one_line_and_exit_code_1(words):
 # ---- reading ----------------------------------------------------------------------------
 
 
-def test_a_path_of_the_wrong_kind_is_one_line_for_every_verb_that_reads(tmp_path, monkeypatch):
+def test_every_verb_prints_one_line_for_an_invalid_input_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("empty").touch()
     Path("binary").write_bytes(bytes(range(128, 256)) * 20)
@@ -200,7 +200,7 @@ def test_a_path_of_the_wrong_kind_is_one_line_for_every_verb_that_reads(tmp_path
     assert not Path("out").exists()
 
 
-def test_debug_shows_the_traceback_wherever_it_stands():
+def test_debug_works_before_and_after_the_verb():
     for words in (["--debug", "info", "nowhere"], ["info", "--debug", "nowhere"]):
         _, err, code = command.regard(*words)
         assert code == 2

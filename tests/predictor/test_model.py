@@ -27,29 +27,25 @@ def translator(model):
     ("task", "style", "call"),
     [
         ("translate", "encoder-decoder", lambda m, texts: m.translate(texts)),
-        (
-            "translate",
-            "decoder",
-            lambda m, texts: m.translate(texts),
-        ),
+        ("translate", "decoder", lambda m, texts: m.translate(texts)),
         ("answer", "encoder-decoder", lambda m, texts: m.answer(texts, CONTEXT)),
         ("generate", "decoder", lambda m, texts: m.generate(texts, seed=3)),
     ],
 )
-def test_methods_that_write_return_a_string_for_a_string_and_a_list_for_a_list(
+def test_writing_methods_return_a_string_for_a_string_and_a_list_for_a_list(
     model, task, style, call
 ):
-    used = model(task, style)
-    single, several = call(used, TEXT), call(used, [TEXT, OTHER])
+    tested = model(task, style)
+    single, several = call(tested, TEXT), call(tested, [TEXT, OTHER])
     assert isinstance(single, str)
     assert isinstance(several, list)
     assert len(several) == 2
     assert several[0] == single
-    assert call(used, (TEXT, OTHER)) == call(used, iter([TEXT, OTHER])) == several
-    assert call(used, []) == []
+    assert call(tested, (TEXT, OTHER)) == call(tested, iter([TEXT, OTHER])) == several
+    assert call(tested, []) == []
 
 
-def test_methods_that_read_return_one_result_for_a_string_and_a_list_for_a_list(
+def test_reading_methods_return_one_result_for_a_string_and_a_list_for_a_list(
     model, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
@@ -102,7 +98,7 @@ def test_a_prediction_has_token_strings_beside_ids(translator):
     assert prediction.text == translator.translate(TEXT)
 
 
-def test_predict_takes_any_iterable_and_refuses_anything_else(translator, model):
+def test_predict_accepts_iterables_and_refuses_other_inputs(translator, model):
     texts = [prediction.text for prediction in translator.predict(iter([TEXT, OTHER]))]
     assert texts == translator.translate([TEXT, OTHER])
     answerer = model("answer", "encoder-decoder")
@@ -139,9 +135,9 @@ def test_tokenizers_of_a_model(model, translator):
 
 def prediction_of(*outputs):
     """A prediction with an n-best list of (token ids, score)."""
-    made = [scored_prediction(ids, [score], 0.0, "end") for ids, score in outputs]
-    made[0].others = made[1:]
-    return made[0]
+    first, *others = [scored_prediction(ids, [score], 0.0, "end") for ids, score in outputs]
+    first.others = others
+    return first
 
 
 def test_texts_of_an_n_best_list_differ_and_the_best_score_remains():
@@ -156,8 +152,8 @@ def test_texts_of_an_n_best_list_differ_and_the_best_score_remains():
 
 @pytest.mark.parametrize("options", [{"beam": 6}, {"temperature": 1.5}], ids=str)
 def test_no_n_best_list_has_two_equal_texts(model, options):
-    used = model("translate", "encoder-decoder", vocabulary="byte")
-    for predictions in used.translate([TEXT, OTHER], n_best=4, **options):
+    tested = model("translate", "encoder-decoder", vocabulary="byte")
+    for predictions in tested.translate([TEXT, OTHER], n_best=4, **options):
         texts = [prediction.text for prediction in predictions]
         assert len(set(texts)) == len(texts) <= 4
 
@@ -166,11 +162,11 @@ def test_no_n_best_list_has_two_equal_texts(model, options):
 
 
 def test_reprs_are_one_short_line(model, translator):
-    shown = repr(translator)
+    description = repr(translator)
     for part in ("translate", "encoder-decoder", "2 encoder layers", "d_model=32", "parameters"):
-        assert part in shown
-    assert f"device=cpu, dtype=float32, folder={str(translator.folder)!r}" in shown
-    assert f"vocabulary of {translator.tokenizer.size}," in shown
+        assert part in description
+    assert f"device=cpu, dtype=float32, folder={str(translator.folder)!r}" in description
+    assert f"vocabulary of {translator.tokenizer.size}," in description
     classifier = model("classify", "encoder")
     prediction = translator.translate(TEXT, n_best=2)[0]
     items = [

@@ -24,8 +24,6 @@ EXPECTED = """
     Prediction pack
 """
 PROPERTIES = (property, cached_property)
-# Their methods have summaries and type hints, but not all of them list their arguments yet.
-SUMMARIES_ONLY = ("Packed.", "Task.", "Trainer.", "Transformer.")
 
 
 def public_items():
@@ -45,8 +43,8 @@ ITEMS = dict(public_items())
 
 def parameters(item):
     """The parameters of a function without self and cls."""
-    names = inspect.signature(item).parameters.values()
-    return [one for one in names if one.name not in ("self", "cls")]
+    every = inspect.signature(item).parameters.values()
+    return [parameter for parameter in every if parameter.name not in ("self", "cls")]
 
 
 def test_all_names_are_importable_and_listed():
@@ -82,12 +80,11 @@ def test_every_public_item_has_a_complete_docstring_and_type_hints(name):
     assert "return" in hints, f"{name} has no return type"
     for parameter in parameters(item):
         assert parameter.annotation is not inspect.Parameter.empty, f"{name}: {parameter.name}"
-    if name.startswith(SUMMARIES_ONLY):
-        return
     listed = docstring.entries("Args")
     for parameter in parameters(item):
-        shown = f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
-        assert listed.get(shown) or listed.get(parameter.name), f"{name}: Args lack {shown}"
+        stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        label = stars + parameter.name
+        assert listed.get(label) or listed.get(parameter.name), f"{name}: Args lack {label}"
     if hints["return"] not in ("None", None):
         assert "Returns" in docstring.sections or not parameters(item), f"{name}: no Returns"
 
@@ -102,13 +99,13 @@ def test_the_keywords_of_decoding_are_the_fields_of_its_section():
 
 @pytest.mark.parametrize("method", ["translate", "answer", "generate", "predict", "stream"])
 def test_signatures_and_docstrings_show_every_option_of_decoding(method):
-    shown = inspect.signature(getattr(Model, method)).parameters
+    signature = inspect.signature(getattr(Model, method)).parameters
     listed = Docstring.of(getattr(Model, method)).entries("Args")
     for name in get_type_hints(DecodingOptions):
-        assert shown[name].kind is inspect.Parameter.KEYWORD_ONLY
-        assert shown[name].default is None
+        assert signature[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert signature[name].default is None
         assert listed[name]
-    assert ("options" in shown) == (method == "predict")
+    assert ("options" in signature) == (method == "predict")
 
 
 WRITES = [
@@ -121,13 +118,13 @@ WRITES = [
 
 @pytest.mark.parametrize("method", ["translate", "answer", "generate"])
 def test_type_checkers_see_a_string_for_a_string_and_a_list_for_a_list(method):
-    found = [variant.__annotations__ for variant in get_overloads(getattr(Model, method))]
-    shown = [(next(iter(types.values())), types["n_best"], types["return"]) for types in found]
-    assert shown == WRITES
+    overloads = [variant.__annotations__ for variant in get_overloads(getattr(Model, method))]
+    types = [(next(iter(o.values())), o["n_best"], o["return"]) for o in overloads]
+    assert types == WRITES
 
 
 @pytest.mark.parametrize(
-    ("method", "one", "many"),
+    ("method", "single", "several"),
     [
         ("classify", "Label", "list[Label]"),
         ("fill", "Filled", "list[Filled]"),
@@ -136,14 +133,12 @@ def test_type_checkers_see_a_string_for_a_string_and_a_list_for_a_list(method):
         ("score", "Prediction", "list[Prediction]"),
     ],
 )
-def test_type_checkers_see_one_result_for_one_input(method, one, many):
-    found = [variant.__annotations__ for variant in get_overloads(getattr(Model, method))]
-    assert [types["return"] for types in found] == [one, many]
+def test_type_checkers_see_one_result_for_one_input(method, single, several):
+    overloads = [variant.__annotations__ for variant in get_overloads(getattr(Model, method))]
+    assert [types["return"] for types in overloads] == [single, several]
 
 
 def test_the_wheel_declares_its_types():
-    """The declaration of package data includes py.typed, which exists."""
-
     assert (ROOT / "src/regard/py.typed").is_file()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert "py.typed" in project["tool"]["setuptools"]["package-data"]["regard"]

@@ -54,7 +54,7 @@ def test_rows_become_a_model_in_a_temporary_folder(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["iterator", "dicts", "one-file", "two-files", "strings"])
-def test_every_kind_of_data_gives_the_same_model(kind, tmp_path):
+def test_every_form_of_data_gives_the_same_model(kind, tmp_path):
     sides = [lines(tmp_path / f"train.{i}", [pair[i] for pair in PAIRS]) for i in (0, 1)]
     held_out = [lines(tmp_path / f"valid.{i}", [pair[i] for pair in HELD_OUT]) for i in (0, 1)]
     table = lines(tmp_path / "train.tsv", ["\t".join(pair) for pair in PAIRS])
@@ -73,14 +73,14 @@ def test_every_kind_of_data_gives_the_same_model(kind, tmp_path):
         assert all(map(torch.equal, ours, theirs))
 
 
-def test_a_share_of_the_training_data_validates_it(tmp_path):
+def test_share_of_the_training_data_is_used_for_validation(tmp_path):
     whole, parts = small(valid="10%", steps=2, out=tmp_path / "run"), small(valid=0.1, steps=2)
     assert whole.scores == parts.scores
     assert whole.scores["loss"] > 0
     assert finish_run(tmp_path / "run", quiet=True, device="cpu") == whole.scores
 
 
-def test_texts_and_labels_are_rows_too():
+def test_texts_and_labels_are_accepted_as_rows():
     texts = [english for english, _ in PAIRS]
     settings = {"model.d_model": 16, "model.heads": 2, "model.d_ff": 16,
                 "data.vocabulary_size": 300, "data.max_length": 32}  # fmt: skip
@@ -116,7 +116,7 @@ def test_epochs_become_steps(tmp_path):
     assert last["step"] <= training.steps
     half = small(steps=None, epochs=0.5).config.training.steps
     assert half == pytest.approx(training.steps / 4, abs=1)
-    # the same call again has nothing left to do, and more epochs continue the run
+    # The same call again trains no further; more epochs continue the run.
     again = small(steps=None, epochs=2, out=tmp_path / "run", resume=True)
     assert again.config.training.steps == training.steps
     more = small(steps=None, epochs=3, out=tmp_path / "run", resume=True)
@@ -158,7 +158,7 @@ def test_training_starts_from_another_model(tmp_path):
         ({"settings": {"training.step": 3}}, "did you mean 'training.steps'"),
         ({"settings": {"train.steps": 3}}, "unknown section in settings 'train'"),
         ({"settings": {"training": 3}}, "must be a mapping of options"),
-        ({"steps": 3, "settings": {"training.steps": 4}}, "differ: give one"),
+        ({"steps": 3, "settings": {"training.steps": 4}}, "differ: pass only one"),
         ({"resume": True}, "out is missing"),
         ({"callbacks": [print]}, "a callback is an object with a method on_start"),
         ({"on_step": 3}, "on_step must be a function, not 3"),
@@ -166,7 +166,7 @@ def test_training_starts_from_another_model(tmp_path):
     ],
     ids=str,
 )
-def test_a_mistake_is_one_line_without_command_line_options(options, message):
+def test_invalid_argument_raises_one_line_without_command_line_options(options, message):
     options = {"task": "translate", "train": PAIRS, "preset": "tiny", "quiet": True, **options}
     with pytest.raises(InputError, match=message) as error:
         regard.train(**options)
@@ -197,7 +197,7 @@ def test_a_saved_model_predicts_the_same(dtype, tmp_path):
     assert again.scores == model.scores
 
 
-def test_save_refuses_what_cannot_be_loaded(tmp_path):
+def test_save_refuses_a_model_that_cannot_be_loaded(tmp_path):
     model = small(out=tmp_path / "run", steps=1)
     with pytest.raises(InputError, match="exists and is not empty"):
         model.save(tmp_path / "run")

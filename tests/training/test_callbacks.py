@@ -1,4 +1,4 @@
-"""Callbacks: what they receive, how they end a run, and that they change nothing."""
+"""Callbacks: the values that they receive, how they end a run, and that they do not affect it."""
 
 import json
 import threading
@@ -53,7 +53,7 @@ def run(config, out, **options):
     return train_config(config, out, quiet=True, device="cpu", **options)
 
 
-def test_a_logger_receives_every_step_and_changes_nothing(configure, tmp_path):
+def test_logger_receives_every_step_and_does_not_change_the_weights(configure, tmp_path):
     events = []
     scores = run(configure(), tmp_path / "logged", callbacks=Callbacks([Recorder(events)]))
     run(configure(), tmp_path / "plain")
@@ -88,7 +88,7 @@ def test_a_learning_rate_finder_ends_the_run_when_the_loss_diverges(configure, t
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("method", ["on_step", "on_validation"])
-def test_true_ends_a_run_like_any_other(method, late, configure, tmp_path, monkeypatch):
+def test_callback_that_returns_true_ends_the_run(method, late, configure, tmp_path, monkeypatch):
     if late:  # as on a GPU
         monkeypatch.setitem(loop.PENDING, "cpu", 1)
     config = configure(training={"validate_every": 7, "checkpoint_every": 100})
@@ -109,7 +109,7 @@ def test_true_ends_a_run_like_any_other(method, late, configure, tmp_path, monke
 
 
 @pytest.mark.parametrize("error", [KeyError("own"), OSError("network"), RuntimeError("bug")])
-def test_an_exception_is_raised_after_the_state_is_saved(error, configure, tmp_path):
+def test_exception_of_a_callback_is_raised_after_the_state_is_saved(error, configure, tmp_path):
     def fail(info):
         if info.step == 5:
             raise error

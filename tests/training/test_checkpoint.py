@@ -1,4 +1,4 @@
-"""A checkpoint is whole or it is not there, and what is broken is named."""
+"""A checkpoint is complete or absent, and damaged files are reported."""
 
 import pickle
 import shutil
@@ -17,13 +17,13 @@ def tensors(value):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    made = Checkpoints(tmp_path, keep=3, every=10)
+    saved = Checkpoints(tmp_path, keep=3, every=10)
     for step in (10, 20, 30):
-        made.save(step, tensors(step), {"exp_avg.weight": torch.ones(3, 2)}, {"best": 1.5})
-    return made
+        saved.save(step, tensors(step), {"exp_avg.weight": torch.ones(3, 2)}, {"best": 1.5})
+    return saved
 
 
-def test_the_newest_comes_back_as_it_was(checkpoints):
+def test_newest_checkpoint_is_restored_exactly(checkpoints):
     state, broken = checkpoints.newest()
     assert (state["step"], state["best"], broken) == (30, 1.5, [])
     assert torch.equal(checkpoints.weights(30)["weight"], tensors(30)["weight"])
@@ -46,7 +46,7 @@ def pickle_instead(path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (flip_a_bit, "model.safetensors is damaged: its checksum does not match"),
         (truncate, "optimiser.safetensors is damaged"),
@@ -66,15 +66,15 @@ def pickle_instead(path):
         ),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(damage, said, checkpoints):
+def test_damaged_checkpoint_is_reported_and_the_previous_one_is_used(damage, message, checkpoints):
     damage(checkpoints.path(30))
     state, broken = checkpoints.newest()
     assert state["step"] == 20
     assert len(broken) == 1
-    assert said in broken[0]
+    assert message in broken[0]
 
 
-def test_where_all_are_damaged_there_is_none(checkpoints):
+def test_newest_is_none_if_all_checkpoints_are_damaged(checkpoints):
     for step in (10, 20, 30):
         flip_a_bit(checkpoints.path(step))
     state, broken = checkpoints.newest()
@@ -82,42 +82,45 @@ def test_where_all_are_damaged_there_is_none(checkpoints):
     assert len(broken) == 3
 
 
-def test_a_checkpoint_under_another_name_is_not_taken(checkpoints):
+def test_renamed_checkpoint_is_not_used(checkpoints):
     shutil.copytree(checkpoints.path(10), checkpoints.path(40))
     state, broken = checkpoints.newest()
     assert state["step"] == 30
     assert "holds step 10" in broken[0]
 
 
-@pytest.mark.parametrize("when", ["save", "checksum"])
-def test_a_crash_while_writing_leaves_nothing_behind(when, checkpoints, monkeypatch):
+@pytest.mark.parametrize("function", ["save", "checksum"])
+def test_failed_save_leaves_no_files(function, checkpoints, monkeypatch):
     def crash(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, when, crash)
+    monkeypatch.setattr(module, function, crash)
     with pytest.raises(OSError, match="No space left"):
         checkpoints.save(40, tensors(40), {}, {})
     assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["step-10", "step-20", "step-30"]
 
 
-def test_what_a_killed_process_left_is_never_read_and_is_cleared_away(checkpoints):
+def test_leftovers_of_a_killed_process_are_removed(checkpoints):
     shutil.copytree(checkpoints.path(30), checkpoints.folder / ".tmp-999999999-step-40")
     assert checkpoints.newest()[0]["step"] == 30
     assert not list(checkpoints.folder.glob(".tmp-*"))
 
 
-def test_old_checkpoints_go_and_those_that_averaging_needs_stay(checkpoints):
-    checkpoints.save(37, tensors(37), {}, {})  # at a signal, between the regular ones
+def test_old_checkpoints_are_removed_except_those_for_averaging(checkpoints):
+    checkpoints.save(37, tensors(37), {}, {})  # saved at a signal, between regular steps
     assert checkpoints.steps() == [10, 20, 30, 37]
     checkpoints.save(40, tensors(40), {}, {})
     assert checkpoints.steps() == [20, 30, 40]
     assert checkpoints.averaged(2, 47) == [30, 40]
-    assert checkpoints.averaged(2, 10**13) == [10**13 - 10, 10**13]  # at once, in little memory
+    assert checkpoints.averaged(2, 10**13) == [
+        10**13 - 10,
+        10**13,
+    ]  # without listing all earlier steps
     mean = checkpoints.average([30, 40])
     assert torch.equal(mean["weight"], torch.full((3, 2), 35.0))
 
 
-def test_broken_later_checkpoints_do_not_push_out_a_good_one(tmp_path):
+def test_damaged_later_checkpoint_does_not_replace_a_valid_one(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=1, every=10)
     for step in (10, 40):
         checkpoints.save(step, tensors(step), {}, {})
@@ -126,7 +129,7 @@ def test_broken_later_checkpoints_do_not_push_out_a_good_one(tmp_path):
     assert checkpoints.newest() == (checkpoints.check(20), [])
 
 
-def test_a_changed_digit_in_the_state_is_noticed(checkpoints):
+def test_changed_digit_in_the_state_is_detected(checkpoints):
     path = checkpoints.path(30) / "state.json"
     path.write_text(path.read_text().replace("1.5", "2.5"))
     state, broken = checkpoints.newest()
@@ -134,13 +137,13 @@ def test_a_changed_digit_in_the_state_is_noticed(checkpoints):
     assert "state.json is damaged" in broken[0]
 
 
-def test_a_broken_checkpoint_is_replaced_when_its_step_comes_again(checkpoints):
+def test_damaged_checkpoint_is_replaced_when_its_step_is_saved_again(checkpoints):
     flip_a_bit(checkpoints.path(30))
     checkpoints.save(30, tensors(3), {}, {})
     assert checkpoints.newest()[0]["step"] == 30
 
 
-def test_a_file_that_is_not_ours_is_refused_in_words(tmp_path):
+def test_file_of_another_format_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(pickle.dumps(torch.nn.Linear(2, 2)))
     with pytest.raises(InputError, match="is not a valid safetensors file"):
@@ -152,7 +155,7 @@ def test_a_file_that_is_not_ours_is_refused_in_words(tmp_path):
     [("step", -1), ("rows", 2.5), ("rows", True), ("seconds", "1"), ("seconds", float("inf")),
      ("best", float("nan")), ("best", [1.0]), ("corpus", None), ("waited", 2**63)],
 )  # fmt: skip
-def test_a_state_with_an_impossible_value_is_one_line(name, value, tmp_path):
+def test_invalid_value_in_the_state_is_refused(name, value, tmp_path):
     values = {**vars(State()), name: value}
     with pytest.raises(InputError, match=rf"state.json is damaged: {name} is "):
         State.of(values, tmp_path)

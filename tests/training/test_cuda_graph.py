@@ -1,4 +1,4 @@
-"""Which rows a CUDA graph is captured for; tests/gpu compares replays with eager steps."""
+"""The sizes of CUDA graphs and sums of gradients; tests/gpu compares replays with eager steps."""
 
 import torch
 
@@ -7,7 +7,7 @@ from regard.training.cuda_graph import MAX_SIZE, SIZES, StepGraphs
 from regard.training.losses import Batch
 
 
-def test_a_row_that_was_cut_into_more_tokens_than_were_counted_has_a_graph_too():
+def test_row_with_more_tokens_than_the_budget_has_a_graph():
     model = Transformer(ModelConfig.preset("tiny", vocabulary_size=50))
     graphs = StepGraphs(model, lambda batch: None, [80, 80], torch.float32)
 
@@ -21,14 +21,14 @@ def test_a_row_that_was_cut_into_more_tokens_than_were_counted_has_a_graph_too()
     assert size(161, 5) is None
 
 
-def test_gradients_of_rows_before_are_added_to_their_own_parameters(monkeypatch):
-    """Also where a parameter among them has none, because nothing uses it."""
+def test_gradients_of_earlier_rows_are_added(monkeypatch):
+    """One parameter is unused and has no gradient."""
     model = Transformer(ModelConfig.preset("tiny", vocabulary_size=50))
     graphs = StepGraphs(model, lambda batch: None, [80, 80], torch.float32)
     unused, *used = graphs.parameters
 
     class Replayed:
-        def __init__(self, *made):
+        def __init__(self, *arguments):
             pass
 
         def replay(self, batch, seed):

@@ -1,4 +1,4 @@
-"""Whole runs with own tokenizers, positions, schedules and metrics, and loading their models."""
+"""Runs with custom tokenizers, positions, schedules and metrics, and loading their models."""
 
 import json
 from dataclasses import replace
@@ -56,13 +56,13 @@ class Letters:
     vocab_size = 27
 
     def encode(self, text):
-        return [ord(sign) - 97 if sign != " " else 26 for sign in text]
+        return [ord(letter) - 97 if letter != " " else 26 for letter in text]
 
     def decode(self, ids):
         return "".join(chr(97 + i) if i < 26 else " " for i in ids)
 
 
-def test_a_model_with_an_own_tokenizer_needs_it_again(tmp_path):
+def test_model_with_a_python_tokenizer_needs_it_again(tmp_path):
     run(make(tmp_path), tmp_path / "run", tokenizer=Letters())
     with pytest.raises(InputError, match="tokenizer.json: the model was trained with a tokenizer"):
         regard.load(tmp_path / "run", device="cpu")
@@ -103,7 +103,7 @@ class Alibi(Positions):
         return -self.rates[:, None, None] * distance.abs()[..., None, :, :]
 
 
-def test_a_run_with_own_positions_schedule_and_metric(tmp_path, monkeypatch):
+def test_run_with_custom_positions_schedule_and_metric(tmp_path, monkeypatch):
     regard.register_positions("alibi", Alibi)
     regard.register_schedule("halving", lambda step, config: config.learning_rate * 0.5**step)
     regard.register_metric(
@@ -125,7 +125,7 @@ def test_a_run_with_own_positions_schedule_and_metric(tmp_path, monkeypatch):
         regard.load(tmp_path / "run", device="cpu")
 
 
-def test_wrong_schedules_and_metrics_are_refused():
+def test_invalid_schedules_and_metrics_are_refused():
     regard.register_schedule("wrong", lambda step, config: float("nan"))
     config = TrainingConfig(schedule="wrong", learning_rate=1.0, warmup=1)
     with pytest.raises(InputError, match="the schedule 'wrong' returned nan for step 2"):

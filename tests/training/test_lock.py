@@ -1,4 +1,4 @@
-"""One process at a time works in a run folder."""
+"""The lock of a run folder: one process at a time may use the folder."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from regard.files import new_folder
 from regard.training.lock import FolderLock
 
 
-def test_the_loser_of_a_race_for_a_folder_leaves_the_lock_of_the_winner(tmp_path):
-    """Two fresh runs with one name: the second loses its own folder, and with it only its lock."""
+def test_process_that_loses_a_race_keeps_the_lock_of_the_winner(tmp_path):
+    """Two new runs have the same name: the second removes only its own folder and lock."""
     winner, loser, out = FolderLock(), FolderLock(), tmp_path / "run"
 
     def lose():
@@ -27,7 +27,7 @@ def test_the_loser_of_a_race_for_a_folder_leaves_the_lock_of_the_winner(tmp_path
     assert [path.name for path in out.iterdir()] == ["text"]
 
 
-def test_a_lock_that_cannot_be_written_is_one_line(tmp_path):
+def test_unwritable_lock_is_an_input_error(tmp_path):
     (tmp_path / ".lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=f"{tmp_path} cannot be written"):
         FolderLock().acquire(tmp_path)

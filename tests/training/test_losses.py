@@ -14,7 +14,7 @@ from regard.tasks.registry import find_task
 from regard.training.losses import Batch, Pairs, classification_loss, similarity_loss, token_loss
 
 
-def test_splitting_a_batch_in_any_way_gives_the_same_gradient(configure):
+def test_gradient_does_not_depend_on_how_a_batch_is_split(configure):
     """The loss is divided by the tokens of the whole step, not by those of each part."""
     config = configure()
     task = find_task(config.task).learn(config, None, print, quiet=True)

@@ -1,4 +1,4 @@
-"""The progress line: it fits the terminal, and a notebook shows it without being flooded."""
+"""The progress line: it fits the terminal, and a notebook redraws one line."""
 
 import io
 import sys
@@ -24,11 +24,11 @@ def long_line(line, monkeypatch, steps=100_000, words=True):
 
 @pytest.mark.parametrize("words", [True, False])
 @pytest.mark.parametrize("width", [160, 80, 60, 40, 20])
-def test_the_line_is_never_wider_than_the_terminal(width, words, monkeypatch):
+def test_progress_line_is_never_wider_than_the_terminal(width, words, monkeypatch):
     monkeypatch.setattr(module, "make_console", lambda **_: make_terminal(width))
-    shown = Progress(100_000, quiet=False)
-    line = long_line(shown, monkeypatch, words=words)
-    shown.live.close()
+    progress_line = Progress(100_000, quiet=False)
+    line = long_line(progress_line, monkeypatch, words=words)
+    progress_line.live.close()
     if width >= 40:
         assert len(line) <= width
         assert "step 12,345/100,000" in line
@@ -45,7 +45,7 @@ def make_terminal(width):
     return Console(file=io.StringIO(), force_terminal=True, width=width)
 
 
-def test_a_file_gets_the_whole_line(monkeypatch, capsys):
+def test_file_gets_the_complete_line(monkeypatch, capsys):
     line = long_line(Progress(100_000, quiet=False), monkeypatch)
     assert "perplexity" in line
     assert "% of peak" in line
@@ -57,16 +57,16 @@ def test_a_file_gets_the_whole_line(monkeypatch, capsys):
     [(0.2, "0"), (949.6, "950"), (999.7, "1.0k"), (9_949, "9.9k"), (12_345, "12k"),
      (999_600, "1.0M"), (5_432_100, "5.4M"), (2e12, "2000G")],
 )  # fmt: skip
-def test_numbers_are_short(value, text):
+def test_short_number(value, text):
     assert short_number(value) == text
 
 
-def test_durations():
+def test_duration():
     assert [duration(seconds) for seconds in (5, 65, 3_605)] == ["0:05", "1:05", "1:00:05"]
 
 
 class FakeNotebook:
-    """Records what IPython's display system shows."""
+    """Records the texts that IPython's display system shows."""
 
     def __init__(self, monkeypatch):
         self.texts, self.displays = [], 0
@@ -85,12 +85,12 @@ class FakeNotebook:
         self.texts.append(content["text/plain"])
 
 
-def test_a_notebook_shows_one_line_that_changes(monkeypatch):
+def test_notebook_redraws_one_line(monkeypatch):
     notebook = FakeNotebook(monkeypatch)
-    shown = Progress(50, quiet=False)
-    with shown:
+    progress_line = Progress(50, quiet=False)
+    with progress_line:
         for step in range(1, 51):
-            shown.step(step, 1.5, 1e-3, 100, 1e9, 1e12)
+            progress_line.step(step, 1.5, 1e-3, 100, 1e9, 1e12)
     assert notebook.displays == 1
     assert notebook.texts[0].startswith("step 1/50  loss 1.500")
     assert notebook.texts[-1].startswith("step 50/50")
@@ -100,12 +100,12 @@ def test_a_notebook_shows_one_line_that_changes(monkeypatch):
 
 def test_a_quiet_notebook_shows_nothing(monkeypatch):
     notebook = FakeNotebook(monkeypatch)
-    with Progress(5, quiet=True) as shown:
-        shown.step(1, 1.5, 1e-3, 100, 1e9, 1e12)
+    with Progress(5, quiet=True) as progress_line:
+        progress_line.step(1, 1.5, 1e-3, 100, 1e9, 1e12)
     assert notebook.texts == []
 
 
-def test_long_work_in_a_notebook_shows_its_share(monkeypatch):
+def test_long_work_in_a_notebook_shows_a_percentage(monkeypatch):
     notebook = FakeNotebook(monkeypatch)
     monkeypatch.setattr("regard.console.PATIENCE", -1)
     with progress("encoding", 200, quiet=False) as show:

@@ -1,4 +1,4 @@
-"""A run survives what happens to runs: kill -9, signals, NaN, full memory, lost processes."""
+"""Runs survive failures: kill -9, signals, NaN, full memory, full disks, lost processes."""
 
 import json
 import os
@@ -63,8 +63,8 @@ def environment(**more):
     return {**os.environ, "PYTHONPATH": SRC, "OMP_NUM_THREADS": "1", **more}
 
 
-# Trains in a child of one process, so that a kill costs no new start of Python and torch. Some
-# children die by a clock, some inside the writing of a checkpoint, by their own hand.
+# Trains in forked children, so that a kill does not require a new start of Python and torch. Some
+# children are killed after a random time; others kill themselves while they write a checkpoint.
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -114,23 +114,23 @@ for attempt in range(200):
 """
 
 
-def test_killed_again_and_again_a_run_ends_with_the_same_bits(configure, tmp_path):
+def test_repeatedly_killed_run_ends_with_the_same_weights(configure, tmp_path):
     config = configure(training={"steps": 500, "validate_every": 125, "checkpoint_every": 10})
-    train(config, tmp_path / "quiet life", quiet=True)
+    train(config, tmp_path / "uninterrupted", quiet=True)
     (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-c", KILLER, str(tmp_path / "hard life"), str(tmp_path / "config.yaml")],
+        [sys.executable, "-c", KILLER, str(tmp_path / "killed"), str(tmp_path / "config.yaml")],
         env=environment(), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[1]) >= 10, done.stdout
-    assert same(weights(tmp_path / "hard life"), weights(tmp_path / "quiet life"))
-    assert metrics(tmp_path / "hard life") == metrics(tmp_path / "quiet life")
-    assert not list((tmp_path / "hard life").rglob(".tmp-*"))
+    assert same(weights(tmp_path / "killed"), weights(tmp_path / "uninterrupted"))
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "uninterrupted")
+    assert not list((tmp_path / "killed").rglob(".tmp-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
-def test_a_signal_saves_and_says_how_to_go_on(number, configure, tmp_path):
+def test_signal_saves_the_state_and_prints_how_to_resume(number, configure, tmp_path):
     config = configure(training={"steps": 4000, "validate_every": 4000, "checkpoint_every": 4000})
     out = tmp_path / "run"
     child = subprocess.Popen(
@@ -142,10 +142,10 @@ def test_a_signal_saves_and_says_how_to_go_on(number, configure, tmp_path):
         assert child.poll() is None, child.stderr.read()
     time.sleep(0.5)
     child.send_signal(number)
-    said = child.stderr.read()
-    assert child.wait(60) == 130, said
-    assert f"continue with: regard train --resume --out {out}" in said
-    assert "Traceback" not in said
+    printed = child.stderr.read()
+    assert child.wait(60) == 130, printed
+    assert f"continue with: regard train --resume --out {out}" in printed
+    assert "Traceback" not in printed
     [checkpoint] = list((out / "checkpoints").iterdir())
     stopped = int(checkpoint.name.removeprefix("step-"))
     assert 0 < stopped < 4000
@@ -157,7 +157,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number, configure, tmp_path):
     assert same(weights(out), weights(tmp_path / "at once"))
 
 
-def test_a_damaged_checkpoint_is_named_and_the_run_still_ends_the_same(configure, tmp_path, capsys):
+def test_damaged_checkpoint_is_reported_and_does_not_change_the_result(configure, tmp_path, capsys):
     config = configure()
     train(config, tmp_path / "whole", quiet=True)
     train(configure(training={"steps": 18}), tmp_path / "hurt", quiet=True)
@@ -165,8 +165,8 @@ def test_a_damaged_checkpoint_is_named_and_the_run_still_ends_the_same(configure
         path = tmp_path / "hurt" / "checkpoints" / f"step-{step}" / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
     train(config, tmp_path / "hurt", resume=True)
-    said = capsys.readouterr().err
-    assert "step-18/model.safetensors is damaged" in said.replace("\n", "")
+    printed = capsys.readouterr().err
+    assert "step-18/model.safetensors is damaged" in printed.replace("\n", "")
     assert same(weights(tmp_path / "hurt"), weights(tmp_path / "whole"))
 
 
@@ -177,9 +177,7 @@ def test_a_damaged_checkpoint_is_named_and_the_run_still_ends_the_same(configure
         ("training", "seed", 2), ("training", "batch_tokens", 299),
     ],
 )  # fmt: skip
-def test_an_option_that_was_edited_in_the_run_folder_is_refused(
-    section, name, value, configure, tmp_path
-):
+def test_edited_option_in_the_run_folder_is_refused(section, name, value, configure, tmp_path):
     train(configure(training={"steps": 4}), tmp_path / "run", quiet=True)
     path = tmp_path / "run/config.yaml"
     values = yaml.safe_load(path.read_text())
@@ -204,7 +202,7 @@ def test_options_that_do_not_change_the_weights_may_be_edited(configure, tmp_pat
 
 
 def test_a_run_of_an_earlier_version_resumes_to_the_same_weights(configure, tmp_path):
-    """Its state has no options but those of the model, and its config.yaml the old name `compile`."""
+    """Its state has only the options of the model, and its config.yaml has the old name `compile`."""
     train(configure(training={"steps": 8}), tmp_path / "whole", quiet=True)
     train(configure(training={"steps": 4}), tmp_path / "run", quiet=True)
     path = tmp_path / "run/config.yaml"
@@ -220,19 +218,19 @@ def test_a_run_of_an_earlier_version_resumes_to_the_same_weights(configure, tmp_
 
 
 def spoil(monkeypatch, bad):
-    """From now on the training steps in `bad`, counted from 1, have no finite loss; gives back the
-    list of those taken."""
-    taken = []
+    """Make the loss of the training steps in `bad`, counted from 1, NaN. Returns a list with an item
+    for each step."""
+    steps = []
 
     def spoiled(model, batch, smoothing=0.0, r_drop=0.0):
         loss, likelihood = token_loss(model, batch, smoothing, r_drop)
         if model.training:
-            taken.append(1)
-            loss = loss * float("nan") if len(taken) in bad else loss
+            steps.append(1)
+            loss = loss * float("nan") if len(steps) in bad else loss
         return loss, likelihood
 
     monkeypatch.setattr(Translate, "loss", staticmethod(spoiled))
-    return taken
+    return steps
 
 
 def test_steps_without_a_finite_loss_are_dropped_and_counted(configure, tmp_path, monkeypatch):
@@ -244,12 +242,12 @@ def test_steps_without_a_finite_loss_are_dropped_and_counted(configure, tmp_path
 
 
 @pytest.mark.parametrize("bad", [(), (3, 4), (4, 5, 8), (24,)], ids=str)
-def test_figures_that_are_read_a_step_late_are_the_same(bad, configure, tmp_path, monkeypatch):
-    """As on a GPU, which is not waited for: weights, metrics, and what was dropped."""
-    taken = spoil(monkeypatch, bad)
+def test_metrics_that_are_read_one_step_late_are_the_same(bad, configure, tmp_path, monkeypatch):
+    """As on a GPU, where the metrics of a step are read while the next one runs."""
+    steps = spoil(monkeypatch, bad)
     for name, late in (("at once", 0), ("late", 1)):
         monkeypatch.setitem(loop.PENDING, "cpu", late)
-        taken.clear()
+        steps.clear()
         train(configure(), tmp_path / name, quiet=True)
     assert same(weights(tmp_path / "late"), weights(tmp_path / "at once"))
     assert metrics(tmp_path / "late") == metrics(tmp_path / "at once")
@@ -257,7 +255,7 @@ def test_figures_that_are_read_a_step_late_are_the_same(bad, configure, tmp_path
     assert state["dropped"] == len(bad)
 
 
-def test_a_run_that_reads_late_stops_after_several_in_a_row_as_well(
+def test_run_that_reads_metrics_late_stops_after_several_nan_losses(
     configure, tmp_path, monkeypatch
 ):
     spoil(monkeypatch, range(7, 99))
@@ -269,7 +267,7 @@ def test_a_run_that_reads_late_stops_after_several_in_a_row_as_well(
     assert same(saved, good)
 
 
-def test_after_several_in_a_row_the_run_stops_with_the_good_state_saved(
+def test_run_stops_after_several_nan_losses_and_saves_the_valid_state(
     configure, tmp_path, monkeypatch
 ):
     spoil(monkeypatch, range(7, 99))
@@ -282,27 +280,23 @@ def test_after_several_in_a_row_the_run_stops_with_the_good_state_saved(
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-11" / "model.safetensors")
     good = load_file(tmp_path / "run" / "checkpoints" / "step-8" / "model.safetensors")
     assert same(saved, good)  # the weights of step 6, since 7 to 11 changed nothing
-    train(config, tmp_path / "run", resume=True, quiet=True)  # and it can go on
+    train(config, tmp_path / "run", resume=True, quiet=True)  # the run can be resumed
 
 
-def test_when_memory_runs_out_rows_are_cut_and_the_run_goes_on(
-    configure, tmp_path, monkeypatch, capsys
-):
-    def greedy_for_memory(model, batch, smoothing=0.0, r_drop=0.0):
+def test_rows_are_split_if_memory_runs_out(configure, tmp_path, monkeypatch, capsys):
+    def limited_memory(model, batch, smoothing=0.0, r_drop=0.0):
         if model.training and len(batch.target) > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return token_loss(model, batch, smoothing, r_drop)
 
-    monkeypatch.setattr(Translate, "loss", staticmethod(greedy_for_memory))
+    monkeypatch.setattr(Translate, "loss", staticmethod(limited_memory))
     train(configure(training={"steps": 30}), tmp_path / "run")  # several epochs, so short rows too
-    said = capsys.readouterr().err
-    assert said.count("out of memory: rows are cut into 2 pieces from now on") == 1
+    printed = capsys.readouterr().err
+    assert printed.count("out of memory: rows are cut into 2 pieces from now on") == 1
     assert (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(
-    configure, tmp_path, monkeypatch
-):
+def test_full_disk_is_reported_and_the_run_can_be_resumed(configure, tmp_path, monkeypatch):
     from regard.training import checkpoint
 
     real, calls = checkpoint.checksum, []
@@ -331,26 +325,26 @@ def torchrun(processes, config, out, *more):
     )  # fmt: skip
 
 
-def test_two_processes_train_like_one_on_the_same_rows_and_one_goes_on(configure, tmp_path):
+def test_number_of_processes_does_not_change_the_weights(configure, tmp_path):
     alone = configure(training={"accumulate": 2, "steps": 12})
     together = configure(training={"steps": 8})
     train(alone, tmp_path / "alone", quiet=True)
     done = torchrun(2, together, tmp_path / "pair")
     assert done.returncode == 0, done.stderr[-3000:]
-    # From step 8 of two processes, one goes on to step 12 with two rows a step.
+    # One process continues from step 8 with two rows per step.
     longer = configure(training={"steps": 10})
     train(longer, tmp_path / "pair", resume=True, quiet=True)
-    # And two go on from there: both have to hear of the new end.
+    # Then two processes continue; both must use the new last step.
     done = torchrun(2, configure(training={"steps": 12}), tmp_path / "pair", "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
     for step in (8, 12):
-        one, two = (load_file(tmp_path / run / f"checkpoints/step-{step}/model.safetensors")
+        alone_weights, pair_weights = (load_file(tmp_path / run / f"checkpoints/step-{step}/model.safetensors")
                     for run in ("alone", "pair"))  # fmt: skip
-        for name, expected in one.items():
-            torch.testing.assert_close(two[name], expected, rtol=1e-3, atol=1e-5)
+        for name, expected in alone_weights.items():
+            torch.testing.assert_close(pair_weights[name], expected, rtol=1e-3, atol=1e-5)
 
 
-def test_losing_a_process_ends_the_run_cleanly_and_it_can_be_resumed(configure, tmp_path):
+def test_run_ends_and_can_be_resumed_after_losing_a_process(configure, tmp_path):
     config = configure(training={"steps": 4000, "validate_every": 4000, "checkpoint_every": 20})
     out = tmp_path / "run"
     parent = subprocess.Popen(
@@ -372,7 +366,7 @@ def test_losing_a_process_ends_the_run_cleanly_and_it_can_be_resumed(configure, 
     assert (out / "model.safetensors").exists()
 
 
-def test_a_folder_that_is_not_a_run_is_never_touched(configure, tmp_path):
+def test_folder_that_is_not_a_run_is_not_changed(configure, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
     for resume in (False, True):
@@ -381,7 +375,7 @@ def test_a_folder_that_is_not_a_run_is_never_touched(configure, tmp_path):
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
-def test_a_place_where_no_folder_can_be_is_refused_before_anything_is_read(configure, tmp_path):
+def test_unwritable_folder_is_refused_before_the_data_is_read(configure, tmp_path):
     config = configure()
     for path in config.data.train:
         Path(path).unlink()
@@ -390,7 +384,7 @@ def test_a_place_where_no_folder_can_be_is_refused_before_anything_is_read(confi
         train(config, tmp_path / "file/run", quiet=True)
 
 
-def test_a_mistake_that_only_the_data_shows_leaves_no_folder_behind(configure, tmp_path):
+def test_error_in_the_data_leaves_no_folder(configure, tmp_path):
     with pytest.raises(InputError, match="training.batch_tokens=10 is less than the longest"):
         train(configure(training={"batch_tokens": 10}), tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
@@ -406,8 +400,8 @@ def flip(path):
     "name",
     ["best.safetensors", *(f"checkpoints/step-12/{file}" for file in ("model.safetensors", "state.json", ""))],
 )  # fmt: skip
-def test_damage_that_may_change_the_final_weights_needs_force(name, configure, tmp_path, capsys):
-    """Steps 12, 16 and 20 are averaged; the damaged one is neither the newest nor irrelevant."""
+def test_damage_that_may_change_the_final_weights_requires_force(name, configure, tmp_path, capsys):
+    """Steps 12, 16 and 20 are averaged; the damaged checkpoint is one of them, but not the newest."""
     run = tmp_path / "run"
     train(configure(training={"steps": 20}), run, quiet=True)
     before = (run / "model.safetensors").read_bytes()
@@ -425,8 +419,8 @@ def test_damage_that_may_change_the_final_weights_needs_force(name, configure, t
     assert regard.load(run).config.training.steps == 20
 
 
-def test_damage_to_a_checkpoint_that_is_not_averaged_changes_nothing(configure, tmp_path):
-    """With 22 steps, the mean is of 12, 16 and 20; the checkpoint of step 8 is only history."""
+def test_damage_to_a_checkpoint_that_is_not_averaged_is_ignored(configure, tmp_path):
+    """With 22 steps, checkpoints 12, 16 and 20 are averaged, but not checkpoint 8."""
     run = tmp_path / "run"
     train(configure(training={"steps": 22, "keep": 5}), run, quiet=True)
     before = weights(run)
@@ -436,7 +430,7 @@ def test_damage_to_a_checkpoint_that_is_not_averaged_changes_nothing(configure, 
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "README.md"])
-def test_a_byte_that_is_not_utf8_does_not_stop_resuming(name, configure, tmp_path):
+def test_invalid_utf8_in_metrics_or_card_does_not_prevent_resuming(name, configure, tmp_path):
     run = tmp_path / "run"
     train(configure(training={"steps": 6}), run, quiet=True)
     with (run / name).open("ab") as file:
@@ -449,8 +443,8 @@ def test_a_byte_that_is_not_utf8_does_not_stop_resuming(name, configure, tmp_pat
     assert (b"caf\xe9" in card) == (name == "README.md")
 
 
-def test_a_run_folder_belongs_to_one_process_at_a_time(configure, tmp_path):
-    """A second process is refused while the first one trains, and admitted once it has died."""
+def test_second_process_in_a_run_folder_is_refused(configure, tmp_path):
+    """A second process is refused while the first one trains, and accepted after it was killed."""
     out, config = tmp_path / "run", configure(training={"steps": 4000, "validate_every": 4000})
     first = subprocess.Popen(
         [sys.executable, *command(config, out)], env=environment(), stderr=subprocess.DEVNULL
@@ -475,7 +469,7 @@ def test_a_run_folder_belongs_to_one_process_at_a_time(configure, tmp_path):
     assert not (out / ".lock").exists()
 
 
-def test_of_two_processes_that_start_the_same_run_one_is_refused(configure, tmp_path):
+def test_one_of_two_processes_that_start_the_same_run_is_refused(configure, tmp_path):
     out, config = tmp_path / "run", configure(training={"steps": 8})
     both = [
         subprocess.Popen(
@@ -495,7 +489,7 @@ def test_of_two_processes_that_start_the_same_run_one_is_refused(configure, tmp_
     assert same(weights(out), weights(tmp_path / "alone"))
 
 
-def test_a_run_whose_card_was_lost_ends_with_one(configure, tmp_path):
+def test_missing_model_card_is_written_again(configure, tmp_path):
     run = tmp_path / "run"
     train(configure(training={"steps": 5}), run, quiet=True)
     (run / "README.md").unlink()
@@ -503,7 +497,7 @@ def test_a_run_whose_card_was_lost_ends_with_one(configure, tmp_path):
     assert "trained 6 steps" in (run / "README.md").read_text()
 
 
-def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path):
+def test_resume_refuses_changed_options_and_data(configure, tmp_path):
     config = configure(training={"steps": 5})
     train(config, tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match="is already a run: resume it"):
@@ -524,7 +518,7 @@ def test_resume_refuses_another_configuration_and_other_data(configure, tmp_path
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
 @pytest.mark.parametrize("value", ["", "x", "-1", "9" * 5000, "1.5"])
-def test_an_environment_that_is_not_torchruns_is_one_line(
+def test_invalid_environment_variable_of_torchrun_is_refused(
     name, value, configure, tmp_path, monkeypatch
 ):
     monkeypatch.setenv(name, value)
@@ -532,8 +526,8 @@ def test_an_environment_that_is_not_torchruns_is_one_line(
         train(configure(), tmp_path / "run", quiet=True)
 
 
-def test_a_run_whose_model_options_were_edited_is_not_resumed(configure, tmp_path):
-    """No shape shows it: the weights would go on with other positions than they were trained on."""
+def test_run_with_an_edited_model_option_is_not_resumed(configure, tmp_path):
+    """The option changes the positions but no shape, so the weights could be loaded."""
     run = tmp_path / "run"
     train(configure(training={"steps": 4}), run, quiet=True)
     config = (run / "config.yaml").read_text()

@@ -1,4 +1,4 @@
-"""`regard train` as a person uses it: from text files to a model that answers."""
+"""`regard train` from text files to a model that translates."""
 
 import json
 import re
@@ -23,7 +23,7 @@ from regard.training.finish import Validation
 from regard.training.optimiser import learning_rate
 
 
-def test_a_run_leaves_a_complete_model_folder(configure, tmp_path):
+def test_run_writes_a_complete_model_folder(configure, tmp_path):
     scores = train(configure(), tmp_path / "run", quiet=True)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"config.yaml", "tokenizer.json", "model.safetensors", "metrics.jsonl",
@@ -33,10 +33,10 @@ def test_a_run_leaves_a_complete_model_folder(configure, tmp_path):
     assert [line["step"] for line in lines if "valid_loss" in line] == [10, 20, 24]
     assert lines[-1]["final"] in ("last", "best", "mean of 3 checkpoints")
     model = regard.load(tmp_path / "run")
-    answers = model.translate(["The dog saw the cat.", "", "The old man slept."])
-    assert len(answers) == 3
-    assert answers[1] == ""
-    assert model.translate("The old man slept.") == answers[2]
+    translations = model.translate(["The dog saw the cat.", "", "The old man slept."])
+    assert len(translations) == 3
+    assert translations[1] == ""
+    assert model.translate("The old man slept.") == translations[2]
 
 
 def test_training_learns(configure, tmp_path):
@@ -65,20 +65,20 @@ def test_training_learns(configure, tmp_path):
     ],
     ids=str,
 )
-def test_every_option_trains_and_resumes_to_the_same_bits(options, configure, tmp_path):
+def test_resumed_run_with_any_option_gives_the_same_weights(options, configure, tmp_path):
     config = configure(**{**options, "training": {"steps": 9, **options.get("training", {})}})
     shorter = configure(**{**options, "training": {**options.get("training", {}), "steps": 6}})
     train(config, tmp_path / "at once", quiet=True)
-    train(shorter, tmp_path / "in two", quiet=True)
-    train(config, tmp_path / "in two", resume=True, quiet=True)
+    train(shorter, tmp_path / "in two parts", quiet=True)
+    train(config, tmp_path / "in two parts", resume=True, quiet=True)
     from safetensors.torch import load_file
 
     whole, halves = (load_file(tmp_path / name / "checkpoints/step-9/model.safetensors")
-                     for name in ("at once", "in two"))  # fmt: skip
+                     for name in ("at once", "in two parts"))  # fmt: skip
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
 
 
-def test_patience_ends_a_run_that_does_not_get_better(configure, tmp_path):
+def test_patience_ends_a_run_without_improvement(configure, tmp_path):
     config = configure(training={"steps": 400, "validate_every": 2, "patience": 3,
                                  "learning_rate": 1e-9})  # fmt: skip
     train(config, tmp_path / "run", quiet=True)
@@ -105,28 +105,28 @@ def test_from_fine_tunes_with_the_same_vocabulary(configure, tmp_path):
 
 @pytest.mark.parametrize("name", ["learning_rate", "r_drop", "similarity_scale", "clip"])
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
-def test_a_number_that_is_not_finite_is_refused(name, value, configure):
-    said = f"training.{name} must be a finite number, not {value}"
-    with pytest.raises(InputError, match=said):
+def test_nan_and_infinity_are_refused_as_options(name, value, configure):
+    message = f"training.{name} must be a finite number, not {value}"
+    with pytest.raises(InputError, match=message):
         configure(training={name: float(value)})
 
 
 @pytest.mark.parametrize("held_out", [True, False])
-def test_weights_that_are_not_finite_are_never_a_model(held_out, configure, tmp_path):
-    """With a rate that no float32 can hold, the only step makes all weights infinite."""
+def test_weights_with_nan_or_infinity_are_not_written(held_out, configure, tmp_path):
+    """The learning rate is infinite in float32, so that the first step makes all weights infinite."""
     data = {} if held_out else {"valid": []}
     config = configure(data=data, training={"steps": 1, "warmup": 1, "learning_rate": 1e39})
     run = tmp_path / "run"
     with pytest.raises(
         TrainingFailed, match="NaN or infinity: no model is written; train again"
-    ) as no:
+    ) as error:
         train(config, run, quiet=True)
-    assert "\n" not in str(no.value)
-    assert "--resume" not in str(no.value)
+    assert "\n" not in str(error.value)
+    assert "--resume" not in str(error.value)
     assert not (run / "model.safetensors").exists()
 
 
-def test_the_last_weights_are_not_taken_where_only_the_best_are_finite(configure, tmp_path):
+def test_best_weights_are_used_if_the_last_weights_are_infinite(configure, tmp_path):
     run = tmp_path / "run"
     train(configure(training={"steps": 4, "validate_every": 2}), run, quiet=True)
     good = (run / "best.safetensors").read_bytes()
@@ -162,15 +162,15 @@ class Favourite:
 @pytest.mark.parametrize(
     ("number", "name"), [(1, "last"), (2, "mean of 3 checkpoints"), (3, "best")]
 )
-def test_the_weights_that_are_written_are_the_ones_that_were_chosen(
+def test_written_weights_are_those_of_the_best_candidate(
     number, name, configure, tmp_path, monkeypatch
 ):
-    """Each candidate in turn; comparing them loads them into the model that trained."""
+    """The validation prefers each candidate in turn."""
     run = tmp_path / "run"
     train(configure(training={"steps": 12, "validate_every": 5}), run, quiet=True)
     last = read_tensors(run / "checkpoints/step-12/model.safetensors")
     best = read_tensors(run / "best.safetensors")
-    scale = {name: tensor * 1.5 for name, tensor in best.items()}  # certainly not the last ones
+    scale = {name: tensor * 1.5 for name, tensor in best.items()}  # different from the last weights
     (run / "best.safetensors").write_bytes(to_bytes(scale))
     favourite = Favourite(number)
     monkeypatch.setattr(Validation, "__call__", lambda _, model: favourite(model))
@@ -182,7 +182,7 @@ def test_the_weights_that_are_written_are_the_ones_that_were_chosen(
     assert all(torch.equal(written[n], scale[n]) for n in written) == (name == "best")
 
 
-def test_a_run_does_not_finish_if_what_is_on_the_disk_is_not_what_was_chosen(
+def test_run_fails_if_the_written_weights_differ_from_the_chosen_ones(
     configure, tmp_path, monkeypatch
 ):
     run = tmp_path / "run"
@@ -195,9 +195,9 @@ def test_a_run_does_not_finish_if_what_is_on_the_disk_is_not_what_was_chosen(
     )
     with pytest.raises(
         TrainingFailed, match="the validation loss of the chosen weights is .* no model is written"
-    ) as no:
+    ) as error:
         train(config, run, quiet=True)
-    assert "\n" not in str(no.value)
+    assert "\n" not in str(error.value)
     assert not (run / "model.safetensors").exists()
     assert not list(run.glob(".tmp-*"))
     monkeypatch.undo()
@@ -205,8 +205,8 @@ def test_a_run_does_not_finish_if_what_is_on_the_disk_is_not_what_was_chosen(
     assert regard.load(run).translate("The dog slept.")
 
 
-def test_with_bpe_dropout_the_loss_is_divided_by_the_tokens_there_are(configure, tmp_path):
-    """The same first step, once with more and shorter pieces: the loss of a token stays alike."""
+def test_loss_with_bpe_dropout_is_divided_by_the_actual_tokens(configure, tmp_path):
+    """BPE dropout gives more and shorter tokens, but the mean loss of a token is similar."""
     losses = []
     for dropout in (0.0, 0.5):
         config = configure(data={"bpe_dropout": dropout}, training={"steps": 1})
@@ -216,7 +216,7 @@ def test_with_bpe_dropout_the_loss_is_divided_by_the_tokens_there_are(configure,
     assert abs(losses[0] - losses[1]) < 0.15 * losses[0]
 
 
-def test_from_takes_the_newest_checkpoint_of_a_run_that_has_not_ended(configure, tmp_path):
+def test_from_uses_the_newest_checkpoint_of_an_unfinished_run(configure, tmp_path):
     train(configure(training={"steps": 6}), tmp_path / "first", quiet=True)
     (tmp_path / "first" / "model.safetensors").unlink()
     train(
@@ -230,7 +230,7 @@ def test_from_takes_the_newest_checkpoint_of_a_run_that_has_not_ended(configure,
         train(configure(), tmp_path / "third", start_from=tmp_path / "first", quiet=True)
 
 
-def test_a_configuration_file_is_heard_and_the_command_line_has_the_last_word(corpus, tmp_path):
+def test_command_line_overrides_the_configuration_file(corpus, tmp_path):
     (source, target), valid = corpus
     (tmp_path / "c.yaml").write_text(
         f"task: translate\ndata: {{train: [{source}, {target}], valid: [{', '.join(valid)}]}}\n"
@@ -248,7 +248,7 @@ def test_a_configuration_file_is_heard_and_the_command_line_has_the_last_word(co
     assert "training must be a section of options, not None" in done.stderr
 
 
-def test_the_command_of_the_card_can_be_run_again_whatever_the_paths_are(corpus, tmp_path):
+def test_command_in_the_card_is_quoted_for_the_shell(corpus, tmp_path):
     (source, target), _ = corpus
     (tmp_path / "my data").mkdir()
     files = [tmp_path / "my data" / "it's.en", tmp_path / "my data" / "it's.de"]
@@ -258,11 +258,11 @@ def test_the_command_of_the_card_can_be_run_again_whatever_the_paths_are(corpus,
              "--quiet", "--set", "training.steps=1", "--set", "data.vocabulary_size=300"]  # fmt: skip
     assert command.regard(*words) == ("", "", 0)
     card = (tmp_path / "my run" / "README.md").read_text(encoding="utf-8")
-    (said,) = re.findall(r"^- command: `(.*)`$", card, re.MULTILINE)
-    assert shlex.split(said) == ["regard", *map(str, words)]
+    (line,) = re.findall(r"^- command: `(.*)`$", card, re.MULTILINE)
+    assert shlex.split(line) == ["regard", *map(str, words)]
 
 
-def test_a_model_of_a_program_is_not_said_to_be_of_a_command(configure, tmp_path, monkeypatch):
+def test_card_of_a_model_from_python_has_no_command(configure, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["program.py", "--own", "options"])
     train(configure(training={"steps": 1}), tmp_path / "run", quiet=True)
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
@@ -270,14 +270,14 @@ def test_a_model_of_a_program_is_not_said_to_be_of_a_command(configure, tmp_path
     assert "--own" not in card
 
 
-def test_the_learning_rate_is_the_papers():
+def test_learning_rate_equals_the_formula_of_the_paper():
     config = make_config("translate", "base", {"training": {"warmup": 4000}}).training
     for step in (1, 100, 4000, 50_000):
         paper = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
         assert abs(learning_rate(step, config) - paper) < 1e-12
 
 
-def test_a_configuration_survives_yaml(configure, tmp_path):
+def test_configuration_is_restored_from_yaml(configure, tmp_path):
     config = configure(training={"learning_rate": 1e-3})
     (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     assert Config.load(tmp_path / "config.yaml") == config
@@ -290,21 +290,21 @@ def run_train(*arguments):
     )  # fmt: skip
 
 
-def test_a_trained_model_translates_lines_one_for_one_and_is_evaluated(configure, tmp_path):
+def test_trained_model_translates_lines_and_is_evaluated(configure, tmp_path):
     config = configure(training={"steps": 2})
     train(config, tmp_path / "run", quiet=True)
 
-    def verb(*arguments, given=b""):
+    def verb(*arguments, stdin=b""):
         return subprocess.run(
             [sys.executable, "-m", "regard", *map(str, arguments)],
-            input=given, capture_output=True, timeout=120,
+            input=stdin, capture_output=True, timeout=120,
         )  # fmt: skip
 
-    done = verb("translate", "-m", tmp_path / "run", given=b"The dog slept.\n\nDas geht.")
+    done = verb("translate", "-m", tmp_path / "run", stdin=b"The dog slept.\n\nDas geht.")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(b"\n") == 3
     assert done.stdout.split(b"\n")[1] == b""
-    done = verb("translate", "-m", tmp_path / "run", given=b"fine\ncaf\xe9\n")
+    done = verb("translate", "-m", tmp_path / "run", stdin=b"fine\ncaf\xe9\n")
     assert (done.returncode, done.stderr) == (
         2,
         b"regard: standard input:2: not UTF-8 (byte 0xe9 at column 4)\n",
@@ -323,37 +323,37 @@ def test_a_trained_model_translates_lines_one_for_one_and_is_evaluated(configure
     assert line["parameters"] == sum(line["parts"].values())
 
 
-def spoil(path, how):
+def spoil(path, damage):
     text = Path(path).read_bytes().split(b"\n")
-    if how == "short":
+    if damage == "short":
         text = [*text[:-2], b""]
-    elif how == "bytes":
+    elif damage == "bytes":
         text[4] = b"caf\xe9"
     Path(path).write_bytes(b"\n".join(text))
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("damage", "message"),
     [("short", "train.de"), ("bytes", "train.de:5: not UTF-8"), ("gone", "train.de")],
 )
-def test_what_is_wrong_with_a_file_is_one_line_and_nothing_is_written(how, said, corpus, tmp_path):
+def test_damaged_file_prints_one_line_and_no_folder_is_written(damage, message, corpus, tmp_path):
     (source, target), valid = corpus
-    if how == "gone":
+    if damage == "gone":
         Path(target).unlink()
     else:
-        spoil(target, how)
+        spoil(target, damage)
     out = tmp_path / "run"
     done = run_train(
         "--task", "translate", "--train", source, target, "--valid", *valid, "--out", out
     )
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not out.exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--task", "translat"], "unknown task 'translat'; did you mean 'translate'?"),
         (["--task", "translate", "--set", "training.step=3"], "did you mean 'training.steps'?"),
@@ -385,9 +385,9 @@ def test_what_is_wrong_with_a_file_is_one_line_and_nothing_is_written(how, said,
         ),
     ],
 )
-def test_a_bad_option_is_one_line(arguments, said, corpus, tmp_path):
+def test_invalid_option_prints_one_line(arguments, message, corpus, tmp_path):
     done = run_train(*arguments, "--train", *corpus[0], "--out", tmp_path / "run")
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()

@@ -48,7 +48,7 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_an_interrupted_run_is_used_with_its_best_weights(interrupted):
+def test_interrupted_run_is_loaded_with_its_best_weights(interrupted):
     with pytest.warns(RegardWarning, match=r"using its best weights \(step 10\)$") as warned:
         model = regard.load(interrupted, "cpu")
     assert warned[0].filename == __file__
@@ -58,7 +58,7 @@ def test_an_interrupted_run_is_used_with_its_best_weights(interrupted):
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
-def test_without_best_weights_the_newest_checkpoint_is_used(damage, interrupted):
+def test_newest_checkpoint_is_used_without_best_weights(damage, interrupted):
     best = interrupted / "best.safetensors"
     best.unlink() if damage == "missing" else best.write_bytes(best.read_bytes()[:-4])
     shutil.rmtree(interrupted / "checkpoints/step-18/")
@@ -68,14 +68,14 @@ def test_without_best_weights_the_newest_checkpoint_is_used(damage, interrupted)
     assert same(model.transformer.state_dict(), load_file(newest / "model.safetensors"))
 
 
-def test_a_run_without_weights_is_refused_in_one_line(interrupted):
+def test_run_without_weights_is_refused(interrupted):
     (interrupted / "best.safetensors").unlink()
     shutil.rmtree(interrupted / "checkpoints")
     with pytest.raises(InputError, match="run has no weights yet"):
         regard.load(interrupted)
 
 
-def test_every_verb_uses_an_interrupted_run(interrupted, corpus, tmp_path, call):
+def test_every_verb_accepts_an_interrupted_run(interrupted, corpus, tmp_path, call):
     note = f"regard: {interrupted} has not finished training: using its best weights (step 10)\n"
     valid = corpus[1]
     for words in (
@@ -90,7 +90,7 @@ def test_every_verb_uses_an_interrupted_run(interrupted, corpus, tmp_path, call)
     assert regard.load(tmp_path / "packed").config.task == "translate"
 
 
-def test_finish_writes_what_the_end_of_training_would_have_written(
+def test_finish_writes_the_final_weights_and_the_run_can_be_resumed(
     interrupted, configure, tmp_path, call
 ):
     code, out, err = call("finish", interrupted, "--json")
@@ -140,7 +140,7 @@ def test_a_run_can_be_loaded_at_any_time_while_it_trains(configure, tmp_path):
     out, results = tmp_path / "run", []
     started, ended = threading.Event(), threading.Event()
 
-    def load_again_and_again():
+    def load_repeatedly():
         started.wait(60)
         while not ended.is_set():
             try:
@@ -151,7 +151,7 @@ def test_a_run_can_be_loaded_at_any_time_while_it_trains(configure, tmp_path):
             except Exception as error:  # noqa: BLE001
                 results.append(repr(error))
 
-    reader = threading.Thread(target=load_again_and_again)
+    reader = threading.Thread(target=load_repeatedly)
     reader.start()
     try:
         begin = Callbacks(on_validation=lambda _: started.set())
@@ -186,7 +186,7 @@ def test_a_kill_while_a_classifier_finishes_again_leaves_a_usable_run(tmp_path):
                  [{"text": t, "label": label} for t, label in rows], out=run, preset="tiny",
                  steps=2, settings=settings, quiet=True, device="cpu")  # fmt: skip
     labels = json.loads((run / "labels.json").read_text())
-    # another temperature than the one that will be fitted
+    # a temperature that differs from the fitted one
     (run / "labels.json").write_text(json.dumps(labels | {"temperature": 7.0}))
     weights = load_file(run / "model.safetensors")
     checksums = finish.file_checksums(run)

@@ -18,7 +18,11 @@ from regard.training.shipped import boxed, contents, folder_of
 
 def info_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "model", nargs="?", type=file_path, metavar="MODEL", help="a model folder or box:translate"
+        "model",
+        nargs="?",
+        type=file_path,
+        metavar="MODEL",
+        help="model folder, or a model in the box such as box:translate",
     )
     preset_option(verb)
     verb.add_argument(
@@ -27,13 +31,13 @@ def info_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     verb.add_argument(
         "--accept-changes", action="store_true",
-        help="record the files of MODEL as they are now, after an intended change",
+        help="store new checksums for MODEL after you have edited its files",
     )  # fmt: skip
     architecture_options(verb)
 
 
 def info(options: argparse.Namespace) -> int:
-    """Show the parameters of a model by part; without arguments: list the models in the box."""
+    """Show the parameters of a model by part, or list the models in the box."""
     chosen = (options.preset, options.vocab, options.style)
     if options.accept_changes and options.model is None:
         raise InputError("--accept-changes needs MODEL: the folder whose files were changed")
@@ -109,22 +113,26 @@ def show_box(as_objects: bool) -> None:
 
 
 def pack_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("model", type=file_path, metavar="RUN", help="the folder of a finished model")
+    verb.add_argument("model", type=file_path, metavar="RUN", help="folder of a trained model")
     verb.add_argument(
-        "--out", type=file_path, required=True, metavar="FOLDER", help="folder of the packed model"
+        "--out",
+        type=file_path,
+        required=True,
+        metavar="FOLDER",
+        help="folder to create for the int8 model",
     )
 
 
 def pack(options: argparse.Namespace) -> int:
-    """Write a copy of a model with int8 weights, a quarter of the size."""
+    """Write a copy of a model with int8 weights, about a quarter of the size."""
     from regard.box.pack import pack as pack_model
 
-    made = pack_model(options.model, options.out)
+    packed = pack_model(options.model, options.out)
     if options.json:
-        print(as_json(vars(made) | {"folder": str(made.folder)}))
+        print(as_json(vars(packed) | {"folder": str(packed.folder)}))
     else:
         print(
-            f"{visible_line(str(made.folder))} is ready: {made.parameters:,} parameters, all files "
-            f"{made.size:,} bytes (the weights alone were {made.before:,})"
+            f"{visible_line(str(packed.folder))} is ready: {packed.parameters:,} parameters, all "
+            f"files {packed.size:,} bytes (the weights alone were {packed.before:,})"
         )
     return 0

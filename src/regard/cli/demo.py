@@ -1,8 +1,8 @@
 """`regard demo`: train, translate and look at attention, in a few minutes on a laptop.
 
-The demo trains a model on the built-in corpus and translates sentences of its test set. What "it"
-becomes in German depends on an adjective at the far end of the sentence: the demo searches for the
-attention head that finds it, and draws it.
+The demo trains a model on the built-in corpus and translates sentences of its test set. The German
+translation of "it" depends on an adjective at the end of the sentence: the demo searches for the
+attention head that finds this adjective, and draws it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 
 def demo_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--out", type=file_path, default=Path("regard-demo"), metavar="DIR")
-    verb.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    verb.add_argument(
+        "--out", type=file_path, default=Path("regard-demo"), metavar="DIR",
+        help="folder to create for the data and the model (default: regard-demo)",
+    )  # fmt: skip
+    verb.add_argument("--quiet", action="store_true", help="show no progress on standard error")
 
 
 def demo(options: argparse.Namespace) -> int:
-    """Train on the built-in corpus, translate and report, in a few minutes."""
+    """Train a small model on the built-in corpus and translate with it, in a few minutes."""
     scores = run_demo(options.out, options.quiet, to_stderr=options.json)
     if options.json:
         print(as_json(scores))
@@ -92,14 +95,16 @@ def show(
     total: int,
     looks: list[PronounHead],
 ) -> None:
-    """Print translations, scores, and where the head for the pronoun looks."""
+    """Print translations, scores, and the weights of the head for the pronoun."""
     from rich.table import Table
 
     from regard.text.builtin import PRONOUN_SENTENCE
     from regard.view.curves import draw_curves
     from regard.view.pronoun import describe_heads
 
-    table = Table("sentences never seen in training", "what the model makes of them", expand=True)
+    table = Table(
+        "sentences that are not in the training data", "translations of the model", expand=True
+    )
     showcase = [english for english, _ in PRONOUN_SENTENCE]
     chosen = [i for i, (english, _) in enumerate(test) if english in showcase]
     for i in [*chosen, *range(len(test) // 6, len(test), len(test) // 6)]:
@@ -113,11 +118,11 @@ def show(
     )
     console.print("\n" + "\n".join(describe_heads(looks)) + "\n", soft_wrap=True)
     for name in ("pronoun.png", "pronoun.svg"):
-        console.print(f"the picture of it: {out / name}", soft_wrap=True)
+        console.print(f"picture of this head: {out / name}", soft_wrap=True)
     for path in draw_curves([out / "run"], None):
-        console.print(f"the curves of the training: {path}", soft_wrap=True)
+        console.print(f"training curves: {path}", soft_wrap=True)
     console.print(
-        "\nWhat to try next:\n"
+        "\nNext steps:\n"
         f"  regard translate -m {out}/run "
         '"The dog didn\'t cross the river because it was too deep."\n'
         f'  regard view attention -m {out}/run --out attention.html "The cat slept."\n'

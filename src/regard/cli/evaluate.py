@@ -14,7 +14,7 @@ from regard.tasks.task import cut_note, too_long
 if TYPE_CHECKING:
     from regard.tasks.evaluation import EvaluationReport
 
-SURE = 0.05  # a difference with a smaller p is called significant
+SIGNIFICANT = 0.05  # a difference with a smaller p is significant
 WIDE = 160  # columns of a table that is written to a file: one line for each metric
 LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 
@@ -22,22 +22,26 @@ LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 def evaluate_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--data", nargs="+", type=shared.file_name, required=True, metavar="FILE",
-        help=f"test data. {shared.file_formats()}; 5%%: the held-out part of the training data",
+        help="test data, or the percentage of the training data that was held out, e.g. 5%%; "
+        f"formats by task: {shared.file_formats()}",
     )  # fmt: skip
     shared.columns_option(verb)
     verb.add_argument(
-        "--against", type=shared.file_path, metavar="MODEL", help="model to compare with"
+        "--against",
+        type=shared.file_path,
+        metavar="MODEL",
+        help="second model to compare with (default: none)",
     )
     verb.add_argument(
         "--samples", type=shared.bounded(int, 1, 10_000), default=1000, metavar="N",
-        help="number of bootstrap samples for the intervals (default: 1000)",
+        help="number of bootstrap samples for confidence intervals (default: 1000)",
     )  # fmt: skip
     shared.decoding_options(verb)
     shared.model_to_use(verb, "translate")
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    """Compute the task's metrics with confidence intervals; --against: compare two models."""
+    """Evaluate a model on test data, with confidence intervals, or compare two models."""
     decoding = shared.chosen_decoding(options)
     from regard.device import keep_freed_memory
     from regard.predictor.loading import load
@@ -87,18 +91,19 @@ def show(report: EvaluationReport) -> None:
         for name in (f"against {Path(report.against).name}", "difference", "p", ""):
             table.add_column(name)
     for column in table.columns:
-        column.overflow = "fold"  # a name may be long, but must not lose its end
+        column.overflow = "fold"  # so that long names are wrapped, not cut
     for name, value in report.evaluation.scores.items():
         if name.endswith("_signature"):
             continue
         low, high = report.intervals.get(name, (None, None))
         cells = [name, str(value), "" if low is None else f"{low:.4g} to {high:.4g}"]
-        if (one := report.differences.get(name)) is not None:
-            verdict = "a difference" if one.p < SURE else "may be chance"
-            between = f"{one.difference:+.4g}"
-            if one.low is not None:
-                between += f" ({one.low:+.4g} to {one.high:+.4g})"
-            cells += [str(report.theirs[name]), between, f"{one.p:.4f}", verdict]
+        if (comparison := report.differences.get(name)) is not None:
+            significant = comparison.p < SIGNIFICANT
+            difference = f"{comparison.difference:+.4g}"
+            if comparison.low is not None:
+                difference += f" ({comparison.low:+.4g} to {comparison.high:+.4g})"
+            verdict = "significant" if significant else "not significant"
+            cells += [str(report.theirs[name]), difference, f"{comparison.p:.4f}", verdict]
         table.add_row(*cells)
     table.add_row("examples", f"{report.evaluation.count:,}")
     console.print(table)

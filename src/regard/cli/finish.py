@@ -13,7 +13,7 @@ def finish_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("folder", type=file_path, metavar="RUN", help="folder of an interrupted run")
     verb.add_argument(
         "--force", action="store_true",
-        help="continue without damaged checkpoints, which may change the final weights",
+        help="ignore damaged checkpoints instead of stopping; the final weights may differ",
     )  # fmt: skip
     machine_options(verb)
 

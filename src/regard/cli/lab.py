@@ -1,5 +1,5 @@
 """`regard lab ...`: the measurements of the architecture, and their options. torch is imported only
-when one is made."""
+when a measurement runs."""
 
 from __future__ import annotations
 
@@ -49,9 +49,14 @@ def number(
 def common_options(
     verb: argparse.ArgumentParser, command: str, seeds: str = "", steps: str = "", seconds: str = ""
 ) -> None:
-    """The options that most measurements have.
+    """Add the options that most measurements have.
 
-    seeds: the default seeds; steps, seconds: the help texts; empty: there is no such option.
+    Args:
+        verb: the parser of the measurement.
+        command: its name, for the default of --out.
+        seeds: the default seeds; empty: no option --seed.
+        steps: the help text of --steps; empty: no such option.
+        seconds: the help text of --seconds; empty: no such option.
     """
     if steps:
         verb.add_argument("--steps", type=STEPS, metavar="N", help=steps)
@@ -62,7 +67,7 @@ def common_options(
         default = [int(seed) for seed in seeds.split()]
         verb.add_argument("--seed", nargs="+", type=SEED, default=default, metavar="N", help=text)
     out = f"regard-{command}"
-    text = f"folder of the report (default: {out})"
+    text = f"folder to write the report to (default: {out})"
     verb.add_argument("--out", type=file_path, default=Path(out), metavar="DIR", help=text)
     machine_options(verb)
 
@@ -79,18 +84,19 @@ def layer_options(
 
 def training_options(verb: argparse.ArgumentParser, command: str, settable: str) -> None:
     for split, text in (
-        ("train", "translate: SOURCE TARGET (default: the built-in corpus)"),
-        ("valid", "held-out data, for the learning curves"),
-        ("test", "data for measuring quality (default: --valid)"),
+        ("train", "training data; for translate: SOURCE TARGET (default: the built-in corpus)"),
+        ("valid", "validation data for the learning curves; required with --train"),
+        ("test", "test data for the scores (default: --valid)"),
     ):
         verb.add_argument(f"--{split}", nargs="+", type=file_name, metavar="FILE", help=text)
     default = "(default: tiny; for the built-in corpus 2 + 2 layers)"
-    verb.add_argument("--preset", help=f"{' | '.join(PRESETS)} {default}")
+    verb.add_argument("--preset", help=f"model size: {', '.join(PRESETS)} {default}")
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
-        help=f"change one option; {settable}; repeatable",
+        help=f"set one option {settable}; may be repeated",
     )  # fmt: skip
-    common_options(verb, command, "1", "steps of each training run")
+    steps = "training steps of each run (default: 2000; 600 for the built-in corpus)"
+    common_options(verb, command, "1", steps)
 
 
 def chosen_training(options: argparse.Namespace) -> TrainingOptions:
@@ -107,12 +113,14 @@ def chosen_training(options: argparse.Namespace) -> TrainingOptions:
 
 
 def styles_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--task", default="translate", help="translate | classify")
-    training_options(verb, "styles", "layers are the encoder-decoder's")
+    verb.add_argument(
+        "--task", default="translate", help="translate or classify (default: translate)"
+    )
+    training_options(verb, "styles", "(model.layers counts those of the encoder-decoder)")
 
 
 def styles(options: argparse.Namespace) -> int:
-    """Train the three styles on one task; compare quality, parameters and time."""
+    """Compare the three architecture styles on one task: quality, parameters and time."""
     chosen = chosen_training(options)
     from regard.lab.styles.measure import measure_styles
 
@@ -120,18 +128,20 @@ def styles(options: argparse.Namespace) -> int:
 
 
 def ablate_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--task", default="translate", help="translate | classify | answer")
+    verb.add_argument(
+        "--task", default="translate", help="translate, classify or answer (default: translate)"
+    )
     groups = "; ".join(f"{group}: {text}" for group, text in GROUPS.items())
     verb.add_argument(
         "--rows", nargs="+", default=list(GROUPS), metavar="ROW",
-        help=f"groups or single rows (A-heads-1); all: {groups}",
+        help=f"groups of variants, or single ones such as A-heads-1 (default: all). {groups}",
     )  # fmt: skip
-    number(verb, "--jobs", bounded(int, 1, 1024), 1, "parallel training runs")
-    training_options(verb, "ablate", "of the base, and so of all rows")
+    number(verb, "--jobs", bounded(int, 1, 1024), 1, "number of training runs in parallel")
+    training_options(verb, "ablate", "of the base model and of all variants")
 
 
 def ablate(options: argparse.Namespace) -> int:
-    """Train variations of a model on your data; table 3 of the paper, with significance."""
+    """Train variants of a model and compare them, as in table 3 of the paper."""
     chosen = chosen_training(options)
     from regard.lab.ablate.measure import measure_ablation
 
@@ -144,10 +154,12 @@ def ablate(options: argparse.Namespace) -> int:
 
 
 def recall_training_options(verb: argparse.ArgumentParser, command: str) -> None:
-    layer_options(verb, list(LAYER_KINDS), " | ".join(LAYER_KINDS), WINDOW, KERNEL)
-    number(verb, "--layers", bounded(int, 1, 64), 2, "layers of each model")
+    kinds = f"kinds of layers: {', '.join(LAYER_KINDS)}"
+    layer_options(verb, list(LAYER_KINDS), kinds, WINDOW, KERNEL)
+    number(verb, "--layers", bounded(int, 1, 64), 2, "number of layers of each model")
     number(verb, "--d-model", bounded(int, 1, MOST_WIDTH), 64, "width of each model")
-    steps, seconds = "training steps, instead of --seconds", "training time per model (default: 8)"
+    steps = "training steps of each model, instead of --seconds"
+    seconds = "training time of each model in seconds (default: 8)"
     common_options(verb, command, "1 2 3", steps, seconds)
 
 
@@ -167,7 +179,7 @@ def path_options(verb: argparse.ArgumentParser) -> None:
 
 
 def path(options: argparse.Namespace) -> int:
-    """Gradient from the last output to the input t steps back, before and after training."""
+    """Measure the gradient from the last output to the input t steps back."""
     from regard.lab.path.measure import measure_path
 
     training = chosen_recall_training(options)
@@ -177,13 +189,14 @@ def path(options: argparse.Namespace) -> int:
 def recall_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--distances", nargs="+", type=bounded(int, 1, MOST_LENGTH), metavar="N",
-        default=[2**i for i in range(10)], help="steps back (default: 1 2 4 ... 512)",
+        default=[2**i for i in range(10)],
+        help="distances to recall from, in tokens (default: 1 2 4 ... 512)",
     )  # fmt: skip
     recall_training_options(verb, "recall")
 
 
 def recall(options: argparse.Namespace) -> int:
-    """Accuracy at recalling a token n steps back, for equal training time."""
+    """Measure the accuracy of recalling a token n steps back, for equal training time."""
     from regard.lab.recall.measure import measure_recall
 
     training = chosen_recall_training(options)
@@ -194,18 +207,19 @@ def recall(options: argparse.Namespace) -> int:
 
 
 def positions_options(verb: argparse.ArgumentParser) -> None:
-    number(verb, "--length", LENGTH, 256, "positions")
+    number(verb, "--length", LENGTH, 256, "number of positions")
     number(verb, "--d-model", D_MODEL, 512, "width of the sinusoids")
     verb.add_argument(
         "--base", nargs="+", type=BASE, default=[100.0, 10_000.0], metavar="X",
         help="bases of the sinusoids (default: 100 10000)",
     )  # fmt: skip
-    steps, seconds = "steps of each run (default: 800)", "time of each run, instead of --steps"
+    steps = "training steps of each run (default: 800)"
+    seconds = "training time of each run in seconds, instead of --steps"
     common_options(verb, "positions", "1 2 3", steps, seconds)
 
 
 def positions(options: argparse.Namespace) -> int:
-    """Sinusoids against theory; sinusoidal, learned, rotary and no positions at new lengths."""
+    """Compare positional encodings with theory, and on sequences longer than in training."""
     from regard.lab.positions.measure import PositionsOptions, measure_positions
 
     chosen = PositionsOptions(
@@ -223,13 +237,16 @@ def complexity_options(verb: argparse.ArgumentParser) -> None:
     ):
         kind = bounded(int, 2, most)
         verb.add_argument(name, nargs="+", type=kind, default=[], metavar=letter, help=text)
-    number(verb, "--limit", SECONDS, 1.0, "skip a pass that would take longer", metavar="SECONDS")
-    verb.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
+    number(verb, "--limit", SECONDS, 1.0, "skip a pass that takes longer", metavar="SECONDS")
+    verb.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16"),
+        help="data type of matrix products (default: auto, bfloat16 where it is faster)",
+    )  # fmt: skip
     common_options(verb, "complexity")
 
 
 def complexity(options: argparse.Namespace) -> int:
-    """Measure the paper's table 1: operations, sequential steps, path length, time, memory."""
+    """Measure table 1 of the paper: operations, sequential steps, path length, time, memory."""
     from regard.lab.complexity.measure import measure_complexity
     from regard.lab.complexity.report import make_report
 

@@ -46,8 +46,7 @@ Command = Callable[[argparse.Namespace], int]  # returns the exit code
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors that suggest what was probably meant. main() prints them like
-    all other errors."""
+    """argparse with one-line errors and suggestions. main() prints them like all other errors."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse's own method ignores a full disk
@@ -116,8 +115,9 @@ class Parser(argparse.ArgumentParser):
 def build_parser(arguments: Sequence[str] | None = None) -> Parser:
     """The parser of the command line; `options.run` of its result is the command.
 
-    arguments: what will be parsed; commands that it does not name get no options, which saves time.
+    arguments: the command line; commands that it does not name get no options, which saves time.
     """
+    debug = "show the full traceback of an error"
 
     def add(
         verbs: Any, name: str, run: Command, options: Callable[[Parser], None], text: str = ""
@@ -127,14 +127,14 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
         if arguments is None or name in arguments:
             options(verb)
             verb.add_argument("--json", action="store_true", help="print one JSON object per line")
-            verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
+            verb.add_argument("--debug", action="store_true", help=debug)
             verb.set_defaults(run=run)
 
     parser = Parser(
         prog="regard", description="Train, use and understand Transformer models. Try: regard demo"
     )
     parser.add_argument("--version", action="version", version=f"regard {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help=debug)
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
     add(verbs, "demo", demo, demo_options)
     add(verbs, "train", train, train_options)
@@ -147,10 +147,11 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
     add(verbs, "info", info, info_options)
     add(verbs, "pack", pack, pack_options)
     for name, help, title, metavar, group in (
-        ("view", "draw what a model does", "views", "VIEW", VIEWS),
-        ("lab", "measure the architecture", "measurements", "MEASUREMENT", LABS),
+        ("view", "Draw attention, positions or training curves.", "views", "VIEW", VIEWS),
+        ("lab", "Measure properties of the architecture.", "measurements", "MEASUREMENT", LABS),
     ):
-        several = verbs.add_parser(name, help=help)
+        brief = help[0].lower() + help[1:].rstrip(".")
+        several = verbs.add_parser(name, help=brief, description=help)
         children = several.add_subparsers(title=title, metavar=metavar, required=True)
         for child, run, options in group:
             add(children, child, run, options)
@@ -160,7 +161,7 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
 def main() -> None:
     """Run the command line and turn every way it can end into an exit code."""
     # How long a thread spins before it sleeps, read when torch is loaded. The default spins for
-    # milliseconds: on a machine that also does something else, training ran at half the speed.
+    # milliseconds, which halves the training speed on a machine with other busy processes.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     atexit.register(gc.freeze)  # do not collect torch's objects when the process ends
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -192,10 +193,11 @@ def main() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """One Ctrl-C ends this with a KeyboardInterrupt, wherever it falls.
+    """Make one Ctrl-C end the block with a KeyboardInterrupt, whatever code is running.
 
     Python drops an exception that is raised in a finaliser, and libraries in C drop or rename one
-    that is raised while they call Python. So it is raised again until it arrives here.
+    that is raised while they call Python. The handler therefore raises it
+    again until it arrives here.
     """
     pressed = False
 
@@ -204,25 +206,25 @@ def interruptible() -> Iterator[None]:
         pressed = True
         torch = sys.modules.get("torch")
         if torch and getattr(torch.__spec__, "_initializing", False):
-            os._exit(130)  # an exception would abort the process; there is nothing to save yet
+            os._exit(130)  # an exception would abort the process; no work is lost yet
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         raise KeyboardInterrupt
 
-    def dropped(what: Any) -> None:
-        if what.exc_type is not KeyboardInterrupt:
-            say(what)
+    def report_unraisable(event: Any) -> None:
+        if event.exc_type is not KeyboardInterrupt:
+            previous_hook(event)
 
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # a script in the background, for example, ignores it
         return
     previous = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGALRM)}
-    say, sys.unraisablehook = sys.unraisablehook, dropped
+    previous_hook, sys.unraisablehook = sys.unraisablehook, report_unraisable
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        sys.unraisablehook = say
+        sys.unraisablehook = previous_hook
         for number, handler in previous.items():
             signal.signal(number, handler)
         if pressed:
@@ -232,7 +234,7 @@ def interruptible() -> Iterator[None]:
 def run(arguments: list[str]) -> int:
     """Parse the command line and run its verb."""
     for word in arguments:
-        if any("\ud800" <= sign <= "\udfff" for sign in word):
+        if any("\ud800" <= character <= "\udfff" for character in word):
             raise InputError(f"an argument is not UTF-8: {shortened(word)!r}")
     try:
         options = build_parser(arguments).parse_args(arguments or ["--help"])

@@ -23,7 +23,7 @@ from regard.training.shipped import boxed
 
 Number = TypeVar("Number", int, float)
 
-SHOWN = 40  # characters of a value that a message shows
+SHOWN_CHARACTERS = 40  # of a value in a message
 MOST_SEED = 2**32 - 1  # other seeds are derived from it, which must fit into 64 bits
 MOST_STEPS = 10**9
 MOST_SECONDS = 10.0**6
@@ -34,9 +34,17 @@ MOST_WIDTH = 10**6  # features, keys of a window or of a kernel
 def bounded(
     kind: type[Number], least: Number, most: Number, why: str = "", above: bool = False
 ) -> Callable[[str], Number]:
-    """An argparse type: a finite number from `least` to `most`.
+    """Make an argparse type: a finite number from `least` to `most`.
 
-    why: the reason for the bounds, for the message; above: exclude `least` itself
+    Args:
+        kind: int or float.
+        least: the lower bound.
+        most: the upper bound.
+        why: the reason for the bounds, for the error message.
+        above: exclude `least` itself.
+
+    Returns:
+        A function that converts a string, or raises ArgumentTypeError.
     """
     name = "an integer" if kind is int else "a number"
 
@@ -47,14 +55,14 @@ def bounded(
             raise ArgumentTypeError(f"must be {name}, not {shortened(text)!r}") from None
         if isinstance(value, float) and not math.isfinite(value):
             raise ArgumentTypeError(f"must be finite, not {value}")
-        shown = f"{value:g}" if kind is float else shortened(str(value))
+        printed = f"{value:g}" if kind is float else shortened(str(value))
         reason = f": {why}" if why else ""
         if value < least or (above and value == least):
             bound = f"above {least:g}" if above else f"at least {least:,}"
-            raise ArgumentTypeError(f"must be {bound}, not {shown}{reason}")
+            raise ArgumentTypeError(f"must be {bound}, not {printed}{reason}")
         if value > most:
             limit = f"{most:,}" if kind is int else f"{most:g}"
-            raise ArgumentTypeError(f"must be at most {limit}, not {shown}{reason}")
+            raise ArgumentTypeError(f"must be at most {limit}, not {printed}{reason}")
         return value
 
     parse.__name__ = kind.__name__  # argparse uses it in its own messages
@@ -91,11 +99,12 @@ def columns(text: str) -> dict[str, str]:
 
 
 def shortened(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    """The text, or its beginning if it is too long for a message."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
 
 
 def device_name(text: str) -> str:
-    """The name of a device; whether there is such a device is checked when it is used."""
+    """An argparse type: the name of a device, which is checked again when it is used."""
     kind, colon, index = text.partition(":")
     if kind not in ("auto", "cpu", "cuda", "mps") or (colon and not index.isdecimal()):
         raise ArgumentTypeError(f"{text!r} is not auto, cpu, cuda, cuda:INDEX or mps")
@@ -108,7 +117,7 @@ def device_name(text: str) -> str:
 def machine_options(verb: ArgumentParser) -> None:
     verb.add_argument(
         "--device", default="auto", type=device_name, metavar="DEVICE",
-        help="auto, cpu, cuda, cuda:INDEX or mps (default: auto, the GPU if there is one)",
+        help="auto, cpu, cuda, cuda:INDEX or mps (default: auto, a GPU if available)",
     )  # fmt: skip
     verb.add_argument("--quiet", action="store_true", help="show no progress on standard error")
 
@@ -116,73 +125,83 @@ def machine_options(verb: ArgumentParser) -> None:
 def columns_option(verb: ArgumentParser) -> None:
     verb.add_argument(
         "--columns", type=columns, metavar="FIELD=COLUMN,...",
-        help="columns of a table by field, e.g. text=review,label=stars (default: the usual names)",
+        help="names of table columns, e.g. text=review,label=stars (default: detected by name)",
     )  # fmt: skip
 
 
 def model_to_use(verb: ArgumentParser, task: str) -> None:
-    """`-m`; the default is the model in the box for this task."""
+    """Add the options for a trained model; the default is the model in the box for the task."""
     verb.add_argument(
         "-m", "--model", type=file_path, default=Path(boxed(task)), metavar="MODEL",
-        help=f"folder of a trained model (default: {boxed(task)}, which comes with the package)",
+        help=f"folder of a trained model, or a model in the box (default: {boxed(task)})",
     )  # fmt: skip
     verb.add_argument(
         "--dtype", default="auto", choices=DTYPES,
-        help="precision of the weights; int8 is the smallest (default: auto)",
+        help="data type of the weights (default: auto, bfloat16 on CUDA, otherwise float32)",
     )  # fmt: skip
     machine_options(verb)
 
 
 def preset_option(verb: ArgumentParser, default: str = "base") -> None:
     names = ", ".join(PRESETS)
-    verb.add_argument("--preset", help=f"sizes of the model: {names} (default: {default})")
+    verb.add_argument("--preset", help=f"model size: {names} (default: {default})")
 
 
-def architecture_options(verb: ArgumentParser) -> None:
-    verb.add_argument("--style", help=f"stacks of the model: {', '.join(STYLES)}")
+def architecture_options(verb: ArgumentParser, style: str = STYLES[0]) -> None:
+    """Add --style, with its default for the help text, and --set."""
+    verb.add_argument("--style", help=f"architecture: {', '.join(STYLES)} (default: {style})")
     verb.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", dest="assignments",
-        help="change one option, e.g. model.norm_first=true; may be repeated "
-        "",
+        help="set one configuration option, e.g. model.norm_first=true; may be repeated",
     )  # fmt: skip
 
 
-def text_options(verb: ArgumentParser, task: str, what: str = "TEXT") -> None:
-    verb.add_argument("texts", nargs="*", metavar=what, help="default: the lines of standard input")
+def text_options(verb: ArgumentParser, task: str, metavar: str = "TEXT") -> None:
+    text = "one or more inputs (default: the lines of standard input)"
+    verb.add_argument("texts", nargs="*", metavar=metavar, help=text)
     model_to_use(verb, task)
 
 
 def decoding_options(verb: ArgumentParser) -> None:
-    """Every option of the section `decoding`; the default is the value of the model."""
+    """Add an option for each key of the section `decoding`."""
+    group = verb.add_argument_group(
+        "decoding", "The section `decoding` of the model's config.yaml overrides these defaults."
+    )
+    defaults = DecodingConfig()
     for name, kind, text in (
-        ("beam", int, "number of hypotheses of beam search; 1 is greedy search"),
-        ("n-best", int, "number of outputs for each text, best first, separated by tabs"),
-        ("length-penalty", float, "higher values favour longer outputs; the paper uses 0.6"),
+        ("beam", int, "number of hypotheses in beam search; 1 is greedy search"),
+        ("n-best", int, "number of outputs per input, best first, separated by tabs"),
+        ("length-penalty", float, "length penalty; higher values favour longer outputs"),
         ("max-length", int,
-         "most tokens of an output (translate, answer: beyond the length of the source)"),
-        ("min-length", int, "fewest tokens of an output"),
-        ("no-repeat", int, "never repeat a sequence of N tokens in an output; 0: no limit"),
-        ("temperature", float, "sample instead of searching if it is above 0"),
-        ("top-k", int, "sample from the N most probable tokens; 0: from all"),
-        ("top-p", float, "sample from the most probable tokens with this total probability"),
+         "maximum number of output tokens; translate, answer: beyond the source length"),
+        ("min-length", int, "minimum number of output tokens"),
+        ("no-repeat", int, "do not repeat any sequence of N tokens in an output; 0: no limit"),
+        ("temperature", float, "sampling temperature; 0: search instead of sampling"),
+        ("top-k", int, "sample from the N most probable tokens; 0: from all tokens"),
+        ("top-p", float,
+         "sample from the most probable tokens with this total probability; 1: from all"),
         ("seed", int, "random seed for sampling"),
     ):  # fmt: skip
-        verb.add_argument(f"--{name}", type=kind, metavar="N" if kind is int else "X", help=text)
-    verb.add_argument(
+        default = getattr(defaults, name.replace("-", "_"))
+        group.add_argument(
+            f"--{name}", type=kind, metavar="N" if kind is int else "X",
+            help=f"{text} (default: {default:g})",
+        )  # fmt: skip
+    group.add_argument(
         "--set", action="append", default=[], metavar="decoding.key=value", dest="assignments",
-        help="change one option of decoding, e.g. decoding.beam=8; may be repeated",
+        help="set one option of decoding, e.g. decoding.beam=8; may be repeated",
     )  # fmt: skip
 
 
 def chosen_decoding(options: Namespace) -> dict[str, Any]:
     """The options of decoding that the user chose."""
-    given = {f.name: getattr(options, f.name, None) for f in fields(DecodingConfig)}
+    options_set = {f.name: getattr(options, f.name, None) for f in fields(DecodingConfig)}
     changes = section_settings(options.assignments, "decoding")
-    return changes | {k: v for k, v in given.items() if v is not None}
+    return changes | {k: v for k, v in options_set.items() if v is not None}
 
 
 def add_option(verb: ArgumentParser, option: Option) -> None:
-    """An option that a task declares."""
+    """Add an option that a task declares."""
     flag = f"--{option.name}"
     if option.kind is bool and option.default:
         name = f"--no-{option.name}"

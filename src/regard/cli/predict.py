@@ -1,8 +1,8 @@
 """The commands that use a trained model: one for each task, and `regard search`.
 
-Each takes texts, or lines of standard input, and prints one prediction for each, in order. A task
-declares its own options and how a prediction is printed; output.py prints, and is imported with
-torch when a command runs.
+Each reads texts, or lines of standard input, and prints one prediction for each, in order. A task
+declares its own options and the format of its predictions. output.py prints them; it is imported
+with torch when a command runs.
 """
 
 from __future__ import annotations
@@ -48,18 +48,23 @@ def search_options(verb: argparse.ArgumentParser) -> None:
     shared.text_options(verb, "embed", "QUERY")
     verb.add_argument(
         "--documents", required=True, type=shared.file_path, metavar="FILE",
-        help="one document per line",
+        help="file with one document per line",
     )  # fmt: skip
     verb.add_argument(
         "--top", type=shared.bounded(int, 1, 1_000_000), default=5, metavar="N",
-        help="lines for each query (default: 5)",
+        help="number of results per query (default: 5)",
     )  # fmt: skip
-    verb.add_argument("--index", type=shared.file_path, metavar="DIR", help="folder for the index")
-    verb.add_argument("--rebuild", action="store_true", help="rebuild the index")
+    verb.add_argument(
+        "--index", type=shared.file_path, metavar="DIR",
+        help="folder to store the index in (default: the cache)",
+    )  # fmt: skip
+    verb.add_argument(
+        "--rebuild", action="store_true", help="rebuild the index even if it is up to date"
+    )
 
 
 def search(options: argparse.Namespace) -> int:
-    """Rank the lines of a file for a query: score, line number and text, with tabs between."""
+    """Find the lines of a file that are most similar to a query; print score, line number, text."""
     from regard.cli.output import print_hits
 
     print_hits(opened(options), options)
@@ -67,8 +72,8 @@ def search(options: argparse.Namespace) -> int:
 
 
 def hurried(options: argparse.Namespace) -> bool:
-    """Whether a person waits for one prediction: not if native code is necessary, nor if so much is
-    read, from standard input or from documents, that waiting for native code is faster."""
+    """Whether a person waits for one prediction. False if native code is required, or if there is
+    so much input that compiling native code first is faster."""
     if not hasattr(options, "texts") or options.dtype == "int8":
         return False
     documents = getattr(options, "documents", None)
@@ -79,8 +84,8 @@ def hurried(options: argparse.Namespace) -> bool:
 
 @contextmanager
 def at_once(hurried: bool) -> Iterator[None]:
-    """If a person waits: do not compile native code, and do not search for garbage among the
-    million objects that torch creates when it is imported."""
+    """If a person waits: do not compile native code, and disable the garbage collector, which would
+    visit the million objects that torch creates when it is imported."""
     if not hurried:
         yield
         return
@@ -97,6 +102,7 @@ def at_once(hurried: bool) -> Iterator[None]:
 
 
 def opened(options: argparse.Namespace) -> Model:
+    """The model that the options name."""
     from regard.device import keep_freed_memory
     from regard.predictor.loading import load
 

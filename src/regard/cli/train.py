@@ -31,14 +31,15 @@ TRAINING = ("steps", "epochs", "learning_rate", "batch_tokens", "seed", "dtype")
 
 
 def train_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--task", help=f"what to train for: {', '.join(task_names())}")
+    verb.add_argument("--task", help=f"one of {', '.join(task_names())}")
     verb.add_argument(
         "--train", nargs="+", type=file_name, metavar="FILE",
-        help=f"training data. {file_formats()}",
+        help=f"training data; formats by task: {file_formats()}",
     )  # fmt: skip
     verb.add_argument(
         "--valid", nargs="+", type=file_name, metavar="FILE",
-        help="validation data, or a percentage of the training data to hold out, e.g. 5%%",
+        help="validation data, or a percentage of the training data to hold out, e.g. 5%% "
+        "(default: no validation)",
     )  # fmt: skip
     columns_option(verb)
     verb.add_argument(
@@ -46,15 +47,20 @@ def train_options(verb: argparse.ArgumentParser) -> None:
         help="folder to write the model and its checkpoints to",
     )  # fmt: skip
     preset_option(verb, "chosen by the amount of data and the device")
-    verb.add_argument("--config", type=file_path, metavar="FILE.yaml", help="file of options")
+    verb.add_argument(
+        "--config",
+        type=file_path,
+        metavar="FILE.yaml",
+        help="YAML file of settings; options of the command line override it",
+    )
     verb.add_argument(
         "--from", type=file_path, metavar="MODEL", dest="start_from",
-        help="start from this model's weights (fine-tuning)",
+        help="start from this model's weights (fine-tuning; default: random weights)",
     )  # fmt: skip
-    verb.add_argument("--resume", action="store_true", help="continue an interrupted run")
+    verb.add_argument("--resume", action="store_true", help="continue the interrupted run in --out")
     verb.add_argument(
         "--force", action="store_true",
-        help="with --resume: continue without damaged checkpoints",
+        help="with --resume: ignore damaged checkpoints instead of stopping",
     )  # fmt: skip
     verb.add_argument(
         "--steps", type=STEPS, metavar="N", help="number of optimiser steps (default: 2000)"
@@ -65,10 +71,10 @@ def train_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     verb.add_argument(
         "--learning-rate", type=bounded(float, 0.0, 1e40, above=True), metavar="X",
-        help="highest learning rate (default: (d_model * warmup)^-0.5, or a tenth with --from)",
+        help="peak learning rate (default: (d_model * warmup)^-0.5; with --from a tenth of it)",
     )  # fmt: skip
     verb.add_argument(
-        "--batch-tokens", type=STEPS, metavar="N", help="tokens of a batch (default: 4096)"
+        "--batch-tokens", type=STEPS, metavar="N", help="tokens per batch (default: 4096)"
     )
     verb.add_argument(
         "--seed", type=bounded(int, 0, 2**63 - 1), metavar="N",
@@ -76,32 +82,35 @@ def train_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     verb.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"),
-        help="precision of matrix products (default: auto, bfloat16 where it is faster)",
+        help="data type of matrix products (default: auto, bfloat16 where it is faster)",
     )  # fmt: skip
-    architecture_options(verb)
+    architecture_options(verb, "depends on the task")
     machine_options(verb)
 
 
 def train(options: argparse.Namespace) -> int:
-    """Train a model on text files and write its folder."""
+    """Train a model on text files and write a model folder."""
     values = read_yaml(options.config) if options.config else {}
     task = options.task or values.pop("task", None)
     values.pop("task", None)
     if options.steps is not None and options.epochs is not None:
-        raise InputError("--steps and --epochs cannot be combined: they are two ways to end")
-    given: dict[str, dict[str, Any]] = {
+        raise InputError("--steps and --epochs cannot be combined: set one of them")
+    selected: dict[str, dict[str, Any]] = {
         "data": {
             "train": options.train, "valid": options.valid, "columns": options.columns,
         },
         "model": {"style": options.style},
         "training": {name: getattr(options, name) for name in TRAINING},
     }  # fmt: skip
-    given = {s: {k: v for k, v in keys.items() if v is not None} for s, keys in given.items()}
-    for changes in (given, settings(options.assignments)):
+    selected = {
+        section: {key: value for key, value in keys.items() if value is not None}
+        for section, keys in selected.items()
+    }
+    for changes in (selected, settings(options.assignments)):
         for section, keys in changes.items():
             before = dict(values.get(section, {}))
             for name, other in (("steps", "epochs"), ("epochs", "steps")):
-                if name in keys:  # it replaces what the file says about the length of training
+                if name in keys:  # it replaces the length of training that the file sets
                     before.pop(other, None)
             values[section] = {**before, **keys}
     plan = None
@@ -115,7 +124,7 @@ def train(options: argparse.Namespace) -> int:
             say=partial(print_choice, quiet=options.quiet),
         )  # fmt: skip
     elif not options.resume or any(values.values()) or options.preset or options.start_from:
-        raise InputError("--task and --train are needed (see: regard train --help)")
+        raise InputError("--task and --train are required (see: regard train --help)")
     from regard.tasks.train import train_config
     from regard.training.callbacks import Callbacks
 

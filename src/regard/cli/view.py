@@ -1,4 +1,4 @@
-"""`regard view ...`: the options of each view. torch is imported only when a view is made."""
+"""`regard view ...`: the options of each view. torch is imported only when a view is drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYER = bounded(int, 1, 1_000_000)  # the model sets the actual bound
 
 
 def walk_options(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("text", metavar="TEXT", help="a sentence of at most 300 characters")
+    verb.add_argument("text", metavar="TEXT", help="sentence of at most 300 characters")
     verb.add_argument(
         "--target", metavar="TEXT", help="target sentence of the decoder (default: TEXT)"
     )
@@ -61,10 +61,13 @@ def print_files(paths: list[Path], options: argparse.Namespace) -> int:
 
 def curves_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "runs", nargs="+", type=file_path, metavar="RUN", help="folders of training runs"
+        "runs", nargs="+", type=file_path, metavar="RUN", help="folder of a training run"
     )
     verb.add_argument(
-        "--out", type=file_path, metavar="FILE.png", help="picture (default: RUN/curves.png)"
+        "--out",
+        type=file_path,
+        metavar="FILE.png",
+        help="file to write, as PNG and SVG (default: RUN/curves.png)",
     )
 
 
@@ -82,7 +85,7 @@ def positions_options(verb: argparse.ArgumentParser) -> None:
         "--model",
         type=file_path,
         metavar="MODEL",
-        help="trained model (default: the formula)",
+        help="trained model (default: the sinusoids of the paper)",
     )
     verb.add_argument(
         "--length", type=LENGTH, metavar="N", help="number of positions (default: 256)"
@@ -94,7 +97,10 @@ def positions_options(verb: argparse.ArgumentParser) -> None:
         "--base", type=BASE, metavar="X", help="base of the wavelengths (default: 10000)"
     )
     verb.add_argument(
-        "--out", type=file_path, metavar="FILE.png", help="picture (default: positions.png)"
+        "--out",
+        type=file_path,
+        metavar="FILE.png",
+        help="file to write, as PNG and SVG (default: positions.png)",
     )
 
 
@@ -109,25 +115,33 @@ def positions(options: argparse.Namespace) -> int:
 
 def attention_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "text", nargs="?", metavar="TEXT", help="input (default: one line of standard input)"
+        "text", nargs="?", metavar="TEXT", help="input text (default: one line of standard input)"
     )
-    verb.add_argument("--target", metavar="TEXT", help="target (default: the model's prediction)")
-    verb.add_argument("--context", metavar="TEXT", help="context of a question")
+    verb.add_argument(
+        "--target", metavar="TEXT", help="target text (default: the model's prediction)"
+    )
+    verb.add_argument(
+        "--context", metavar="TEXT", help="context of the question (task answer only)"
+    )
     verb.add_argument(
         "--stack", choices=("encoder", "decoder", "cross"),
-        help="which attention (default: cross, or the only one of the model)",
+        help="which attention (default: cross, or the only one that the model has)",
     )  # fmt: skip
     verb.add_argument(
         "--kind", choices=("grid", "head", "lines", "mean", "rollout"), default="grid",
-        help="grid: all heads; head or lines: one head; mean: the mean of all heads; rollout: all "
+        help="grid: all heads; head, lines: one head; mean: the mean of all heads; rollout: all "
         "layers combined (default: grid)",
     )  # fmt: skip
-    verb.add_argument("--layer", type=LAYER, metavar="N", help="layer, from 1 (default: the last)")
-    verb.add_argument("--head", type=LAYER, metavar="N", help="head, from 1 (default: the first)")
+    verb.add_argument(
+        "--layer", type=LAYER, metavar="N", help="number of the layer, from 1 (default: the last)"
+    )
+    verb.add_argument(
+        "--head", type=LAYER, metavar="N", help="number of the head, from 1 (default: the first)"
+    )
     verb.add_argument(
         "--out", type=file_path, metavar="FILE",
-        help="NAME.png or NAME.svg (both are written) or NAME.html (default: MODEL/attention.png, "
-        "or attention.png for a model in the box)",
+        help="file to write: .png or .svg (both are written) or .html (default: "
+        "MODEL/attention.png, or attention.png for a model in the box)",
     )  # fmt: skip
     model_to_use(verb, "translate")
 

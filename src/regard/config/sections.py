@@ -117,7 +117,14 @@ class DataConfig:
 
     @staticmethod
     def is_percentage(names: Sequence[str]) -> bool:
-        """Whether names of files are really a percentage of the training data: ["5%"]."""
+        """Whether the value of `valid` is a percentage of the training data.
+
+        Args:
+            names: names of files, or ["5%"].
+
+        Returns:
+            True for a percentage.
+        """
         return any(re.fullmatch(r"\d{1,9}(\.\d{1,9})?%", name) for name in names)
 
 

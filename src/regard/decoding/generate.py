@@ -78,8 +78,10 @@ def generate(
         source: the input of the encoder: `Packed`, a list of lists of token ids, or a padded tensor
             [B, T] with source_lengths or source_mask.
         prompt: the tokens that each output continues, in the same forms.
-        source_lengths, source_mask: which tokens of a padded source are real, see `Packed`.
-        prompt_lengths, prompt_mask: the same for a padded prompt.
+        source_lengths: [B], the number of tokens of each row of a padded source.
+        source_mask: [B, T], True for the tokens of a padded source, False for its padding.
+        prompt_lengths: as source_lengths, for the prompt.
+        prompt_mask: as source_mask, for the prompt.
         max_length: the largest number of new tokens, including `eos`.
         beam: the number of hypotheses of beam search; 1 is greedy search.
         length_penalty: scores are divided by ((5 + tokens) / 6) to this power.

@@ -142,9 +142,20 @@ class MultiHeadAttention(nn.Module):
         rotation: RotationFunction | None = None, capture: AttentionWeights | None = None,
         bias: BiasFunction | None = None,
     ) -> Tensor:  # fmt: skip
-        """x[N, D], memory[M, D] for cross-attention -> [N, D].
+        """Self-attention, or cross-attention if there is a memory.
 
-        bias: what the distance of two positions adds to their score (`Positions.bias`).
+        Args:
+            x: [N, D], the vectors that look.
+            plan: which keys each query sees; None: the memory contains cached keys and values.
+            memory: [M, D], the vectors to look at in cross-attention, or their cached keys and
+                values; None: self-attention.
+            rotation: changes queries and keys by their positions, if positions are rotary.
+            capture: where the attention weights are stored, if they are needed.
+            bias: computes what the distance of two positions adds to their score
+                (`Positions.bias`).
+
+        Returns:
+            [N, D].
         """
         explicit = bias is not None or type(self).weights is not MultiHeadAttention.weights
         if memory is None:
@@ -195,7 +206,14 @@ class MultiHeadAttention(nn.Module):
         return F.dropout(self.weights(query, key, mask), self.dropout, self.training)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, ...]:
-        """memory[M, D] -> key and value, [M, H, K] each."""
+        """The keys and values of a memory for cross-attention.
+
+        Args:
+            memory: [M, D], the output of the encoder.
+
+        Returns:
+            The keys and the values, [M, H, K] each.
+        """
         return ops.split_heads(self._project(memory, slice(self.width, None)), 2, self.heads)
 
     def _project(self, x: Tensor, rows: slice) -> Tensor:

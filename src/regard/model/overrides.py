@@ -20,7 +20,8 @@ from regard.model.head import Head
 from regard.model.linear import Linear
 from regard.model.mixers import Convolution, Recurrence
 from regard.model.positions import LearnedPositions
-from regard.model.transformer import Stack, Transformer
+from regard.model.stack import Stack
+from regard.model.transformer import Transformer
 from regard.ops.overrides import Classes, global_hook
 
 log = logging.getLogger("regard")

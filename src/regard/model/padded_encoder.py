@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.model.cache import to_add
-from regard.model.transformer import Stack, Transformer
+from regard.model.stack import Stack
+from regard.model.transformer import Transformer
 from regard.ops.padded import attend_rectangles
 
 

@@ -51,23 +51,49 @@ class Positions(nn.Module):
     """
 
     def rows(self, positions: Tensor) -> Tensor | None:
-        """What positions[N] add to the embeddings of their tokens: [N, D]; None: nothing."""
+        """The vectors that are added to the embeddings of tokens.
+
+        Args:
+            positions: [N] integers.
+
+        Returns:
+            [N, D]; None: no vector is added.
+        """
         return None
 
     def rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Change the queries or the keys x[N, H, K] of self-attention at positions[N]."""
+        """Change the queries or the keys of self-attention.
+
+        Args:
+            x: [N, H, K], queries or keys.
+            positions: [N] integers.
+
+        Returns:
+            [N, H, K].
+        """
         return x
 
     def bias(self, distance: Tensor) -> Tensor:
-        """What is added to the scores of self-attention: distance[..., n, m] -> [..., H, n, m].
+        """The numbers that are added to the scores of self-attention.
 
-        distance: the position of the key minus the position of the query, integers.
+        Args:
+            distance: [..., n, m] integers, the position of the key minus that of the query.
+
+        Returns:
+            [..., H, n, m].
         """
         raise NotImplementedError
 
     @classmethod
     def has(cls, method: str) -> bool:
-        """Whether the class overrides a method."""
+        """Whether the class overrides a method.
+
+        Args:
+            method: "rows", "rotate" or "bias".
+
+        Returns:
+            True if it does.
+        """
         return getattr(cls, method) is not getattr(Positions, method)
 
 

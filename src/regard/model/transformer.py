@@ -10,7 +10,6 @@ batches as well and packs them first.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -21,26 +20,12 @@ from torch import Tensor, nn
 from regard import ops
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.model.attention import (
-    AttentionWeights,
-    MultiHeadAttention,
-    Plan,
-    RotationFunction,
-    SelfPlan,
-    is_overridden,
-)
-from regard.model.block import Block, make_norm
+from regard.model.attention import AttentionWeights, Plan, SelfPlan, is_overridden
 from regard.model.cache import Cache, CachedMemory, CachedSelf, MemoryVectors, Reading, Step
 from regard.model.head import Head
 from regard.model.inputs import read_batch
 from regard.model.mixers import RowPlan
-from regard.model.positions import (
-    LearnedPositions,
-    Positions,
-    Rotation,
-    make_positions,
-    sinusoids,
-)
+from regard.model.stack import Plans, Stack, initialise
 from regard.model.visibility import Visibility
 from regard.text.batching import Packed
 
@@ -57,80 +42,13 @@ class AttentionCapture:
     cross: AttentionWeights = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Plans:
-    """The attention plans of a batch."""
-
-    encoder: Plan | RowPlan | None = None
-    decoder: Plan | None = None
-    cross: Plan | None = None
-
-
-class Stack(nn.Module):
-    """An encoder or a decoder: the embedding of tokens, and the layers after it."""
-
-    def __init__(self, config: ModelConfig, layers: int, cross: bool) -> None:
-        super().__init__()
-        self.config = config
-        self.positions = make_positions(config)
-        self.embedding_norm = make_norm(config) if config.embedding_norm else None
-        self.layers = nn.ModuleList(Block(config, cross, i) for i in range(layers))
-        # Pre-norm leaves the sum of all layers unnormalised, so a norm closes the stack.
-        self.final_norm = make_norm(config) if config.norm_first else None
-
-    def embed(
-        self, table: nn.Embedding, tokens: Tensor, positions: Tensor, rows: Tensor | None
-    ) -> Tensor:
-        """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D].
-
-        rows: what each position adds (`rows_until`).
-        """
-        scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
-        dropout = self.config.dropout if self.training else 0.0
-        return ops.embed(table, tokens, scale, rows, positions, dropout, self.embedding_norm)
-
-    def position_rows(self, positions: Tensor) -> Tensor | None:
-        """What positions[N] add to the embeddings of their tokens, [N, D]; None for nothing."""
-        if isinstance(self.positions, LearnedPositions):
-            return self.positions(positions)
-        if isinstance(self.positions, Positions):
-            return self.positions.rows(positions)
-        if self.config.positions != "sinusoidal":
-            return None
-        return sinusoids(positions, self.config.d_model, self.config.position_base)
-
-    def rows_until(self, length: int, device: torch.device) -> Tensor | None:
-        """position_rows of at least the first `length` positions: each is computed once, not once
-        for each token at that position."""
-        if self.config.positions == "learned":
-            length = min(length, self.config.max_length)
-        return self.position_rows(torch.arange(length, device=device))
-
-    def rotation(self, positions: Tensor) -> RotationFunction | None:
-        """What changes the queries and keys at positions[N]; None for nothing."""
-        own = self.positions
-        if isinstance(own, Positions) and own.has("rotate"):
-            return lambda x: own.rotate(x, positions)
-        if self.config.positions != "rotary":
-            return None
-        return Rotation(positions, self.config.head_size, self.config.position_base)
-
-    def forward(
-        self, x: Tensor, positions: Tensor, plans: Sequence[SelfPlan | RowPlan],
-        memories: Sequence[Tensor | CachedMemory] | None = None, cross_plan: Plan | None = None,
-        capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
-    ) -> Tensor:  # fmt: skip
-        """x[N, D] -> [N, D]; a plan and a memory for each layer (the same, unless cached)."""
-        rotation, own = self.rotation(positions), self.positions
-        bias = own.bias if isinstance(own, Positions) and own.has("bias") else None
-        for i, block in enumerate(self.layers):
-            memory = memories[i] if memories else None
-            x = block(x, plans[i], memory, cross_plan, rotation, capture, cross_capture, bias)
-        return x if self.final_norm is None else ops.add_norm(x, None, self.final_norm)
-
-
 class Transformer(nn.Module):
-    """`Transformer(config)(source, target)`; `backend` overrides the attention backend."""
+    """The Transformer: `Transformer(config)(source, target)` computes logits.
+
+    Args:
+        config: the sizes and the style of the model.
+        backend: the attention backend; "auto": the fastest on the device.
+    """
 
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         super().__init__()
@@ -153,7 +71,18 @@ class Transformer(nn.Module):
         self.apply(initialise)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """nn.Module.to, with an InputError if there is no such device or the dtype is float16."""
+        """Move the model to a device or a dtype, like `torch.nn.Module.to`.
+
+        Args:
+            *args: as those of `torch.nn.Module.to`.
+            **kwargs: as those of `torch.nn.Module.to`.
+
+        Returns:
+            The model itself.
+
+        Raises:
+            InputError: there is no such device, or the dtype is float16.
+        """
         ops.check_device(torch._C._nn._parse_to(*args, **kwargs)[0])
         return super().to(*args, **kwargs)
 
@@ -163,7 +92,14 @@ class Transformer(nn.Module):
         return super()._apply(fn, recurse)
 
     def table(self, side: str) -> nn.Embedding:
-        """The embedding of "source" or "target"."""
+        """The embedding of one side; both sides may share it.
+
+        Args:
+            side: "source" or "target".
+
+        Returns:
+            The embedding, with a weight [V, D].
+        """
         table = self.embeddings["shared" if "shared" in self.embeddings else side]
         assert isinstance(table, nn.Embedding)
         return table
@@ -223,10 +159,20 @@ class Transformer(nn.Module):
         capture: AttentionCapture | None = None, backend: str | None = None,
         plans: Plans | None = None,
     ) -> Tensor:  # fmt: skip
-        """The last layer's output before the head: [N, D].
+        """The output of the last layer, before the head.
 
-        backend: the attention backend of this call, by default the model's.
-        plans: as made by `plans`, if they were made ahead.
+        Args:
+            source: the input of the encoder, if there is one.
+            target: the input of the decoder, if there is one.
+            capture: where the attention weights are stored, if they are needed.
+            backend: the attention backend of this call; None: the model's.
+            plans: the result of `plans`; None: it is computed here.
+
+        Returns:
+            [N, D]: a vector for each token of the target, or of the source for an encoder.
+
+        Raises:
+            InputError: a row is missing, is on another device or has tokens outside the vocabulary.
         """
         self._check(source, target)
         plans = self.plans(source, target, backend) if plans is None else plans
@@ -239,7 +185,16 @@ class Transformer(nn.Module):
     def plans(
         self, source: Packed | None, target: Packed | None, backend: str | None = None
     ) -> Plans:
-        """The attention plans of a batch; backend: as in `hidden`."""
+        """The attention plans of a batch.
+
+        Args:
+            source: the input of the encoder, if there is one.
+            target: the input of the decoder, if there is one.
+            backend: the attention backend; None: the model's.
+
+        Returns:
+            The plans of self-attention and cross-attention, which all layers share.
+        """
         encoder: Plan | RowPlan | None = None
         decoder = cross = None
         window = self.config.window
@@ -265,7 +220,16 @@ class Transformer(nn.Module):
     def encode(
         self, source: Packed, capture: AttentionCapture | None = None, plans: Plans | None = None
     ) -> Tensor:
-        """source -> memory[M, D]; plans: as in `hidden`."""
+        """Run the encoder.
+
+        Args:
+            source: M packed tokens.
+            capture: where the attention weights are stored, if they are needed.
+            plans: the result of `plans`; None: it is computed here.
+
+        Returns:
+            The memory, [M, D].
+        """
         assert self.encoder is not None
         plan = (self.plans(source, None) if plans is None else plans).encoder
         positions = source.positions()
@@ -279,8 +243,19 @@ class Transformer(nn.Module):
         capture: AttentionCapture | None = None, cache: Cache | None = None,
         plans: Plans | None = None,
     ) -> Tensor:  # fmt: skip
-        """target, and memory[M, D] with the source it was computed from -> [N, D]; a cache keeps
-        keys and values for later steps. plans: as in `hidden`."""
+        """Run the decoder.
+
+        Args:
+            target: N packed tokens.
+            memory: [M, D], the output of the encoder; None: no cross-attention.
+            source: the row from which the memory was computed.
+            capture: where the attention weights are stored, if they are needed.
+            cache: where keys and values are stored for later steps, if there are any.
+            plans: the result of `plans`; None: it is computed here.
+
+        Returns:
+            [N, D]: the output of the last layer.
+        """
         assert self.decoder is not None
         layers = len(self.decoder.layers)
         plans = self.plans(source, target) if plans is None else plans
@@ -302,12 +277,21 @@ class Transformer(nn.Module):
         self, source: Packed | None = None, read: Packed | None = None, *,
         sentences: int = 1, width: int = 1, steps: int, backend: str | None = None,
     ) -> Cache:  # fmt: skip
-        """A cache for a search of at most `steps` steps, with `width` hypotheses a sentence.
+        """Start decoding step by step: run the encoder, and read the prompt.
 
-        source: the input of the encoder, if there is one.
-        read: the tokens that the decoder reads before the first step, for example a prompt.
-        sentences: their number, if there is neither source nor read.
-        backend: as in `hidden`.
+        Args:
+            source: the input of the encoder, if there is one.
+            read: the tokens that the decoder reads before the first step, for example a prompt.
+            sentences: the number of sentences, if there is neither `source` nor `read`.
+            width: the number of hypotheses per sentence.
+            steps: the largest number of steps.
+            backend: the attention backend; None: the model's.
+
+        Returns:
+            The cache for `step`.
+
+        Raises:
+            InputError: the model has no decoder, or a row does not fit the model.
         """
         if self.decoder is None:
             raise InputError("model.style=encoder decodes nothing: it has no decoder")
@@ -334,7 +318,17 @@ class Transformer(nn.Module):
         return cache
 
     def empty_cache(self, sentences: int, width: int, before: int, steps: int) -> Cache:
-        """A cache for `before` tokens that are read and `steps` steps."""
+        """A cache without any keys and values.
+
+        Args:
+            sentences: the number of sentences.
+            width: the number of hypotheses per sentence.
+            before: the largest number of tokens that are read before the first step.
+            steps: the largest number of steps.
+
+        Returns:
+            The cache, on the device of the model.
+        """
         assert self.decoder is not None
         weight = self.table("target").weight
         slots = before + steps * width
@@ -343,7 +337,14 @@ class Transformer(nn.Module):
         return cache
 
     def project(self, memory: Tensor) -> list[tuple[Tensor, ...]]:
-        """The memory's keys and values for every layer of the decoder: [M, H, K] each."""
+        """The keys and values of the memory for every layer of the decoder.
+
+        Args:
+            memory: [M, D], the output of the encoder.
+
+        Returns:
+            The keys and the values of each layer, [M, H, K] each.
+        """
         return [block.cross_attention.project_memory(memory) for block in self.blocks]
 
     @property
@@ -356,10 +357,16 @@ class Transformer(nn.Module):
     def step(
         self, tokens: Tensor, parents: Tensor | None, cache: Cache, seen: int | None = None
     ) -> Tensor:
-        """One more token for every hypothesis: tokens[B, W] -> logits[B, W, V] of the next token.
+        """Read one more token of every hypothesis.
 
-        parents[B, W]: the hypothesis of the previous step that each continues; None: itself.
-        seen: how many slots of the cache are read, by default all that are used.
+        Args:
+            tokens: [B, W] token ids.
+            parents: [B, W], the hypothesis of the previous step that each continues; None: itself.
+            cache: the result of `start`; it is extended.
+            seen: the number of slots of the cache that are read; None: all that are used.
+
+        Returns:
+            [B, W, V]: the logits of the next token.
         """
         assert self.decoder is not None
         step = Step(cache, parents, cache.used + cache.width if seen is None else seen)
@@ -408,7 +415,16 @@ class Transformer(nn.Module):
             )
 
     def check_row(self, row: Packed, side: str) -> None:
-        """Refuse a row on another device, or with tokens that the model does not have."""
+        """Refuse a row that the model cannot read.
+
+        Args:
+            row: a packed row.
+            side: "source" or "target".
+
+        Raises:
+            InputError: the row is on another device, has tokens outside the vocabulary, or has a
+                sequence that is longer than the learned position table.
+        """
         weight = self.table(side).weight
         if row.tokens.device != weight.device:
             raise InputError(
@@ -417,16 +433,3 @@ class Transformer(nn.Module):
             )
         limit = self.config.max_length if self.config.positions == "learned" else None
         row.check(len(weight), limit, side)
-
-
-def initialise(module: nn.Module) -> None:
-    """Glorot for matrices, zero for biases; embeddings have unit size once they are scaled."""
-    if isinstance(module, MultiHeadAttention):  # W^Q, W^K and W^V each as a matrix of its own
-        for part in module.query_key_value.weight.data.chunk(3):
-            nn.init.xavier_uniform_(part)
-    elif isinstance(module, nn.Linear):
-        nn.init.xavier_uniform_(module.weight)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

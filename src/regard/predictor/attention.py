@@ -2,7 +2,7 @@
 
 The weights come from a forward pass of the model (attention_inputs.py). Attention rollout (Abnar &
 Zuidema 2020) follows them through the layers: half of a layer's output is its input (the residual
-connection) and half is what attention mixes in, so the share of the input in layer l is
+connection) and half is the output of attention, so the share of the input in layer l is
 R_l = (I/2 + A_l/2) R_{l-1}, where A_l is the mean over heads. `cross_rollout` applies the same rule
 to a decoder with cross-attention, whose input is two texts.
 """
@@ -36,8 +36,8 @@ class Stack:
 
     Attributes:
         name: encoder, decoder or cross.
-        rows: the n tokens that look, in readable form.
-        columns: the m tokens that are looked at.
+        rows: the n query tokens, in readable form.
+        columns: the m key tokens.
         weights: the attention weights, [layers, heads, n, m].
         rollout: the share of each input token in the output of each layer, [layers, n, m].
         writes: the token that a decoder writes at each row, or "".
@@ -68,7 +68,7 @@ class Attention:
         task: the task of the model.
         style: the style of the model.
         text: the text that the model reads.
-        target: what the decoder writes; "" if the model writes no text.
+        target: the output of the decoder; "" if the model writes no text.
         stacks: the weights by name (encoder, decoder, cross), with tokens and attention rollout.
     """
 
@@ -140,8 +140,8 @@ class Attention:
         layers = {name: len(part.weights) for name, part in self.stacks.items()}
         heads = next(iter(self.stacks.values())).weights.shape[1]
         view = choose_view(layers, heads, f"model.style={self.style}", kind, stack, layer, head)
-        shown = self.stacks[view.stack]
-        for tokens in (shown.rows, shown.columns):
+        part = self.stacks[view.stack]
+        for tokens in (part.rows, part.columns):
             if len(tokens) > MOST:
                 raise InputError(
                     f"the text has {len(tokens)} tokens, but a figure has room for {MOST}: "
@@ -159,7 +159,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class View:
-    """What a picture shows. Layers and heads count from 1; None means all of them."""
+    """The part of the weights that a picture shows. Layers and heads count from 1; None: all."""
 
     kind: str
     stack: str
@@ -203,8 +203,7 @@ def choose(
     layer: int | None = None,
     head: int | None = None,
 ) -> View:
-    """What to show of a model with this configuration, see `choose_view`. Call it before the
-    work."""
+    """`choose_view` for a configuration, so that it can be called before a model is loaded."""
     has = f"model.style={config.style}"
     if config.mixer != "attention":
         has += f" with model.mixer={config.mixer}"
@@ -220,9 +219,9 @@ def choose_view(
     layer: int | None,
     head: int | None,
 ) -> View:
-    """What to show; an InputError if the model does not have it.
+    """The view of the weights; an InputError if the model does not have them.
 
-    layers: the number of layers of each stack. has: the model in messages.
+    layers: the number of layers of each stack. has: the name of the model in messages.
     """
     choice("kind", kind, KINDS)
     if not layers:
@@ -237,9 +236,9 @@ def choose_view(
     for name, value, most in (("layer", layer, layers[stack]), ("head", head, heads)):
         if value is not None and not (isinstance(value, int) and 1 <= value <= most):
             whole = "cross-attention" if stack == "cross" else f"the {stack}"
-            what = f"{whole} has" if name == "layer" else "each layer has"
+            owner = f"{whole} has" if name == "layer" else "each layer has"
             some = f"{most} {name}{'' if most == 1 else 's'}"
-            raise InputError(f"{name} {value}: {what} {some}, counted from 1")
+            raise InputError(f"{name} {value}: {owner} {some}, counted from 1")
     if kind in ONE_HEAD:
         layer, head = layer or layers[stack], head or 1
     return View(kind, stack, layer, head)
@@ -254,9 +253,9 @@ def panels(view: View, stack: Stack) -> list[list[Panel]]:
         return [[Panel(f"through layer {through}", stack.rollout[through - 1])]]
     if view.kind == "mean":
         return [[Panel(f"layer {layer}", stack.weights[layer - 1].mean(0)) for layer in layers]]
-    shown = range(1, heads + 1) if view.head is None else [view.head]
+    numbers = range(1, heads + 1) if view.head is None else [view.head]
     return [
-        [Panel(f"layer {layer}, head {h}", stack.weights[layer - 1, h - 1]) for h in shown]
+        [Panel(f"layer {layer}, head {h}", stack.weights[layer - 1, h - 1]) for h in numbers]
         for layer in layers
     ]
 

@@ -26,15 +26,15 @@ TICKS = (0, 0.02, 0.1, 0.25, 0.5, 1)
 
 
 def attention_figure(attention: Attention, view: View) -> Figure:
-    """Draw what the view shows."""
+    """Draw the weights of a view."""
     stack = attention.stacks[view.stack]
-    shown = panels(view, stack)
+    grid = panels(view, stack)
     with plot_settings():
         if view.kind == "lines":
-            return lines_picture(attention, view, stack, shown[0][0])
-        if len(shown) == len(shown[0]) == 1:
-            return large_picture(attention, view, stack, shown[0][0])
-        return small_pictures(attention, view, stack, shown)
+            return lines_picture(attention, view, stack, grid[0][0])
+        if len(grid) == len(grid[0]) == 1:
+            return large_picture(attention, view, stack, grid[0][0])
+        return small_pictures(attention, view, stack, grid)
 
 
 def headed(picture: Figure, attention: Attention, view: View) -> None:
@@ -72,8 +72,8 @@ def heat_map(axes: Axes, weights: Weights) -> Any:
     return image
 
 
-def name_tokens(axis: Any, tokens: Sequence[str], size: float, **how: Any) -> None:
-    axis.set_ticks(range(len(tokens)), tokens, fontsize=size, **how)
+def name_tokens(axis: Any, tokens: Sequence[str], size: float, **options: Any) -> None:
+    axis.set_ticks(range(len(tokens)), tokens, fontsize=size, **options)
     for label in axis.get_ticklabels():
         label.set_parse_math(False)  # a dollar sign is not mathematics
 

@@ -47,7 +47,7 @@ class ModelInput(NamedTuple):
 
     source: list[int]
     target: list[int]
-    output: list[int]  # what the decoder writes, with <eos>
+    output: list[int]  # the output of the decoder, with <eos>
 
 
 def gather(
@@ -59,7 +59,7 @@ def gather(
 ) -> Attention:
     """The attention weights of every head of every layer when the model reads a text.
 
-    target: what the decoder writes, instead of the model's own output
+    target: the output of the decoder, instead of the model's own output
     context: for a model that answers questions
     most: the largest number of tokens of a row
     """
@@ -169,7 +169,7 @@ def target_tokens(model: Model, request: Request, text: str, target: str | None)
 
 
 def single_row(model: Model, text: str) -> list[int]:
-    """The input of a model that writes nothing: one row."""
+    """The input of a model that writes no text: one row."""
     task = model.task
     if isinstance(task, Fill) and MASK in text:
         return task.encode_parts(text.split(MASK), model.longest, "the text")

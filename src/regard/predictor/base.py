@@ -1,4 +1,4 @@
-"""What all methods of `Model` build on: its parts, its tokenizers, and predictions of any task."""
+"""The base class of `Model`: its parts, its tokenizers, and predictions of any task."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class BaseModel:
         warn: Warn = python_warning,
         **options: Any,
     ) -> Any:
-        """Predict what the model was trained for, with all details.
+        """Predict with the task that the model was trained for, with all details.
 
         A model that translates, answers or generates returns `Prediction` objects, with text,
-        tokens, log-probabilities, score and n-best list; the others return what `classify`, `fill`
-        and `embed` return.
+        tokens, log-probabilities, score and n-best list; the others return the results of
+        `classify`, `fill` and `embed`.
 
         Args:
             inputs: one input (a string), or a list of inputs.
@@ -108,7 +108,7 @@ class BaseModel:
                 default is a Python warning.
             **options: options of decoding, see `DecodingOptions`.
             **options: options of the task. translate: split (the default is True: translate the
-                sentences of a text one by one), prefix (how every translation begins),
+                sentences of a text one by one), prefix (the beginning of every translation),
                 alternatives (the number of most probable tokens to return at each position),
                 history (return the candidates of every step), attention (return the attention
                 weights). generate: until (stop before this text). fill: top. embed: pooling,
@@ -176,7 +176,7 @@ class BaseModel:
             options: options of the task.
 
         Returns:
-            What `Task.predict` returns: one prediction for each input.
+            The result of `Task.predict`: one prediction for each input.
         """
         own = task if isinstance(task, Task) else self.of(task)
         context = Context(self.decoding(decoding or {}), self.longest, warn)
@@ -205,7 +205,7 @@ class BaseModel:
             **options: options of decoding, see `DecodingOptions`.
 
         Returns:
-            The scores, and what confidence intervals need.
+            The scores, and the values that confidence intervals need.
         """
         config = replace(self.config, decoding=self.decoding(chosen_options(options)))
         return self.task.evaluate(self.transformer, examples, config)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-import warnings
 from collections.abc import Iterable, Sized
 from typing import Any
 
 import numpy as np
 
-from regard.errors import InputError
+from regard.errors import InputError, warn_user
 from regard.tasks.answer import QuestionInput
 
 
 def python_warning(i: int, message: str) -> None:
-    """A Python warning about text i that names the line which called this package."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("regard."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(f"text {i + 1} is {message}", stacklevel=level)
+    """Issue a Python warning about text i; it names the line of the user's program."""
+    warn_user(f"text {i + 1} is {message}")
 
 
 def check_text(*texts: object) -> None:

@@ -1,6 +1,6 @@
 """A trained model, ready to use: `regard.load(folder)`.
 
-`Model.predict` does what the model was trained for, as its task defines it. The other methods are
+`Model.predict` uses the task that the model was trained for. The other methods are
 named after the tasks of the package; the same names are commands.
 """
 
@@ -32,7 +32,7 @@ class Model(WritingMethods, ReadingMethods):
     Attributes:
         config: the configuration that the model was trained with.
         transformer: the network, in evaluation mode.
-        task: what the model was trained for.
+        task: the task that the model was trained for.
         folder: the folder of the model, or None if it is only in memory.
     """
 
@@ -43,7 +43,7 @@ class Model(WritingMethods, ReadingMethods):
 
         Args:
             text: the text that the model reads.
-            target: what the decoder writes; None: the output of the model.
+            target: the output of the decoder; None: that of the model.
             context: the context of a question, for a model that answers questions.
 
         Returns:

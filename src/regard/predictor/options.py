@@ -59,8 +59,8 @@ def decoding_keywords(method: F) -> F:
         )
         for name, hint in hints.items()
     ]
-    kept = [last] if last.annotation == "Any" else []
-    method.__signature__ = signature.replace(parameters=[*before, *keywords, *kept])  # type: ignore[attr-defined]
+    rest = [last] if last.annotation == "Any" else []
+    method.__signature__ = signature.replace(parameters=[*before, *keywords, *rest])  # type: ignore[attr-defined]
     lines = (f"            {name}: {hint.__metadata__[0]}\n" for name, hint in hints.items())
     assert ENTRY in (method.__doc__ or "")
     method.__doc__ = (method.__doc__ or "").replace(ENTRY, "".join(lines))

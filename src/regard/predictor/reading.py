@@ -86,8 +86,7 @@ class ReadingMethods(BaseModel):
 
         Args:
             text: a string, or several strings.
-            pooling: how the vectors of the tokens become one: mean, cls or last; empty: as the
-                model was trained.
+            pooling: how token vectors are combined: mean, cls or last; empty: as in training.
             warn: called with the index of a text that is too long, and a message about it. The
                 default is a Python warning.
 
@@ -125,7 +124,7 @@ class ReadingMethods(BaseModel):
         return results[0] if isinstance(text, str) else results
 
     def embedder(self) -> Embed:
-        """The task embed, which every model of one stack can do that reads single texts."""
+        """The task embed, for any model with one stack that reads single texts."""
         return self.of(Embed)
 
     def index(

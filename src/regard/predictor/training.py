@@ -1,7 +1,7 @@
 """`regard.train`: train a model from Python, on files or on rows in memory.
 
 Rows are written to the run folder first, so that a run from memory is a run like any other: it can
-be resumed, and its folder says what it was trained on.
+be resumed, and its folder contains its training data.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def train(
                 if start_from is not None:
                     start = start_config(start_from, folder if resume else None)
                 if not values["data"].get("train"):
-                    raise InputError("train is missing: give the training data")
+                    raise InputError("train is missing: pass the training data")
                 console = make_console(stderr=True, quiet=quiet)
                 plan = plan_run(
                     task, preset, values, start, device=str(device), run=folder if resume else None,
@@ -209,10 +209,12 @@ def option_values(settings: Mapping[str, Any] | None, shortcuts: Mapping[str, An
         section = SHORTCUTS[name]
         if value is not None:
             if values[section].get(name, value) != value:
-                raise InputError(f"{name} and settings[{section}.{name!r}] differ: give one")
+                raise InputError(
+                    f"{name} and settings[{section}.{name!r}] differ: pass only one of them"
+                )
             values[section][name] = value
     if "steps" in values["training"] and values["training"].get("epochs"):
-        raise InputError("steps and epochs cannot be combined: give one")
+        raise InputError("steps and epochs cannot be combined: pass only one of them")
     return values
 
 

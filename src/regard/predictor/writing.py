@@ -31,7 +31,7 @@ class WritingMethods(BaseModel):
     ) -> Any:  # fmt: skip
         """The texts that a task writes, or n-best lists if n_best is not None."""
         predictions = self.run(task, inputs, warn, chosen_options(options, n_best), **own)
-        results = [one.text if n_best is None else one.n_best for one in predictions]
+        results = [p.text if n_best is None else p.n_best for p in predictions]
         return results[0] if single else results
 
     @overload
@@ -67,7 +67,7 @@ class WritingMethods(BaseModel):
 
         Args:
             text: a string, or several strings.
-            prefix: how every translation begins.
+            prefix: the text with which every translation begins.
             split: translate the sentences and lines of a text one by one, and join the translations
                 with the spaces and line breaks of the text. False: translate each text as one
                 sentence.
@@ -196,7 +196,7 @@ class WritingMethods(BaseModel):
 
         Args:
             text: the text or the prompt.
-            prefix: how the translation begins.
+            prefix: the text with which the translation begins.
             split: translate the sentences of a text one by one; see `translate`.
             warn: called if the text is too long, with 0 and a message about it. The default is a
                 Python warning.
@@ -223,7 +223,7 @@ class WritingMethods(BaseModel):
     def score(
         self, pairs: tuple[str, str] | Iterable[tuple[str, str]], *, warn: Warn = python_warning
     ) -> Prediction | list[Prediction]:
-        """Compute how probable translations are.
+        """Compute the log-probabilities of existing translations.
 
         A text that is longer than the model was trained on is scored as a whole, with a warning.
 

@@ -55,7 +55,7 @@ class QuestionInput(NamedTuple):
 
 class Questions(Sequences):
     name = "answer"
-    help = "Answer questions from their context, one line for each."
+    help = "Answer questions from a context; print one answer per line."
     doing = "answering"
     input_name = "QUESTION"
     files = "JSON lines"
@@ -69,8 +69,8 @@ class Questions(Sequences):
     config_options = ("data.bpe_dropout", "data.duplicates")
     options = (
         Option(
-            "context", "what the answer is found in; without it a line is CONTEXT<tab>QUESTION or "
-            "JSON", str, metavar="TEXT", argument=False,
+            "context", "text that contains the answers (default: each input is "
+            "CONTEXT<tab>QUESTION or JSON)", str, metavar="TEXT", argument=False,
         ),
     )  # fmt: skip
     row_format = QUESTIONS

@@ -23,10 +23,11 @@ from regard.console import warn
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import count_cut, exclude, refuse_nan, rounded, warn_cut
-from regard.tasks.examples import Say
+from regard.tasks.creation import Tokenizers
+from regard.tasks.examples import Array, Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
-from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Task, Tokenizers
+from regard.tasks.task import Context, Evaluation, Ids, Option, Task
 from regard.text.corpus import SIMILAR, CorpusReport, Similar
 from regard.text.reading import Position
 
@@ -39,7 +40,7 @@ Example = tuple[Path, Similar]
 @dataclass(eq=False, repr=False)
 class Embed(Task):
     name = "embed"
-    help = "The vector of each text: one line of numbers for each."
+    help = "Compute a vector for each text; print one line of numbers per text."
     doing = "embedding"
     files = "JSON lines"
     better = "spearman"
@@ -47,11 +48,17 @@ class Embed(Task):
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.duplicates", "training.similarity_scale")
     options = (
-        Option("pooling", "mean | cls | last (default: the model's)", str, "", "POOLING"),
-        Option("tokens", "a vector for each token in its context"),
+        Option(
+            "pooling",
+            "how token vectors become one: mean, cls or last (default: the model's)",
+            str,
+            "",
+            "POOLING",
+        ),
+        Option("tokens", "print a vector for each token instead of one per text"),
         Option(
             "out",
-            "write a NumPy array instead (FILE.npy.partial until it is complete)",
+            "write a NumPy array instead of printing",
             Path,
             metavar="FILE.npy",
             argument=False,

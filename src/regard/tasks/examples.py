@@ -1,19 +1,27 @@
-"""How a task reads its files: the part of `Task` that turns files into examples."""
+"""The part of `Task` that turns files into examples, and examples into token ids."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from regard.config.sections import Config
 from regard.errors import InputError
-from regard.text.corpus import RowFormat
+from regard.tasks.lazy import runtime
+from regard.text.corpus import CorpusReport, RowFormat
+from regard.text.pieces import in_chunks
 from regard.text.reading import Position
 from regard.text.records import Columns, check_columns
 from regard.text.split import part_of
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from regard.tasks.runtime import Chunk, Store
+
+Array: TypeAlias = "NDArray[Any]"
 Say = Callable[[str], None]
 Row = TypeVar("Row", bound="tuple[Any, ...]")
 
@@ -26,10 +34,18 @@ class ExampleReader(ABC):
 
     @classmethod
     def read_file(cls, path: Path, columns: Columns | None = None) -> Iterator[Any]:
-        """The rows of a file: named tuples that begin with the line number.
+        """Read the rows of a file.
 
-        columns: field name -> column name (data.columns). A task without a `row_format` that
-            implements this method need not have this argument.
+        Args:
+            path: the file.
+            columns: field name -> column name (data.columns). A task without a `row_format` that
+                implements this method need not have this argument.
+
+        Returns:
+            An iterator over named tuples that begin with the line number.
+
+        Raises:
+            InputError: a row is not valid; the message names the file and the line.
         """
         if cls.row_format is None:
             raise NotImplementedError
@@ -50,9 +66,12 @@ class ExampleReader(ABC):
 
         Args:
             files: the files.
-            config: the configuration; the section `data` says how to read them.
+            config: the configuration; its section `data` defines how they are read.
             say: called with messages about the data.
             position: called from time to time with the number of bytes read.
+
+        Returns:
+            An iterator over examples.
 
         Raises:
             InputError: a row is not valid; the message names the file and the line.
@@ -77,7 +96,20 @@ class ExampleReader(ABC):
         say: Say | None = None,
         position: Position | None = None,
     ) -> Iterator[Any]:
-        """All examples of the files: (path, row). An error names the file and the line."""
+        """Read all examples of the files.
+
+        Args:
+            files: the files.
+            config: the configuration; its section `data` defines how they are read.
+            say: called with messages about the data.
+            position: called from time to time with the number of bytes read.
+
+        Returns:
+            An iterator over (path, row).
+
+        Raises:
+            InputError: a row is not valid; the message names the file and the line.
+        """
         columns = config.data.columns
         rows = (
             (path, row)
@@ -88,7 +120,14 @@ class ExampleReader(ABC):
 
     @classmethod
     def check_columns(cls, columns: Columns) -> None:
-        """Refuse a mapping of columns (data.columns) with a field that the task does not have."""
+        """Refuse a mapping of columns with a field that the task does not have.
+
+        Args:
+            columns: field name -> column name (data.columns).
+
+        Raises:
+            InputError: the task does not have a field, or does not read columns by name.
+        """
         if columns and cls.row_format is None:
             raise InputError(f"data.columns: the task {cls.name} does not read columns by name")
         if cls.row_format is not None:
@@ -96,40 +135,158 @@ class ExampleReader(ABC):
 
     @classmethod
     def input_text(cls, example: Any) -> str:
-        """The text of an example that validation data must not share with training data."""
+        """The text of an example that validation data must not share with training data.
+
+        Args:
+            example: an example, as `read` returns it.
+
+        Returns:
+            The text.
+        """
         return next(iter(cls.texts(example)))
 
     @classmethod
     def reading_identity(cls, files: Sequence[Path], config: Config) -> list[object]:
-        """What the examples of the files depend on beside their content: the columns, and the part
-        that is held out. Empty if neither is used."""
+        """The options that the examples of files depend on beside the content of the files: the
+        columns, and the part that is held out.
+
+        Args:
+            files: the files.
+            config: the configuration of a run.
+
+        Returns:
+            JSON values; empty if neither option is used.
+        """
         part, columns = part_of(files, config.data), config.data.columns
         identity: list[object] = [{"columns": dict(sorted(columns.items()))}] if columns else []
         return [*identity, {"share": part.share, "held_out": part.held_out}] if part else identity
 
     @classmethod
     def data_files(cls, files: Sequence[Path], config: Config) -> list[Path]:
-        """The files to open: the training files instead of a percentage of them."""
+        """The files to open: the training files instead of a percentage of them.
+
+        Args:
+            files: the files, or [Path("5%")].
+            config: the configuration of a run.
+
+        Returns:
+            Paths of files.
+        """
         part = part_of(files, config.data)
         return list(files) if part is None else part.paths
 
     @classmethod
     @abstractmethod
     def texts(cls, example: Any) -> Iterable[str]:
-        """All text of an example, from which the vocabulary is learned."""
+        """All text of an example, from which the vocabulary is learned.
+
+        Args:
+            example: an example, as `read` returns it.
+
+        Returns:
+            The texts; the first is the input.
+        """
 
     @classmethod
     def place(cls, example: Any, files: Sequence[Path]) -> str:
-        """FILE:LINE of an example."""
+        """The origin of an example, for messages.
+
+        Args:
+            example: an example, as `read` returns it.
+            files: the files that were read.
+
+        Returns:
+            "FILE:LINE".
+        """
         path, row = example
         return f"{path}:{row.line}"
 
     @classmethod
     def check_files(cls, files: Sequence[Path]) -> None:
-        """Refuse a wrong number of files."""
+        """Refuse a wrong number of files.
+
+        Args:
+            files: the files.
+
+        Raises:
+            InputError: a file is missing, or is listed twice.
+        """
         for i, path in enumerate(files):
             if path in files[:i]:
                 raise InputError(f"{path} is given twice")
+
+    # ---- token ids ----------------------------------------------------------------------
+
+    def build(
+        self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
+    ) -> tuple[Store, CorpusReport]:
+        """Encode the files as token ids, or open an earlier result.
+
+        Args:
+            files: the files.
+            folder: the folder of the results.
+            config: the configuration of a run.
+            quiet: no progress bar.
+
+        Returns:
+            The token ids, and the number of examples that were left out, by reason.
+        """
+
+        def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
+            examples = self.read(files, config)
+            for chunk in in_chunks(examples, lambda example: sum(map(len, self.texts(example)))):
+                yield self.encode(chunk, config, report)
+
+        identity = [*self.identity(config), *self.reading_identity(files, config)]
+        types, paths = self.types(files, config), self.data_files(files, config)
+        return runtime.build(paths, identity, types, encode, folder, quiet)
+
+    def encode(self, examples: list[Any], config: Config, report: CorpusReport) -> Chunk:
+        """Encode examples as token ids.
+
+        Args:
+            examples: examples, as `read` returns them.
+            config: the configuration of a run.
+            report: counts the examples that are left out.
+
+        Returns:
+            For each side of the store a list of sequences.
+        """
+        raise NotImplementedError
+
+    def identity(self, config: Config) -> list[object]:
+        """The values that the result of `encode` depends on beside the files.
+
+        Args:
+            config: the configuration of a run.
+
+        Returns:
+            JSON values.
+        """
+        raise NotImplementedError
+
+    def types(self, files: Sequence[Path], config: Config) -> list[str]:
+        """The number type of each side of the store.
+
+        Args:
+            files: the files.
+            config: the configuration of a run.
+
+        Returns:
+            Names of NumPy dtypes.
+        """
+        raise NotImplementedError
+
+    def sizes(self, store: Store) -> list[Array]:
+        """The number of tokens that each stack reads of each example.
+
+        Args:
+            store: the token ids of all examples.
+
+        Returns:
+            An array for each stack.
+        """
+        return [*store.lengths]
 
 
 def without_duplicates(

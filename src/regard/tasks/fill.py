@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.common import one_line, refuse_nan
+from regard.tasks.creation import Tokenizers
 from regard.tasks.documents import Documents, perplexity
+from regard.tasks.examples import Array
 from regard.tasks.lazy import np, runtime, torch
-from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Tokenizers
+from regard.tasks.task import Context, Evaluation, Ids, Option
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Batch, Packed, Store, Transformer
@@ -61,12 +63,14 @@ class Filled:
 @dataclass(eq=False, repr=False)
 class Fill(Documents):
     name = "fill"
-    help = "Fill each <mask> of a text; the best words and their probabilities stand behind a tab."
+    help = "Fill each <mask> of a text; print the best words with their probabilities."
     doing = "filling"
     styles = ("encoder",)
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.documents", "data.mask", "data.whole_words")
-    options = (Option("top", "words for each <mask> (default: 5)", int, 5, least=1, most=1000),)
+    options = (
+        Option("top", "number of words per <mask> (default: 5)", int, 5, least=1, most=1000),
+    )
     ends, before = 0, 1  # no <eos>, because an encoder sees where the text ends; but <cls>
 
     mask: float = 0.15

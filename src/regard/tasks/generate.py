@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 class Generate(Documents):
     name = "generate"
-    help = "Go on with a prompt, or with each line of standard input."
+    help = "Continue a prompt, or each line of standard input."
     doing = "writing"
     input_name = "PROMPT"
     styles = ("decoder",)
@@ -35,9 +35,13 @@ class Generate(Documents):
     }
     config_options = ("data.documents",)
     options = (
-        Option("stream", "show the text as it comes", argument=False),
+        Option("stream", "print the text while it is generated", argument=False),
         Option(
-            "until", r"stop before this text; '\n': one line, a turn of a dialogue", str, "", "TEXT"
+            "until",
+            r"stop before this text, e.g. '\n' for one line (default: do not stop)",
+            str,
+            "",
+            "TEXT",
         ),
     )
     decodes = True

@@ -37,7 +37,7 @@ DETAILS = ("alternatives", "history", "attention")  # options that only JSON can
 
 class Translate(Sequences):
     name = "translate"
-    help = "Translate texts, or the lines of standard input, one for one."
+    help = "Translate texts, or each line of standard input."
     doing = "translating"
     files = "SOURCE TARGET"
     better = "bleu"
@@ -50,18 +50,18 @@ class Translate(Sequences):
             "split", "translate each line as one sentence (default: translate its sentences one by "
             "one)", default=True,
         ),
-        Option("prefix", "how the translation of each text begins", str, "", "TEXT"),
-        Option("stream", "show the words as they come", argument=False),
+        Option("prefix", "text with which every translation begins", str, "", "TEXT"),
+        Option("stream", "print the words while they are generated", argument=False),
         Option(
-            "score", "texts are SOURCE<tab>TRANSLATION, and are not split: print how probable each "
-            "translation is",
+            "score", "score given translations: each input is SOURCE<tab>TRANSLATION, and is not "
+            "split into sentences",
         ),
         Option(
-            "alternatives", "with --json: N most probable tokens at each position of a sentence",
+            "alternatives", "with --json: the N most probable tokens at each position",
             int, 0, most=1000,
         ),
-        Option("history", "with --json: all that the search of each sentence kept and pruned"),
-        Option("attention", "with --json: where every head of every layer looks, by sentence"),
+        Option("history", "with --json: all hypotheses of the search, kept and pruned"),
+        Option("attention", "with --json: the attention weights of each sentence"),
     )  # fmt: skip
 
     @classmethod

@@ -69,6 +69,9 @@ class Packed:
         Args:
             sequences: lists or 1-D tensors of token ids, each with at least one token.
 
+        Returns:
+            The packed row, on the device of the first sequence.
+
         Raises:
             InputError: there is no sequence, a sequence is empty or is not one row of integers, or
                 `sequences` is a padded tensor (see `from_padded`).
@@ -106,6 +109,9 @@ class Packed:
                 tokens of a row must be adjacent; padding may be on the right or on the left.
             padding: the token id that fills the rows on the right.
 
+        Returns:
+            The packed row of the real tokens.
+
         Raises:
             InputError: a shape or a type is wrong, a row has no real token, the real tokens of a
                 row are not adjacent, or not exactly one of the three arguments is present.
@@ -114,7 +120,15 @@ class Packed:
 
     @classmethod
     def select(cls, tokens: Tensor, mask: Tensor) -> Packed:
-        """The tokens[B, T] at which the mask[B, T] of `real_tokens` is True."""
+        """Pack the tokens at which a mask is True.
+
+        Args:
+            tokens: [B, T] integers.
+            mask: [B, T], as `real_tokens` returns it: True for at least one token of each row.
+
+        Returns:
+            The packed row of these tokens, with B sequences.
+        """
         offsets = torch.nn.functional.pad(mask.sum(1).cumsum(0), (1, 0))
         return cls(tokens[mask], offsets)
 
@@ -138,6 +152,9 @@ class Packed:
             values: one entry for each token, for example hidden states [N, D].
             fill: the value of the padding.
 
+        Returns:
+            [B, T, ...]; T is the length of the longest sequence.
+
         Raises:
             InputError: `values` does not have one entry for each token.
         """
@@ -152,7 +169,17 @@ class Packed:
         return rectangle.unflatten(0, (len(self), max(self.lengths)))
 
     def unpad(self, values: Tensor) -> Tensor:
-        """The inverse of `pad`: [B, T, ...] -> [N, ...], without the padding."""
+        """Remove the padding again, the inverse of `pad`: [B, T, ...] -> [N, ...].
+
+        Args:
+            values: [B, T, ...], where T is the length of the longest sequence.
+
+        Returns:
+            [N, ...]: the values of the N tokens.
+
+        Raises:
+            InputError: `values` does not have the shape [B, T, ...] of this row.
+        """
         shape = (len(self), max(self.lengths))
         if values.dim() < 2 or tuple(values.shape[:2]) != shape:
             raise InputError(f"values {list(values.shape)} must begin with the shape {list(shape)}")
@@ -165,39 +192,66 @@ class Packed:
         return to_device(torch.from_numpy(rows + positions_array(self.lengths)), device)
 
     def to(self, device: torch.device | str) -> Packed:
-        """The same row on another device, without checking it again."""
+        """Copy the row to a device, without checking it again.
+
+        Args:
+            device: the device, or its name.
+
+        Returns:
+            The row on that device.
+        """
         row = object.__new__(Packed)
         row.tokens, row.offsets = to_device(self.tokens, device), to_device(self.offsets, device)
         row.lengths, row.smallest, row.largest = self.lengths, self.smallest, self.largest
         return row
 
     def __len__(self) -> int:
-        """How many sequences there are (B)."""
+        """The number of sequences (B)."""
         return len(self.lengths)
 
     def split(self, row: Tensor) -> tuple[Tensor, ...]:
-        """Cut anything that has one entry for each token back into sequences."""
+        """Split a tensor that has one entry for each token into its sequences.
+
+        Args:
+            row: [N, ...].
+
+        Returns:
+            B tensors [n, ...], where n is the length of each sequence.
+        """
         return row.split(self.lengths)
 
     def positions(self) -> Tensor:
-        """[N]: the position of each token in its own sequence, from 0."""
+        """The position of each token in its own sequence.
+
+        Returns:
+            [N] integers; each sequence starts from 0.
+        """
         return positions_of(self.lengths, self.tokens.device)
 
-    def check(self, vocabulary_size: int, max_length: int | None, what: str) -> None:
-        """Refuse token ids outside the vocabulary and sequences longer than `max_length`."""
+    def check(self, vocabulary_size: int, max_length: int | None, name: str) -> None:
+        """Refuse token ids outside the vocabulary and sequences longer than `max_length`.
+
+        Args:
+            vocabulary_size: token ids must be below this number.
+            max_length: tokens of the longest sequence; None: no limit.
+            name: the name of the row in messages: "source" or "target".
+
+        Raises:
+            InputError: a token id or a sequence is not valid; the message names its position.
+        """
         if self.smallest < 0 or self.largest >= vocabulary_size:
             wrong = (self.tokens < 0) | (self.tokens >= vocabulary_size)
             n = int(wrong.nonzero()[0])
             b = int((self.offsets <= n).sum()) - 1
             raise InputError(
-                f"{what} token id {int(self.tokens[n])} at position {n - int(self.offsets[b])} of "
+                f"{name} token id {int(self.tokens[n])} at position {n - int(self.offsets[b])} of "
                 f"sequence {b} is outside the vocabulary of {vocabulary_size} "
                 f"(0 to {vocabulary_size - 1})"
             )
         if max_length is not None and max(self.lengths) > max_length:
             b = next(b for b, length in enumerate(self.lengths) if length > max_length)
             raise InputError(
-                f"{what} sequence {b} has {self.lengths[b]} tokens, but the learned position table "
+                f"{name} sequence {b} has {self.lengths[b]} tokens, but the learned position table "
                 f"has {max_length} rows: shorten it or raise model.max_length"
             )
 

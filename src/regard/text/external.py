@@ -30,6 +30,7 @@ from regard.text.tokenizer import (
     VERSION,
     Tokenizer,
     read_content,
+    tokenizer_from_json,
 )
 
 FIRST = len(SPECIALS)
@@ -212,7 +213,7 @@ def load_tokenizer(
     elif hugging_face:
         loaded = _from_file(path)
     else:
-        return Tokenizer.from_json(whole, path, size)
+        return tokenizer_from_json(whole, path, size)
     if size not in (None, loaded.size):
         raise InputError(f"{path}: {loaded.size:,} tokens, but the model needs {size:,}")
     return loaded

@@ -337,36 +337,7 @@ class Tokenizer:
             InputError: the file is not a vocabulary, is damaged, or does not have this size. It is
                 refused before it takes time or memory.
         """
-        return cls.from_json(read_content(Path(path), size), Path(path), size)
-
-    @classmethod
-    def from_json(cls, whole: Any, path: Path | str, size: int | None = None) -> Tokenizer:
-        """`load` with the content of the file."""
-        most = MOST_TOKENS if size is None else min(size, MOST_TOKENS)
-        if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-            raise InputError(f'{path}: not a regard tokenizer (no "format": "{FORMAT}")')
-        if whole.get("version") != VERSION:
-            raise InputError(
-                f"{path}: tokenizer version {whole.get('version')!r:.20}, but this regard reads "
-                f"version {VERSION}"
-            )
-        kind, entries = whole.get("kind"), whole.get("entries")
-        if (
-            whole.get("specials") != list(SPECIALS)
-            or kind not in KINDS
-            or not isinstance(entries, list)
-            or len(entries) > 2 * most
-            or not all(isinstance(entry, str) for entry in entries)
-            or (kind == "byte" and entries)
-        ):
-            raise InputError(f"{path}: damaged tokenizer (kind, specials or entries are not valid)")
-        try:
-            made = cls(kind, entries)
-        except InputError as error:
-            raise InputError(f"{path}: damaged tokenizer ({error})") from None
-        if size not in (None, made.size):
-            raise InputError(f"{path}: {made.size:,} tokens, but the model needs {size:,}")
-        return made
+        return tokenizer_from_json(read_content(Path(path), size), Path(path), size)
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.kind}, {self.size:,} tokens)"
@@ -378,6 +349,35 @@ def read_content(path: Path | str, size: int | None) -> Any:
     # Two merges may create the same token, and any token may contain a comma.
     most_values = min(16 * most, 3 * MOST_TOKENS) + 10_000
     return read_json(Path(path), LARGEST_FILE, "a regard tokenizer", most_values)
+
+
+def tokenizer_from_json(content: Any, path: Path | str, size: int | None = None) -> Tokenizer:
+    """`Tokenizer.load` with the JSON value of the file; path: for messages."""
+    most = MOST_TOKENS if size is None else min(size, MOST_TOKENS)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InputError(f'{path}: not a regard tokenizer (no "format": "{FORMAT}")')
+    if content.get("version") != VERSION:
+        raise InputError(
+            f"{path}: tokenizer version {content.get('version')!r:.20}, but this regard reads "
+            f"version {VERSION}"
+        )
+    kind, entries = content.get("kind"), content.get("entries")
+    if (
+        content.get("specials") != list(SPECIALS)
+        or kind not in KINDS
+        or not isinstance(entries, list)
+        or len(entries) > 2 * most
+        or not all(isinstance(entry, str) for entry in entries)
+        or (kind == "byte" and entries)
+    ):
+        raise InputError(f"{path}: damaged tokenizer (kind, specials or entries are not valid)")
+    try:
+        tokenizer = Tokenizer(kind, entries)
+    except InputError as error:
+        raise InputError(f"{path}: damaged tokenizer ({error})") from None
+    if size not in (None, tokenizer.size):
+        raise InputError(f"{path}: {tokenizer.size:,} tokens, but the model needs {size:,}")
+    return tokenizer
 
 
 def _library(ids: dict[str, int], ranks: dict[tuple[str, str], int]) -> tokenizers.Tokenizer:

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from regard.model.attention import Plan
 from regard.model.overrides import find_override
-from regard.model.transformer import Plans, Transformer
+from regard.model.stack import Plans
+from regard.model.transformer import Transformer
 from regard.model.visibility import Visibility
 from regard.ops import attention_backend
 from regard.ops.common import cast_once
@@ -31,7 +32,7 @@ from regard.ops.layout import positions_array
 from regard.text.batching import Packed
 from regard.training.losses import Batch
 
-SIZES = 8  # graphs have sizes 1, 2, ... of which this one is the budget of a row
+SIZES = 8  # graphs have sizes 1, 2, ...; size 8 is the budget of a row
 MAX_SIZE = 2 * SIZES  # BPE dropout gives some rows more tokens than the budget
 COPIES = 2  # graphs per size, so that one can be launched while the other still runs
 ALIGNED = 64  # tokens, for fast matrix products; bytes, for the arrays in the buffer
@@ -46,7 +47,7 @@ class StaticPacked(Packed):
     def positions(self) -> Tensor:
         return self.places
 
-    def check(self, vocabulary_size: int, max_length: int | None, what: str) -> None:
+    def check(self, vocabulary_size: int, max_length: int | None, name: str) -> None:
         """Does nothing: `StepGraphs.gradients` checks each row before it is copied here."""
 
 
@@ -90,7 +91,7 @@ class StepGraphs:
         """Add the gradients of a batch on the CPU to those of the parameters. Returns the loss and
         the negative log-likelihood, [2], which the next replay overwrites.
 
-        seed: of dropout. size: what `size` returned for the batch.
+        seed: the seed of dropout. size: the result of `size` for the batch.
         """
         rows = [row for row in (batch.source, batch.target) if row is not None]
         limit = self.model.config.max_length if self.model.config.positions == "learned" else None

@@ -105,7 +105,7 @@ def finish(
     ended: EndedRun, validation: Validation | None, command: Sequence[str], force: bool
 ) -> dict[str, Any]:
     """Choose the final weights (last, best, or the mean of the last checkpoints), write them, and
-    verify what was written. Returns the final scores."""
+    verify the written file. Returns the final scores."""
     run, model, state, say = ended.folder, ended.model, ended.state, ended.progress.say
     choices = candidates(ended, force)
     name, score = list(choices)[-1], {}
@@ -115,7 +115,7 @@ def finish(
             model.load_state_dict(weights)
             scores[candidate] = validation(model)
             say(f"{candidate}: validation {describe(scores[candidate])}")
-        name = max(scores, key=lambda one: (scores[one]["score"], -scores[one]["loss"]))
+        name = max(scores, key=lambda key: (scores[key]["score"], -scores[key]["loss"]))
         score = scores[name]
         model.load_state_dict(choices[name])
     with staged_files(run, model, validation) as staged:
@@ -257,5 +257,5 @@ def card(config: Config, command: Sequence[str]) -> str:
         f"- longest input: {config.longest_input:,} tokens",
         f"- {origin}",
         UNFINISHED, "",
-        "Every setting is in config.yaml, every figure in metrics.jsonl.", "",
+        "All settings are in config.yaml, all metrics in metrics.jsonl.", "",
     ])  # fmt: skip

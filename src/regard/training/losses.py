@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from regard.device import wide_dtype
 from regard.errors import InputError
 from regard.model.overrides import calls_head
-from regard.model.transformer import Plans, Transformer
+from regard.model.stack import Plans
+from regard.model.transformer import Transformer
 from regard.ops import cross_entropy, disagreement, divergence
 from regard.text.batching import Packed
 
@@ -104,7 +105,17 @@ def logit_loss(
     model: Transformer, batch: Batch, smoothing: float, r_drop: float
 ) -> tuple[Tensor, Tensor]:
     """`token_loss` from the logits [T, V] of a call of the model, which are stored as a whole. It
-    is used if a user has changed the head, for example by a hook."""
+    is used if a user has changed the head, for example by a hook.
+
+    Args:
+        model: as in `token_loss`.
+        batch: as in `token_loss`.
+        smoothing: as in `token_loss`.
+        r_drop: as in `token_loss`.
+
+    Returns:
+        As `token_loss`.
+    """
 
     def logits() -> Tensor:
         logits = model(batch.source, batch.target).float()
@@ -187,7 +198,7 @@ def similarity_loss(
         # Each a among all b, then each b among all a.
         for each, masked in ((forward, left_out), (similarity.t(), out)):
             logprobs = each.masked_fill(masked, -torch.inf).log_softmax(-1)
-            # Not F.cross_entropy, because smoothing must not count what is left out either.
+            # Not F.cross_entropy, because smoothing must ignore the masked entries as well.
             uniform = logprobs.masked_fill(masked, 0).sum(-1) / (~masked).sum(-1)
             smoothed = (1 - smoothing) * logprobs.diagonal() + smoothing * uniform
             loss = loss - 0.5 * smoothed.sum()

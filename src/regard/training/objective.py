@@ -1,4 +1,4 @@
-"""What training needs from a task: the interfaces that the tasks (regard/tasks) implement.
+"""The interfaces that training needs; the tasks (regard/tasks) implement them.
 
 The trainer needs an `Objective`: batches and their loss. A whole run needs a `Task`: it also reads
 files, evaluates, and stores its vocabulary in the run folder. `TaskClass` creates one. Training
@@ -62,8 +62,8 @@ class Task(Objective, Protocol):
     def save(self, folder: Path) -> None: ...
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Any:
-        """`scores` and `samples`. Frees what decoding keeps for repeated calls (CUDA graphs),
-        because training needs the memory."""
+        """Compute `scores` and `samples`. Frees the memory that decoding reserves for
+        repeated calls (CUDA graphs), because training needs it."""
         ...
 
 

@@ -98,7 +98,7 @@ def optimiser_tensors(model: nn.Module, optimiser: torch.optim.Optimizer) -> dic
 def load_optimiser(
     model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor]
 ) -> None:
-    """Restore what `optimiser_tensors` returned."""
+    """Restore the state that `optimiser_tensors` returned."""
     for name, p in model.named_parameters():
         if f"step.{name}" in tensors:
             optimiser.state[p] = {s: tensors[f"{s}.{name}"].to(p.device) for s in STATES}

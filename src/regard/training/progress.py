@@ -31,7 +31,7 @@ class Progress:
         self.steps, self.line, self.shown = steps, "", 0.0
         self.words = True  # whether the loss is that of tokens, so that it has a perplexity
         self.live = live_line(self.console)
-        self.layout = 0  # of LAYOUTS; once a shorter one is needed, it stays
+        self.layout = 0  # of LAYOUTS; it never returns to a longer one
         self.rates: list[tuple[float, int, float]] = []  # time, tokens and operations of each step
 
     def __enter__(self) -> Progress:

@@ -140,7 +140,7 @@ def finish_run(
 
 
 def checked(config: Config | None, out: Path, exists: bool, resume: bool) -> Config:
-    """The configuration to train with; an InputError if it does not fit what is at `out`."""
+    """The configuration to train with; an InputError if it does not fit the folder `out`."""
     if exists and not resume:
         raise InputError(f"{out} is already a run: resume it, or choose a different folder")
     if exists:
@@ -183,7 +183,7 @@ def same_run(old: Config, new: Config | None, out: Path) -> Config:
         raise InputError(
             f"{out} is a run of the task {old.task}, not {new.task}: choose a different folder"
         )
-    # The vocabulary and the classes are what they were when the run began.
+    # The vocabulary and the classes do not change after the start of a run.
     free = {"training.steps", "training.epochs", "model.vocabulary_size",
             "model.source_vocabulary_size", "model.classes"}  # fmt: skip
     for section in SECTIONS:
@@ -208,7 +208,7 @@ def prepare(
     written and locked after all of this has succeeded."""
     data, first, quiet = config.data, processes.first, progress.console.quiet
     train_files, valid_files = (list(map(Path, files)) for files in (data.train, data.valid))
-    if not first:  # the first process learns the vocabulary; the others read what it wrote
+    if not first:  # the first process learns and writes the vocabulary, which the others read
         processes.wait()
         config = Config.load(out / CONFIG)
     if exists or not first:

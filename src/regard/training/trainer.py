@@ -52,7 +52,7 @@ from regard.training.optimiser import (
 from regard.training.progress import Progress, describe
 
 MAX_NONFINITE_STEPS = 5  # consecutive steps without a finite loss before the run stops
-PENDING = {"cuda": 1}  # steps by device whose metrics may still be on their way; otherwise none
+PENDING = {"cuda": 1}  # steps by device whose metrics may still be pending; other devices: none
 OWN = ("score", "samples")  # results of a validation that are not metrics
 # Options that a resumed run may change, because the weights of a step do not depend on them.
 FREE = {
@@ -135,7 +135,11 @@ class Trainer:
 
     def limit_epochs(self, epochs: float) -> None:
         """Replace training.epochs by the number of steps that follows from the first epoch. (The
-        number of rows of later epochs differs slightly.)"""
+        number of rows of later epochs differs slightly.)
+
+        Args:
+            epochs: the number of passes over the training data.
+        """
         steps = max(1, round(epochs * self.rows.epoch_size() / self.state.rows))
         self.training = replace(self.training, steps=steps, epochs=0.0)
         self.config = replace(self.config, training=self.training)
@@ -145,7 +149,13 @@ class Trainer:
 
     def train(self) -> None:
         """Train until the last step, until patience ends, or until a callback or a signal stops the
-        run."""
+        run.
+
+        Raises:
+            Interrupted: a signal stopped the run; its state is saved.
+            CallbackFailed: a callback raised an exception; the state is saved.
+            TrainingFailed: the loss was NaN or infinity in too many consecutive steps.
+        """
         if self.training.tensorboard and self.processes.first:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -202,7 +212,11 @@ class Trainer:
         return ("", "stop", "error")[self.processes.agree(code)]
 
     def step(self) -> bool:
-        """One optimiser step; True if any process received a stop signal."""
+        """Take one optimiser step.
+
+        Returns:
+            Whether any process has received a stop signal.
+        """
         number = self.state.step + 1
         first = (number - 1) * self.state.rows
         rows = [self.rows[row] for row in range(first, first + self.state.rows)]
@@ -304,7 +318,12 @@ class Trainer:
         return stop > 0
 
     def record(self, step: int, **values: Any) -> None:
-        """Append a line to metrics.jsonl, in the first process."""
+        """Append a line to metrics.jsonl, in the first process.
+
+        Args:
+            step: the number of the step.
+            **values: the metrics by name.
+        """
         if self.processes.first:
             values = append_metrics(self.run, step, values)
             for name, value in values.items():
@@ -346,7 +365,12 @@ class Trainer:
     # ---- resuming -----------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Restore the newest valid checkpoint and report the damaged ones."""
+        """Restore the newest valid checkpoint and report the damaged ones.
+
+        Raises:
+            InputError: the training data or the configuration differs from that of the checkpoint,
+                or this number of processes cannot continue the run.
+        """
         if self.processes.first:
             remove_leftovers(self.run)
         state, broken = self.checkpoints.newest()
@@ -405,4 +429,5 @@ def fast_bfloat16() -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that the device, or the computer, has too little memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.model.attention import MultiHeadAttention, Plan
-from regard.model.transformer import AttentionCapture, Stack, Transformer
+from regard.model.stack import Stack
+from regard.model.transformer import AttentionCapture, Transformer
 from regard.ops.reference import attention_weights, scaled_scores
 from regard.text.batching import Packed
 

@@ -1,7 +1,7 @@
-"""What these tests share: model folders as training leaves them, and a way to call a verb.
+"""Fixtures: model folders, and a function that runs a verb.
 
-The models have random weights. What they say is noise, but they always say the same, and they need
-no training.
+The models have random weights, so they need no training. Their output is meaningless, but always
+the same.
 """
 
 import sys
@@ -36,17 +36,17 @@ def build(folder, kind, longest):
     config = replace(config, model=sized)
     torch.manual_seed(5)
     model = Transformer(config.model)
-    model.embeddings["shared"].weight.data *= 2  # or it would say one word again and again
+    model.embeddings["shared"].weight.data *= 2  # otherwise the output would be one repeated word
     if kind == "byte":
-        # One feature of the last layer is always 1; its weight is low for all that is not wanted:
-        # bytes of characters of one to four bytes, and those that would end a line or a column.
-        said = tokenizer.encode("é€😀 abcdef\n\t\r")
+        # One feature of the last layer is always 1. Its weight is low for all bytes except those of
+        # characters of one to four bytes, line ends and tabs.
+        frequent = tokenizer.encode("é€😀 abcdef\n\t\r")
         norm, weight = model.decoder.final_norm, model.head.output.weight.data
         norm.weight.data[0], norm.bias.data[0] = 0.0, 1.0
         weight[:, 0] = -20.0
-        weight[said, 0] = 0.0
+        weight[frequent, 0] = 0.0
         weight[[tokenizer.eos, *tokenizer.encode("\n\t\r")], 0] = -1.0
-        # Behind a byte of a character its next one is probable: some characters come out whole.
+        # After a byte of a character, the next byte is probable, so some characters are complete.
         for character in "é€😀":
             for byte, following in pairwise(tokenizer.encode(character)):
                 weight[following] += 1.5 * model.embeddings["shared"].weight.data[byte]
@@ -59,7 +59,7 @@ def build(folder, kind, longest):
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """Trained, it says, on sentences of up to 40 tokens."""
+    """A model whose configuration has a maximum of 40 tokens."""
     return build(tmp_path_factory.mktemp("bpe"), "bpe", 40)
 
 
@@ -70,7 +70,7 @@ def translator(folder):
 
 @pytest.fixture(scope="session")
 def byte_folder(tmp_path_factory):
-    """A model that writes bytes: newlines, tabs, and characters of several bytes, whole or not."""
+    """A model of bytes, which writes newlines, tabs, and complete and incomplete characters."""
     return build(tmp_path_factory.mktemp("byte"), "byte", 120)
 
 
@@ -81,7 +81,7 @@ def byte_translator(byte_folder):
 
 @pytest.fixture(scope="session")
 def texts():
-    """Of uneven length; two of them are blank."""
+    """Texts of different lengths; two of them are blank."""
     return [
         "The dog slept.",
         "",
@@ -94,28 +94,28 @@ def texts():
 
 @pytest.fixture(scope="session")
 def long_text():
-    """More than either model translates in one piece."""
+    """A text that is too long for one piece of either model."""
     return " ".join(str(number) for number in range(60))
 
 
 @pytest.fixture
 def verb(monkeypatch, capsys, tmp_path):
-    """verb("translate", folder, "--json", given=[lines], beam=1): the command line in this process,
+    """verb("translate", folder, "--json", stdin=[lines], beam=1): the command line in this process,
     with a real file as standard input: (exit code, standard output, standard error)."""
-    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it
+    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")  # otherwise `main` sets it
 
-    def run(name, folder, *arguments, given=(), **options):
-        if not isinstance(given, bytes):
-            given = "".join(line + "\n" for line in given).encode()
-        (tmp_path / "stdin").write_bytes(given)
+    def run(name, folder, *arguments, stdin=(), **options):
+        if not isinstance(stdin, bytes):
+            stdin = "".join(line + "\n" for line in stdin).encode()
+        (tmp_path / "stdin").write_bytes(stdin)
         command = ["regard", name, "-m", folder, "--device", "cpu", *arguments]
         for option, value in options.items():
             command += [f"--{option.replace('_', '-')}", value]
-        with (tmp_path / "stdin").open() as stdin, monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", stdin)
+        with (tmp_path / "stdin").open() as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", file)
             patch.setattr(sys, "argv", [str(word) for word in command])
-            with pytest.raises(SystemExit) as ended:
+            with pytest.raises(SystemExit) as exit_info:
                 main()
-        return ended.value.code, *capsys.readouterr()
+        return exit_info.value.code, *capsys.readouterr()
 
     return run

@@ -1,4 +1,4 @@
-"""Options of `regard translate`: what they do, and which of them cannot be."""
+"""Options of `regard translate`: their effects, and combinations that are refused."""
 
 import io
 import sys
@@ -17,25 +17,25 @@ MODES = [
 ]
 
 
-def printed(answers):
-    texts = [answers] if isinstance(answers, str) else answers
+def printed(outputs):
+    texts = [outputs] if isinstance(outputs, str) else outputs
     return "".join(one_line(text) + "\n" for text in texts)
 
 
-def test_the_models_own_options_hold_unless_others_are_given(folder, translator, texts, verb):
+def test_options_of_the_command_replace_those_of_the_model(folder, translator, texts, verb):
     text = texts[2]
     own = verb("translate", folder, text)
     assert own == verb("translate", folder, text, beam=4, max_length=6)
-    answer = translator.predict(text, beam=1, min_length=99)
-    assert answer.stopped == "length"
-    assert len(answer.token_ids) == len(translator.task.source.encode(text)) + 1 + 6  # 1: <eos>
+    output = translator.predict(text, beam=1, min_length=99)
+    assert output.stopped == "length"
+    assert len(output.token_ids) == len(translator.task.source.encode(text)) + 1 + 6  # 1: <eos>
     greedy = 0, printed(translator.translate(text, beam=1)), ""
     assert greedy != own
     assert verb("translate", folder, "--set", "decoding.beam=1", text) == greedy
     assert verb("translate", folder, "--set", "decoding.beam=4", text, beam=1) == greedy
 
 
-def test_another_seed_is_another_answer_and_the_same_seed_the_same(folder, translator, texts, verb):
+def test_seed_determines_the_samples(folder, translator, texts, verb):
     def sampled(**options):
         code, out, err = verb("translate", folder, *texts, temperature=1, **options)
         assert (code, err) == (0, "")
@@ -50,7 +50,7 @@ def test_another_seed_is_another_answer_and_the_same_seed_the_same(folder, trans
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("--beam 4 --temperature 1", "decoding.temperature=1.0 and decoding.beam=4 cannot be"),
         ("--top-k 5", "decoding.top_k=5 and decoding.temperature=0 cannot be combined"),
@@ -88,15 +88,15 @@ def test_another_seed_is_another_answer_and_the_same_seed_the_same(folder, trans
         ("--model /nowhere", "/nowhere is not a model: it has no config.yaml"),
     ],
 )
-def test_an_impossible_option_is_one_line_and_nothing_is_answered(options, said, folder, verb):
-    code, out, err = verb("translate", folder, *options.split(), given=["The dog slept."])
+def test_invalid_option_prints_one_line_and_no_translation(options, message, folder, verb):
+    code, out, err = verb("translate", folder, *options.split(), stdin=["The dog slept."])
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert err.startswith("regard: ")
     assert err.count("\n") == 1
 
 
-def test_python_refuses_the_same_in_the_same_words(translator):
+def test_python_raises_the_same_errors(translator):
     with pytest.raises(InputError, match="'decoding.baem'; did you mean 'decoding.beam'?"):
         translator.translate("The dog slept.", baem=2)
     for call in (translator.translate, translator.stream):
@@ -110,47 +110,47 @@ def test_python_refuses_the_same_in_the_same_words(translator):
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("which", ["folder", "byte_folder"])
-def test_every_answer_begins_with_the_prefix(which, mode, texts, verb, request):
-    prefix, given = "Süß 日", [*(text for text in texts if text.strip()), " "]
+def test_every_translation_begins_with_the_prefix(which, mode, texts, verb, request):
+    prefix, stdin = "Süß 日", [*(text for text in texts if text.strip()), " "]
     folder = request.getfixturevalue(which)
-    code, out, err = verb("translate", folder, given=given, prefix=prefix, max_length=20, **mode)
+    code, out, err = verb("translate", folder, stdin=stdin, prefix=prefix, max_length=20, **mode)
     assert (code, err) == (0, "")
     *rows, blank, end = out.split("\n")
-    assert (blank, end) == ("", "")  # to nothing there is no answer
-    assert len(rows) == len(given) - 1
+    assert (blank, end) == ("", "")  # a blank text has no translation
+    assert len(rows) == len(stdin) - 1
     for row in rows:
         assert len(row.split("\t")) == mode.get("n_best", 1)
-        assert all(answer.startswith(prefix) for answer in row.split("\t"))
+        assert all(output.startswith(prefix) for output in row.split("\t"))
         assert len(row) > len(prefix)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("which", ["", "byte_"])
-def test_a_stream_is_the_same_text_bit_by_bit(which, mode, texts, long_text, verb, request):
+def test_streamed_parts_join_to_the_translation(which, mode, texts, long_text, verb, request):
     folder = request.getfixturevalue(which + "folder")
     translator = request.getfixturevalue(which + "translator")
-    given = [*texts, long_text]
+    stdin = [*texts, long_text]
     with pytest.warns(UserWarning, match="text 7 is longer"):
-        answers = [prediction.text for prediction in translator.predict(given, **mode)]
-    for text, answer in zip(given, answers, strict=True):
-        quiet = {"warn": lambda number, said: None}
-        assert "".join(translator.stream(text, **quiet, **mode)) == answer
-    code, out, _ = verb("translate", folder, "--stream", given=given, **mode)
-    assert (code, out) == (0, printed(answers))
+        outputs = [prediction.text for prediction in translator.predict(stdin, **mode)]
+    for text, output in zip(stdin, outputs, strict=True):
+        quiet = {"warn": lambda number, message: None}
+        assert "".join(translator.stream(text, **quiet, **mode)) == output
+    code, out, _ = verb("translate", folder, "--stream", stdin=stdin, **mode)
+    assert (code, out) == (0, printed(outputs))
 
 
 @pytest.mark.parametrize("mode", [{"beam": 1}, {"temperature": 1}], ids=str)
-def test_a_stream_shows_what_it_has_before_the_line_ends(
+def test_stream_prints_parts_before_the_line_ends(
     mode, folder, translator, texts, verb, monkeypatch
 ):
     class Screen(io.StringIO):
         def flush(self):
-            shown.append(self.getvalue())
+            flushed.append(self.getvalue())
 
-    shown = []
+    flushed = []
     monkeypatch.setattr(sys, "stdout", Screen())
     verb("translate", folder, "--stream", texts[0], **mode)
-    assert shown[-1] == printed(translator.translate(texts[0], **mode))
-    before = {text for text in shown if text and not text.endswith("\n")}
+    assert flushed[-1] == printed(translator.translate(texts[0], **mode))
+    before = {text for text in flushed if text and not text.endswith("\n")}
     assert len(before) > 5
-    assert all(shown[-1].startswith(text) for text in before)
+    assert all(flushed[-1].startswith(text) for text in before)

@@ -1,4 +1,4 @@
-"""As a newcomer does it: nothing is cached yet, and one sentence stands on the command line."""
+"""The first translation of a new user: with an empty cache, and one sentence as argument."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 LONGEST = 300  # seconds that a compiler may take on a busy machine
 
 
-def test_the_first_answer_needs_no_compiler_and_the_library_is_there_afterwards(folder, tmp_path):
+def test_first_translation_does_not_wait_for_the_compiler(folder, tmp_path):
     built = tmp_path / "cache/native"
     environment = os.environ | {"REGARD_CACHE": str(tmp_path / "cache")}
     environment.pop("REGARD_NATIVE", None)
@@ -25,26 +25,26 @@ def test_the_first_answer_needs_no_compiler_and_the_library_is_there_afterwards(
         "The old man saw the small dog.",
     ]  # fmt: skip
 
-    def ask():
+    def translate():
         return subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
         )
 
-    first = ask()
+    first = translate()
     assert first.stderr == ""
-    # The answer is PyTorch's: no other could be had yet, unless the compiler is faster than torch.
+    # PyTorch computed the translation, because the library was not compiled yet.
     end = time.monotonic() + LONGEST
     while not list(built.glob("inference-*.so")):
-        assert time.monotonic() < end, "nobody built the library"
+        assert time.monotonic() < end, "the library was not built"
         time.sleep(0.1)
-    second = ask()
+    second = translate()
     assert (second.stdout, second.stderr) == (first.stdout, "")
-    while list(built.glob(".tmp-*")):  # whatever else was asked for is built, too
-        assert time.monotonic() < end, "half a file was left"
+    while list(built.glob(".tmp-*")):  # the other libraries are compiled as well
+        assert time.monotonic() < end, "an incomplete file remains"
         time.sleep(0.1)
 
 
-def test_int8_waits_for_the_library_that_it_needs(folder, tmp_path):
+def test_int8_waits_for_the_native_library(folder, tmp_path):
     environment = os.environ | {"REGARD_CACHE": str(tmp_path / "cache")}
     environment.pop("REGARD_NATIVE", None)
     command = [
@@ -67,7 +67,9 @@ def test_int8_waits_for_the_library_that_it_needs(folder, tmp_path):
     (["evaluate", "--data", "few"], True, False),
     (["train", "--out", "run"], True, False),
 ])  # fmt: skip
-def test_only_who_waits_for_one_answer_is_hurried(tmp_path, monkeypatch, words, terminal, expected):
+def test_hurried_is_true_if_a_person_waits_for_one_prediction(
+    tmp_path, monkeypatch, words, terminal, expected
+):
     from regard.cli.main import build_parser
     from regard.cli.predict import FEW, hurried
 

@@ -1,4 +1,4 @@
-"""Results are written as they come: an interrupted run keeps them, and progress is visible."""
+"""Results are written continuously: an interrupted run keeps them, and progress is visible."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def lines():
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_lines_that_were_written_remain(stop, lines, folder, translator, tmp_path):
+def test_interrupted_run_keeps_the_written_lines(stop, lines, folder, translator, tmp_path):
     (tmp_path / "in").write_text("".join(line + "\n" for line in lines * 50))
     command = [sys.executable, "-c", PROGRAM, "translate", "-m", folder, "--device", "cpu"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -48,8 +48,8 @@ def test_lines_that_were_written_remain(stop, lines, folder, translator, tmp_pat
     assert rest == "" or stop == signal.SIGKILL
 
 
-def test_the_bar_moves_after_every_group(lines, folder, translator, verb, monkeypatch):
-    shown, groups = [], []
+def test_progress_bar_advances_after_every_group(lines, folder, translator, verb, monkeypatch):
+    amounts, groups = [], []
     predict = type(translator.task).predict
 
     def counted(self, model, inputs, *arguments, **options):
@@ -58,7 +58,7 @@ def test_the_bar_moves_after_every_group(lines, folder, translator, verb, monkey
 
     class Bar:
         def __enter__(self):
-            return shown.append
+            return amounts.append
 
         def __exit__(self, *_):
             pass
@@ -66,11 +66,11 @@ def test_the_bar_moves_after_every_group(lines, folder, translator, verb, monkey
     monkeypatch.setattr(type(translator.task), "predict", counted)
     monkeypatch.setattr(ordered.Pace, "measured", lambda self, cost, seconds: None)
     monkeypatch.setattr(output, "progress", lambda doing, total, quiet: Bar())
-    given = lines[:200]
-    code, out, _ = verb("translate", folder, given=given)
+    stdin = lines[:200]
+    code, out, _ = verb("translate", folder, stdin=stdin)
     assert (code, out.count("\n")) == (0, 200)
     assert len(groups) > 1
     assert sum(groups) == 200
-    assert len(shown) == len(groups)
-    assert shown == sorted(shown)
-    assert shown[-1] == sum(len(line) + 1 for line in given)
+    assert len(amounts) == len(groups)
+    assert amounts == sorted(amounts)
+    assert amounts[-1] == sum(len(line) + 1 for line in stdin)

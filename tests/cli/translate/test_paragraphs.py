@@ -11,15 +11,15 @@ SENTENCES = [
     "The dog slept.",
     "The old man saw Dr. Smith.",
     "Where is the house?",
-    "“Stop!” she said.",
+    "“Stop!” she cried.",
 ]
-PARAGRAPH = "The dog slept.  The old man saw Dr. Smith. Where is the house?\t“Stop!” she said."
+PARAGRAPH = "The dog slept.  The old man saw Dr. Smith. Where is the house?\t“Stop!” she cried."
 SHORT = "The dog slept. The cat slept."  # short enough for one input
 MODES = [{"beam": 4}, {"beam": 1}, {"temperature": 1.0, "seed": 3}]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_every_sentence_is_translated_as_if_it_were_alone(mode, translator):
+def test_every_sentence_is_translated_independently(mode, translator):
     first, second, third, fourth = translator.translate(SENTENCES, **mode)
     expected = f"{first}  {second} {third}\t{fourth}"
     assert translator.translate(PARAGRAPH, **mode) == expected
@@ -51,49 +51,51 @@ def test_a_text_that_is_not_split_is_one_input(translator):
     assert "".join(translator.stream(SHORT, split=False)) == whole.text
 
 
-def test_the_command_line_writes_one_line_for_each_line(folder, translator, verb):
-    given = [SHORT, "", SENTENCES[0], SHORT]
+def test_command_line_writes_one_line_for_each_line(folder, translator, verb):
+    stdin = [SHORT, "", SENTENCES[0], SHORT]
     for arguments, split in (([], True), (["--no-split"], False)):
-        expected = [one_line(text) for text in translator.translate(given, split=split)]
+        expected = [one_line(text) for text in translator.translate(stdin, split=split)]
         lines = "".join(line + "\n" for line in expected)
-        assert verb("translate", folder, *arguments, given=given) == (0, lines, "")
-        assert verb("translate", folder, *arguments, *given) == (0, lines, "")
-        assert verb("translate", folder, *arguments, "--stream", given=given) == (0, lines, "")
+        assert verb("translate", folder, *arguments, stdin=stdin) == (0, lines, "")
+        assert verb("translate", folder, *arguments, *stdin) == (0, lines, "")
+        assert verb("translate", folder, *arguments, "--stream", stdin=stdin) == (0, lines, "")
     assert translator.translate(SHORT) != translator.translate(SHORT, split=False)
 
 
 def test_json_has_an_object_for_each_sentence(folder, translator, verb):
     arguments = ["--json", "--attention", "--history", "--alternatives", "2", "--n-best", "2"]
-    code, out, err = verb("translate", folder, *arguments, given=[PARAGRAPH, SENTENCES[0]])
+    code, out, err = verb("translate", folder, *arguments, stdin=[PARAGRAPH, SENTENCES[0]])
     assert (code, err) == (0, "")
     whole, single = map(json.loads, out.splitlines())
     alone = [
         json.loads(line)
-        for line in verb("translate", folder, *arguments, given=SENTENCES)[1].splitlines()
+        for line in verb("translate", folder, *arguments, stdin=SENTENCES)[1].splitlines()
     ]
     assert "sentences" not in single
     assert whole["sentences"] == alone
     assert whole["text"] == PARAGRAPH
     assert whole["translation"] == translator.translate(PARAGRAPH)
-    assert whole["tokens"] == [token for one in alone for token in one["tokens"]]
-    assert whole["score"] == pytest.approx(sum(one["score"] for one in alone))
+    assert whole["tokens"] == [token for record in alone for token in record["tokens"]]
+    assert whole["score"] == pytest.approx(sum(record["score"] for record in alone))
     assert not {"attention", "history", "alternatives"} & set(whole)
-    assert [one["translation"] for one in whole["n_best"]] == [
-        one.text for one in translator.predict(PARAGRAPH, n_best=2).n_best
+    assert [record["translation"] for record in whole["n_best"]] == [
+        prediction.text for prediction in translator.predict(PARAGRAPH, n_best=2).n_best
     ]
 
 
-def test_the_n_best_list_has_the_best_combinations(translator):
+def test_n_best_list_has_the_best_combinations(translator):
     text = " ".join(SENTENCES[:2])
     first, second = (translator.predict(sentence, n_best=3) for sentence in SENTENCES[:2])
     every = [
-        (one.score + other.score, f"{one.text} {other.text}")
-        for one in first.n_best for other in second.n_best
+        (a.score + b.score, f"{a.text} {b.text}")
+        for a in first.n_best for b in second.n_best
     ]  # fmt: skip
     expected = sorted(every, reverse=True)[:3]
-    found = translator.translate(text, n_best=3)
-    assert [prediction.text for prediction in found] == [text for _, text in expected]
-    assert [one.score for one in found] == pytest.approx([score for score, _ in expected])
+    predictions = translator.translate(text, n_best=3)
+    assert [prediction.text for prediction in predictions] == [text for _, text in expected]
+    assert [prediction.score for prediction in predictions] == pytest.approx(
+        [score for score, _ in expected]
+    )
 
 
 def test_only_the_first_sentence_begins_with_the_prefix(translator):
@@ -101,7 +103,7 @@ def test_only_the_first_sentence_begins_with_the_prefix(translator):
     assert prediction.text.startswith("Süß")
     first, *more = prediction.sentences
     assert first.text == translator.translate(SENTENCES[0], prefix="Süß")
-    assert [one.text for one in more] == translator.translate(SENTENCES[1:])
+    assert [sentence.text for sentence in more] == translator.translate(SENTENCES[1:])
     assert "".join(translator.stream(PARAGRAPH, prefix="Süß")) == prediction.text
 
 

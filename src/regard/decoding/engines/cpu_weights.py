@@ -20,7 +20,7 @@ from regard.model.attention import MultiHeadAttention
 from regard.model.block import EPSILON, Block
 from regard.model.positions import angles
 from regard.model.quantise import quantise
-from regard.model.transformer import Stack
+from regard.model.stack import Stack
 from regard.ops.cpu.build import once
 
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}

@@ -36,7 +36,8 @@ from regard.device import current_device
 from regard.model.cache import Cache, to_add
 from regard.model.overrides import weights_of
 from regard.model.padded_encoder import Rectangle, self_mask, split
-from regard.model.transformer import Stack, Transformer
+from regard.model.stack import Stack
+from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from regard.decoding.beams import Beams
 from regard.model.block import EPSILON
 from regard.model.cache import Cache
-from regard.model.transformer import Stack, Transformer
+from regard.model.stack import Stack
+from regard.model.transformer import Transformer
 from regard.ops.cuda import decoding_kernels as kernels
 from regard.ops.cuda import search_kernels
 
