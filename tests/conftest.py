@@ -1,4 +1,4 @@
-"""What the tests share: seeded random rows and models, and a fixed number of threads."""
+"""Fixtures for all tests: random inputs and models, the command line, a seed, and one thread."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -13,12 +13,12 @@ from regard import ModelConfig, Packed, Transformer
 with suppress(ImportError):  # tests/gpu also runs on machines that have only torch and pytest
     from hypothesis import settings
 
-    # Derandomised: the same examples on every machine, so a failure is everybody's failure.
+    # Derandomised: every machine runs the same examples, so failures are reproducible.
     settings.register_profile("regard", deadline=None, derandomize=True)
     settings.load_profile("regard")
 
 
-# The tensors here are small: a second thread would only wait, and on a busy machine it waits long.
+# The tensors of the tests are small: a second thread makes them slower, above all on a busy machine.
 torch.set_num_threads(1)
 
 
@@ -28,15 +28,15 @@ def _seed() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line in this process waits for native code: the engine must not depend on what
-    was built before."""
+def _wait_for_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the command line wait for native code, so that the engine does not depend on what was
+    compiled before."""
     monkeypatch.setattr("regard.cli.main.hurried", lambda options: False)
 
 
 @pytest.fixture(scope="session")
 def row() -> Callable[..., Packed]:
-    """row([3, 7]): random token ids below 20 in sequences of these lengths."""
+    """row([3, 7]): a packed row of sequences of these lengths, with random token ids below 20."""
 
     def make(lengths: Sequence[int], vocabulary: int = 20) -> Packed:
         return Packed.of([torch.randint(vocabulary, (length,)) for length in lengths])
@@ -61,7 +61,7 @@ def model() -> Callable[..., Transformer]:
 
 @pytest.fixture(scope="session")
 def run() -> Callable[..., torch.Tensor]:
-    """run(model, source, target): the forward pass with the rows that the style takes."""
+    """run(model, source, target): the forward pass with the inputs that the style of the model needs."""
 
     def forward(model: Transformer, source: Packed, target: Packed, **options) -> torch.Tensor:
         config = model.config
@@ -73,13 +73,13 @@ def run() -> Callable[..., torch.Tensor]:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    """call("fill", "-m", folder, given=[lines]): the command line in this process, with a real
-    file as standard input: (exit code, standard output, standard error)."""
+    """call("fill", "-m", folder, stdin=[lines]): run the command line in this process, with a file
+    as standard input; returns (exit code, standard output, standard error)."""
 
-    def run(*words: object, given: Iterable[str] = ()) -> tuple[object, str, str]:
-        (tmp_path / "stdin").write_text("".join(line + "\n" for line in given), encoding="utf-8")
-        with (tmp_path / "stdin").open() as stdin, monkeypatch.context() as patch:
-            patch.setattr("sys.stdin", stdin)
+    def run(*words: object, stdin: Iterable[str] = ()) -> tuple[object, str, str]:
+        (tmp_path / "stdin").write_text("".join(line + "\n" for line in stdin), encoding="utf-8")
+        with (tmp_path / "stdin").open() as file, monkeypatch.context() as patch:
+            patch.setattr("sys.stdin", file)
             code = command.run(*words)
         return code, *capsys.readouterr()
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from regard.tasks.translate import Translate, split
+from regard.tasks.joining import split_pieces
+from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
 
 LINES = ["Das alte Haus steht am Fluss. Ein Hund läuft über die Straße!", "Haus Hund Fluss Straße"]
@@ -36,7 +37,7 @@ TEXTS = st.lists(st.tuples(WORDS, SPACES), min_size=1, max_size=30).map(
 @example(text="x" * 41, most=4)
 def test_pieces_fit_and_hold_everything_in_order(kind, text, most):
     count = counter(kind)
-    pieces = split(text, count, most)
+    pieces = split_pieces(text, count, most)
     assert all(count(piece) <= most for piece in pieces)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     words = text.split()
@@ -46,19 +47,19 @@ def test_pieces_fit_and_hold_everything_in_order(kind, text, most):
 
 def test_a_text_that_fits_stays_as_it_is():
     text = "  Ein Hund.  Und \n noch  einer! "
-    assert split(text, len, len(text)) == [text]
+    assert split_pieces(text, len, len(text)) == [text]
 
 
 def test_a_text_is_cut_between_sentences_where_that_is_enough():
     text = "Eins zwei. Drei vier! Fünf sechs? Sieben acht… 九十。 Elf."
-    assert split(text, len, 12) == [
+    assert split_pieces(text, len, 12) == [
         "Eins zwei.",
         "Drei vier!",
         "Fünf sechs?",
         "Sieben acht…",
         "九十。 Elf.",
     ]
-    assert split(text, len, 25) == [
+    assert split_pieces(text, len, 25) == [
         "Eins zwei. Drei vier!",
         "Fünf sechs? Sieben acht…",
         "九十。 Elf.",
@@ -67,7 +68,7 @@ def test_a_text_is_cut_between_sentences_where_that_is_enough():
 
 def test_a_long_sentence_is_cut_between_words_and_the_short_ones_are_not():
     text = "Kurz hier. Das ist ein langer Satz mit Wörtern. Kurz da."
-    pieces = split(text, len, 20)
+    pieces = split_pieces(text, len, 20)
     assert pieces[0] == "Kurz hier."
     assert pieces[-1] == "Kurz da."
     assert len(pieces) > 3
@@ -75,7 +76,10 @@ def test_a_long_sentence_is_cut_between_words_and_the_short_ones_are_not():
 
 
 def test_a_point_inside_a_word_is_no_end():
-    assert split("Version 3.11 ist da. Gut so.", len, 21) == ["Version 3.11 ist da.", "Gut so."]
+    assert split_pieces("Version 3.11 ist da. Gut so.", len, 21) == [
+        "Version 3.11 ist da.",
+        "Gut so.",
+    ]
 
 
 @pytest.mark.parametrize("letter", ["x", "ß", "語", "😀"])
@@ -83,13 +87,13 @@ def test_a_point_inside_a_word_is_no_end():
 def test_a_word_of_ten_thousand_characters_is_cut_anywhere(kind, letter):
     count, word = counter(kind), letter * 10_000
     for text in (word, f"Ein {word} Hund."):
-        pieces = split(text, count, 100)
+        pieces = split_pieces(text, count, 100)
         assert all(0 < count(piece) <= 100 for piece in pieces)
         assert "".join("".join(pieces).split()) == "".join(text.split())
 
 
 def test_only_white_space_has_no_pieces():
-    assert "".join(split(" \n" * 500, len, 10)).strip() == ""
+    assert "".join(split_pieces(" \n" * 500, len, 10)).strip() == ""
     assert Translate(tokenizer("byte"), tokenizer("byte")).requests([" \n" * 500], 20) == [[]]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the tasks share: small files of every kind, models of a second, the command line."""
+"""Fixtures for the tests of the tasks: small data files, small trained models, the command line."""
 
 import json
 from functools import cache
@@ -16,6 +16,17 @@ from regard.text.tokenizer import Tokenizer
 
 PEOPLE = ("Mary", "John", "Anna", "Peter", "Lucy", "Tom")
 PLACES = ("kitchen", "garden", "office", "cellar", "attic")
+SMALL = [
+    f"--set={setting}"
+    for setting in (
+        "model.d_model=16", "model.heads=2", "model.d_ff=16", "training.steps=1", "training.batch_tokens=400",
+        "data.max_length=64", "data.vocabulary_size=330",
+    )
+]  # fmt: skip
+LAYERS = {
+    "encoder": ["--set=model.encoder_layers=1"], "decoder": ["--set=model.decoder_layers=1"],
+    "encoder-decoder": ["--set=model.encoder_layers=1", "--set=model.decoder_layers=1"],
+}  # fmt: skip
 
 
 def sentences(count, split="train"):
@@ -23,26 +34,26 @@ def sentences(count, split="train"):
 
 
 def questions(count, seed=0):
-    """Who went where, as in bAbI, in two kinds of question."""
+    """Questions about the location of people, as in bAbI, in two kinds: where, who."""
     random = np.random.default_rng(seed)
     rows = []
     for i in range(count):
-        who = random.permutation(PEOPLE)[:2]
-        where = random.permutation(PLACES)[:2]
+        people = random.permutation(PEOPLE)[:2].tolist()
+        places = random.permutation(PLACES)[:2].tolist()
         context = " ".join(
-            f"{a} went to the {b}." for a, b in zip(who.tolist(), where.tolist(), strict=True)
+            f"{person} went to the {place}." for person, place in zip(people, places, strict=True)
         )
         if i % 3:
-            asked = f"Where is {who[0]}?", f"{where[0]}", "where"
+            values = f"Where is {people[0]}?", places[0], "where"
         else:
-            asked = f"Who is in the {where[1]}?", f"{who[1]}", "who"
-        row = dict(zip(("question", "answer", "task"), asked, strict=True))
-        rows.append({"context": f"Day {i + 1}. {context}", **row})  # no two are the same
+            values = f"Who is in the {places[1]}?", people[1], "who"
+        row = dict(zip(("question", "answer", "task"), values, strict=True))
+        rows.append({"context": f"Day {i + 1}. {context}", **row})  # the number makes rows unique
     return rows
 
 
 def classified(count, split="train"):
-    """Three classes of uneven size: English, German, and numbers."""
+    """Rows of three classes of different sizes: English, German, and numbers."""
     rows = []
     for i, (english, german) in enumerate(builtin_corpus(split, count)):
         label, text = ("en", english) if i % 2 else ("de", german)
@@ -51,14 +62,15 @@ def classified(count, split="train"):
 
 
 def pairs(count, scored, split="train"):
-    """English and its German, or with grades: of its German and of that of another sentence."""
-    found = builtin_corpus(split, count)
+    """English sentences with their translations; with `scored`, half of them with a wrong translation
+    and a low score."""
+    corpus = builtin_corpus(split, count)
     if not scored:
-        return [{"a": english, "b": german} for english, german in found]
+        return [{"a": english, "b": german} for english, german in corpus]
     rows = []
-    for i, (english, german) in enumerate(found):
-        other = found[i - 1][1] if i % 2 else german
-        rows.append({"a": english, "b": other, "score": 1.5 if i % 2 else 4.0 + i % 3 / 2})
+    for i, (english, german) in enumerate(corpus):
+        partner = corpus[i - 1][1] if i % 2 else german
+        rows.append({"a": english, "b": partner, "score": 1.5 if i % 2 else 4.0 + i % 3 / 2})
     return rows
 
 
@@ -68,16 +80,16 @@ def json_lines(rows):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """data["classify"]: (files to train on, files to validate on), as the command line takes them."""
+    """data["classify"]: (training files, validation files), as arguments of the command line."""
     folder = tmp_path_factory.mktemp("data")
-    found = {}
+    paths = {}
 
     def write(task, names, contents):
         files = []
         for name, content in zip(names, contents, strict=True):
             (folder / name).write_text(content, encoding="utf-8")
             files.append(str(folder / name))
-        found[task] = files
+        paths[task] = files
 
     sides = {"train": builtin_corpus("train", 90), "valid": builtin_corpus("valid", 12)}
     for split, rows in sides.items():
@@ -97,7 +109,7 @@ def data(tmp_path_factory):
             rows = json_lines(pairs(count, scored, split))
             write((name, split), [f"{split}-{name}.jsonl"], [rows])
     tasks = ("translate", "answer", "generate", "fill", "classify", "embed", "scored")
-    return {task: (found[task, "train"], found[task, "valid"]) for task in tasks}
+    return {task: (paths[task, "train"], paths[task, "valid"]) for task in tasks}
 
 
 def small(style, **more):
@@ -110,7 +122,7 @@ STYLE = {"translate": "encoder-decoder", "answer": "encoder-decoder", "generate"
 
 @pytest.fixture(scope="session")
 def configure(data):
-    """configure("fill", data={...}, training={...}): a configuration of a very small model."""
+    """configure("fill", data={...}, training={...}): the configuration of a very small model."""
 
     def make(name, style=None, start=None, **sections):
         task = "embed" if name == "scored" else name
@@ -138,12 +150,12 @@ def cache_folder(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _own_cache(cache_folder, monkeypatch):
     monkeypatch.setenv("REGARD_CACHE", str(cache_folder))
-    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it
+    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")  # otherwise `regard.cli.main` sets it
 
 
 @pytest.fixture(scope="session")
 def trained(configure, cache_folder, tmp_path_factory):
-    """trained("classify", "encoder", seed=2): the folder of a model, trained once for all tests."""
+    """trained("classify", "encoder", seed=2): the folder of a model that is trained once per session."""
 
     @cache
     def make(name, style=None, seed=1, **data):
@@ -159,30 +171,73 @@ def trained(configure, cache_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def loaded(trained):
-    """The same as regard.load gives it."""
-    return cache(lambda *which, **data: regard.load(trained(*which, **data), "cpu"))
+    """loaded("classify", "encoder"): the same model, loaded with regard.load."""
+    return cache(lambda *arguments, **data: regard.load(trained(*arguments, **data), "cpu"))
 
 
 @pytest.fixture(scope="session")
 def bpe():
-    """A vocabulary of English and German words and parts of words."""
+    """A BPE tokenizer for English and German."""
     lines = [text for pair in builtin_corpus("train", 300) for text in pair]
     return Tokenizer.learn(lines, "bpe", 500, quiet=True)
 
 
 @pytest.fixture(scope="session")
 def network():
-    """network("decoder", vocabulary_size=50): random weights that say something, float64."""
+    """network("decoder", vocabulary_size=50): a float64 model with random weights, scaled up so that
+    its predictions differ clearly between inputs."""
 
     @cache
     def make(style, seed=3, **more):
         torch.manual_seed(seed)
         sizes = small(style, **{"vocabulary_size": 50, "norm_first": True, **more})
-        made = Transformer(regard.ModelConfig(**sizes)).double().eval()
-        for table in made.embeddings.values():
+        model = Transformer(regard.ModelConfig(**sizes)).double().eval()
+        for table in model.embeddings.values():
             table.weight.data *= 2
-        if made.head.bias is not None:
-            torch.nn.init.normal_(made.head.bias)
-        return made
+        if model.head.bias is not None:
+            torch.nn.init.normal_(model.head.bias)
+        return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def small_options():
+    """small_options("fill"): options of `regard train` for one step of a very small model."""
+    return lambda task: [*SMALL, *LAYERS[STYLE.get(task, "encoder")]]
+
+
+@pytest.fixture
+def error_message(call, tmp_path, cache_folder):
+    """error_message("train", ...): the error of a command that must fail and must write no files."""
+
+    def run(*command, stdin=()):
+        before = set(tmp_path.rglob("*")) | {tmp_path / "stdin"}
+        code, out, err = call(*command, stdin=stdin)
+        assert (code, out) == (2, ""), err
+        assert err.startswith("regard: ")
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err
+        assert set(tmp_path.rglob("*")) <= before
+        assert not list(cache_folder.glob(".tmp-*"))
+        return err.removeprefix("regard: ").removesuffix("\n")
+
+    return run
+
+
+@pytest.fixture
+def training_error(error_message, small_options, data, tmp_path):
+    """training_error("fill", train=[...], valid=[...]): the error of `regard train` for these files."""
+
+    def run(task, *more, train=None, valid=None):
+        files = [train or data[task][0], valid or data[task][1]]
+        names = [
+            word
+            for flag, some in zip(("--train", "--valid"), files, strict=True)
+            for word in (flag, *some)
+        ]
+        return error_message(
+            "train", "--task", task, *names, "--out", tmp_path / "run", *small_options(task), *more
+        )
+
+    return run

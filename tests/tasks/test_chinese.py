@@ -1,4 +1,4 @@
-"""A language without blanks between words is a language like any other."""
+"""Translation from and to Chinese, which has no spaces between words."""
 
 import pytest
 
@@ -19,7 +19,9 @@ PAIRS = [
 
 
 @pytest.mark.parametrize("direction", [1, -1])
-def test_chinese_is_learned_by_heart_in_both_directions(tmp_path, monkeypatch, direction):
+def test_small_model_overfits_chinese_sentences_in_both_directions(
+    tmp_path, monkeypatch, direction
+):
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     files = [str(tmp_path / name) for name in ("source", "target")]
     pairs = [pair[::direction] for pair in PAIRS]

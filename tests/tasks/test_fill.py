@@ -257,13 +257,13 @@ def test_a_text_without_a_mask_is_named(loaded, call):
     with pytest.raises(InputError, match="text 2: there is no <mask> to fill"):
         model.fill(["a <mask>", "none"])
     given = ["The <mask> slept.", "<mask>", "no mask", "<mask>"]
-    code, out, err = call("fill", "-m", model.folder, given=given)
+    code, out, err = call("fill", "-m", model.folder, stdin=given)
     assert (code, err) == (
         2,
         "regard: standard input:3: there is no <mask> to fill: write it in place of a word\n",
     )
     assert out.count("\n") == 2  # those before it are answered
-    code, out, err = call("fill", "-m", model.folder, given=["<mask>", ""])
+    code, out, err = call("fill", "-m", model.folder, stdin=["<mask>", ""])
     assert (code, err) == (
         2,
         "regard: standard input:2: there is no <mask> to fill: write it in place of a word\n",
@@ -279,7 +279,7 @@ def test_a_text_without_a_mask_is_named(loaded, call):
 def test_a_text_that_is_too_long_to_be_read_whole_is_named(loaded, call):
     model = loaded("fill", None, vocabulary="character")
     fits = "<mask>" + "a" * (model.longest - 2)
-    code, _, err = call("fill", "-m", model.folder, given=[fits, fits + "a"])
+    code, _, err = call("fill", "-m", model.folder, stdin=[fits, fits + "a"])
     assert (code, err.count("\n")) == (2, 1)
     assert "standard input:2: 65 tokens, but the model was trained on at most 64" in err
     assert len(model.fill(fits).gaps) == 1
@@ -287,14 +287,14 @@ def test_a_text_that_is_too_long_to_be_read_whole_is_named(loaded, call):
 
 def test_json_has_every_gap_with_its_words(loaded, call):
     model = loaded("fill")
-    code, out, err = call("fill", "-m", model.folder, "--top", 3, "--json", given=TEXTS)
+    code, out, err = call("fill", "-m", model.folder, "--top", 3, "--json", stdin=TEXTS)
     assert (code, err) == (0, "")
     for line, text, filled in zip(out.splitlines(), TEXTS, model.fill(TEXTS, top=3), strict=True):
         told = json.loads(line)
         assert (told["text"], told["filled"]) == (text, filled.text)
         found = [[(c["word"], c["probability"]) for c in gap] for gap in told["gaps"]]
         assert found == [gap.candidates for gap in filled.gaps]
-    code, out, _ = call("fill", "-m", model.folder, "--top", 3, given=TEXTS)
+    code, out, _ = call("fill", "-m", model.folder, "--top", 3, stdin=TEXTS)
     lines = out.split("\n")[:-1]
     assert [line.count("\t") for line in lines] == [text.count("<mask>") for text in TEXTS]
     code, out, err = call("fill", "-m", model.folder, "--top", 0, "<mask>")

@@ -223,7 +223,7 @@ def test_a_prompt_longer_than_the_model_is_read_from_its_end_and_said_so(loaded,
     ids = model.task.tokenizer.encode(fits)
     assert answers[0].token_ids == argmax(model, [BOS, *ids], 15)
     code, out, err = call("generate", "-m", model.folder, "--temperature", 0, "--max-length", 3,
-                          given=["a", fits, much])  # fmt: skip
+                          stdin=["a", fits, much])  # fmt: skip
     assert (code, out.count("\n")) == (0, 3)
     assert err == f"regard: standard input:3: {said}\n"
     with pytest.warns(UserWarning, match=said):
@@ -269,14 +269,14 @@ def test_one_line_comes_out_for_each_line_that_goes_in(loaded, call):
     model = loaded("generate", None, vocabulary="byte")
     given = ["The dog", "", " ", "a\tb", "x" * 30]
     options = ["--temperature", 2, "--max-length", 40, "--seed", 3]
-    code, out, err = call("generate", "-m", model.folder, *options, given=given)
+    code, out, err = call("generate", "-m", model.folder, *options, stdin=given)
     lines = out.split("\n")
     assert (code, err, lines.pop()) == (0, "", "")
     assert len(lines) == len(given)
     for line, prompt in zip(lines, given, strict=True):
         assert line.startswith(prompt.replace("\t", " "))
         assert len(line) > len(prompt)
-    code, out, _ = call("generate", "-m", model.folder, *options, "--json", given=given)
+    code, out, _ = call("generate", "-m", model.folder, *options, "--json", stdin=given)
     told = [json.loads(line) for line in out.splitlines()]
     assert [one["prompt"] for one in told] == given
     flat = str.maketrans("\n\r\t", "   ")

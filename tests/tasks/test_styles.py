@@ -338,7 +338,9 @@ def test_an_encoder_says_in_one_line_what_it_cannot_do(by_heart):
             task.translate(model, ["The dog slept."], DecodingConfig(**options), 100)
     with pytest.raises(InputError, match="model.style=encoder fills all places"):
         task.translate(model, ["The dog slept."], GREEDY, 100, prefix="Der")
-    with pytest.raises(InputError, match="model.style=encoder fills all places at once: it cannot"):
+    with pytest.raises(
+        InputError, match="a model with model.style=encoder predicts all tokens at once: it cannot"
+    ):
         task.score(model, LINES)
     for options in ({"min_length": 3}, {"no_repeat": 2}):
         with pytest.raises(InputError, match="does not support sampling"):

@@ -355,7 +355,7 @@ def test_the_same_text_gives_the_same_bytes(folder, call, tmp_path):
 
 def test_without_out_the_pictures_lie_in_the_models_folder(folder, call):
     path = folder("classify", "encoder")
-    code, message, _ = call("view", "attention", "-m", path, given=["The dog."])
+    code, message, _ = call("view", "attention", "-m", path, stdin=["The dog."])
     assert code == 0
     assert message.splitlines()[-2:] == [str(path / "attention.png"), str(path / "attention.svg")]
     assert (path / "attention.png").stat().st_size > 1000
@@ -381,7 +381,7 @@ def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind
         ("translate", "encoder", ["--target", "b", "a"], "a model with model.style=encoder writes all tokens at once and reads no target: leave the target out"),
         ("classify", "encoder", ["--target", "good", "a"], "only a model that writes text has a target: this one was trained to classify"),
         ("classify", "encoder", ["--context", "good", "a"], "only a model that answers has a context: this one was trained to classify"),
-        ("answer", "encoder-decoder", ["a"], 'the text: needs CONTEXT<tab>QUESTION or {"context", "question"}, or a context'),
+        ("answer", "encoder-decoder", ["a"], 'the text: expected CONTEXT<tab>QUESTION or {"context", "question"}, or a question with a separate context'),
         ("fill", "encoder", ["--stack", "cross", "a"], "model.style=encoder has no cross attention, only encoder"),
         ("fill", "encoder", ["--out", "a.jpg", "a"], "--out a.jpg: the name must end in .png, .svg or .html"),
         ("fill", "encoder", [], "standard input has 2 lines, but a picture shows one text"),
@@ -389,7 +389,7 @@ def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind
 )  # fmt: skip
 def test_what_cannot_be_shown_is_refused_in_one_line(folder, call, task, style, options, message):
     path = folder(task, style)
-    code, out, wrong = call("view", "attention", "-m", path, *options, given=["one", "two"])
+    code, out, wrong = call("view", "attention", "-m", path, *options, stdin=["one", "two"])
     assert (code, out, wrong) == (2, "", f"regard: {message}\n")
 
 

@@ -45,9 +45,9 @@ def demo(options: argparse.Namespace) -> int:
 def run_demo(out: Path, quiet: bool, to_stderr: bool = False) -> dict[str, Any]:
     """Train, translate and report; returns the scores."""
     from regard.predictor.loading import load
+    from regard.tasks.bleu import bleu
     from regard.tasks.builtin import OPTIONS, write_corpus
     from regard.tasks.train import train_config
-    from regard.tasks.translate import bleu
     from regard.text.builtin import builtin_corpus, pronoun_accuracy
     from regard.view.pronoun import draw_pronoun, find_heads, read_sentences
 

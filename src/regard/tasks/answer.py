@@ -1,8 +1,8 @@
-"""answer: a context and a question in, the answer out as text.
+"""The task answer: a model reads a context and a question, and generates the answer.
 
 The input is context <sep> question. A context that is too long for the model is read in windows
-that overlap by half, and the answer with the best score wins; in training such questions are
-skipped and counted.
+that overlap by half, and the answer with the best score is returned. Training skips such questions
+and reports their number.
 """
 
 from __future__ import annotations
@@ -30,30 +30,44 @@ Example = tuple[Path, Question]
 
 
 class QuestionInput(NamedTuple):
+    """A question and the context that contains its answer."""
+
     context: str
     question: str
 
     @classmethod
     def of(cls, text: str, context: str | None, where: str) -> QuestionInput:
-        """Parse a line: CONTEXT<tab>QUESTION, JSON, or a question about the given context."""
+        """Parse an input.
+
+        Args:
+            text: CONTEXT<tab>QUESTION or JSON; a question if there is a `context`.
+            context: the context of the question, or None if the text contains it.
+            where: the position of the text, for error messages.
+
+        Raises:
+            InputError: the text has no context or no question.
+        """
         if context is not None:
             return cls(context, text)
         context, tab, question = text.partition("\t")
         if text.lstrip().startswith("{"):
             try:
-                whole = json.loads(text)
-                context, question = whole["context"], whole["question"]
+                fields = json.loads(text)
+                context, question = fields["context"], fields["question"]
                 tab = "\t" if isinstance(context, str) and isinstance(question, str) else ""
             except (ValueError, KeyError, TypeError, RecursionError):
                 tab = ""
         if not tab or not question.strip():
             raise InputError(
-                f'{where}: needs CONTEXT<tab>QUESTION or {{"context", "question"}}, or a context'
+                f'{where}: expected CONTEXT<tab>QUESTION or {{"context", "question"}}, or a '
+                "question with a separate context"
             )
         return cls(context, question)
 
 
 class Questions(Sequences):
+    """Question answering from a context."""
+
     name = "answer"
     help = "Answer questions from a context; print one answer per line."
     doing = "answering"
@@ -61,7 +75,7 @@ class Questions(Sequences):
     files = "JSON lines"
     better = "f1"
     has_metrics = True
-    counted = 0  # contexts are a hundred times as long as answers
+    counted = 0  # contexts are much longer than answers
     defaults: ClassVar = {
         "data": {"max_length": 512}, "decoding": {"max_length": 30},
         "training": {"label_smoothing": 0.0},
@@ -88,12 +102,12 @@ class Questions(Sequences):
         self.room(self.target.encode(row.question), self.longest, f"{path}:{row.line}")
 
     def room(self, question: Sequence[int], longest: int, where: str) -> int:
-        """Tokens of a context that are read together with a question."""
-        room = longest - len(question) - 2  # 2: <sep>, and what closes the input
+        """Return the number of context tokens that fit into the input together with a question."""
+        room = longest - len(question) - 2  # 2: <sep> and the last token of the input
         if room < 1:
             raise InputError(
-                f"{where}: the question has {len(question)} tokens: with its context the model "
-                f"reads at most {longest}"
+                f"{where}: the question has {len(question)} tokens, but question and context "
+                f"together can have at most {longest}: shorten the question"
             )
         return room
 
@@ -121,8 +135,8 @@ class Questions(Sequences):
         return [runtime.token_type(self.target.size)] * 2
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
-        """Exact match and F1 as SQuAD defines them, and exact match for each kind of question if
-        the data name it."""
+        """Compute exact match and F1 as defined by SQuAD, and exact match for each kind of question
+        if the data has the field `task`."""
         rows = [row for _, row in examples]
         questions = [QuestionInput(row.context, row.question) for row in rows]
         answers = self.answer(model, questions, config.decoding, config.data.max_length)
@@ -136,10 +150,10 @@ class Questions(Sequences):
             "exact": lambda chosen: float(exact[chosen].mean()),
         } | runtime.registered_metrics(self.name, texts, [list(row.answers) for row in rows])
         kinds: dict[str, list[float]] = defaultdict(list)
-        for row, right in zip(rows, exact.tolist(), strict=True):
+        for row, correct in zip(rows, exact.tolist(), strict=True):
             if row.task:
-                kinds[row.task].append(right)
-        details = {kind: round(sum(right) / len(right), 4) for kind, right in kinds.items()}
+                kinds[row.task].append(correct)
+        details = {kind: round(sum(values) / len(values), 4) for kind, values in kinds.items()}
         samples = [f"{row.question} -> {text}  (expected: {row.answer})" for text, row in pairs[:3]]
         return Evaluation(
             runtime.scores_of(metrics, len(rows)), metrics, len(rows), samples, texts,
@@ -150,10 +164,10 @@ class Questions(Sequences):
     def requests(
         self, inputs: Sequence[QuestionInput], longest: int, most: int
     ) -> list[list[Request]]:
-        """One request for each question, or one for each window of its context. An answer has at
-        most `most` tokens, independent of the length of its context."""
-        contexts = self.target.encode_batch([one.context for one in inputs])
-        questions = self.target.encode_batch([one.question for one in inputs])
+        """Create one request for each question, or one for each window of its context. An answer
+        has at most `most` tokens, independent of the length of its context."""
+        contexts = self.target.encode_batch([item.context for item in inputs])
+        questions = self.target.encode_batch([item.question for item in inputs])
         groups = []
         for i, (context, question) in enumerate(zip(contexts, questions, strict=True)):
             room = self.room(question, longest, f"question {i + 1}")
@@ -173,12 +187,12 @@ class Questions(Sequences):
         options: DecodingConfig,
         longest: int,
     ) -> list[Prediction]:
-        """The answer to each question: the best of those from the windows of a long context."""
+        """Answer each question; for a long context return the best answer of its windows."""
         groups = self.requests(inputs, longest, options.max_length)
         answers = []
-        for every in self.decode(model, groups, options):
-            best = max(every, key=lambda answer: answer.score)
-            answers.append(replace(best, pieces=every if len(every) > 1 else []))
+        for candidates in self.decode(model, groups, options):
+            best = max(candidates, key=lambda answer: answer.score)
+            answers.append(replace(best, pieces=candidates if len(candidates) > 1 else []))
         return answers
 
     @staticmethod
@@ -193,7 +207,7 @@ class Questions(Sequences):
 
     @staticmethod
     def split_note(count: int) -> str:
-        return f"the best answer of {count} windows is given"
+        return f"the best answer of {count} windows was chosen"
 
     def parse(
         self, text: str, options: Namespace, longest: int, where: str

@@ -1,9 +1,10 @@
-"""classify: a text in, a label out, with a calibrated probability.
+"""The task classify: a model reads a text and predicts its label, with a calibrated probability.
 
-encoder: the model reads <cls> and the text, and the vector of <cls> determines the class (as in
-BERT). The other styles write the label as a text (sequences.py); the probability of a label is that
-of its tokens among all labels. Probabilities are calibrated on the validation data by one number,
-the temperature (Guo et al. 2017). Only the beginning of a text longer than data.max_length is read.
+A model of style encoder reads <cls> and the text, and computes the class from the vector of <cls>
+(as in BERT). Models of the other styles generate the label as text (sequences.py); the probability
+of a label is that of its tokens, normalised over all labels. Probabilities are calibrated on the
+validation data by temperature scaling (Guo et al. 2017). The model reads only the beginning of a
+text that is longer than data.max_length.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class Label:
 
 @dataclass(eq=False, repr=False)
 class Classify(Task):
+    """Classification of texts.
+
+    Attributes:
+        labels: the labels of the classes.
+        temperature: the divisor of the logits, fitted on the validation data.
+        statistics: labels of the training data, during training only.
+    """
+
     name = "classify"
     help = "Classify texts; print the label of each text, a tab and its probability."
     doing = "classifying"
@@ -71,18 +80,18 @@ class Classify(Task):
 
     labels: Sequence[str] = ()
     temperature: float = 1.0
-    statistics: LabelStatistics | None = None  # of the training data, while it is learned from
+    statistics: LabelStatistics | None = None
 
     def __post_init__(self) -> None:
         self.labels, eos = list(self.labels), self.tokenizer.eos
         self.numbers = {label: i for i, label in enumerate(self.labels)}
         rows = self.tokenizer.encode_batch(self.labels)
         self._written = [np.array([*row, eos]) for row in rows]
-        self.weights: torch.Tensor | None = None  # of the classes, with training.balance
+        self.weights: torch.Tensor | None = None  # class weights (training.balance)
 
     @classmethod
     def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
-        """An encoder has a classifier; the files define the number of classes later."""
+        """Add a classifier to an encoder; the training files determine its number of classes."""
         if style != "encoder":
             return {}
         return {"head": "classifier", "classes": max(2, len(data.labels))}
@@ -92,12 +101,13 @@ class Classify(Task):
         if config.training.balance and config.model.head != "classifier":
             raise InputError(
                 f"training.balance=true and model.style={config.model.style} cannot be combined: "
-                "only an encoder has a classifier, whose classes can be weighted"
+                "class weights need the classifier of an encoder"
             )
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers, **learned: Any) -> Classify:
-        """learned: labels, and the temperature or the statistics of the data if they are known."""
+        """Create the task; `learned` has the labels and, if known, the temperature or the
+        statistics of the training data."""
         return cls(tokenizers[1], config.model.style, config.data.max_length, **learned)
 
     @classmethod
@@ -120,23 +130,23 @@ class Classify(Task):
     @classmethod
     def saved(cls, folder: Path, config: Config) -> dict[str, Any]:
         path, classes = folder / "labels.json", config.model.classes
-        whole = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
+        content = read_json(path, LARGEST_LABELS, "the labels of a model", LARGEST_LABELS // 8)
         try:
-            labels, temperature = whole["labels"], whole["temperature"]
+            labels, temperature = content["labels"], content["temperature"]
             valid = isinstance(labels, list) and not wrong_labels(labels)
             valid = valid and type(temperature) in (int, float) and 0.01 <= temperature <= 100
         except (KeyError, TypeError) as error:
             raise InputError(f"{path}: not the labels of a model ({error})") from None
         if not valid:
-            raise InputError(f"{path}: damaged (labels or temperature are not valid)")
+            raise InputError(f"{path}: the labels or the temperature are invalid")
         if classes not in (None, len(labels)):
             raise InputError(f"{path}: {len(labels)} labels, but the model has {classes} classes")
         return {"labels": labels, "temperature": float(temperature)}
 
     def save(self, folder: Path) -> None:
         super().save(folder)
-        whole = {"labels": self.labels, "temperature": self.temperature}
-        write_file(folder / "labels.json", json.dumps(whole, ensure_ascii=False, indent=1) + "\n")
+        content = {"labels": self.labels, "temperature": self.temperature}
+        write_file(folder / "labels.json", json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
     def with_config(self, config: Config) -> Classify:
         learned = {"labels": self.labels, "temperature": self.temperature}
@@ -153,7 +163,7 @@ class Classify(Task):
         self.number(example)
 
     def number(self, example: Example) -> int:
-        """The class of an example."""
+        """Return the class of an example; raises InputError if its label is unknown."""
         path, (line, _, label) = example
         if label not in self.numbers:
             known = ", ".join(self.labels[:10]) + (", ..." if len(self.labels) > 10 else "")
@@ -163,7 +173,7 @@ class Classify(Task):
         return self.numbers[label]
 
     def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
-        most = self.longest - 1  # 1: <cls>, or what closes the text
+        most = self.longest - 1  # 1: <cls> or <eos>
         texts = self.tokenizer.encode_batch([example.text for _, example in examples])
         for ids in texts:
             if len(ids) > most:
@@ -191,7 +201,7 @@ class Classify(Task):
         return np.array([int(store.tokens(1, i)[0]) for i in range(len(store))])
 
     def prepare(self, store: Store, config: Config) -> None:
-        """Compute the weights of the classes, with training.balance."""
+        """Compute the class weights if training.balance is set."""
         counts = np.bincount(self._classes(store), minlength=len(self.labels))
         if config.training.balance:
             weights = counts.sum() / len(counts) / np.maximum(counts, 1)
@@ -261,18 +271,18 @@ class Classify(Task):
         )  # fmt: skip
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids that the model reads of each text."""
+        """Return the token ids that the model reads for each text."""
         rows = (ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts)))
         if self.style == "encoder":
             return [[self.tokenizer.cls, *ids] for ids in rows]
         return [input_ids(self.style, ids) for ids in rows]
 
     def written(self, label: str) -> list[int]:
-        """The tokens of a label, for the styles that write it."""
+        """Return the tokens of a label, for the styles that generate it."""
         return self._written[self.numbers[label]].tolist()
 
     def logits(self, model: Transformer, texts: Sequence[str]) -> Array:
-        """[texts, classes], before the temperature."""
+        """Return the logits before temperature scaling: [texts, classes]."""
         rows = self.ids(texts)
         if self.style == "encoder":
 
@@ -285,22 +295,22 @@ class Classify(Task):
             )
         requests = [runtime.Request(ids) for ids in rows for _ in self.labels]
         labels = [row.tolist() for _ in rows for row in self._written]
-        sums = [sum(seen.logprobs) for seen in runtime.score(model, requests, labels)]
+        sums = [sum(scored.logprobs) for scored in runtime.score(model, requests, labels)]
         return np.array(sums).reshape(len(texts), len(self.labels))
 
     def probabilities(self, logits: Array) -> Array:
-        """[texts, classes], calibrated."""
+        """Return the calibrated probabilities: [texts, classes]."""
         scaled = logits / self.temperature
         powers = np.exp(scaled - scaled.max(1, keepdims=True))
         return powers / powers.sum(1, keepdims=True)
 
     def classify(self, model: Transformer, texts: Sequence[str]) -> list[Label]:
-        """The label of each text, with the probabilities of all labels."""
+        """Predict the label of each text, with the probabilities of all labels."""
         labels = []
         for row in self.probabilities(self.logits(model, texts)).tolist():
             best = max(range(len(row)), key=row.__getitem__)
-            every = dict(zip(self.labels, row, strict=True))
-            labels.append(Label(self.labels[best], row[best], every))
+            probabilities = dict(zip(self.labels, row, strict=True))
+            labels.append(Label(self.labels[best], row[best], probabilities))
         return labels
 
     def predict(self, model: Transformer, inputs: Sequence[str], context: Context) -> list[Label]:
@@ -323,7 +333,19 @@ class Classify(Task):
 
 
 def find_labels(counts: Counter[str], config: Config, files: Sequence[Path]) -> list[str]:
-    """The classes of the training data, in the order of data.labels or of the alphabet."""
+    """Find the labels of the training data.
+
+    Args:
+        counts: number of examples of each label.
+        config: the configuration.
+        files: the training files, for error messages.
+
+    Returns:
+        The labels in the order of data.labels, or in alphabetical order.
+
+    Raises:
+        InputError: a label of data.labels has no example, or the labels are invalid.
+    """
     names = " ".join(str(path) for path in files)
     declared = config.data.labels
     for label in declared:
@@ -331,16 +353,16 @@ def find_labels(counts: Counter[str], config: Config, files: Sequence[Path]) -> 
             raise InputError(f"{names}: the class {label!r} of data.labels has no example")
     labels = declared or sorted(counts)
     if len(labels) == 1:
-        raise InputError(f"{names}: only one class, {''.join(labels)!r}: at least two are needed")
+        raise InputError(f"{names}: only one class, {labels[0]!r}: a classifier needs at least two")
     if wrong := wrong_labels(labels):
         raise InputError(f"{names}: {wrong}")
     return labels
 
 
 def wrong_labels(labels: Sequence[object]) -> str:
-    """The reason why these cannot be the labels of a model; empty if they are valid."""
+    """Return the reason why labels are invalid, or an empty string if they are valid."""
     if not 2 <= len(labels) <= MOST_LABELS:
-        return f"{len(labels):,} classes: the number must be from 2 to {MOST_LABELS:,}"
+        return f"{len(labels):,} classes: the number of classes must be from 2 to {MOST_LABELS:,}"
     if len(set(map(str, labels))) < len(labels):
         return "a label is duplicated"
     for label in labels:

@@ -1,4 +1,4 @@
-"""Functions that several tasks share: checks, warnings, and parts of printed predictions."""
+"""Functions that several tasks share: checks, warnings, and the output of predictions."""
 
 from __future__ import annotations
 
@@ -14,31 +14,30 @@ if TYPE_CHECKING:
     from regard.tasks.task import Context
 
 
-def in_pieces(answers: Sequence[Prediction]) -> dict[int, int]:
-    """The texts with a sentence that is too long for one piece, and the pieces of the text."""
+def in_pieces(predictions: Sequence[Prediction]) -> dict[int, int]:
+    """Find the texts that were decoded in pieces: {index of the text: number of its pieces}."""
     counts = {}
-    for i, answer in enumerate(answers):
-        parts = answer.sentences or [answer]
+    for i, prediction in enumerate(predictions):
+        parts = prediction.sentences or [prediction]
         if any(part.pieces for part in parts):
             counts[i] = sum(len(part.pieces) or 1 for part in parts)
     return counts
 
 
 def count_cut(tokenizer: Tokenizer, longest: int, texts: Sequence[str]) -> int:
-    """The number of texts of which a model that reads `longest` tokens, one of them special, reads
-    only the beginning."""
+    """Count the texts that do not fit into an input of `longest` tokens with one special token."""
     return sum(len(ids) >= longest for ids in tokenizer.encode_batch(list(texts)))
 
 
 def warn_cut(tokenizer: Tokenizer, texts: Sequence[str], context: Context) -> None:
-    """Warn about texts of which only the beginning is read."""
+    """Warn about texts that are too long, of which the model reads only the beginning."""
     for i, ids in enumerate(tokenizer.encode_batch(list(texts))):
         if len(ids) >= context.longest:
             context.warn_long(i, "only its beginning was read")
 
 
 def refuse_nan(values: Iterable[float]) -> None:
-    """Raise an error if a model computed NaN, which is possible with finite weights."""
+    """Raise an InputError if a value is NaN, which a model can compute from finite weights."""
     if any(map(math.isnan, values)):
         raise InputError(
             "the model computed NaN: its weights are damaged or too large for its precision; load "
@@ -46,32 +45,32 @@ def refuse_nan(values: Iterable[float]) -> None:
         )
 
 
-def exclude(options: Namespace, one: str, *others: str) -> None:
-    """Refuse options of a command that cannot be combined."""
+def exclude(options: Namespace, name: str, *others: str) -> None:
+    """Raise an InputError if the option `name` of a command is combined with one of the others."""
     for other in others:
-        if getattr(options, one.replace("-", "_")) and getattr(options, other.replace("-", "_")):
-            raise InputError(f"--{one} and --{other} cannot be combined")
+        if getattr(options, name.replace("-", "_")) and getattr(options, other.replace("-", "_")):
+            raise InputError(f"--{name} and --{other} cannot be combined")
 
 
 def one_line(text: str) -> str:
-    """A text without line ends and tabs, which would look like further predictions."""
+    """Replace line breaks and tabs, which separate predictions in the output, by spaces."""
     return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")
 
 
-def fields_of(answer: Prediction, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The fields that every output of a search has in JSON."""
+def fields_of(prediction: Prediction, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the fields that the output of every search has in JSON."""
     return {
-        "score": answer.score, "logprob": answer.logprob, "stopped": answer.stopped,
-        "tokens": tokenizer.tokens(answer.token_ids), "logprobs": answer.logprobs,
+        "score": prediction.score, "logprob": prediction.logprob, "stopped": prediction.stopped,
+        "tokens": tokenizer.tokens(prediction.token_ids), "logprobs": prediction.logprobs,
     }  # fmt: skip
 
 
-def n_best(answer: Prediction, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
-    """The field of the n-best list, including the first; name: the key of a text."""
-    outputs = answer.n_best
+def n_best(prediction: Prediction, tokenizer: Tokenizer, name: str) -> dict[str, Any]:
+    """Return the n-best list for JSON, including the best output; `name` is the key of a text."""
+    outputs = prediction.n_best
     return {"n_best": [{name: output.text} | fields_of(output, tokenizer) for output in outputs]}
 
 
 def rounded(matrix: list[list[float]]) -> list[list[float]]:
-    """Numbers for JSON, with six digits after the point."""
+    """Round the numbers of a matrix to six decimal places, for JSON."""
     return [[round(value, 6) for value in row] for row in matrix]

@@ -1,7 +1,7 @@
-"""Documents as training examples: what `generate` and `fill` have in common.
+"""Documents as training examples: the base class of the tasks generate and fill.
 
-A document of more than data.max_length tokens is read in windows of that length. Their starts are
-shifted at random each time, so that every token is seen at every position.
+A document of more than data.max_length tokens is read in windows of that length. In training the
+windows are shifted at random, so that the model sees each token at different positions.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class Documents(Task):
-    """A task that learns from text alone."""
+    """A task whose training data is plain text."""
 
     files = "text"
     better = "loss"
     row_format = DOCUMENTS
-    ends: ClassVar[int]  # whether a document's <eos> is one of its tokens
-    before: ClassVar[int]  # number of tokens before those of a window
+    ends: ClassVar[int]  # 1 if <eos> counts as a token of the document, otherwise 0
+    before: ClassVar[int]  # number of special tokens before a window
 
     _windows: dict[str, Windows] = field(default_factory=dict, init=False)
 
@@ -78,15 +78,15 @@ class Documents(Task):
         same = self.tokenizer.fingerprint == other.tokenizer.fingerprint
         if not same or self.longest != other.longest:
             raise InputError(
-                "the two models have other vocabularies or windows: only bits_per_byte of two "
-                "separate calls can be compared"
+                "the two models have different vocabularies or window lengths: evaluate them "
+                "separately, and compare bits_per_byte"
             )
 
     def windows(self, store: Store) -> Windows:
-        """The windows of a store."""
+        """Return the windows of all documents of a store."""
         if store.fingerprint not in self._windows:
-            every = windows(self._lengths(store), self.longest - self.before)
-            self._windows[store.fingerprint] = every
+            lengths = self._lengths(store)
+            self._windows[store.fingerprint] = windows(lengths, self.longest - self.before)
         return self._windows[store.fingerprint]
 
     def _lengths(self, store: Store) -> Array:
@@ -96,28 +96,31 @@ class Documents(Task):
         return [self.windows(store).lengths + self.before]
 
     def chosen(self, store: Store, examples: Ids, seed: int) -> Windows:
-        """The windows of a batch; seed: of the random shifts, 0: no shifts."""
-        every = self.windows(store)
+        """Return the windows of a batch, shifted at random unless the seed is 0."""
+        all_windows = self.windows(store)
         if seed:
-            return every.shifted(examples, self._lengths(store), seed)
-        return Windows(*(column[examples] for column in every))
+            return all_windows.shifted(examples, self._lengths(store), seed)
+        return Windows(*(column[examples] for column in all_windows))
 
 
 def perplexity(loss: float) -> float:
+    """Return the perplexity of a mean loss per token."""
     from regard.training.progress import perplexity  # imports rich
 
     return perplexity(loss)
 
 
 class Windows(NamedTuple):
-    """Sections of documents: window i is `lengths[i]` tokens of document `documents[i]`."""
+    """Sections of documents: window i has `lengths[i]` tokens of document `documents[i]`, from the
+    token `starts[i]`."""
 
     documents: Ids
     starts: Ids
     lengths: Ids
 
     def shifted(self, chosen: Ids, sizes: Array, seed: int) -> Windows:
-        """The chosen windows, each moved at random by up to half its length in its document."""
+        """Return the chosen windows, each shifted at random by up to half its length within its
+        document."""
         documents, starts, lengths = (column[chosen] for column in self)
         random = np.random.default_rng(seed)
         half = lengths // 2
@@ -126,7 +129,7 @@ class Windows(NamedTuple):
 
 
 def windows(sizes: Array, longest: int) -> Windows:
-    """Documents of these sizes, end to end in windows of at most `longest` tokens."""
+    """Divide documents of these sizes into consecutive windows of at most `longest` tokens."""
     sizes = sizes.astype(np.int64)
     counts = -(-sizes // longest)
     documents = np.repeat(np.arange(len(sizes)), counts)

@@ -1,9 +1,9 @@
-"""embed: one vector for a sentence, near those of sentences that mean the same.
+"""The task embed: a model computes a vector for a text; similar texts have similar vectors.
 
-Learned from pairs that belong together, where all other sentences of the batch are negative
-examples (a row may have a further one, a hard negative), or from pairs with scores, where only the
-order of the scores counts (CoSENT, Su 2022). Vectors have unit length, so a dot product is a
-cosine. Only the beginning of a text longer than data.max_length is read.
+The training data are pairs of similar texts, for which all other texts of the batch are negative
+examples (a row may add a hard negative), or pairs with similarity scores, of which the loss uses
+only the order (CoSENT, Su 2022). Vectors have unit length, so a dot product is a cosine. The model
+reads only the beginning of a text that is longer than data.max_length.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ Example = tuple[Path, Similar]
 
 @dataclass(eq=False, repr=False)
 class Embed(Task):
+    """Vectors for texts and tokens.
+
+    Attributes:
+        pooling: how the vectors of the tokens become one vector: mean, cls or last.
+        scale: the factor of the cosines in the loss (training.similarity_scale).
+    """
+
     name = "embed"
     help = "Compute a vector for each text; print one line of numbers per text."
     doing = "embedding"
@@ -67,7 +74,7 @@ class Embed(Task):
     row_format = SIMILAR
 
     pooling: str = "mean"
-    scale: float = 20.0  # training.similarity_scale
+    scale: float = 20.0
 
     @classmethod
     def model_defaults(cls, style: str, data: DataConfig) -> dict[str, Any]:
@@ -85,7 +92,8 @@ class Embed(Task):
 
     @classmethod
     def of(cls, task: Task, config: Config) -> Embed:
-        """Every model of one stack can embed, unless its input has several parts."""
+        """Return the task embed for a model of any task; raises InputError if the model has two
+        stacks or reads several texts as one input."""
         if isinstance(task, Embed):
             return task
         style = config.model.style
@@ -105,10 +113,12 @@ class Embed(Task):
         for path, row in super().read_all(files, config, say, position):
             first = row if first is None else first
             for name in ("score", "negative"):
-                has = getattr(row, name) is not None
-                if has != (getattr(first, name) is not None):
-                    what, others = (f"a {name}", "have none") if has else (f"no {name}", "have one")
-                    raise InputError(f"{path}:{row.line}: {what}, but the rows before it {others}")
+                present = getattr(row, name) is not None
+                if present != (getattr(first, name) is not None):
+                    this, others = ("a", "have none") if present else ("no", "have one")
+                    raise InputError(
+                        f"{path}:{row.line}: {this} {name}, but the rows before it {others}"
+                    )
             yield path, row
 
     @classmethod
@@ -121,8 +131,8 @@ class Embed(Task):
         return f"{example[1].a}\n{example[1].b}"
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids that the model reads of each text: with <cls> first for an encoder, <eos>
-        last for a decoder, so that one token can represent the complete text."""
+        """Return the token ids that the model reads for each text: an encoder reads <cls> first, a
+        decoder <eos> last, so that one token can represent the complete text."""
         rows = (ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts)))
         if self.style == "decoder":
             return [[*ids, self.tokenizer.eos] for ids in rows]
@@ -164,7 +174,7 @@ class Embed(Task):
         row = runtime.packed([ids for side in sides for ids in side], device)
         a, b, *negatives = (np.array([hash(ids.tobytes()) for ids in side]) for side in sides)
         same = np.any([np.equal.outer(x, y) for x in (a, b) for y in (a, b)], axis=0)
-        # A text is not a negative example for a pair that has it.
+        # A text is not a negative example for a pair that contains it.
         others = [np.equal.outer(a, n) | np.equal.outer(b, n) for n in negatives]
         scores = None
         if store.sides > texts:
@@ -179,17 +189,17 @@ class Embed(Task):
         return partial(runtime.losses.similarity_loss, scale=self.scale)
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
-        """With scores: their correlation with the cosines. Without: how often the partner of a
-        sentence is the nearest of all partners (and negative examples)."""
+        """Compute the correlation of scores and cosines or, for pairs without scores, how often the
+        partner of a text is the nearest of all partners and negative examples."""
         sides = [[getattr(row, side) for _, row in examples] for side in "ab"]
         a, b = (self.embed(model, texts) for texts in sides)
         cut = sum(count_cut(self.tokenizer, self.longest, texts) for texts in sides)
         if examples[0][1].score is None:
-            # Negative examples are candidates, too. One product for each sentence, because products
-            # of other shapes round differently.
+            # Negative examples are candidates as well. There is one product for each sentence,
+            # because products of different shapes are rounded differently.
             negatives = [row.negative for _, row in examples if row.negative is not None]
-            every = np.concatenate([b, self.embed(model, negatives)]) if negatives else b
-            cosines = (every @ vector for vector in a)
+            candidates = np.concatenate([b, self.embed(model, negatives)]) if negatives else b
+            cosines = (candidates @ vector for vector in a)
             better = np.array([int((row > row[i] + 1e-6).sum()) for i, row in enumerate(cosines)])
             metrics = {
                 "nearest": lambda chosen: float((better[chosen] == 0).mean()),
@@ -208,14 +218,14 @@ class Embed(Task):
         return Evaluation(scores, metrics, len(examples), cut=cut)
 
     def embed(self, model: Transformer, texts: Sequence[str], pooling: str = "") -> Array:
-        """[texts, D], of unit length."""
-        how = pooling or self.pooling
+        """Return the vectors of texts, of unit length: [texts, D]."""
+        pooling = pooling or self.pooling
 
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
-            if (model.config.head, model.config.pooling) == ("pooling", how):
+            if (model.config.head, model.config.pooling) == ("pooling", pooling):
                 vectors = model.head(hidden, row, model.output_matrix())
             else:
-                vectors = runtime.pool(hidden, row, how)
+                vectors = runtime.pool(hidden, row, pooling)
             vectors = torch.nn.functional.normalize(vectors.float(), dim=-1)
             return list(vectors.cpu().numpy())
 
@@ -225,7 +235,7 @@ class Embed(Task):
     def embed_tokens(
         self, model: Transformer, texts: Sequence[str]
     ) -> list[tuple[list[str], Array]]:
-        """For each text its tokens, and the vector of each in this context: [n, D]."""
+        """Return for each text its n tokens and their contextual vectors: [n, D]."""
 
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
             return [part.float().cpu().numpy() for part in row.split(hidden)]
@@ -242,8 +252,8 @@ class Embed(Task):
         pooling: str = "",
         tokens: bool = False,
     ) -> Any:
-        """A vector of unit length for each text: [texts, D]. tokens: for each text its tokens, and
-        the vector of each."""
+        """Compute a vector of unit length for each text: [texts, D]. With `tokens`, return the
+        result of `embed_tokens`."""
         check_pooling(model.config, pooling)
         warn_cut(self.tokenizer, inputs, context)
         if tokens:
@@ -268,17 +278,17 @@ class Embed(Task):
     def output(
         self, model: ModelConfig, options: Namespace
     ) -> Iterator[Callable[[Any], None] | None]:
-        """--out: the vectors as a NumPy file. If the run does not finish, the vectors so far are in
-        FILE.npy.partial, and an existing FILE.npy does not change."""
+        """Write the vectors to a NumPy file with --out. If the command is interrupted, the vectors
+        computed so far remain in FILE.npy.partial, and an existing FILE.npy does not change."""
         if options.out is None:
             yield None
             return
-        file, whole = runtime.VectorFile(options.out, model.d_model), False
+        file, complete = runtime.VectorFile(options.out, model.d_model), False
         try:
             yield file.write
-            whole = True
+            complete = True
         finally:
-            if (partial := file.close(whole)) is not None:
+            if (partial := file.close(complete)) is not None:
                 warn(f"not complete: the first {file.count:,} vectors are in {partial}")
 
     def line(self, text: str, prediction: Any, options: Namespace) -> str:
@@ -296,17 +306,19 @@ class Embed(Task):
 
 
 def text_sides(store: Store) -> int:
-    """The sides of a store that are texts: 2 or, with negative examples, 3. The other side, if
-    there is one, is the score."""
+    """Return the number of text columns of a store: 2 or, with negative examples, 3. A further
+    column has the scores."""
     return sum(kind != "float32" for kind in store.types)
 
 
 def check_pooling(model: ModelConfig, pooling: str) -> None:
-    """Refuse a pooling that is unknown or that a model cannot have; empty: the model's own."""
+    """Raise an InputError if a pooling is unknown or not possible with this model; an empty string
+    means the pooling of the model."""
     if pooling:
         choice("pooling", pooling, CHOICES["pooling"])
         replace(model, head="pooling", classes=None, pooling=pooling)
 
 
 def numbers(vector: list[float]) -> str:
+    """Format a vector as one line."""
     return " ".join(f"{number:.6f}" for number in vector)

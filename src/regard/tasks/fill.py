@@ -1,8 +1,9 @@
-"""fill: masked language modelling (BERT, Devlin et al. 2019): an encoder predicts hidden words.
+"""The task fill: an encoder predicts hidden words (masked language modelling, BERT, Devlin 2019).
 
-Of the fraction data.mask of the tokens, 80% are replaced by <mask>, 10% by a random token and 10%
-stay unchanged; all of them are predicted. So the vector of a token must represent it whether it is
-hidden or not, and the model is useful for texts without masks: `classify --from`, `embed --from`.
+Training selects the fraction data.mask of the tokens and predicts them: 80% of them are replaced by
+<mask>, 10% by a random token, and 10% stay unchanged. The vector of a token therefore represents it
+whether it is hidden or not, so the model is also a good start for fine-tuning on texts without
+masks (classify, embed).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from regard.tasks.task import Context, Evaluation, Ids, Option
 if TYPE_CHECKING:
     from regard.tasks.runtime import Batch, Packed, Store, Transformer
 
-HELD_OUT = 2026  # seed of the hidden words in validation and evaluation
+HELD_OUT = 2026  # random seed for hiding words in validation and evaluation
 MASK = "<mask>"
 
 
@@ -34,8 +35,8 @@ class Gap:
     """The best words for one `<mask>`.
 
     Attributes:
-        candidates: the words as they would be in the text, with their probabilities; most probable
-            first.
+        candidates: words in the form in which the text would contain them, with their
+            probabilities; the most probable word is first.
     """
 
     candidates: list[tuple[str, float]]
@@ -43,11 +44,11 @@ class Gap:
 
 @dataclass(frozen=True)
 class Filled:
-    """A text with its gaps filled.
+    """A text with all its masks replaced by words.
 
     Attributes:
-        text: the text with the best word in every gap.
-        gaps: for each `<mask>` the best words.
+        text: the text with the best word in place of each `<mask>`.
+        gaps: the best words for each `<mask>`.
     """
 
     text: str
@@ -62,6 +63,13 @@ class Filled:
 
 @dataclass(eq=False, repr=False)
 class Fill(Documents):
+    """Prediction of hidden words.
+
+    Attributes:
+        mask: fraction of the tokens that training hides (data.mask).
+        whole_words: hide complete words instead of single tokens (data.whole_words).
+    """
+
     name = "fill"
     help = "Fill each <mask> of a text; print the best words with their probabilities."
     doing = "filling"
@@ -89,23 +97,23 @@ class Fill(Documents):
         return self.hide(rows, device, seed or HELD_OUT)
 
     def hide(self, rows: list[Array], device: torch.device, seed: int) -> Batch:
-        """Hide words of rows that begin with <cls>; at least one in all."""
+        """Create a batch from rows that begin with <cls>, with at least one hidden word."""
         tokens = np.concatenate(rows).astype(np.int64)
         random = np.random.default_rng([seed, 1])
         chance = random.random(len(tokens))
-        if self.whole_words:  # a word's tokens share the chance of its first
+        if self.whole_words:  # all tokens of a word have the value of its first token
             chance = chance[self.tokenizer.word_starts(tokens)]
         chance[tokens == self.tokenizer.cls] = 2.0
         places = np.flatnonzero(chance < self.mask)
         if not len(places):
             places = np.array([chance.argmin()])
         targets = tokens[places]
-        how = random.random(len(places))
+        replacement = random.random(len(places))
         hidden = tokens.copy()
-        hidden[places[how < 0.8]] = self.tokenizer.mask
-        any_token = random.integers(len(runtime.SPECIALS), self.tokenizer.size, len(places))
-        other = (how >= 0.8) & (how < 0.9)
-        hidden[places[other]] = any_token[other]
+        hidden[places[replacement < 0.8]] = self.tokenizer.mask
+        random_tokens = random.integers(len(runtime.SPECIALS), self.tokenizer.size, len(places))
+        randomised = (replacement >= 0.8) & (replacement < 0.9)
+        hidden[places[randomised]] = random_tokens[randomised]
         row = runtime.Packed(torch.from_numpy(hidden), torch.from_numpy(runtime.bounds(rows))).to(
             device
         )
@@ -117,14 +125,14 @@ class Fill(Documents):
         assert isinstance(other, Fill)
         if (self.mask, self.whole_words) != (other.mask, other.whole_words):
             raise InputError(
-                "the two models hide other words: data.mask or data.whole_words differ"
+                "the two models hide different words: data.mask or data.whole_words differ"
             )
 
     def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
         return {"perplexity": perplexity(loss)}
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
-        """How well the model predicts words that are hidden as in training, always the same."""
+        """Compute perplexity and accuracy of hidden words. All evaluations hide the same words."""
         size = self.longest - 1
         rows = [
             np.array([self.tokenizer.cls, *ids[start : start + size]])
@@ -132,11 +140,11 @@ class Fill(Documents):
             for start in range(0, len(ids), size)
         ]
         matrix = model.output_matrix()
-        likelihood, right, count = (np.zeros(len(rows)) for _ in range(3))
-        for i, some in enumerate(
+        likelihood, correct, count = (np.zeros(len(rows)) for _ in range(3))
+        for i, indices in enumerate(
             runtime.by_size([len(row) for row in rows], runtime.EVALUATED_TOKENS)
         ):
-            batch = self.hide([rows[j] for j in some], matrix.device, HELD_OUT + i)
+            batch = self.hide([rows[j] for j in indices], matrix.device, HELD_OUT + i)
             assert batch.source is not None
             assert batch.where is not None
             with torch.no_grad():
@@ -145,9 +153,9 @@ class Fill(Documents):
                 logprobs = logits.log_softmax(-1).gather(1, batch.labels[:, None])[:, 0]
             best = logits.argmax(-1) == batch.labels
             ends, places = batch.source.offsets.cpu().numpy(), batch.where.cpu().numpy()
-            owner = np.array(some)[np.searchsorted(ends, places, "right") - 1]
+            owner = np.array(indices)[np.searchsorted(ends, places, "right") - 1]
             ones = torch.ones_like(logprobs)
-            for sums, values in ((likelihood, -logprobs), (right, best), (count, ones)):
+            for sums, values in ((likelihood, -logprobs), (correct, best), (count, ones)):
                 np.add.at(sums, owner, values.cpu().double().numpy())
 
         def mean(values: Array, chosen: Ids) -> float:
@@ -155,7 +163,7 @@ class Fill(Documents):
 
         metrics = {
             "perplexity": lambda chosen: perplexity(mean(likelihood, chosen)),
-            "accuracy": lambda chosen: mean(right, chosen),
+            "accuracy": lambda chosen: mean(correct, chosen),
         }
         scores = runtime.scores_of(metrics, len(rows)) | {"hidden": int(count.sum())}
         return Evaluation(scores, metrics, len(rows))
@@ -163,7 +171,7 @@ class Fill(Documents):
     def predict(
         self, model: Transformer, inputs: Sequence[str], context: Context, top: int = 5
     ) -> list[Filled]:
-        """The `top` best words for every <mask> of each text."""
+        """Find the `top` most probable words for every <mask> of each text."""
         parts = [text.split(MASK) for text in inputs]
         longest, matrix = context.longest, model.output_matrix()
         rows = [self.encode_parts(part, longest, f"text {i + 1}") for i, part in enumerate(parts)]
@@ -171,7 +179,7 @@ class Fill(Documents):
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
             gaps = row.tokens == self.tokenizer.mask
             logits = model.head(hidden[gaps], None, matrix).clone()
-            logits[:, : len(runtime.SPECIALS)] = -math.inf  # they are not part of any text
+            logits[:, : len(runtime.SPECIALS)] = -math.inf  # special tokens are not words
             most = min(top, logits.shape[1] - len(runtime.SPECIALS))
             best = logits.softmax(-1, dtype=torch.float32).topk(most)
             counts = [int(part.sum()) for part in row.split(gaps)]
@@ -190,12 +198,13 @@ class Fill(Documents):
                 blank = self.tokenizer.kind == "bpe" and word.startswith(" ")
                 text = (text.removesuffix(" ") if blank else text) + word + after
             filled.append(Filled(text, gaps))
-        refuse_nan(p for one in filled for gap in one.gaps for _, p in gap.candidates)
+        refuse_nan(p for result in filled for gap in result.gaps for _, p in gap.candidates)
         return filled
 
     def encode_parts(self, parts: list[str], longest: int, where: str) -> list[int]:
-        """<cls> and the tokens of a text, given as the parts between its masks. A space before a
-        mask belongs to the hidden word, because that is how words become tokens."""
+        """Encode a text with <cls> and masks, from its parts between the masks. With BPE, a space
+        before a mask is part of the hidden word, because BPE tokens include the space before a
+        word."""
         if len(parts) < 2:
             raise InputError(f"{where}: there is no {MASK} to fill: write it in place of a word")
         if self.tokenizer.kind == "bpe":

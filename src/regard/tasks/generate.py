@@ -1,7 +1,8 @@
-"""generate: a decoder that predicts the next token, of text or of dialogue (one turn per line).
+"""The task generate: a decoder predicts the next token of a text or dialogue (one turn per line).
 
-An example is a window of a document, and each position predicts the token that follows. The first
-window begins with <bos>, a later one with the token before it, and <eos> ends the document.
+An example is a window of a document, and each position predicts the next token. The input of the
+first window begins with <bos>, that of a later window with the last token before it. The document
+ends with <eos>.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 
 class Generate(Documents):
+    """Continuation of a prompt."""
+
     name = "generate"
     help = "Continue a prompt, or each line of standard input."
     doing = "writing"
@@ -67,19 +70,19 @@ class Generate(Documents):
         return {"perplexity": perplexity(loss), "bits_per_byte": round(bits, 4)}
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
-        """Perplexity of the tokens, <eos> included, and bits for each byte of the text, which can
-        be compared between vocabularies. Every window is evaluated separately."""
+        """Compute the perplexity of the tokens, including <eos>, and the bits per byte of the text,
+        which are comparable between vocabularies. Each window is evaluated separately."""
         requests, targets = [], []
         texts = self.tokenizer.encode_batch([text for _, text in examples])
-        for ids in ([*one, self.tokenizer.eos] for one in texts):
+        for ids in ([*text, self.tokenizer.eos] for text in texts):
             for start in range(0, len(ids), self.longest):
                 requests.append(runtime.Request([ids[start - 1] if start else self.tokenizer.bos]))
                 targets.append(ids[start : start + self.longest])
         likelihood = np.zeros(len(targets))
-        # In batches, to save memory: only the sum of each window's log-probabilities is kept.
+        # Batches save memory: only the sum of the log-probabilities of each window is stored.
         for batch in runtime.by_size([1 + len(ids) for ids in targets], runtime.SCORED_TOKENS):
             scored = runtime.score(model, [requests[i] for i in batch], [targets[i] for i in batch])
-            likelihood[batch] = [-sum(one.logprobs) for one in scored]
+            likelihood[batch] = [-sum(window.logprobs) for window in scored]
         tokens = np.array([len(ids) for ids in targets])
         size = np.array([self.tokenizer.sizes[ids].sum() for ids in targets])
 
@@ -98,38 +101,39 @@ class Generate(Documents):
         return Evaluation(scores, metrics, len(targets))
 
     def request(self, prompt: str, longest: int) -> Request:
-        """The request to the search for a prompt, of which at most `longest` tokens are read."""
+        """Create the decoding request for the last `longest` tokens of a prompt."""
         ids = self.tokenizer.encode(prompt)
         return runtime.Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
 
     def predict(
         self, model: Transformer, inputs: Sequence[str], context: Context, until: str = ""
     ) -> list[Prediction]:
-        """The completion of each prompt, which stops before the text `until`, if that is given. Of
-        a prompt that is too long, the end is read."""
+        """Continue each prompt. A completion ends before the text `until`, unless it is empty. The
+        model reads only the end of a prompt that is too long."""
         requests = [self.request(prompt, context.longest) for prompt in inputs]
-        answers = runtime.decode(
+        completions = runtime.decode(
             model, requests, context.decoding, tokenizers=(self.tokenizer, self.tokenizer),
             clean=lambda text: text.partition(until)[0] if until else text,
         )  # fmt: skip
-        for output in (output for answer in answers for output in answer.n_best if until):
+        for output in (output for result in completions for output in result.n_best if until):
             self.cut(output, until)
-        refuse_nan(answer.score for answer in answers)
+        refuse_nan(completion.score for completion in completions)
         for i, request in enumerate(requests):
             self.warn_cut(i, request, context)
-        return answers
+        return completions
 
-    def cut(self, answer: Prediction, until: str) -> None:
-        """End a completion with the token in which the text `until` begins, if it contains it."""
-        counts = range(1, len(answer.token_ids) + 1)
-        if until not in self.tokenizer.decode(answer.token_ids):
+    def cut(self, completion: Prediction, until: str) -> None:
+        """Remove the tokens of a completion after the first occurrence of the text `until`."""
+        counts = range(1, len(completion.token_ids) + 1)
+        if until not in self.tokenizer.decode(completion.token_ids):
             return
-        kept = next(n for n in counts if until in self.tokenizer.decode(answer.token_ids[:n]))
-        answer.token_ids, answer.logprobs = answer.token_ids[:kept], answer.logprobs[:kept]
-        answer.score, answer.stopped = sum(answer.logprobs), "until"
+        count = next(n for n in counts if until in self.tokenizer.decode(completion.token_ids[:n]))
+        completion.token_ids = completion.token_ids[:count]
+        completion.logprobs = completion.logprobs[:count]
+        completion.score, completion.stopped = sum(completion.logprobs), "until"
 
     def warn_cut(self, i: int, request: Request, context: Context) -> None:
-        """Warn about a prompt of which only the end is read."""
+        """Warn if the model reads only the end of a prompt."""
         if request.source[0] != self.tokenizer.bos:
             context.warn_long(i, "only its end was read")
 
@@ -144,10 +148,10 @@ class Generate(Documents):
         options.until = options.until.replace("\\n", "\n")
 
     def line(self, text: str, prediction: Prediction, options: Namespace) -> str:
-        """Prompt and completion: unchanged for the arguments of the command, in one line for the
-        lines of standard input."""
-        every = [text + output.text for output in prediction.n_best]
-        return "\n\n".join(every) if options.texts else "\t".join(map(one_line, every))
+        """Format prompt and completion: unchanged for a prompt on the command line, as one line for
+        a line of standard input."""
+        outputs = [text + output.text for output in prediction.n_best]
+        return "\n\n".join(outputs) if options.texts else "\t".join(map(one_line, outputs))
 
     def to_json(self, text: str, prediction: Prediction, options: Namespace) -> dict[str, Any]:
         fields = {"prompt": text, "text": prediction.text} | fields_of(prediction, self.tokenizer)

@@ -1,8 +1,9 @@
-"""Join the predictions for parts of a text: for its sentences, or for pieces of a long sentence."""
+"""Split texts into sentences or pieces, and join the predictions for these parts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
     from regard.tasks.runtime import Prediction
 
 
+BOUNDARIES = (r"(?<=[.!?…。！？])\s+", r"\s+")  # between sentences, between words
+
+
 def paragraph(text: str) -> SplitText | None:
-    """The sentences of a text that must be translated one by one.
+    """Split a text whose sentences must be translated one by one.
 
     Args:
         text: any text.
@@ -27,8 +31,52 @@ def paragraph(text: str) -> SplitText | None:
     return split if split.sentences and several else None
 
 
+def split_pieces(
+    text: str, count: Callable[[str], int], most: int, boundaries: tuple[str, ...] = BOUNDARIES
+) -> list[str]:
+    """Cut a text into pieces of a limited number of tokens: between sentences if possible,
+    otherwise between words, and within a word that is longer than the limit.
+
+    Args:
+        text: the text.
+        count: returns the number of tokens of a text.
+        most: largest number of tokens of a piece.
+        boundaries: regular expressions of the places to cut, in the order in which they are tried.
+
+    Returns:
+        The pieces in the order of the text.
+    """
+    if count(text) <= most:
+        return [text]
+    pieces: list[str] = []
+    if not boundaries:
+        start, smallest = 0, max(1, most // 4)  # a character has at most four tokens
+        while start < len(text):
+            size = most
+            while size > smallest and count(text[start : start + size]) > most:
+                size = max(smallest, size * 3 // 4)
+            pieces.append(text[start : start + size])
+            start += size
+        return pieces
+    piece, tokens = "", 0
+    for part in re.split(boundaries[0], text):
+        size = count(" " + part)
+        if piece and tokens + size <= most:
+            piece, tokens = f"{piece} {part}", tokens + size
+            continue
+        if piece:
+            pieces.append(piece)
+        piece, tokens = "", 0
+        size = count(part)  # without a space before it, the count may differ
+        if size > most:
+            pieces += split_pieces(part, count, most, boundaries[1:])
+        else:
+            piece, tokens = part, size
+    return [*pieces, piece] if piece else pieces
+
+
 def join_pieces(predictions: list[Prediction]) -> Prediction:
-    """The prediction for a text that was decoded in pieces; see `Prediction.pieces`."""
+    """Join the predictions for the pieces of a text; see `Prediction.pieces`."""
     if len(predictions) == 1:
         return predictions[0]
     separators = ["", *[" "] * (len(predictions) - 1), ""] if predictions else [""]
@@ -39,7 +87,7 @@ def join_pieces(predictions: list[Prediction]) -> Prediction:
 
 
 def join_sentences(split: SplitText | None, predictions: list[Prediction]) -> Prediction:
-    """The prediction for a text from the predictions for its sentences.
+    """Join the predictions for the sentences of a text.
 
     Args:
         split: the sentences of the text, or None if the text was not split.
@@ -67,7 +115,7 @@ def _join(split: SplitText, predictions: list[Prediction]) -> Prediction:
 
 
 def _concatenated(split: SplitText, predictions: Sequence[Prediction]) -> Prediction:
-    """The prediction for a text from one prediction for each of its parts."""
+    """Concatenate one prediction for each part of a text."""
     return runtime.Prediction(
         [token for prediction in predictions for token in prediction.token_ids],
         [logprob for prediction in predictions for logprob in prediction.logprobs],
@@ -80,11 +128,11 @@ def _concatenated(split: SplitText, predictions: Sequence[Prediction]) -> Predic
 
 
 def best_combinations(lists: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
-    """The best ways to choose one item of each list.
+    """Find the best ways to choose one item of each list.
 
     Args:
         lists: items with a `score`, best first.
-        count: the largest number of combinations to return.
+        count: largest number of combinations to return.
 
     Returns:
         The combinations with the largest sums of scores, best first.

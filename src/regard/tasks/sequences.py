@@ -1,11 +1,10 @@
-"""Input -> target: one example for three styles, so that they can be compared on the same data.
+"""The base class of tasks that generate a target text from an input, in three styles.
 
-encoder-decoder  the encoder reads the input; the decoder writes the target (teacher forcing: it
-                 reads the target shifted right behind <bos> and predicts the next token at each
-                 position)
+encoder-decoder  the encoder reads the input; the decoder predicts the target (teacher forcing: it
+                 reads <bos> and the target, and predicts the next token at each position)
 decoder          one row: input <sep> target; only the tokens of the target are predicted
 encoder          one row: input <sep> <mask> <mask> ...; all tokens are predicted at once, and those
-                 after the first <eos> do not count
+                 after the first <eos> are ignored
 """
 
 from __future__ import annotations
@@ -39,23 +38,28 @@ S = TypeVar("S", bound="Sequences")
 
 
 def slots(source: Any) -> Any:
-    """The number of <mask> tokens that an encoder gets for an input of `source` tokens: room for a
-    longer target."""
+    """Return the number of <mask> tokens of an encoder for an input of `source` tokens. The target
+    may be longer than the input."""
     return source * 3 // 2 + 8
 
 
 def input_ids(style: str, source: Sequence[int]) -> list[int]:
-    """What a model reads before it predicts the target of an input (ids without <eos>)."""
+    """Return the token ids that a model reads before it predicts the target of an input.
+
+    Args:
+        style: the style of the model.
+        source: the token ids of the input, without <eos>.
+    """
     if style == "encoder-decoder":
         return [*source, runtime.Tokenizer.eos]
-    room = [runtime.Tokenizer.mask] * slots(len(source)) if style == "encoder" else []
-    return [*source, runtime.Tokenizer.sep, *room]
+    masks = [runtime.Tokenizer.mask] * slots(len(source)) if style == "encoder" else []
+    return [*source, runtime.Tokenizer.sep, *masks]
 
 
 def arrange(
     style: str, sources: Sequence[Array], targets: Sequence[Array], device: torch.device
 ) -> Batch:
-    """Inputs and targets, each closed by <eos>, as the batch of a style."""
+    """Create a batch for a style from inputs and targets, each of which ends with <eos>."""
     flat = np.concatenate(targets).astype(np.int64)
     labels = torch.from_numpy(flat).to(device, non_blocking=True)
     if style == "encoder-decoder":
@@ -66,10 +70,10 @@ def arrange(
         return runtime.Batch(runtime.packed(sources, device), runtime.packed(rows, device), labels)
     rows = []
     for source, target in zip(sources, targets, strict=True):
-        behind = target[:-1]
+        rest = target[:-1]
         if style == "encoder":
-            behind = np.full(max(slots(len(source) - 1), len(target)), runtime.Tokenizer.mask)
-        rows.append(np.concatenate([source[:-1], [runtime.Tokenizer.sep], behind]))
+            rest = np.full(max(slots(len(source) - 1), len(target)), runtime.Tokenizer.mask)
+        rows.append(np.concatenate([source[:-1], [runtime.Tokenizer.sep], rest]))
     # A decoder predicts the first token of the target at <sep>, an encoder one position later.
     first = runtime.bounds(rows)[:-1] + [len(source) - (style == "decoder") for source in sources]
     counts = np.array([len(target) for target in targets])
@@ -81,7 +85,7 @@ def arrange(
 
 
 class Sequences(Task):
-    """A task whose prediction is a text, with the vocabularies of source and target."""
+    """A task that predicts a text, with tokenizers for source and target."""
 
     decodes = True
 
@@ -104,11 +108,12 @@ class Sequences(Task):
 
     @classmethod
     def longest_target(cls, config: Config) -> int:
-        """A model of one stack has input and target in one row, or the slots for the target."""
-        written, longest = super().longest_target(config), config.data.max_length
+        """Return the largest number of target tokens; with one stack, its row contains the target
+        or the <mask> tokens for it."""
+        target, longest = super().longest_target(config), config.data.max_length
         if config.model.style == "encoder-decoder":
-            return written
-        return max(written, longest if config.model.has_decoder else slots(longest))
+            return target
+        return max(target, longest if config.model.has_decoder else slots(longest))
 
     def sizes(self, store: Store) -> list[Array]:
         if self.style == "encoder-decoder":
@@ -145,7 +150,7 @@ class Sequences(Task):
         options: DecodingConfig,
         details: Details | None = None,
     ) -> list[list[Prediction]]:
-        """The outputs of the search for groups of requests, with their texts."""
+        """Decode groups of requests; returns a prediction with its text for each request."""
         requests = [self.bounded(request, options) for group in groups for request in group]
         predictions = iter(runtime.decode(
             model, requests, options, details or runtime.NO_DETAILS,
@@ -155,12 +160,13 @@ class Sequences(Task):
 
     @staticmethod
     def clean(text: str) -> str:
-        """The text of an output as it is returned."""
+        """Return the final form of the text of an output."""
         return text
 
     def bounded(self, request: Request, options: DecodingConfig) -> Request:
-        """decoding.max_length counts from the length of the input in every style. To the search,
-        what a decoder reads before its output is not a source, so the limit is set here."""
+        """Set the limit of a request to a decoder. In every style, decoding.max_length counts from
+        the length of the input, but the search does not treat the tokens that a decoder reads first
+        as a source."""
         if self.style != "decoder" or request.limit is not None:
             return request
         return replace(request, limit=len(request.source) + options.max_length)
@@ -168,7 +174,7 @@ class Sequences(Task):
     def stream(
         self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
     ) -> Iterator[str]:
-        """The output for a text (or for its pieces) part by part, each as soon as it is final."""
+        """Yield the output for a text or its pieces part by part, each as soon as it is final."""
         for i, request in enumerate(requests):
             if i:
                 yield " "
@@ -184,16 +190,28 @@ class Sequences(Task):
         penalty: float = 0.0,
         limit: int | None = None,
     ) -> list[Prediction]:
-        """The log-probabilities of given targets; scores with this length penalty. No side may
-        have more than `limit` tokens."""
+        """Compute the log-probabilities of targets.
+
+        Args:
+            model: the model.
+            pairs: (source, target) texts.
+            penalty: length penalty of the scores.
+            limit: largest number of tokens of a source or target, or None.
+
+        Raises:
+            InputError: the model is an encoder, or a text is longer than the limit.
+        """
         if self.style == "encoder":
-            raise InputError("model.style=encoder fills all places at once: it cannot score a text")
+            raise InputError(
+                "a model with model.style=encoder predicts all tokens at once: it cannot score "
+                "texts"
+            )
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
         requests = [
             runtime.Request(input_ids(self.style, i)) for i in self.source.encode_batch(sources)
         ]
-        answers = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
-        for i, (request, tokens) in enumerate(zip(requests, answers, strict=True)):
+        outputs = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
+        for i, (request, tokens) in enumerate(zip(requests, outputs, strict=True)):
             longest = max(len(request.source), len(tokens))
             if limit is not None and longest > limit:
                 raise InputError(
@@ -201,18 +219,18 @@ class Sequences(Task):
                     f"{limit} rows"
                 )
         scored = []
-        for i, seen in enumerate(runtime.score(model, requests, answers)):
-            answer = runtime.scored_prediction(answers[i], seen.logprobs, penalty, "given")
-            answer.source_ids = requests[i].source
-            scored.append(runtime.spell(answer, (self.source, self.target), 1))
+        for i, result in enumerate(runtime.score(model, requests, outputs)):
+            prediction = runtime.scored_prediction(outputs[i], result.logprobs, penalty, "given")
+            prediction.source_ids = requests[i].source
+            scored.append(runtime.spell(prediction, (self.source, self.target), 1))
         return scored
 
-    def checked(self, answers: list[Prediction], context: Context) -> list[Prediction]:
-        """The predictions, after an error for NaN and a warning for each input that was split."""
-        refuse_nan(answer.score for answer in answers)
-        for i, count in in_pieces(answers).items():
+    def checked(self, predictions: list[Prediction], context: Context) -> list[Prediction]:
+        """Check predictions for NaN, and warn about each input that was decoded in pieces."""
+        refuse_nan(prediction.score for prediction in predictions)
+        for i, count in in_pieces(predictions).items():
             context.warn_long(i, self.split_note(count))
-        return answers
+        return predictions
 
     def line(self, text: str, prediction: Prediction | None, options: Namespace) -> str:
         if prediction is None:
@@ -223,15 +241,15 @@ class Sequences(Task):
 def stream(
     model: Transformer, request: Request, options: DecodingConfig, tokenizer: Tokenizer
 ) -> Iterator[str]:
-    """One output part by part."""
+    """Yield the text of one output part by part, each as soon as it is final."""
     search = runtime.Search(model, [request], options)
-    written = ""
+    printed = ""
     for _ in search:
         # The first bytes of an incomplete character are decoded as U+FFFD.
         now = tokenizer.decode(search.settled()).rstrip("\ufffd")
-        if len(now) > len(written):
-            yield now[len(written) :]
-            written = now
-    whole = tokenizer.decode(search.predictions()[0].token_ids)
-    if len(whole) > len(written):
-        yield whole[len(written) :]
+        if len(now) > len(printed):
+            yield now[len(printed) :]
+            printed = now
+    text = tokenizer.decode(search.predictions()[0].token_ids)
+    if len(text) > len(printed):
+        yield text[len(printed) :]

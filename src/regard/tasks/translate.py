@@ -1,25 +1,25 @@
-"""translate: a text in, its translation out.
+"""The task translate: a model reads a text and generates its translation.
 
-An example is a pair of token sequences, both closed by <eos>; sequences.py describes how a model of
-each style reads it. Models learn from single sentences, so a text of several sentences or lines is
-split (text/sentences.py), its sentences are translated as one batch, and their translations are
+An example is a pair of token sequences, each followed by <eos>; sequences.py describes how a model
+of each style reads it. Models learn from single sentences, so a text of several sentences or lines
+is split (text/sentences.py), its sentences are translated as one batch, and their translations are
 joined with the original separators. Evaluation does not split: its lines are aligned.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
+from regard.tasks.bleu import bleu, bootstrap_bleu
 from regard.tasks.common import exclude, fields_of, in_pieces, n_best, rounded
 from regard.tasks.examples import Say
-from regard.tasks.joining import join_pieces, join_sentences, paragraph
+from regard.tasks.joining import join_pieces, join_sentences, paragraph, split_pieces
 from regard.tasks.lazy import runtime
 from regard.tasks.sequences import Sequences, input_ids
 from regard.tasks.task import Context, Evaluation, Option
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from regard.tasks.runtime import Comparison, Details, Prediction, Request, Store, Transformer
     from regard.text.sentences import SplitText
 
-DETAILS = ("alternatives", "history", "attention")  # options that only JSON can show
+DETAILS = ("alternatives", "history", "attention")  # options that need --json
 
 
 class Translate(Sequences):
+    """Translation of texts, sentence by sentence."""
+
     name = "translate"
     help = "Translate texts, or each line of standard input."
     doing = "translating"
@@ -121,9 +123,9 @@ class Translate(Sequences):
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         sources = [source for _, source, _ in examples]
         references = [target for _, _, target in examples]
-        answers = self.translate(model, sources, config.decoding, config.data.max_length)
+        predictions = self.translate(model, sources, config.decoding, config.data.max_length)
         runtime.release_graphs(model)  # training may continue and needs the memory
-        texts = [answer.text for answer in answers]
+        texts = [prediction.text for prediction in predictions]
         samples = [
             f"{source} -> {text}  (expected: {target})"
             for source, text, target in zip(sources, texts, references, strict=True)
@@ -132,51 +134,31 @@ class Translate(Sequences):
         added = runtime.registered_metrics(self.name, texts, references)
         return Evaluation(
             scores | runtime.scores_of(added, len(examples)), count=len(examples), samples=samples,
-            answers=texts, references=references, pieces=in_pieces(answers),
+            answers=texts, references=references, pieces=in_pieces(predictions),
         )  # fmt: skip
 
     def confidence(
         self, ours: Evaluation, theirs: Evaluation | None, samples: int, config: Config
     ) -> tuple[dict[str, tuple[float, float]], dict[str, Comparison]]:
-        """sacreBLEU's bootstrap, and its paired bootstrap against the other model."""
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-        from sacrebleu.significance import PairedTest, Result
-
-        systems: list[tuple[str, Sequence[str]]] = [("ours", ours.answers)]
-        if theirs is not None:
-            systems.insert(0, ("theirs", theirs.answers))
-        metrics = {"BLEU": BLEU(tokenize=config.data.bleu), "chrF2": CHRF()}
-        _, results = PairedTest(systems, metrics, [ours.references], "bs", samples)()
-        intervals, comparisons = {}, {}
-        for name, column in (("bleu", "BLEU"), ("chrf", "chrF2")):
-            own, base = results[column][-1], results[column][0]
-            assert isinstance(own, Result)
-            assert isinstance(base, Result)
-            if own.mean is not None and own.ci is not None:
-                middle, half = float(own.mean), float(own.ci)
-                intervals[name] = max(0.0, middle - half), min(100.0, middle + half)
-            if theirs is not None and own.p_value is not None:
-                difference = own.score - base.score
-                # sacreBLEU counts larger differences: there is none if the difference is 0.
-                p = float(own.p_value) if difference else 1.0
-                comparisons[name] = runtime.Comparison(difference, None, None, p)
-        return intervals, comparisons
+        return bootstrap_bleu(
+            ours.answers, ours.references, None if theirs is None else theirs.answers,
+            samples, config.data.bleu,
+        )  # fmt: skip
 
     def requests(
         self, texts: Sequence[str], longest: int = sys.maxsize, prefix: str = ""
     ) -> list[list[Request]]:
-        """The requests to the search for each text: one, none for an empty text, several for a
+        """Create the decoding requests for each text: one, none for an empty text, or several for a
         text of more than `longest` tokens. The first translation begins with the prefix."""
-        given = self.target.encode(prefix)
+        prefix_ids = self.target.encode(prefix)
         groups = []
         for text, ids in zip(texts, self.source.encode_batch(list(texts)), strict=True):
             pieces = [ids] if text.strip() else []
             if len(ids) >= longest:
-                parts = split(text, lambda part: len(self.source.encode(part)), longest - 1)
+                parts = split_pieces(text, lambda part: len(self.source.encode(part)), longest - 1)
                 pieces = self.source.encode_batch(parts)
             groups.append([
-                runtime.Request(input_ids(self.style, piece), () if i else given)
+                runtime.Request(input_ids(self.style, piece), () if i else prefix_ids)
                 for i, piece in enumerate(pieces)
             ])  # fmt: skip
         return groups
@@ -184,8 +166,8 @@ class Translate(Sequences):
     def sentence_requests(
         self, texts: Sequence[str], longest: int, prefix: str, split: bool
     ) -> tuple[list[SplitText | None], list[list[list[Request]]]]:
-        """Split texts into sentences (`paragraph`), with the requests for each sentence of each
-        text. Only the first translation of a text begins with the prefix."""
+        """Split texts into sentences (`paragraph`), and create the requests for each sentence.
+        Only the first translation of a text begins with the prefix."""
         splits = [paragraph(text) if split else None for text in texts]
         sentences = [
             [text] if part is None else part.sentences
@@ -206,10 +188,10 @@ class Translate(Sequences):
         details: Details | None = None,
         split: bool = False,
     ) -> list[Prediction]:
-        """A translation for each text, empty for an empty text.
+        """Translate each text; the translation of an empty text is empty.
 
-        split: translate the sentences of a text one by one (`Prediction.sentences`). A sentence, or
-        a text that is not split, of more than `longest` tokens is translated in pieces
+        With `split`, the sentences of a text are translated one by one (`Prediction.sentences`). A
+        sentence, or a text that is not split, of more than `longest` tokens is translated in pieces
         (`Prediction.pieces`).
         """
         splits, groups = self.sentence_requests(texts, longest, prefix, split)
@@ -232,25 +214,35 @@ class Translate(Sequences):
         attention: bool = False,
         split: bool = True,
     ) -> list[Prediction]:
-        """Translations with tokens, log-probabilities, score and n-best list, on request with the
-        best `alternatives` to each token, the `history` of the search and the `attention` of all
-        heads; a text of several sentences has these details in `Prediction.sentences`.
+        """Translate texts, or score translations.
 
-        score: inputs are (source, translation) pairs, and the translations are scored. split: see
-        `translate`; a pair is never split.
+        Args:
+            model: the model.
+            inputs: texts, or (source, translation) pairs with `score`.
+            context: options of the search, and the longest input.
+            prefix: text with which each translation must begin.
+            score: compute the log-probabilities of the translations in `inputs`.
+            alternatives: number of most probable tokens to return for each position.
+            history: return the hypotheses at each step of the search.
+            attention: return the attention weights of all heads.
+            split: translate the sentences of a text one by one; a pair is never split.
+
+        Returns:
+            For each input a prediction with tokens, log-probabilities, score and n-best list. A
+            text of several sentences has the other details in `Prediction.sentences`.
         """
         if score:
             limit = model.config.max_length if model.config.positions == "learned" else None
             scored = self.score(model, inputs, context.decoding.length_penalty, limit)
-            for i, answer in enumerate(scored):
-                if max(len(answer.source_ids), len(answer.token_ids)) > context.longest:
+            for i, prediction in enumerate(scored):
+                if max(len(prediction.source_ids), len(prediction.token_ids)) > context.longest:
                     context.warn_long(i)
             return scored
         details = runtime.Details(history, alternatives, attention)
-        answers = self.translate(
+        predictions = self.translate(
             model, inputs, context.decoding, context.longest, prefix, details, split
         )
-        return self.checked(answers, context)
+        return self.checked(predictions, context)
 
     @staticmethod
     def split_note(count: int) -> str:
@@ -278,8 +270,8 @@ class Translate(Sequences):
         groups: Sequence[Sequence[Request]],
         options: DecodingConfig,
     ) -> Iterator[str]:
-        """The translation of a text sentence by sentence, with the separators of the text. The
-        parts make up what `SplitText.join` returns."""
+        """Yield the translation of a text sentence by sentence, with the separators of the text.
+        All parts together equal the result of `SplitText.join`."""
         if split.separators[0]:
             yield split.separators[0]
         for i, requests in enumerate(groups):
@@ -297,7 +289,7 @@ class Translate(Sequences):
     def check_options(cls, options: Namespace) -> None:
         # The model reads single lines, so a text of several lines is treated as several texts.
         lines = (text.removesuffix("\n").split("\n") for text in options.texts)
-        options.texts = [line for some in lines for line in some]
+        options.texts = [line for text_lines in lines for line in text_lines]
         for name in DETAILS:
             if getattr(options, name) and not options.json:
                 raise InputError(f"--{name} needs --json")
@@ -308,7 +300,7 @@ class Translate(Sequences):
 
     @classmethod
     def block_size(cls, options: Namespace) -> int | None:
-        """Details of a line are many numbers: fewer lines at once."""
+        """Smaller blocks with details, which need much memory."""
         return 64 if any(getattr(options, name) for name in DETAILS) else None
 
     def parse(self, text: str, options: Namespace, longest: int, where: str) -> Any:
@@ -326,107 +318,55 @@ class Translate(Sequences):
     def to_json(
         self, text: str, prediction: Prediction | None, options: Namespace
     ) -> dict[str, Any]:
-        answer = prediction or runtime.Prediction([], [], 0.0, "empty")
+        result = prediction or runtime.Prediction([], [], 0.0, "empty")
         if options.score:
             source, _, target = text.partition("\t")
-            return {"text": source, "translation": target} | self.details(answer)
+            return {"text": source, "translation": target} | self.details(result)
         names = {name for name in DETAILS if getattr(options, name)}
         names |= {"n_best"} if options.n_best > 1 else set()
-        fields = {"text": text, "translation": answer.text} | self.details(answer, names)
-        if answer.sentences:
-            sentences = zip(split_sentences(text).sentences, answer.sentences, strict=True)
+        fields = {"text": text, "translation": result.text} | self.details(result, names)
+        if result.sentences:
+            sentences = zip(split_sentences(text).sentences, result.sentences, strict=True)
             fields["sentences"] = [
                 {"text": sentence, "translation": part.text} | self.details(part, names)
                 for sentence, part in sentences
             ]
         return fields
 
-    def details(self, answer: Prediction, names: Collection[str] = ()) -> dict[str, Any]:
-        """The fields of a translation in JSON; names: n_best, alternatives, history, attention."""
+    def details(self, prediction: Prediction, names: Collection[str] = ()) -> dict[str, Any]:
+        """Return the fields of a translation for JSON; names may contain n_best,
+        alternatives, history and attention."""
         spell = self.target.tokens
-        fields = fields_of(answer, self.target)
+        fields = fields_of(prediction, self.target)
         if "n_best" in names:
-            fields |= n_best(answer, self.target, "translation")
-        if answer.sentences:
+            fields |= n_best(prediction, self.target, "translation")
+        if prediction.sentences:
             return fields
-        if answer.pieces:
+        if prediction.pieces:
             fields["pieces"] = [
                 {"text": self.source.decode(piece.source_ids), "translation": piece.text}
                 | self.details(piece, names)
-                for piece in answer.pieces
+                for piece in prediction.pieces
             ]
             return fields
         if "alternatives" in names:
             fields["alternatives"] = [
-                [{"token": spell([token])[0], "logprob": value} for token, value in place]
-                for place in answer.alternatives
+                [{"token": spell([token])[0], "logprob": value} for token, value in tokens]
+                for tokens in prediction.alternatives
             ]
         if "history" in names:
             fields["history"] = [
-                [vars(one) | {"token": spell([one.token])[0]} for one in step]
-                for step in answer.history
+                [vars(candidate) | {"token": spell([candidate.token])[0]} for candidate in step]
+                for step in prediction.history
             ]
         if "attention" in names:
-            # Row i of a head is where it looked after it had read token i of read_tokens: <bos> and
-            # the output so far or, in a decoder without an encoder, the source and the output.
-            fields["source_tokens"] = self.source.tokens(answer.source_ids)
-            begin = list(answer.source_ids) if self.style == "decoder" else [self.target.bos]
-            fields["read_tokens"] = spell([*begin, *answer.token_ids])[:-1]
+            # Row i has the attention weights of the position that reads token i of read_tokens:
+            # <bos> and the output so far or, in a decoder without an encoder, source and output.
+            fields["source_tokens"] = self.source.tokens(prediction.source_ids)
+            begin = list(prediction.source_ids) if self.style == "decoder" else [self.target.bos]
+            fields["read_tokens"] = spell([*begin, *prediction.token_ids])[:-1]
             fields["attention"] = {
                 part: [[rounded(head) for head in layer.float().tolist()] for layer in layers]
-                for part, layers in answer.attention.items()
+                for part, layers in prediction.attention.items()
             }
         return fields
-
-
-ENDS = (r"(?<=[.!?…。！？])\s+", r"\s+")  # where to cut: between sentences, between words
-
-
-def split(
-    text: str, count: Callable[[str], int], most: int, ends: tuple[str, ...] = ENDS
-) -> list[str]:
-    """Cut a text into pieces of at most `most` tokens: between sentences if that is enough, else
-    between words, else anywhere."""
-    if count(text) <= most:
-        return [text]
-    pieces: list[str] = []
-    if not ends:
-        start, least = 0, max(1, most // 4)  # a character has at most four tokens
-        while start < len(text):
-            size = most
-            while size > least and count(text[start : start + size]) > most:
-                size = max(least, size * 3 // 4)
-            pieces.append(text[start : start + size])
-            start += size
-        return pieces
-    held, tokens = "", 0
-    for part in re.split(ends[0], text):
-        size = count(" " + part)
-        if held and tokens + size <= most:
-            held, tokens = f"{held} {part}", tokens + size
-            continue
-        if held:
-            pieces.append(held)
-        held, tokens = "", 0
-        size = count(part)  # without a space before it, the count may differ
-        if size > most:
-            pieces += split(part, count, most, ends[1:])
-        else:
-            held, tokens = part, size
-    return [*pieces, held] if held else pieces
-
-
-def bleu(
-    hypotheses: Sequence[str], references: Sequence[str], words: str = "13a"
-) -> dict[str, Any]:
-    """sacreBLEU and chrF, cased and detokenised, with their signatures. words: sacreBLEU's
-    tokenizer (data.bleu)."""
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    scores: dict[str, Any] = {}
-    for name, metric in (("bleu", BLEU(tokenize=words)), ("chrf", CHRF())):
-        score = metric.corpus_score(list(hypotheses), [list(references)])
-        scores[name] = round(score.score, 2)
-        scores[f"{name}_signature"] = str(metric.get_signature())
-    return scores

@@ -7,7 +7,7 @@ import torch
 
 from regard import AttentionCapture, Packed
 from regard.tasks.common import one_line
-from regard.tasks.translate import split
+from regard.tasks.joining import split_pieces
 from regard.text import lines
 
 BOS, EOS = 1, 2

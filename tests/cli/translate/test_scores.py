@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard import InputError, Packed
-from regard.tasks.translate import bleu
+from regard.tasks.bleu import bleu
 from regard.text import lines
 from regard.text.builtin import builtin_corpus
 
