@@ -52,7 +52,7 @@ def test_a_missing_device_is_refused_in_one_sentence(monkeypatch, model):
 def test_mps_is_used_only_where_pytorch_has_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(InputError, match="no GPU of Apple"):
+    with pytest.raises(InputError, match="no Apple GPU"):
         device.choose_device("mps")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     mps = device.choose_device("mps")

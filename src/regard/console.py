@@ -138,14 +138,14 @@ def _notebook_line() -> LiveLine:
     from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
 
     handle: Any = None
-    shown, last = 0.0, ""
+    last_update, last = 0.0, ""
 
     def show(text: str, at_once: bool = False) -> None:
-        nonlocal handle, shown, last
+        nonlocal handle, last_update, last
         last = visible_line(text)
-        if not at_once and time.monotonic() - shown < NOTEBOOK_PAUSE:
+        if not at_once and time.monotonic() - last_update < NOTEBOOK_PAUSE:
             return
-        shown = time.monotonic()
+        last_update = time.monotonic()
         content = {"text/plain": last}
         if handle is None:
             handle = display(content, raw=True, display_id=True)
@@ -156,7 +156,9 @@ def _notebook_line() -> LiveLine:
 
 
 @contextmanager
-def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[float], None]]:
+def progress(
+    description: str, total: float | None, quiet: bool
+) -> Iterator[Callable[[float], None]]:
     """Show a progress bar on standard error once the work has taken two seconds.
 
     Yields a function to call with the amount of work done. A timer starts the bar, so it also
@@ -167,11 +169,11 @@ def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[
         return
     console = make_console(stderr=True)
     if console.is_jupyter:
-        yield _notebook_progress(what, total)
+        yield _notebook_progress(description, total)
         return
     # Standard output is left alone: it may be a file that receives the results.
     bar = make_progress(console, disable=not console.is_terminal, redirect_stdout=False)
-    task = bar.add_task(what, total=total)
+    task = bar.add_task(description, total=total)
     timer = threading.Timer(PATIENCE, bar.start)
     timer.daemon = True
     timer.start()
@@ -183,12 +185,12 @@ def progress(what: str, total: float | None, quiet: bool) -> Iterator[Callable[[
         bar.stop()
 
 
-def _notebook_progress(what: str, total: float | None) -> Callable[[float], None]:
+def _notebook_progress(description: str, total: float | None) -> Callable[[float], None]:
     """A function that shows the amount of work done in a notebook, after two seconds of work."""
     line, began = _notebook_line(), time.monotonic()
 
     def show(done: float) -> None:
         if time.monotonic() - began > PATIENCE:
-            line.update(f"{what} {done / total:.0%}" if total else what)
+            line.update(f"{description} {done / total:.0%}" if total else description)
 
     return show

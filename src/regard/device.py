@@ -23,7 +23,7 @@ def choose_device(name: str | torch.device, rank: int | None = None) -> torch.de
 
     Args:
         name: "auto" (the GPU if there is one, otherwise the CPU), "cpu", "cuda", "cuda:1" (the GPU
-            with this index), "mps" (a GPU of Apple), or a torch.device.
+            with this index), "mps" (an Apple GPU), or a torch.device.
         rank: the index of this process among those that train on this computer; each uses a GPU of
             its own.
 
@@ -55,7 +55,7 @@ def check_device(device: torch.device) -> None:
             last = f"the last GPU here is cuda:{count - 1}"
             raise InputError(f"device={device}: there is no such device; {last}")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise InputError("device=mps: PyTorch finds no GPU of Apple here; use cpu or auto")
+        raise InputError("device=mps: PyTorch finds no Apple GPU here; use cpu or auto")
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:
@@ -109,7 +109,7 @@ def peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a GPU has finished its work; on a CPU there is nothing to wait for."""
+    """Wait until a GPU has finished its work; does nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -41,7 +41,7 @@ CHOSEN = {
     errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EBUSY,
     errno.ENODEV, errno.ENXIO, errno.ETXTBSY, errno.EOPNOTSUPP,
 }  # fmt: skip
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # ... and those that say that the disk is full
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # ... and those of a full disk
 
 
 @contextmanager
@@ -187,14 +187,14 @@ def new_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove what killed processes left under temporary names in a folder.
+    """Remove temporary files and folders of killed processes from a folder.
 
-    name: only remove what was to be renamed to this name, or had it. Processes of another machine
-        look dead here.
+    name: only remove those of the file or folder with this name. A process of another machine
+        counts as killed.
     """
     for path in folder.glob(f"{PREFIX}*"):
-        process, _, meant = path.name.removeprefix(PREFIX).partition("-")
-        if name is not None and not (process.isdigit() and meant in (name, OLD + name)):
+        process, _, target = path.name.removeprefix(PREFIX).partition("-")
+        if name is not None and not (process.isdigit() and target in (name, OLD + name)):
             continue  # a folder of the user may contain other files with such names
         if process.isdigit() and alive(int(process)):
             continue  # another process is still writing it
@@ -270,25 +270,25 @@ def read_bounded(path: Path, limit: int, what: str) -> bytes:
     return content
 
 
-def read_json(path: Path, limit: int, what: str, most: int = 100_000) -> Any:
+def read_json(path: Path, limit: int, what: str, max_values: int = 100_000) -> Any:
     """The value of a JSON file; see `read_bounded` and `parse_json`."""
     content = read_bounded(path, limit, what)
     try:
-        return parse_json(content, most)
+        return parse_json(content, max_values)
     except ValueError as error:
         raise InputError(f"{path}: not {what} ({error})") from None
 
 
-def parse_json(content: bytes, most: int = 100_000) -> Any:
+def parse_json(content: bytes, max_values: int = 100_000) -> Any:
     """The value of a JSON text in UTF-8; a ValueError if it is not strict JSON (duplicate keys, NaN
     or infinity, lone surrogates, integers with more than 100 digits, values that are nested too
-    deeply) or has more values than `most`.
+    deeply) or has more values than `max_values`.
 
-    most: the largest number of commas and opening brackets. It bounds the memory, because a small
-        value takes 30 times as many bytes as its text.
+    max_values: the largest number of commas and opening brackets. It bounds the memory, because a
+        small value takes 30 times as many bytes as its text.
     """
-    if sum(map(content.count, (b",", b"[", b"{"))) > most:
-        raise ValueError(f"more than {most:,} values")
+    if sum(map(content.count, (b",", b"[", b"{"))) > max_values:
+        raise ValueError(f"more than {max_values:,} values")
     try:
         value = json.loads(
             content.decode(), object_pairs_hook=_no_duplicates, parse_constant=_no_constant,

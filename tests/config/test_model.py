@@ -1,4 +1,4 @@
-"""A configuration is checked as a whole before any work starts, and says what is wrong."""
+"""A model configuration is checked completely before any work starts."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from regard.config.model import PRESETS, STYLES
 from regard.config.parameters import closed_form, count
 
 
-def counted(config):
+def counted_parameters(config):
     with torch.device("meta"):
         model = Transformer(config)
     return count((name, p.numel()) for name, p in model.named_parameters())
@@ -27,8 +27,8 @@ def test_presets_have_the_published_sizes():
         "big": (6, 6, 1024, 16, 4096, 64),
     }
     base, big = (ModelConfig.preset(name, vocabulary_size=37_000) for name in ("base", "big"))
-    assert sum(counted(base).values()) == 63_082_496
-    assert sum(counted(big).values()) == 214_245_376
+    assert sum(counted_parameters(base).values()) == 63_082_496
+    assert sum(counted_parameters(big).values()) == 214_245_376
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -44,10 +44,10 @@ def test_presets_have_the_published_sizes():
     ],
     ids=str,
 )
-def test_the_closed_formula_counts_the_tensors(style, preset, options):
+def test_closed_form_matches_the_parameter_tensors(style, preset, options):
     config = ModelConfig.preset(preset, style=style, vocabulary_size=1000, **options)
     formula = {part: value.parameters for part, value in closed_form(config).items()}
-    assert formula == counted(config)
+    assert formula == counted_parameters(config)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_the_closed_formula_counts_the_tensors(style, preset, options):
     ],
     ids=str,
 )
-def test_the_closed_formula_counts_every_head_and_tie(options):
+def test_closed_form_matches_for_all_heads_and_ties(options):
     config = ModelConfig.preset("tiny", vocabulary_size=1000, **options)
-    assert {p: v.parameters for p, v in closed_form(config).items()} == counted(config)
+    assert {p: v.parameters for p, v in closed_form(config).items()} == counted_parameters(config)
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_configuration_survives_being_written_and_read(style):
+def test_configuration_is_unchanged_by_to_dict_and_from_dict(style):
     config = ModelConfig.preset("small", style=style, vocabulary_size=99)
     values = config.to_dict()
     assert None not in (values["head_size"], values["head"], values["source_vocabulary_size"])
@@ -91,7 +91,7 @@ BAD = [
     ({"style": "encoder", "head": "classifier"}, "model.head=classifier and model.classes=None"),
     ({"classes": 4}, "model.head=language-model and model.classes=4"),
     ({"style": "decoder", "head": "pooling", "pooling": "cls"}, "model.pooling=cls and model.style=decoder"),
-    ({"style": "encoder", "decoder_layers": 2}, "model.style=encoder has no place for model.decoder_layers=2"),
+    ({"style": "encoder", "decoder_layers": 2}, "model.style=encoder and model.decoder_layers=2 cannot be combined: set model.decoder_layers=0"),
     ({"encoder_layers": 0}, "model.encoder_layers must be at least 1, not 0"),
     ({"window": 0}, "model.window must be at least 1, not 0"),
     ({"vocabulary_size": 0}, "model.vocabulary_size must be at least 1, not 0"),
@@ -112,7 +112,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("values", "message"), BAD, ids=str)
-def test_a_bad_option_is_one_line_that_names_it(values, message):
+def test_invalid_option_is_named_in_one_line(values, message):
     with pytest.raises(InputError, match=message) as caught:
         ModelConfig.from_dict({"vocabulary_size": 100, **values})
     assert "\n" not in str(caught.value)
@@ -125,8 +125,8 @@ def test_an_unknown_preset_and_a_missing_vocabulary_are_named():
         ModelConfig.preset("base")
 
 
-def test_weights_of_another_head_size_do_not_load():
-    """heads x head size is what the projection has rows for: a mismatch is named, not broadcast."""
+def test_weights_with_different_head_size_do_not_load():
+    """The projection has heads * head_size rows; a mismatch is an error and is not broadcast."""
     ours = Transformer(ModelConfig.preset("tiny", vocabulary_size=9))
     other = Transformer(ModelConfig.preset("tiny", vocabulary_size=9, head_size=16))
     with pytest.raises(RuntimeError, match="self_attention.query_key_value.weight"):

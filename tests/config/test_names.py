@@ -12,7 +12,7 @@ from regard.errors import InputError
 from regard.tasks.configuration import make_config
 
 
-def test_every_suggested_option_exists_and_no_option_of_regard_is_called_foreign():
+def test_suggested_options_exist_and_no_foreign_name_is_an_option():
     known = set(option_names())
     for name, options in _FOREIGN.items():
         for option in options:
@@ -48,14 +48,14 @@ def test_a_python_keyword_of_another_toolkit_is_refused_with_the_right_name():
         make_config("translate", "tiny", {"lr": {}})
 
 
-def test_a_typing_error_is_nearer_than_another_toolkit_and_nonsense_lists_the_options():
+def test_mistyped_key_gets_a_suggestion_and_unknown_key_lists_the_options():
     with pytest.raises(InputError, match=r"did you mean 'training.steps'\?"):
         section(TrainingConfig, "training", {"step": 4})
     with pytest.raises(InputError, match="known: beam, length_penalty, n_best"):
         section(DecodingConfig, "decoding", {"xyzzy": 4})
 
 
-def test_set_without_a_section_and_a_file_with_an_option_as_section_name_the_section(tmp_path):
+def test_option_without_a_section_gets_a_suggestion_with_its_section(tmp_path):
     with pytest.raises(InputError, match=r"did you mean 'training.learning_rate=0.1'\?"):
         settings(["lr=0.1"])
     with pytest.raises(InputError, match=r"did you mean 'training.steps=5'\?"):
@@ -90,25 +90,25 @@ LINES = {
     "train --out x --hidden-size 64": "did you mean --set model.d_model=...?",
     "train --out x --src a": "did you mean --train?",
     "classify hi --num-beams 4": "unknown option '--num-beams'; see: regard classify --help",
-    "classify hi --device gpu": "--device must be auto, cpu or cuda, not 'gpu'",
+    "classify hi --device gpu": "'gpu' is not auto, cpu, cuda, cuda:INDEX or mps",
     "view walk a b": "unexpected argument 'b': a text of several words needs quotation marks",
 }
 
 
 def test_the_command_line_suggests_verbs_and_options():
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT], input="\n".join(LINES), capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    messages = done.stdout.splitlines()
+    messages = process.stdout.splitlines()
     assert len(messages) == len(LINES)
     for message, expected in zip(messages, LINES.values(), strict=True):
         assert expected in message
 
 
-def test_no_verb_of_regard_is_in_the_table_of_other_verbs():
+def test_no_verb_of_regard_has_a_foreign_meaning():
     from regard.cli.main import build_parser
 
     [verbs] = [a for a in build_parser()._actions if a.metavar == "VERB"]
-    unfinished = {"serve", "chat"}  # which a later version may have
+    unfinished = {"serve", "chat"}  # verbs that a later version may add
     assert not set(VERBS) & set(verbs.choices) - unfinished

@@ -112,7 +112,9 @@ def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
     with pytest.raises(InputError, match="--rows E-learned: model.max_length=10"):
         make_variants(["E-learned"], builder("tiny", max_length=10))
     _, skipped = make_variants(["tied", "mixer"], builder("tiny", "classify"))
-    assert "only an encoder-decoder has both" in dict(skipped)["tied-source-target"]
+    assert (
+        "only an encoder-decoder has a source and a target" in dict(skipped)["tied-source-target"]
+    )
 
 
 # ---- measures -------------------------------------------------------------------------------

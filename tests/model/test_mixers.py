@@ -145,10 +145,10 @@ def test_an_encoder_without_attention_captures_none_of_it(model, row):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "decoder", "mixer": "lstm"}, "model.mixer=lstm and model.style=decoder cannot be combined: a decoder writes with a cache of keys and values, which only attention has"),
+        ({"style": "decoder", "mixer": "lstm"}, "model.mixer=lstm and model.style=decoder cannot be combined: a decoder generates with a cache of keys and values, which only attention has"),
         ({"style": "encoder", "mixer": "gru", "window": 3}, "model.mixer=gru and model.window=3 cannot be combined: only attention has a window"),
-        ({"style": "encoder", "mixer": "dilated", "positions": "rotary"}, "model.mixer=dilated and model.positions=rotary cannot be combined: rotation turns queries and keys, which only attention has"),
-        ({"mixer": "lstm", "d_model": 9, "head_size": 4, "positions": "none"}, "model.mixer=lstm and model.d_model=9 cannot be combined: half of the width reads from each side, so d_model must be even"),
+        ({"style": "encoder", "mixer": "dilated", "positions": "rotary"}, "model.mixer=dilated and model.positions=rotary cannot be combined: rotary positions rotate queries and keys, which only attention has"),
+        ({"mixer": "lstm", "d_model": 9, "head_size": 4, "positions": "none"}, "model.mixer=lstm and model.d_model=9 cannot be combined: each direction has half of the width, so d_model must be even"),
         ({"kernel": 5}, "model.mixer=attention and model.kernel=5 cannot be combined: only a convolution has a kernel"),
         ({"mixer": "convolution", "kernel": 0}, "model.kernel must be at least 1, not 0"),
         ({"mixer": "lstn"}, "unknown model.mixer 'lstn'; did you mean 'lstm'? (known: attention, lstm, gru, convolution, "

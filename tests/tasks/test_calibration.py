@@ -18,10 +18,10 @@ def predictions(over, seed, n=N):
 
 
 def metric(probabilities, targets):
-    def of(error):
+    def on_sample(error):
         return lambda chosen: error(probabilities[chosen], targets[chosen])
 
-    return BiasedMetric(of(calibration_error), of(debiased_calibration_error))
+    return BiasedMetric(on_sample(calibration_error), on_sample(debiased_calibration_error))
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.03, 0.1])
@@ -34,20 +34,20 @@ def trials(request):
     return request.param, results
 
 
-def test_the_interval_covers_the_true_error_about_95_times_of_100(trials):
+def test_interval_covers_true_error_in_at_least_85_percent_of_trials(trials):
     true, results = trials
     covered = sum(low <= true <= high for (low, high), _ in results)
     assert covered >= 0.85 * TRIALS  # 4 standard deviations below 95 %
 
 
-def test_the_value_is_in_the_middle_region_of_its_interval(trials):
+def test_value_is_near_the_middle_of_its_interval(trials):
     _, results = trials
-    places = [(value - low) / (high - low) for (low, high), value in results]
-    assert all(0 <= place <= 1 for place in places)
-    assert 0.4 <= np.mean(places) <= 0.75
+    positions = [(value - low) / (high - low) for (low, high), value in results]
+    assert all(0 <= position <= 1 for position in positions)
+    assert 0.4 <= np.mean(positions) <= 0.75
 
 
-def test_the_percentiles_of_the_plain_metric_miss_a_small_error():
+def test_percentile_interval_of_plain_metric_excludes_zero_error():
     missed = 0
     for seed in range(20):
         plain = metric(*predictions(0.0, seed)).metric
@@ -56,7 +56,7 @@ def test_the_percentiles_of_the_plain_metric_miss_a_small_error():
     assert missed == 20
 
 
-def test_the_debiased_error_is_close_to_the_true_error_on_average():
+def test_mean_debiased_error_is_close_to_true_error():
     for true in (0.0, 0.05, 0.1):
         values = [predictions(true, seed, 2000) for seed in range(40)]
         plain, debiased = (
@@ -67,18 +67,18 @@ def test_the_debiased_error_is_close_to_the_true_error_on_average():
         assert true > 0.0 or abs(debiased) < plain / 2
 
 
-def test_both_errors_agree_for_a_large_gap_and_are_0_without_examples():
+def test_plain_and_debiased_error_agree_for_large_gap():
     probabilities, targets = predictions(0.4, 1, 50_000)
     plain = calibration_error(probabilities, targets)
     assert debiased_calibration_error(probabilities, targets) == pytest.approx(plain, rel=1e-3)
     assert debiased_calibration_error(np.zeros((0, 2)), np.zeros(0, np.int64)) == 0.0
 
 
-def test_two_models_are_compared_without_the_bias():
+def test_paired_comparison_uses_debiased_errors():
     ours, theirs = metric(*predictions(0.2, 1)), metric(*predictions(0.0, 2))
-    compared = paired({"e": ours}, {"e": theirs}, N, SAMPLES)["e"]
-    assert compared.low <= compared.difference <= compared.high
-    assert compared.low > 0
-    assert compared.p < 0.05
+    comparison = paired({"e": ours}, {"e": theirs}, N, SAMPLES)["e"]
+    assert comparison.low <= comparison.difference <= comparison.high
+    assert comparison.low > 0
+    assert comparison.p < 0.05
     same = paired({"e": ours}, {"e": ours}, N, SAMPLES)["e"]
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)

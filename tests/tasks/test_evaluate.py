@@ -1,4 +1,4 @@
-"""`regard evaluate`: the metrics of every task, how sure they are, and whether two models differ."""
+"""`regard evaluate`: the metrics of every task, their confidence intervals, and the comparison of two models."""
 
 import json
 import math
@@ -22,7 +22,7 @@ METRICS = {
 
 @pytest.fixture
 def evaluate(call, data):
-    """evaluate("fill", folder, ...): the parsed JSON, and what was said on standard error."""
+    """evaluate("fill", folder, ...): the parsed JSON that the command prints."""
 
     def run(name, folder, *more):
         files = data[name][1]
@@ -37,22 +37,24 @@ def evaluate(call, data):
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_every_task_has_its_metrics_with_intervals_around_them(name, trained, evaluate):
-    told = evaluate(name, trained(name))
-    assert told["task"] == ("embed" if name == "scored" else name)
-    assert list(told)[1] == METRICS[name][0]  # the first is the one that counts
-    assert list(told["intervals"]) == METRICS[name]
+def test_each_task_reports_its_metrics_with_confidence_intervals(name, trained, evaluate):
+    scores = evaluate(name, trained(name))
+    assert scores["task"] == ("embed" if name == "scored" else name)
+    assert list(scores)[1] == METRICS[name][0]  # the main metric comes first
+    assert list(scores["intervals"]) == METRICS[name]
     for metric in METRICS[name]:
-        low, high = told["intervals"][metric]
+        low, high = scores["intervals"][metric]
         assert low <= high
-        if name != "translate":  # sacreBLEU's is around the mean of the resampled sets
-            assert low - 1e-4 <= told[metric] <= high + 1e-4
-    assert told["examples"] > 2
+        if (
+            name != "translate"
+        ):  # sacreBLEU's interval is centred on the mean of the resampled test sets
+            assert low - 1e-4 <= scores[metric] <= high + 1e-4
+    assert scores["examples"] > 2
     again = evaluate(name, trained(name))
-    assert again == told
+    assert again == scores
 
 
-def test_windows_are_the_examples_of_a_text(trained, evaluate, loaded, data):
+def test_examples_of_a_text_are_its_windows(trained, evaluate, loaded, data):
     tokenizer = loaded("generate").task.tokenizer
     texts = [text for _, text in read_documents(data["generate"][1][0])]
     for name, size, end in (("generate", 64, 1), ("fill", 63, 0)):
@@ -61,43 +63,43 @@ def test_windows_are_the_examples_of_a_text(trained, evaluate, loaded, data):
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_model_against_itself_makes_no_difference(name, trained, evaluate):
+def test_comparison_of_a_model_with_itself_has_no_difference(name, trained, evaluate):
     folder = trained(name)
-    told = evaluate(name, folder, "--against", folder)
-    against = told["against"]
+    scores = evaluate(name, folder, "--against", folder)
+    against = scores["against"]
     assert against["model"] == str(folder)
     assert list(against["difference"]) == METRICS[name]
     for metric in METRICS[name]:
-        assert against[metric] == told[metric]
+        assert against[metric] == scores[metric]
         assert against["difference"][metric]["difference"] == 0
         assert against["difference"][metric]["p"] == 1
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_another_model_makes_a_difference_that_is_a_number(name, trained, evaluate):
+def test_comparison_of_two_models_reports_finite_differences(name, trained, evaluate):
     ours, theirs = trained(name), trained(name, None, 2)
-    told = evaluate(name, ours, "--against", theirs)
+    scores = evaluate(name, ours, "--against", theirs)
     alone = evaluate(name, theirs)
     back = evaluate(name, theirs, "--against", ours)
     different = False
     for metric in METRICS[name]:
-        found = told["against"]["difference"][metric]
-        assert told["against"][metric] == alone[metric]
-        assert found["difference"] == pytest.approx(told[metric] - alone[metric], abs=0.011)
-        assert 0 < found["p"] <= 1
+        comparison = scores["against"]["difference"][metric]
+        assert scores["against"][metric] == alone[metric]
+        assert comparison["difference"] == pytest.approx(scores[metric] - alone[metric], abs=0.011)
+        assert 0 < comparison["p"] <= 1
         opposite = back["against"]["difference"][metric]
-        assert opposite["difference"] == pytest.approx(-found["difference"], abs=1e-9)
+        assert opposite["difference"] == pytest.approx(-comparison["difference"], abs=1e-9)
         if name != "translate":
-            assert found["low"] <= found["difference"] + 1e-9
-            assert found["difference"] <= found["high"] + 1e-9
-            assert opposite["p"] == pytest.approx(found["p"])
-        different = different or found["difference"] != 0
+            assert comparison["low"] <= comparison["difference"] + 1e-9
+            assert comparison["difference"] <= comparison["high"] + 1e-9
+            assert opposite["p"] == pytest.approx(comparison["p"])
+        different = different or comparison["difference"] != 0
     assert different or name in ("answer", "classify", "translate")
 
 
-def test_a_table_for_people_says_the_same(trained, evaluate, call, data):
+def test_text_table_has_the_same_numbers_as_json(trained, evaluate, call, data):
     ours, theirs = trained("classify"), trained("classify", None, 2)
-    told = evaluate("classify", ours, "--against", theirs)
+    scores = evaluate("classify", ours, "--against", theirs)
     code, out, err = call("evaluate", "-m", ours, "--data", *data["classify"][1], "--against", theirs,
                           "--samples", 100)  # fmt: skip
     assert (code, err) == (0, "")
@@ -105,34 +107,34 @@ def test_a_table_for_people_says_the_same(trained, evaluate, call, data):
     assert f"against {theirs.name}" in out.splitlines()[0]
     for metric in METRICS["classify"]:
         [line] = [line for line in out.splitlines() if line.startswith(metric)]
-        assert str(told[metric]) in line
+        assert str(scores[metric]) in line
         assert line.rstrip().endswith("significant")
     assert "confusion" in out
     assert "examples" in out
 
 
-def test_the_confusion_matrix_has_every_example_once(trained, evaluate, loaded, data):
-    told = evaluate("classify", trained("classify"))
+def test_confusion_matrix_counts_each_example_once(trained, evaluate, loaded, data):
+    scores = evaluate("classify", trained("classify"))
     rows = list(read_classified(data["classify"][1][0]))
-    table = np.array(told["confusion"])
-    assert told["labels"] == ["de", "en", "number"]
+    table = np.array(scores["confusion"])
+    assert scores["labels"] == ["de", "en", "number"]
     assert table.shape == (3, 3)
-    assert table.sum() == told["examples"] == len(rows)
-    wanted = [sum(row.label == label for row in rows) for label in told["labels"]]
-    assert table.sum(1).tolist() == wanted
-    found = [label.label for label in loaded("classify").classify([row.text for row in rows])]
-    assert table.sum(0).tolist() == [found.count(label) for label in told["labels"]]
-    assert np.trace(table) / len(rows) == pytest.approx(told["accuracy"], abs=1e-4)
+    assert table.sum() == scores["examples"] == len(rows)
+    expected = [sum(row.label == label for row in rows) for label in scores["labels"]]
+    assert table.sum(1).tolist() == expected
+    predicted = [label.label for label in loaded("classify").classify([row.text for row in rows])]
+    assert table.sum(0).tolist() == [predicted.count(label) for label in scores["labels"]]
+    assert np.trace(table) / len(rows) == pytest.approx(scores["accuracy"], abs=1e-4)
 
 
-def test_two_vocabularies_that_cut_a_text_into_other_windows_are_not_paired(trained, call, data):
+def test_models_with_different_windows_are_not_compared(trained, call, data):
     code, out, err = call("evaluate", "-m", trained("generate"), "--data", *data["generate"][1],
                           "--against", trained("generate", None, vocabulary="byte"))  # fmt: skip
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "evaluate them separately, and compare bits_per_byte" in err
 
 
-def test_models_that_hide_other_words_are_not_compared(trained, call, data):
+def test_models_with_different_masking_are_not_compared(trained, call, data):
     code, out, err = call("evaluate", "-m", trained("fill"), "--data", *data["fill"][1],
                           "--against", trained("fill", None, whole_words=True))  # fmt: skip
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -142,7 +144,7 @@ def test_models_that_hide_other_words_are_not_compared(trained, call, data):
 @pytest.mark.parametrize(
     ("ours", "theirs"), [("fill", "generate"), ("classify", "fill"), ("translate", "answer")]
 )
-def test_models_of_two_tasks_are_not_compared(ours, theirs, trained, call, data):
+def test_models_of_different_tasks_are_not_compared(ours, theirs, trained, call, data):
     code, out, err = call(
         "evaluate", "-m", trained(ours), "--data", *data[ours][1], "--against", trained(theirs)
     )
@@ -150,9 +152,7 @@ def test_models_of_two_tasks_are_not_compared(ours, theirs, trained, call, data)
     assert f"{trained(theirs)} was trained to {theirs}, but {trained(ours)} to {ours}" in err
 
 
-def test_a_label_that_only_the_other_model_does_not_know_is_named(
-    trained, configure, call, tmp_path, data
-):
+def test_label_unknown_to_the_other_model_is_named(trained, configure, call, tmp_path, data):
     from regard.tasks.train import train_config as train
 
     rows = "".join(f"{label}\tThe dog {i} slept.\n" for i in range(6) for label in ("de", "en"))
@@ -172,20 +172,22 @@ def test_a_label_that_only_the_other_model_does_not_know_is_named(
 
 @pytest.mark.parametrize("style", ["decoder", "encoder"])
 @pytest.mark.parametrize("name", ["translate", "answer"])
-def test_styles_are_judged_by_the_same_measure(name, style, trained, evaluate):
-    told = evaluate(name, trained(name, style), "--against", trained(name))
-    assert list(told["intervals"]) == METRICS[name]
-    assert all(math.isfinite(one["p"]) for one in told["against"]["difference"].values())
+def test_all_styles_have_the_same_metrics(name, style, trained, evaluate):
+    scores = evaluate(name, trained(name, style), "--against", trained(name))
+    assert list(scores["intervals"]) == METRICS[name]
+    assert all(
+        math.isfinite(comparison["p"]) for comparison in scores["against"]["difference"].values()
+    )
 
 
-def test_where_sacrebleu_knows_no_interval_of_the_difference_there_is_none(trained, evaluate):
-    told = evaluate("translate", trained("translate"), "--against", trained("translate", None, 2))
-    for one in told["against"]["difference"].values():
-        assert one.keys() == vars(Comparison(0.0, None, None, 1.0)).keys()
-        assert (one["low"], one["high"]) == (None, None)
+def test_sacrebleu_difference_has_no_interval(trained, evaluate):
+    scores = evaluate("translate", trained("translate"), "--against", trained("translate", None, 2))
+    for comparison in scores["against"]["difference"].values():
+        assert comparison.keys() == vars(Comparison(0.0, None, None, 1.0)).keys()
+        assert (comparison["low"], comparison["high"]) == (None, None)
 
 
-def test_too_few_samples_and_no_data_are_one_line(trained, call, tmp_path, data):
+def test_zero_samples_and_empty_data_are_refused(trained, call, tmp_path, data):
     folder = trained("classify")
     code, out, err = call("evaluate", "-m", folder, "--data", *data["classify"][1], "--samples", 0)
     assert (code, out, err) == (2, "", "regard: --samples must be at least 1, not 0\n")
@@ -197,7 +199,7 @@ def test_too_few_samples_and_no_data_are_one_line(trained, call, tmp_path, data)
 
 
 @pytest.mark.parametrize("name", ["classify", "embed"])
-def test_texts_that_are_cut_are_counted_in_one_line(name, trained, call, tmp_path):
+def test_truncated_texts_are_counted_in_one_warning(name, trained, call, tmp_path):
     long = "The dog slept in the garden. " * 40
     rows = {
         "classify": f"en\t{long}\nde\tDer Hund.\n",
@@ -211,10 +213,10 @@ def test_texts_that_are_cut_are_counted_in_one_line(name, trained, call, tmp_pat
     assert (code, err) == (0, f"regard: {file}: {number} {limit}\n")
 
 
-def test_lines_to_search_that_are_cut_are_counted_each_time(trained, call, tmp_path):
+def test_truncated_search_lines_are_reported_for_new_and_cached_index(trained, call, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text("A dog.\n" + "The dog slept in the garden. " * 40 + "\n")
-    for _ in range(2):  # the index is built, and then found
+    for _ in range(2):  # the first call builds the index, the second one loads it
         code, _, err = call("search", "-m", trained("embed"), "--documents", file, "a dog")
         assert code == 0
         assert err == (

@@ -1,4 +1,4 @@
-"""fill: which words are hidden and how, and what is guessed in their place."""
+"""fill: masking for training, predictions for masks, and evaluation."""
 
 import json
 import math
@@ -23,49 +23,49 @@ CPU = torch.device("cpu")
 
 
 def rows_of(lengths, size=500, seed=0):
-    """Rows that begin with <cls>, of tokens that are none of the special ones."""
+    """Rows that begin with <cls>, and otherwise have no special tokens."""
     random = np.random.default_rng(seed)
     return [np.array([CLS, *random.integers(len(SPECIALS), size, n)]) for n in lengths]
 
 
-# ---- hiding -----------------------------------------------------------------------------
+# ---- masking ----------------------------------------------------------------------------
 
 
-def within(count, total, chance, deviations=4.5):
-    """Whether a count is what a coin of this chance would give."""
+def plausible(count, total, chance, deviations=4.5):
+    """Whether a count is within so many standard deviations of its binomial mean."""
     return abs(count - total * chance) <= deviations * math.sqrt(total * chance * (1 - chance)) + 1
 
 
 @pytest.mark.parametrize("mask", [0.15, 0.4])
-def test_so_many_tokens_are_hidden_as_data_mask_says_in_three_ways(mask, bpe):
+def test_masking_follows_data_mask_and_the_80_10_10_rule(mask, bpe):
     task = Fill(bpe, mask=mask)
     rows = rows_of([200] * 100, bpe.size)
     tokens = np.concatenate(rows)
     batch = task.hide(rows, CPU, seed=7)
-    shown, where, labels = batch.source.tokens.numpy(), batch.where.numpy(), batch.labels.numpy()
-    asked = len(where)
-    assert within(asked, 20_000, mask)
-    masked = shown[where] == MASK
-    kept = shown[where] == labels
-    other = ~masked & ~kept
-    assert within(masked.sum(), asked, 0.8)
-    # Any token may be the same one by chance: one in so many words.
+    inputs, where, labels = batch.source.tokens.numpy(), batch.where.numpy(), batch.labels.numpy()
+    hidden_count = len(where)
+    assert plausible(hidden_count, 20_000, mask)
+    masked = inputs[where] == MASK
+    unchanged = inputs[where] == labels
+    replaced = ~masked & ~unchanged
+    assert plausible(masked.sum(), hidden_count, 0.8)
+    # A random token is the original one with this probability.
     same = 1 / (bpe.size - len(SPECIALS))
-    assert within(kept.sum(), asked, 0.1 + 0.1 * same)
-    assert within(other.sum(), asked, 0.1 - 0.1 * same)
-    assert shown[where][other].min() >= len(SPECIALS)
-    # What any token is, is spread over the whole vocabulary.
-    assert len(set(shown[where][other].tolist())) > 0.3 * min(other.sum(), bpe.size)
+    assert plausible(unchanged.sum(), hidden_count, 0.1 + 0.1 * same)
+    assert plausible(replaced.sum(), hidden_count, 0.1 - 0.1 * same)
+    assert inputs[where][replaced].min() >= len(SPECIALS)
+    # Random tokens are spread over the whole vocabulary.
+    assert len(set(inputs[where][replaced].tolist())) > 0.3 * min(replaced.sum(), bpe.size)
     assert (labels == tokens[where]).all()
     untouched = np.setdiff1d(np.arange(len(tokens)), where)
-    assert (shown[untouched] == tokens[untouched]).all()
+    assert (inputs[untouched] == tokens[untouched]).all()
 
 
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     mask=st.floats(0.001, 0.9), seed=st.integers(0, 2**32 - 1), whole=st.booleans(),
 )  # fmt: skip
-def test_for_all_rows_something_is_asked_for_and_never_cls(lengths, mask, seed, whole, bpe):
+def test_each_batch_has_labels_and_cls_is_never_masked(lengths, mask, seed, whole, bpe):
     task = Fill(bpe, mask=mask, whole_words=whole)
     rows = rows_of(lengths, bpe.size, seed)
     tokens = np.concatenate(rows)
@@ -75,24 +75,24 @@ def test_for_all_rows_something_is_asked_for_and_never_cls(lengths, mask, seed, 
     assert (np.diff(where) > 0).all()
     assert (batch.labels.numpy() == tokens[where]).all()
     assert CLS not in batch.labels
-    shown = batch.source.tokens.numpy()
-    assert (shown[tokens == CLS] == CLS).all()
+    inputs = batch.source.tokens.numpy()
+    assert (inputs[tokens == CLS] == CLS).all()
     others = np.setdiff1d(np.arange(len(tokens)), where)
-    assert (shown[others] == tokens[others]).all()
+    assert (inputs[others] == tokens[others]).all()
     assert batch.source.lengths == tuple(n + 1 for n in lengths)
-    for one, other in ((batch.source.tokens, again.source.tokens), (batch.where, again.where)):
-        assert torch.equal(one, other)
+    assert torch.equal(batch.source.tokens, again.source.tokens)
+    assert torch.equal(batch.where, again.where)
 
 
-def test_another_seed_hides_other_words(bpe):
+def test_different_seeds_mask_different_words(bpe):
     task, rows = Fill(bpe), rows_of([300], bpe.size)
-    one, other = (task.hide(rows, CPU, seed).where.tolist() for seed in (1, 2))
-    assert one != other
+    first, second = (task.hide(rows, CPU, seed).where.tolist() for seed in (1, 2))
+    assert first != second
 
 
 def words_of(tokenizer, ids):
-    """Which tokens make up one word, by the text alone: each token's characters are looked up in
-    the text, and two neighbours belong together where a letter follows a letter."""
+    """The positions of the tokens of each word, computed from the text alone: two adjacent tokens
+    belong to the same word if a word character follows a word character."""
     groups, text = [], ""
     for place, id in enumerate(ids):
         piece = tokenizer.decode([id])
@@ -103,9 +103,11 @@ def words_of(tokenizer, ids):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "character"])
-def test_of_a_word_all_tokens_are_hidden_or_none(kind):
+def test_whole_word_masking_hides_all_tokens_of_a_word(kind):
     lines = [english for english, _ in builtin_corpus("train", 400)]
-    tokenizer = Tokenizer.learn(lines, kind, 300, quiet=True)  # few merges: words in many pieces
+    tokenizer = Tokenizer.learn(
+        lines, kind, 300, quiet=True
+    )  # few merges, so that words have several tokens
     rows = [np.array([CLS, *tokenizer.encode(line)]) for line in lines[:120]]
     task = Fill(tokenizer, whole_words=True)
     batch = task.hide(rows, CPU, seed=3)
@@ -114,7 +116,7 @@ def test_of_a_word_all_tokens_are_hidden_or_none(kind):
     for row in rows:
         groups = words_of(tokenizer, row[1:].tolist())
         starts = [0, *(1 + group[0] for group in groups for _ in group)]
-        assert tokenizer.word_starts(row).tolist() == starts  # and no two words are one
+        assert tokenizer.word_starts(row).tolist() == starts
         for group in groups:
             places = {start + 1 + place for place in group}
             assert not places & hidden or places <= hidden
@@ -122,13 +124,13 @@ def test_of_a_word_all_tokens_are_hidden_or_none(kind):
             several += len(group) > 1
             together += len(group) > 1 and places <= hidden
         start += len(row)
-    assert several > 300  # there was something to get wrong
-    assert within(together, several, 0.15)
+    assert several > 300  # enough words of several tokens
+    assert plausible(together, several, 0.15)
     without = Fill(tokenizer).hide(rows, CPU, seed=3)
     assert not task.hide(rows, CPU, 3).where.equal(without.where)
 
 
-def test_a_store_has_no_end_and_a_window_begins_with_cls(configure, bpe, data, tmp_path):
+def test_windows_begin_with_cls_and_contain_all_tokens(configure, bpe, data, tmp_path):
     config = configure("fill", data={"max_length": 20})
     task = Fill(bpe, "encoder", 20)
     store, _ = task.build([data["fill"][0][0]], tmp_path, config, True)
@@ -138,19 +140,19 @@ def test_a_store_has_no_end_and_a_window_begins_with_cls(configure, bpe, data, t
     assert [len(row) for row in rows] == task.sizes(store)[0].tolist()
     assert max(map(len, rows)) == 20
     tokens = batch.source.tokens.clone()
-    tokens[batch.where] = batch.labels  # what was hidden is put back
-    found = [row[1:].tolist() for row in batch.source.split(tokens)]
+    tokens[batch.where] = batch.labels  # restore the masked tokens
+    restored = [row[1:].tolist() for row in batch.source.split(tokens)]
     texts = [text for _, text in read_documents(data["fill"][0][0])]
-    assert [*chain(*found)] == [*chain(*map(bpe.encode, texts))]
+    assert [*chain(*restored)] == [*chain(*map(bpe.encode, texts))]
     assert {row[0] for row in rows} == {CLS}
 
 
-# ---- guessing ---------------------------------------------------------------------------
+# ---- prediction -------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def odds(model, ids):
-    """[masks, V]: the probabilities at each <mask>, special tokens left out."""
+def probabilities(model, ids):
+    """[masks, V]: the probabilities at each <mask>, without special tokens."""
     logits = model.transformer(Packed.of([ids])).double()[
         [i for i, t in enumerate(ids) if t == MASK]
     ]
@@ -159,7 +161,7 @@ def odds(model, ids):
 
 
 def encoded(tokenizer, text):
-    """A blank before a mask belongs to the hidden word where words bring their blank along."""
+    """Token ids with <cls> first; with BPE a space before <mask> is part of the masked word."""
     if tokenizer.kind == "bpe":
         text = text.replace(" <mask>", "<mask>")
     ids = [CLS]
@@ -177,11 +179,11 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("vocabulary", ["bpe", "character"])
-def test_candidates_are_the_best_of_the_models_own_odds(vocabulary, loaded):
+def test_candidates_are_the_most_probable_tokens(vocabulary, loaded):
     model = loaded("fill", None, vocabulary=vocabulary)
     tokenizer = model.task.tokenizer
     for text, filled in zip(TEXTS, model.fill(TEXTS, top=7), strict=True):
-        expected = odds(model, encoded(tokenizer, text))
+        expected = probabilities(model, encoded(tokenizer, text))
         assert len(filled.gaps) == text.count("<mask>") == len(expected)
         for gap, row in zip(filled.gaps, expected, strict=True):
             best = row.topk(7)
@@ -200,7 +202,7 @@ def test_candidates_are_the_best_of_the_models_own_odds(vocabulary, loaded):
         assert filled.text == text
 
 
-def test_all_words_together_have_all_the_probability_and_none_is_special(loaded):
+def test_probabilities_of_all_candidates_sum_to_one_without_special_tokens(loaded):
     model = loaded("fill")
     size = model.task.tokenizer.size
     filled = model.fill("The <mask> slept.", top=10_000)
@@ -212,7 +214,7 @@ def test_all_words_together_have_all_the_probability_and_none_is_special(loaded)
 
 @contextmanager
 def best(model, word):
-    """One token is the best guess everywhere."""
+    """Make one token the most probable one at every position."""
     [token] = model.task.tokenizer.encode(word)
     bias = model.transformer.head.bias.data
     before, bias[token] = float(bias[token]), 100.0
@@ -220,7 +222,7 @@ def best(model, word):
     bias[token] = before
 
 
-def test_the_blank_before_a_mask_belongs_to_the_word(loaded):
+def test_space_before_a_mask_belongs_to_the_word(loaded):
     model = loaded("fill")
     texts = ["saw <mask> dog", "<mask> dog", "saw<mask>dog", "saw  <mask> <mask>.", "saw\n<mask>"]
     with best(model, " the"):
@@ -231,7 +233,7 @@ def test_the_blank_before_a_mask_belongs_to_the_word(loaded):
         assert model.fill("slept<mask> a <mask>").text == "slept. a ."
 
 
-def test_characters_have_no_blank_of_their_own(loaded):
+def test_character_model_keeps_the_space_before_a_mask(loaded):
     model = loaded("fill", None, vocabulary="character")
     with best(model, " "):
         assert [f.text for f in model.fill(["a <mask>b", "a<mask>b"])] == ["a  b", "a b"]
@@ -240,7 +242,7 @@ def test_characters_have_no_blank_of_their_own(loaded):
     assert model.task.encode_parts(["The ", "日"], 99, "here")[-2:] == [MASK, UNK]
 
 
-def test_a_text_is_filled_the_same_whoever_is_beside_it(loaded):
+def test_result_does_not_depend_on_the_other_texts_of_the_batch(loaded):
     model = loaded("fill")
     together = model.fill(TEXTS * 3)
     for text, filled in zip(TEXTS * 3, together, strict=True):
@@ -252,17 +254,17 @@ def test_a_text_is_filled_the_same_whoever_is_beside_it(loaded):
             )
 
 
-def test_a_text_without_a_mask_is_named(loaded, call):
+def test_text_without_a_mask_is_refused_with_its_number(loaded, call):
     model = loaded("fill")
     with pytest.raises(InputError, match="text 2: there is no <mask> to fill"):
         model.fill(["a <mask>", "none"])
-    given = ["The <mask> slept.", "<mask>", "no mask", "<mask>"]
-    code, out, err = call("fill", "-m", model.folder, stdin=given)
+    lines = ["The <mask> slept.", "<mask>", "no mask", "<mask>"]
+    code, out, err = call("fill", "-m", model.folder, stdin=lines)
     assert (code, err) == (
         2,
         "regard: standard input:3: there is no <mask> to fill: write it in place of a word\n",
     )
-    assert out.count("\n") == 2  # those before it are answered
+    assert out.count("\n") == 2  # the lines before it have results
     code, out, err = call("fill", "-m", model.folder, stdin=["<mask>", ""])
     assert (code, err) == (
         2,
@@ -276,7 +278,7 @@ def test_a_text_without_a_mask_is_named(loaded, call):
     )
 
 
-def test_a_text_that_is_too_long_to_be_read_whole_is_named(loaded, call):
+def test_text_that_is_too_long_is_refused_with_its_line(loaded, call):
     model = loaded("fill", None, vocabulary="character")
     fits = "<mask>" + "a" * (model.longest - 2)
     code, _, err = call("fill", "-m", model.folder, stdin=[fits, fits + "a"])
@@ -285,15 +287,15 @@ def test_a_text_that_is_too_long_to_be_read_whole_is_named(loaded, call):
     assert len(model.fill(fits).gaps) == 1
 
 
-def test_json_has_every_gap_with_its_words(loaded, call):
+def test_json_lists_the_candidates_of_each_gap(loaded, call):
     model = loaded("fill")
     code, out, err = call("fill", "-m", model.folder, "--top", 3, "--json", stdin=TEXTS)
     assert (code, err) == (0, "")
     for line, text, filled in zip(out.splitlines(), TEXTS, model.fill(TEXTS, top=3), strict=True):
-        told = json.loads(line)
-        assert (told["text"], told["filled"]) == (text, filled.text)
-        found = [[(c["word"], c["probability"]) for c in gap] for gap in told["gaps"]]
-        assert found == [gap.candidates for gap in filled.gaps]
+        output = json.loads(line)
+        assert (output["text"], output["filled"]) == (text, filled.text)
+        candidates = [[(c["word"], c["probability"]) for c in gap] for gap in output["gaps"]]
+        assert candidates == [gap.candidates for gap in filled.gaps]
     code, out, _ = call("fill", "-m", model.folder, "--top", 3, stdin=TEXTS)
     lines = out.split("\n")[:-1]
     assert [line.count("\t") for line in lines] == [text.count("<mask>") for text in TEXTS]
@@ -301,14 +303,14 @@ def test_json_has_every_gap_with_its_words(loaded, call):
     assert (code, out, err) == (2, "", "regard: --top must be at least 1, not 0\n")
 
 
-# ---- how well ---------------------------------------------------------------------------
+# ---- evaluation -------------------------------------------------------------------------
 
 
 @torch.no_grad()
-def test_perplexity_and_accuracy_are_those_of_the_hidden_words(loaded, data):
+def test_perplexity_and_accuracy_match_a_direct_computation(loaded, data):
     model = loaded("fill")
     examples = list(read_documents(data["fill"][1][0]))
-    found = model.task.evaluate(model.transformer, examples, model.config)
+    evaluation = model.task.evaluate(model.transformer, examples, model.config)
     size = model.longest - 1
     rows = [
         np.array([CLS, *ids[start : start + size]])
@@ -320,19 +322,17 @@ def test_perplexity_and_accuracy_are_those_of_the_hidden_words(loaded, data):
     logits = model.transformer(batch.source)[batch.where].double()
     loss = torch.nn.functional.cross_entropy(logits, batch.labels)
     right = (logits.argmax(-1) == batch.labels).double().mean()
-    assert found.scores["perplexity"] == pytest.approx(math.exp(loss), rel=1e-3)
-    assert found.scores["accuracy"] == pytest.approx(float(right), abs=1e-4)
-    assert (found.scores["hidden"], found.count) == (len(batch.labels), len(rows))
+    assert evaluation.scores["perplexity"] == pytest.approx(math.exp(loss), rel=1e-3)
+    assert evaluation.scores["accuracy"] == pytest.approx(float(right), abs=1e-4)
+    assert (evaluation.scores["hidden"], evaluation.count) == (len(batch.labels), len(rows))
 
 
-def test_the_figures_stay_numbers_where_a_resampled_test_set_has_nothing_hidden(
-    loaded, tmp_path, call
-):
-    """Two short documents, of which hardly a word is hidden: some draws have none at all."""
+def test_intervals_are_finite_if_a_resampled_test_set_has_no_masked_token(loaded, tmp_path, call):
+    """Short documents have so few masked words that some resampled test sets have none."""
     (tmp_path / "short.txt").write_text("dog\n\ncat\n\nold\n\na\n")
     model = loaded("fill")
     code, out, _ = call("evaluate", "-m", model.folder, "--data", tmp_path / "short.txt", "--json")
     assert code == 0
-    told = json.loads(out, parse_constant=lambda name: pytest.fail(name))
-    assert 0 < told["hidden"] < 4
-    assert all(math.isfinite(end) for ends in told["intervals"].values() for end in ends)
+    output = json.loads(out, parse_constant=lambda name: pytest.fail(name))
+    assert 0 < output["hidden"] < 4
+    assert all(math.isfinite(end) for ends in output["intervals"].values() for end in ends)

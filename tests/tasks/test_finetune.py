@@ -1,4 +1,4 @@
-"""--from: what a new model takes from an old one; and runs of every task that stop and go on."""
+"""Fine-tuning with --from, and resumed runs of every task."""
 
 import json
 import re
@@ -23,15 +23,15 @@ def last(folder, step):
     return load_file(folder / "checkpoints" / f"step-{step}" / "model.safetensors")
 
 
-def close(one, other):
-    """The same but for a step of no length (1e-30), which shows where a weight is zero."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=1e-25)
+def close(first, second):
+    """Whether two tensors are equal except for one step with a learning rate of 1e-30."""
+    return first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=1e-25)
 
 
 @pytest.fixture
 def tune(call, data, tmp_path):
-    """tune("classify", folder, "--set", ...): one step that changes nothing, from another model;
-    (exit code, its folder, standard error)."""
+    """tune("classify", folder, "--set", ...): fine-tune for one step with a
+    negligible learning rate; return (exit code, run folder, standard error)."""
 
     def run(name, start, *more, rate="training.learning_rate=1e-30"):
         task = "embed" if name == "scored" else name
@@ -39,11 +39,11 @@ def tune(call, data, tmp_path):
         out = tmp_path / f"tuned-{name}"
         settings = ["training.steps=1", "training.batch_tokens=700", "data.max_length=64",
                     "training.warmup=1", *([rate] if rate else [])]  # fmt: skip
-        code, said, err = call(
+        code, output, err = call(
             "train", "--task", task, "--train", *train_files, "--valid", *valid_files, "--from", start,
             "--out", out, "--quiet", *(f"--set={setting}" for setting in settings), *more,
         )  # fmt: skip
-        assert said == ""
+        assert output == ""
         return code, out, err
 
     return run
@@ -66,7 +66,7 @@ def tune(call, data, tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_the_body_is_taken_exactly_and_the_head_where_it_says_the_same(
+def test_weights_are_copied_and_the_head_only_for_the_same_output(
     before, after, head, trained, tune
 ):
     start = trained(*before)
@@ -98,7 +98,7 @@ def test_the_body_is_taken_exactly_and_the_head_where_it_says_the_same(
         assert len(getattr(model, use[after])(["The dog <mask> slept."])) == 1
 
 
-def test_the_head_of_other_labels_is_not_taken(trained, tune, tmp_path):
+def test_head_is_new_if_the_labels_differ(trained, tune, tmp_path):
     start = trained("classify")
     rows = "".join(
         f"{label}\tThe dog {i} slept.\n" for i in range(8) for label in ("yes", "no", "so")
@@ -116,18 +116,18 @@ def test_the_head_of_other_labels_is_not_taken(trained, tune, tmp_path):
     assert regard.load(out, "cpu").task.labels == ["no", "so", "yes"]
 
 
-def test_the_learning_rate_is_a_tenth_unless_it_is_said(trained, tune, configure):
+def test_default_learning_rate_is_a_tenth(trained, tune, configure):
     code, out, _ = tune("classify", trained("fill"), rate=None)
     assert code == 0
     usual = 16**-0.5
     assert Config.load(out / "config.yaml").training.learning_rate == pytest.approx(0.1 * usual)
     fresh = configure("classify", training={"warmup": 1}).training.learning_rate
     assert fresh == pytest.approx(usual)
-    told = configure("classify", start=configure("fill"), training={"learning_rate": 0.5})
-    assert told.training.learning_rate == 0.5
+    explicit = configure("classify", start=configure("fill"), training={"learning_rate": 0.5})
+    assert explicit.training.learning_rate == 0.5
 
 
-def test_fine_tuning_begins_where_the_other_ended(trained, tune, data):
+def test_fine_tuning_starts_at_the_loss_of_the_old_model(trained, tune, data):
     """The loss of the first step is that of the old model, not that of a new one."""
     start = trained("generate")
     code, out, _ = tune("generate", start, rate=None)
@@ -139,7 +139,7 @@ def test_fine_tuning_begins_where_the_other_ended(trained, tune, data):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "more", "said"),
+    ("before", "after", "more", "message"),
     [
         ("fill", "fill", ["--set", "model.d_model=32"], r": .* is \[.*\] but the model needs \[.*\]; the model to start from brings the sizes: leave out the preset"),
         ("fill", "classify", ["--set", "model.encoder_layers=2"], "is nothing but the model needs .*; the model to start from brings the sizes"),
@@ -149,17 +149,17 @@ def test_fine_tuning_begins_where_the_other_ended(trained, tune, data):
         ("generate", "translate", ["--style", "encoder-decoder"], "model.encoder_layers must be at least 1"),
     ],
 )  # fmt: skip
-def test_a_model_of_another_size_or_style_is_one_line_and_nothing_is_written(
-    before, after, more, said, trained, tune
+def test_start_model_with_different_size_or_style_is_refused_without_output(
+    before, after, more, message, trained, tune
 ):
     code, out, err = tune(after, trained(before), *more)
     assert (code, err.count("\n")) == (2, 1)
-    assert re.search(said, err)
+    assert re.search(message, err)
     assert not out.exists()
     assert not [path for path in out.parent.iterdir() if path.name.startswith(".tmp-")]
 
 
-def test_a_model_with_two_vocabularies_is_refused_where_there_is_one(configure, tune, tmp_path):
+def test_start_model_with_two_vocabularies_is_refused_for_tasks_with_one(configure, tune, tmp_path):
     start = tmp_path / "two"
     sizes = {"tie_embeddings": "target-output"}
     config = configure(
@@ -181,7 +181,7 @@ def test_a_model_with_two_vocabularies_is_refused_where_there_is_one(configure, 
 
 
 @pytest.mark.parametrize("kind", ["bpe", "character", "byte"])
-def test_the_configuration_says_the_vocabulary_that_from_brings(kind, trained, tune):
+def test_configuration_has_the_vocabulary_of_the_start_model(kind, trained, tune):
     start = trained("fill", vocabulary=kind)
     code, out, err = tune("classify", start)
     assert (code, err) == (0, "")
@@ -198,18 +198,16 @@ def test_the_configuration_says_the_vocabulary_that_from_brings(kind, trained, t
         ("data.shared_vocabulary=false", "data.shared_vocabulary=true"),
     ],
 )
-def test_another_vocabulary_than_that_of_from_is_refused(setting, has, trained, tune):
+def test_setting_that_differs_from_the_start_vocabulary_is_refused(setting, has, trained, tune):
     code, out, err = tune("translate", trained("translate"), f"--set={setting}")
     assert code == 2
-    said = f"regard: {setting} and a model to start from with {has} cannot be combined: that model brings the vocabulary"
-    assert err.startswith(said)
+    message = f"regard: {setting} and a model to start from with {has} cannot be combined: that model brings the vocabulary"
+    assert err.startswith(message)
     assert err.count("\n") == 1
     assert not out.exists()
 
 
-def test_a_configuration_of_another_vocabulary_cannot_start_from_a_model(
-    trained, configure, tmp_path
-):
+def test_configuration_with_different_vocabulary_is_refused(trained, configure, tmp_path):
     with pytest.raises(InputError, match="that model brings the vocabulary"):
         train(
             configure("fill", data={"vocabulary_size": 400}),
@@ -220,7 +218,7 @@ def test_a_configuration_of_another_vocabulary_cannot_start_from_a_model(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_that_was_begun_with_a_false_vocabulary_in_its_configuration_goes_on(trained, tune):
+def test_run_with_wrong_vocabulary_in_its_configuration_resumes(trained, tune):
     start = trained("fill", vocabulary="character")
     code, out, _ = tune("classify", start)
     assert code == 0
@@ -232,14 +230,14 @@ def test_a_run_that_was_begun_with_a_false_vocabulary_in_its_configuration_goes_
         assert (out / "checkpoints" / f"step-{steps}").is_dir()
 
 
-def test_what_is_no_model_cannot_be_started_from(tune, tmp_path):
+def test_folder_without_a_model_is_refused_as_start(tune, tmp_path):
     code, out, err = tune("classify", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
     assert f"{tmp_path} is not a model: it has no config.yaml" in err
     assert not out.exists()
 
 
-# ---- stop and go on ---------------------------------------------------------------------
+# ---- resumed runs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -254,7 +252,7 @@ def test_what_is_no_model_cannot_be_started_from(tune, tmp_path):
     ],
     ids=str,
 )
-def test_a_run_in_two_parts_has_the_same_bits_as_one_at_once(
+def test_resumed_run_has_the_same_weights_as_an_uninterrupted_run(
     name, style, sections, configure, tmp_path
 ):
     def config(steps):
@@ -264,37 +262,35 @@ def test_a_run_in_two_parts_has_the_same_bits_as_one_at_once(
             name, style, **{"model": {"dropout": 0.2}, **sections, "training": training}
         )
 
-    one, two = tmp_path / "at once", tmp_path / "in two"
-    train(config(7), one, quiet=True)
-    train(config(4), two, quiet=True)
-    before = last(two, 4)
-    train(config(7), two, resume=True, quiet=True)
-    whole, halves = last(one, 7), last(two, 7)
+    complete, resumed = tmp_path / "complete", tmp_path / "resumed"
+    train(config(7), complete, quiet=True)
+    train(config(4), resumed, quiet=True)
+    before = last(resumed, 4)
+    train(config(7), resumed, resume=True, quiet=True)
+    whole, halves = last(complete, 7), last(resumed, 7)
     assert whole.keys() == halves.keys()
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
     assert any(not torch.equal(whole[name], before[name]) for name in whole)
-    assert regard.load(two, "cpu").task.name == ("embed" if name == "scored" else name)
+    assert regard.load(resumed, "cpu").task.name == ("embed" if name == "scored" else name)
 
 
-def test_fine_tuning_goes_on_from_its_own_checkpoint_not_from_the_other_model(
-    configure, trained, tmp_path
-):
+def test_fine_tuning_resumes_from_its_own_checkpoint(configure, trained, tmp_path):
     start = trained("fill")
-    begun = Config.load(start / "config.yaml")
+    first_config = Config.load(start / "config.yaml")
 
     def config(steps):
         training = {"steps": steps, "checkpoint_every": 2, "validate_every": 50}
-        return configure("classify", start=begun, training=training)
+        return configure("classify", start=first_config, training=training)
 
-    one, two = tmp_path / "at once", tmp_path / "in two"
-    train(config(5), one, start_from=start, quiet=True)
-    train(config(3), two, start_from=start, quiet=True)
-    train(config(5), two, resume=True, start_from=start, quiet=True)
-    whole, halves = last(one, 5), last(two, 5)
+    complete, resumed = tmp_path / "complete", tmp_path / "resumed"
+    train(config(5), complete, start_from=start, quiet=True)
+    train(config(3), resumed, start_from=start, quiet=True)
+    train(config(5), resumed, resume=True, start_from=start, quiet=True)
+    whole, halves = last(complete, 5), last(resumed, 5)
     assert all(torch.equal(whole[name], halves[name]) for name in whole)
 
 
-def test_other_files_are_not_the_run_that_was_begun(configure, tmp_path, data):
+def test_run_does_not_resume_with_changed_training_files(configure, tmp_path, data):
     file = tmp_path / "rows.tsv"
     shutil.copy(data["classify"][0][0], file)
     files = {"train": [str(file)]}

@@ -19,7 +19,7 @@ from regard.text.corpus import Classified
 SMALL = [
     "--preset", "tiny", "--device", "cpu", "--quiet", "--set", "model.d_model=16", "--set",
     "model.heads=2", "--set", "model.d_ff=32", "--set", "training.average=1",
-    "--set", "training.batch_tokens=300", "--set", "training.warmup=5",
+    "--set", "training.batch_tokens=300", "--set", "training.warmup=1",
     "--set", "data.vocabulary_size=300",
 ]  # fmt: skip
 
@@ -51,7 +51,7 @@ def texts_of(task, files, config):
 # ---- columns ----------------------------------------------------------------------------
 
 
-def test_columns_are_an_option_a_setting_and_a_key_of_the_configuration(reviews, tmp_path, call):
+def test_columns_can_be_set_by_option_setting_and_configuration(reviews, tmp_path, call):
     options = [
         "train",
         "--task",
@@ -70,7 +70,7 @@ def test_columns_are_an_option_a_setting_and_a_key_of_the_configuration(reviews,
     assert (code, err) == (0, "")
     labels = json.loads((tmp_path / "b" / "labels.json").read_text())["labels"]
     assert labels == ["1", "5"]
-    # The model's own columns, and other ones.
+    # The columns of the model's configuration, and different ones.
     code, out, err = call("evaluate", "-m", tmp_path / "b", "--data", reviews, "--json")
     assert (code, json.loads(out)["examples"]) == (0, 120), err
     code, out, err = call(
@@ -105,7 +105,7 @@ def test_wrong_columns_are_refused(reviews, tmp_path, call):
         config_of("classify", [reviews], columns={"label": 5})
 
 
-def test_a_task_of_another_package_reads_its_files_as_before(reviews, tmp_path, monkeypatch):
+def test_task_with_its_own_read_file_does_not_read_columns(reviews, tmp_path, monkeypatch):
     class Lines(Classify):
         name = "lines"
         row_format = None
@@ -154,7 +154,7 @@ def test_the_files_of_translate_are_checked(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["translate", "answer", "generate", "fill", "classify", "embed"])
-def test_the_held_out_part_and_the_rest_are_all_examples(task, data):
+def test_held_out_part_and_rest_contain_all_examples(task, data):
     files = [Path(file) for file in data[task][0]]
     config = config_of(task, files, valid="20%")
     every = texts_of(task, files, config_of(task, files))
@@ -166,13 +166,13 @@ def test_the_held_out_part_and_the_rest_are_all_examples(task, data):
     assert set(rest).isdisjoint(held_out)
 
 
-def test_the_stores_of_the_parts_differ(data, tmp_path, bpe):
+def test_each_part_has_its_own_store(data, tmp_path, bpe):
     files = [Path(file) for file in data["generate"][0]]
     config = config_of("generate", files, valid="30%")
     task = find_task("generate")(bpe, "decoder")
     sizes = [
-        len(task.build(names, tmp_path, some, True)[0])
-        for names, some in (
+        len(task.build(names, tmp_path, settings, True)[0])
+        for names, settings in (
             (files, config_of("generate", files)),
             (files, config),
             ([Path("30%")], config),
@@ -222,7 +222,7 @@ def test_too_few_examples_for_a_percentage_are_refused(tmp_path, call):
     assert (code, err) == (2, f"regard: {path}: too few examples to hold out 5% of them\n")
 
 
-def test_a_task_that_reads_its_files_differently_has_no_percentage(data, bpe, monkeypatch):
+def test_percentage_is_refused_for_a_task_with_its_own_read(data, bpe, monkeypatch):
     class Other(Classify):
         name = "other"
 
@@ -239,7 +239,7 @@ def test_a_task_that_reads_its_files_differently_has_no_percentage(data, bpe, mo
 # ---- overlap ----------------------------------------------------------------------------
 
 
-def test_validation_examples_of_the_training_data_are_reported(tmp_path, bpe, capsys):
+def test_overlap_of_validation_and_training_data_is_reported(tmp_path, bpe, capsys):
     train, valid = tmp_path / "train.tsv", tmp_path / "valid.tsv"
     train.write_text("".join(f"{n % 2}\ttext {n}\n" for n in range(50)))
     valid.write_text("".join(f"{n % 2}\ttext  {n}\n" for n in range(47, 57)))

@@ -1,4 +1,4 @@
-"""embed: the negative example of a row is part of the loss, of training and of the evaluation."""
+"""embed: the loss, training and evaluation use the negative example of a row."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ def batch_of(*rows):
 
 
 @torch.no_grad()
-def test_the_loss_is_that_of_a_naive_loop_with_further_candidates(network):
+def test_loss_with_negative_examples_matches_a_naive_loop(network):
     model, task = network("encoder", head="pooling"), Embed(None, scale=7.0)
     a, b, n = (
         [F.normalize(model(Packed.of([row])).float(), dim=-1)[0] for row in side]
@@ -63,7 +63,7 @@ def test_the_negative_examples_have_a_gradient(network):
 
 
 def test_training_with_negative_examples_moves_them_away(network):
-    """The same steps with and without them: only the former lowers their cosines with A."""
+    """Only training with the negative examples lowers their cosine similarity with A."""
     negatives = [[*row, 30 + i] for i, row in enumerate(A)]  # near A before training
     cosines = {}
     for name, sides in (("with", (A, B, negatives)), ("without", (A, B))):
@@ -80,7 +80,7 @@ def test_training_with_negative_examples_moves_them_away(network):
     assert cosines["with"] < cosines["without"] - 0.2, cosines
 
 
-def test_the_store_and_the_evaluation_have_the_negative_examples(tmp_path, configure, bpe):
+def test_store_and_evaluation_include_negative_examples(tmp_path, configure, bpe):
     rows = [{"anchor": f"a {n}", "positive": f"b {n}", "negative": f"c {n}"} for n in range(5)]
     path, plain = tmp_path / "triples.jsonl", tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -96,11 +96,11 @@ def test_the_store_and_the_evaluation_have_the_negative_examples(tmp_path, confi
     assert (task.sizes(store)[0] > task.sizes(pairs)[0]).all()
 
     class Near(Embed):
-        """Every text is at the place of its number; negative examples are at that of their anchor."""
+        """A text has the angle of its number; a negative example has the angle of its anchor."""
 
         def embed(self, model, texts, pooling=""):
-            places = [int(text[2:]) + (0.4 if text[0] == "b" else 0) for text in texts]
-            return np.stack([np.cos(places), np.sin(places)], 1).astype(np.float32)
+            angles = [int(text[2:]) + (0.4 if text[0] == "b" else 0) for text in texts]
+            return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
 
     ranks = {}
     for file in (path, plain):

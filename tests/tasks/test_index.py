@@ -1,4 +1,4 @@
-"""The search index finds exactly what a full sort finds, and is there whole or not at all."""
+"""The search index returns the results of a full sort, and is written completely or not at all."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ SIZE = 8
 
 
 def embed(texts, size=SIZE):
-    """The same text has the same vector, however it is asked for."""
+    """A text always has the same vector."""
     seeds = [int.from_bytes(text.encode()[-6:].ljust(6, b"."), "little") for text in texts]
     angles = np.array(seeds, np.float64)[:, None] * np.arange(1, size + 1) * 0.37
     vectors = np.cos(angles) + 1e-3
@@ -36,7 +36,7 @@ def never(texts):
 
 
 def full_sort(vectors, query, top):
-    """(score, row) of the best: every row scored by itself in float64, and all of them sorted."""
+    """(score, row) of the best: each row is scored in float64, and all rows are sorted."""
     scores = [float((row.astype(np.float64) * query).sum()) for row in vectors]
     order = sorted(range(len(scores)), key=lambda row: (-scores[row], row))
     return [(scores[row], row) for row in order[:top]]
@@ -51,7 +51,7 @@ def documents(tmp_path):
 
 @pytest.fixture
 def build(documents, tmp_path):
-    """build(embed=..., identity=...): found in the folder `cache`, or made there."""
+    """build(embed=..., identity=...): load the index from the folder `cache`, or build it there."""
 
     def make(embed=embed, identity="model", **options):
         return find_or_build(tmp_path / "cache", documents, embed, identity, SIZE, True, **options)
@@ -64,14 +64,14 @@ def all_of(index, text="five"):
 
 
 def index_of(vectors, folder):
-    """An index of given vectors; line n + 1 is the text `n`."""
+    """An index of these vectors; line n + 1 has the text `n`."""
     documents = folder / "numbers.txt"
     documents.write_text("".join(f"{n}\n" for n in range(len(vectors))))
 
-    def given(texts):
+    def lookup(texts):
         return vectors[[int(text) for text in texts]]
 
-    return build_index(folder / "index", documents, given, "given", vectors.shape[1], True)
+    return build_index(folder / "index", documents, lookup, "lookup", vectors.shape[1], True)
 
 
 def unit(vectors):
@@ -88,24 +88,22 @@ def unit(vectors):
     block=st.sampled_from([1, 2, 7, 16, 50, 1000]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_best_are_those_of_a_full_sort(
-    count, size, different, apart, queries, top, block, seed
-):
-    """`apart`: vectors so near each other that float32 rounds their scores past each other."""
+def test_results_are_those_of_a_full_sort(count, size, different, apart, queries, top, block, seed):
+    """A small `apart` makes vectors so similar that float32 rounding changes the order of scores."""
     random = np.random.default_rng(seed)
     middle = random.standard_normal(size)
     vectors = unit(middle + apart * random.standard_normal((different, size)))
     vectors = vectors[random.integers(different, size=count)]  # so there are ties
-    asked = unit(random.standard_normal((queries, size)))
+    query_vectors = unit(random.standard_normal((queries, size)))
     with tempfile.TemporaryDirectory() as folder:
-        found = index_of(vectors, Path(folder)).search(asked, top, block)
-    assert len(found) == queries
-    for query, hits in zip(asked[:9], found, strict=False):
+        results = index_of(vectors, Path(folder)).search(query_vectors, top, block)
+    assert len(results) == queries
+    for query, hits in zip(query_vectors[:9], results, strict=False):
         expected = full_sort(vectors, query, top)
         assert hits == [Hit(score, row + 1, str(row)) for score, row in expected]
 
 
-def test_neither_the_block_nor_the_company_shows_in_the_last_bit(tmp_path):
+def test_results_do_not_depend_on_block_size_or_other_queries(tmp_path):
     random = np.random.default_rng(0)
     vectors = unit(1 + 1e-6 * random.standard_normal((5000, 100)))
     queries = unit(random.standard_normal((40, 100)))
@@ -116,7 +114,7 @@ def test_neither_the_block_nor_the_company_shows_in_the_last_bit(tmp_path):
         assert index.search(queries[:12], 20, block) == expected[:12]
 
 
-def test_of_lines_with_the_same_score_the_first_come_first(tmp_path):
+def test_lines_with_equal_scores_are_in_file_order(tmp_path):
     vectors = np.zeros((10_000, 5), np.float32)
     vectors[:, 2] = 1
     index = index_of(vectors, tmp_path)
@@ -125,7 +123,7 @@ def test_of_lines_with_the_same_score_the_first_come_first(tmp_path):
         assert hits == [Hit(1.0, n + 1, str(n)) for n in range(4)]
 
 
-def test_blank_lines_are_left_out_and_keep_their_numbers(build):
+def test_blank_lines_are_skipped_but_counted(build):
     index = build()
     assert (len(index), index.size, index.identity) == (4, SIZE, "model")
     assert sorted((hit.line, hit.text) for hit in all_of(index)) == [
@@ -136,14 +134,14 @@ def test_blank_lines_are_left_out_and_keep_their_numbers(build):
     assert best.score == pytest.approx(1, abs=1e-6)
 
 
-def test_a_compressed_file_gives_the_same(build, documents, tmp_path):
-    packed = tmp_path / "lines.txt.xz"
-    packed.write_bytes(lzma.compress(documents.read_bytes()))
-    index = build_index(tmp_path / "packed", packed, embed, "model", SIZE, True)
+def test_compressed_file_has_the_same_results(build, documents, tmp_path):
+    compressed = tmp_path / "lines.txt.xz"
+    compressed.write_bytes(lzma.compress(documents.read_bytes()))
+    index = build_index(tmp_path / "compressed", compressed, embed, "model", SIZE, True)
     assert all_of(index) == all_of(build())
 
 
-def test_every_text_comes_back_as_it_was(documents, build):
+def test_texts_of_hits_are_unchanged(documents, build):
     texts = ["schläft", "\u2028", "a\u2028b\x0bc\x85d", "\U0001f600 \x00", " x ", "日本語"]
     documents.write_text("".join(f"{text}\n" for text in texts), "utf-8", newline="")
     for n, text in enumerate(texts, start=1):
@@ -151,7 +149,7 @@ def test_every_text_comes_back_as_it_was(documents, build):
         assert hits.get(n) == (text if text.strip() else None)
 
 
-def test_blocks_do_not_show_in_the_result(build, documents, monkeypatch):
+def test_results_do_not_depend_on_chunk_size(build, documents, monkeypatch):
     documents.write_text("".join(f"{'x' * (n % 9)} {n}\n" for n in range(100)))
     expected = all_of(build())
     for name, value in (("CHUNK_ITEMS", 7), ("CHUNK_CHARACTERS", 20)):
@@ -159,7 +157,7 @@ def test_blocks_do_not_show_in_the_result(build, documents, monkeypatch):
         assert all_of(build(rebuild=True)) == expected
 
 
-def test_long_lines_are_not_collected(documents, build):
+def test_long_lines_are_embedded_in_small_batches(documents, build):
     documents.write_text(("x" * 600_000 + "\n") * 5)
     blocks = []
 
@@ -171,7 +169,7 @@ def test_long_lines_are_not_collected(documents, build):
     assert blocks == [2, 2, 1]
 
 
-def test_an_index_is_found_again_without_embedding(build):
+def test_existing_index_is_loaded_without_embedding(build):
     expected = all_of(build())
     assert all_of(build(never)) == expected
     calls = []
@@ -179,7 +177,7 @@ def test_an_index_is_found_again_without_embedding(build):
     assert calls == [0]
 
 
-def test_changed_documents_or_another_model_make_another_index(build, documents):
+def test_changed_documents_or_model_require_a_new_index(build, documents):
     old = build()
     assert build(identity="other").folder != old.folder
     documents.write_text(documents.read_text() + "seven\n")
@@ -199,10 +197,10 @@ def shorten(path, by=1):
         file.truncate(path.stat().st_size - by)
 
 
-def flip(path, place):
+def flip(path, position):
     """Flip one bit: at the beginning (0), in the middle or at the end (1) of a file."""
     content = bytearray(path.read_bytes())
-    content[round(place * (len(content) - 1))] ^= 1
+    content[round(position * (len(content) - 1))] ^= 1
     path.write_bytes(content)
 
 
@@ -228,25 +226,25 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_index_is_refused_and_built_again(damage, build, capsys):
+def test_damaged_index_is_refused_and_rebuilt(damage, build, capsys):
     index = build()
     expected = all_of(index)
     DAMAGES[damage](index.folder)
-    remedy = ": remove it or use --rebuild"
+    remedy = ": remove the folder or rebuild the index"
     with pytest.raises(
         InputError, match=f"^{index.folder}: (damaged|outdated) search index \\(.*\\){remedy}$"
     ) as caught:
         Index(index.folder)
     capsys.readouterr()
     assert all_of(build()) == expected
-    said = str(caught.value).removesuffix(remedy)
-    assert capsys.readouterr().err == f"regard: {said}; rebuilding it\n"
+    message = str(caught.value).removesuffix(remedy)
+    assert capsys.readouterr().err == f"regard: {message}; rebuilding it\n"
     assert all_of(build(never)) == expected
     assert [path.name for path in index.folder.parent.iterdir()] == [index.folder.name]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "how"),
+    ("name", "content", "reason"),
     [
         ("vectors.f32", b"\xff\xff\xff\xff" * 4 * SIZE, "a vector is not of length 1"),
         ("vectors.f32", b"\x00\x00\x80\x7f" * 4 * SIZE, "a vector is not of length 1"),
@@ -256,16 +254,18 @@ def test_a_damaged_index_is_refused_and_built_again(damage, build, capsys):
     ],
     ids=["no numbers", "infinite", "past the end", "before the start", "texts"],
 )
-def test_damage_to_an_open_index_is_an_error_of_one_line(name, content, how, build):
+def test_damage_to_an_open_index_is_an_input_error(name, content, reason, build):
     index = build()
     with (index.folder / name).open("rb+") as file:
         file.write(content)
-    with pytest.raises(InputError, match=f"damaged search index \\({how}\\): remove it or use"):
+    with pytest.raises(
+        InputError, match=f"damaged search index \\({reason}\\): remove the folder or rebuild"
+    ):
         all_of(index)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("crash"), KeyboardInterrupt()])
-def test_a_build_that_fails_leaves_nothing_and_keeps_the_old(
+def test_failed_build_leaves_no_files_and_keeps_the_old_index(
     error, build, documents, monkeypatch, tmp_path
 ):
     def crash(texts):
@@ -284,7 +284,7 @@ def test_a_build_that_fails_leaves_nothing_and_keeps_the_old(
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [index.folder.name]
 
 
-def test_what_a_killed_build_left_is_never_read_and_goes_with_the_next(build, documents, tmp_path):
+def test_files_of_a_killed_build_are_removed_by_the_next_build(build, documents, tmp_path):
     program = (
         "import sys, time, numpy as np; from pathlib import Path\n"
         "from regard.tasks import index; from regard.text import pieces\n"
@@ -298,8 +298,8 @@ def test_what_a_killed_build_left_is_never_read_and_goes_with_the_next(build, do
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGKILL)
-    (left,) = (tmp_path / "cache").iterdir()
-    assert left.name.startswith(".tmp-")
+    (temporary,) = (tmp_path / "cache").iterdir()
+    assert temporary.name.startswith(".tmp-")
     index = build()
     assert len(index) == 4
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [index.folder.name]
@@ -310,21 +310,21 @@ def test_torch_is_not_imported():
     subprocess.run([sys.executable, "-c", check], check=True)
 
 
-@pytest.mark.parametrize("when", ["while embedding", "while taking the name"])
-def test_of_two_that_build_the_same_both_have_it(when, build, monkeypatch, tmp_path):
+@pytest.mark.parametrize("when", ["while embedding", "while renaming"])
+def test_two_concurrent_builds_both_succeed(when, build, monkeypatch, tmp_path):
     rename = os.rename
 
-    def other(*_):
-        """Another process, from start to end."""
+    def build_elsewhere(*_):
+        """A complete build by another process."""
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", os.getppid)
             patch.setattr(os, "rename", rename)
             build()
 
     if when == "while embedding":
-        index = build(lambda texts: other() or embed(texts))
+        index = build(lambda texts: build_elsewhere() or embed(texts))
     else:
-        monkeypatch.setattr(os, "rename", lambda *names: other() or rename(*names))
+        monkeypatch.setattr(os, "rename", lambda *names: build_elsewhere() or rename(*names))
         index = build()
     assert index.folder.parent == tmp_path / "cache"
     assert all_of(index) == all_of(build(never))
@@ -348,7 +348,7 @@ def test_documents_that_change_while_they_are_read_are_refused(build, documents,
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_many_lines_take_no_more_memory_than_few(tmp_path):
+def test_memory_does_not_grow_with_the_number_of_lines(tmp_path):
     vectors = unit(np.random.default_rng(0).standard_normal((4096, 16)))
     peaks = []
     for count in (10_000, 100_000):
@@ -368,7 +368,7 @@ def test_many_lines_take_no_more_memory_than_few(tmp_path):
         assert many < 1.1 * few < 4e6
 
 
-def test_more_hits_than_lines_are_all_lines(build):
+def test_top_is_limited_by_the_number_of_lines(build):
     index = build()
     assert [len(index.search(embed(["five"]), top)[0]) for top in (1, 4, 5, 10**9)] == [1, 4, 4, 4]
     assert index.search(np.empty((0, SIZE), np.float32), 3) == []
@@ -377,7 +377,7 @@ def test_more_hits_than_lines_are_all_lines(build):
             index.search(embed(["five"]), top)
 
 
-def test_a_query_that_does_not_fit_is_refused(build):
+def test_query_of_wrong_size_or_with_nan_is_refused(build):
     index = build()
     with pytest.raises(InputError, match="has vectors of 8 numbers, not 9 as the query has"):
         index.search(np.ones((1, 9), np.float32), 1)
@@ -386,14 +386,14 @@ def test_a_query_that_does_not_fit_is_refused(build):
 
 
 @pytest.mark.parametrize("content", ["", "\n \n\t\n"])
-def test_a_file_without_a_line_is_refused(content, build, documents, tmp_path):
+def test_file_without_text_is_refused(content, build, documents, tmp_path):
     documents.write_text(content)
     with pytest.raises(InputError, match=r"lines.txt: no line to search"):
         build(never)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_what_is_wrong_with_a_line_is_said_where_it_stands(build, documents, tmp_path):
+def test_invalid_line_is_named_with_its_number(build, documents, tmp_path):
     documents.write_bytes(b"good\n\nbad \xff\n")
     with pytest.raises(InputError, match=r"lines.txt:3: not UTF-8 \(byte 0xff at column 5\)"):
         build()
@@ -405,7 +405,7 @@ def test_what_is_wrong_with_a_line_is_said_where_it_stands(build, documents, tmp
             vectors[texts.index("bad")] = value
             return vectors
 
-        with pytest.raises(InputError, match=r"lines.txt:3: the model gives no usable vector"):
+        with pytest.raises(InputError, match=r"lines.txt:3: the model returns no usable vector"):
             build(broken)
     with pytest.raises(ValueError, match=r"vectors \(2, 4\) for 2 texts of size 8"):
         build(lambda texts: embed(texts, 4))
@@ -415,19 +415,19 @@ def test_what_is_wrong_with_a_line_is_said_where_it_stands(build, documents, tmp
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_named(documents, tmp_path):
-    (tmp_path / "taken").write_text("a file")
-    for place in (tmp_path / "taken", tmp_path / "taken" / "sub"):
+def test_folder_that_cannot_be_written_is_named(documents, tmp_path):
+    (tmp_path / "file").write_text("a file")
+    for position in (tmp_path / "file", tmp_path / "file" / "sub"):
         with pytest.raises(
-            InputError, match=f"^{place}: cannot be written \\((Not a directory|File exists)\\)$"
+            InputError, match=f"^{position}: cannot be written \\((Not a directory|File exists)\\)$"
         ):
-            build_index(place, documents, embed, "model", SIZE, True)
+            build_index(position, documents, embed, "model", SIZE, True)
 
-    def full(texts):  # as writing would say it
+    def full(texts):  # the error of a write to a full disk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(
         InputError, match="mine: the disk is full: free some space or choose a different folder"
     ):
         build_index(tmp_path / "mine", documents, full, "model", SIZE, True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["lines.txt", "taken"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "lines.txt"]

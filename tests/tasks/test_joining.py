@@ -15,11 +15,11 @@ SCORES = st.lists(st.integers(-9, 0), min_size=1, max_size=4).map(lambda s: sort
 @given(st.lists(SCORES, min_size=1, max_size=4), st.integers(1, 6))
 def test_the_combinations_have_the_largest_sums(lists, count):
     items = [[SimpleNamespace(score=score, i=i) for i, score in enumerate(s)] for s in lists]
-    found = best_combinations(items, count)
+    combinations = best_combinations(items, count)
     expected = sorted((sum(chosen) for chosen in product(*lists)), reverse=True)[:count]
-    assert [sum(item.score for item in chosen) for chosen in found] == expected
-    assert len({tuple(item.i for item in chosen) for chosen in found}) == len(found)
-    assert [item.i for item in found[0]] == [0] * len(lists)
+    assert [sum(item.score for item in chosen) for chosen in combinations] == expected
+    assert len({tuple(item.i for item in chosen) for chosen in combinations}) == len(combinations)
+    assert [item.i for item in combinations[0]] == [0] * len(lists)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Without a preset the data chooses the size, and settings without effect are named."""
+"""The automatic choice of a preset, and warnings about settings without effect."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from regard.text.builtin import builtin_corpus
 
 @pytest.fixture(autouse=True)
 def fast_cpu(monkeypatch):
-    """The same speed on every machine, however busy it is."""
+    """Assume the same CPU speed on every machine."""
     monkeypatch.setattr(planning, "cpu_peak", lambda dtype: 2e11)
 
 
@@ -48,21 +48,21 @@ def test_the_preset_grows_with_the_data_and_is_smaller_on_a_cpu(
     assert (suitable_preset(amount, False), suitable_preset(amount, True)) == (gpu, cpu)
 
 
-def test_the_chosen_preset_is_in_the_configuration_and_in_one_message(files):
+def test_chosen_preset_is_in_the_configuration_and_reported(files):
     chosen = plan(files)
     assert chosen.messages == ["preset: tiny (chosen for 50 training examples on a CPU)"]
     data = {"data": {"train": files}, "training": {"warmup": 10}}
     assert chosen.config == make_config("translate", "tiny", data)
 
 
-def test_a_preset_or_a_size_of_the_user_is_not_overridden(files):
+def test_preset_or_size_of_the_user_has_priority(files):
     assert plan(files, "tiny").messages == []
     chosen = plan(files, model={"d_model": 64}, training={"steps": 10, "warmup": 5})
     assert chosen.messages == []
     assert (chosen.config.model.d_model, chosen.config.model.d_ff) == (64, 2048)  # base
 
 
-def test_a_resumed_run_keeps_its_sizes_whatever_the_data_would_choose(files, tmp_path):
+def test_resumed_run_keeps_its_sizes(files, tmp_path):
     first = plan(files, "small").config
     (tmp_path / "config.yaml").write_text(first.to_yaml(), encoding="utf-8")
     values = {"data": {"train": files}, "training": {"warmup": 10}}
@@ -101,13 +101,13 @@ def test_usual_settings_cause_no_warning(files):
         ({"model": {"vocabulary_size": 77}}, "model.vocabulary_size will be ignored"),
     ],
 )
-def test_a_setting_without_effect_is_one_warning(files, values, message):
+def test_setting_without_effect_causes_one_warning(files, values, message):
     [warning] = plan(files, "tiny", **values).warnings
     assert message in warning
     assert "--" not in warning
 
 
-def test_options_that_do_not_fit_the_model_to_start_from_are_named(files):
+def test_options_that_contradict_the_start_model_cause_a_warning(files):
     start = make_config("translate", "tiny", {})
     assert plan(files, None, start).warnings == []
     assert plan(files, "base", start).warnings == [
@@ -118,7 +118,7 @@ def test_options_that_do_not_fit_the_model_to_start_from_are_named(files):
     assert warning.startswith("model.norm_first=false differs from the model to start from (true)")
 
 
-def test_hours_on_a_cpu_are_a_warning_with_a_preset_and_steps(files):
+def test_long_training_on_a_cpu_causes_a_warning_with_suggestions(files):
     config = make_config("translate", "base", {"data": {"train": files}})
     warning = time_warning(config, Amount(1000, 25_000, True), peak=2e11)
     assert warning.startswith("training for 2,000 steps will take about 8 hours on this CPU; ")
@@ -129,7 +129,7 @@ def test_hours_on_a_cpu_are_a_warning_with_a_preset_and_steps(files):
     assert time_warning(short, Amount(1000, 25_000, True), peak=2e11) == ""
 
 
-def test_a_duration_is_in_the_unit_that_fits():
+def test_duration_has_a_suitable_unit():
     seconds = (10, 60, 1800, 7300, 40_000, 400_000)
     assert [describe_seconds(s) for s in seconds] == [
         "1 minute", "1 minute", "30 minutes", "2 hours", "11 hours", "5 days",

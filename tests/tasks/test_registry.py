@@ -1,4 +1,4 @@
-"""The task registry: light declarations, and a task that another package registers."""
+"""The task registry: declarations without heavy imports, and tasks of other packages."""
 
 import subprocess
 import sys
@@ -17,11 +17,11 @@ def test_the_declarations_import_neither_torch_nor_numpy():
         "import sys; import regard.tasks.registry, regard.tasks.configuration\n"
         "assert not {'torch', 'numpy', 'tokenizers', 'rich'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
-def test_every_task_declares_what_the_command_line_and_the_configuration_need():
+def test_each_task_declares_the_required_attributes():
     for name in task_names():
         task = find_task(name)
         assert task.name == name
@@ -30,12 +30,12 @@ def test_every_task_declares_what_the_command_line_and_the_configuration_need():
         assert make_config(name, "tiny", {}).model.style in task.styles
 
 
-def test_an_unknown_task_is_refused_with_the_nearest():
+def test_unknown_task_is_refused_with_a_suggestion():
     with pytest.raises(InputError, match=r"unknown task 'translat'; did you mean 'translate'\?"):
         find_task("translat")
 
 
-def test_a_registered_task_has_a_command_a_configuration_and_its_own_options(monkeypatch):
+def test_registered_task_has_a_verb_a_configuration_and_options(monkeypatch):
     from regard.cli.main import build_parser
 
     class Reverse(Translate):
@@ -45,7 +45,7 @@ def test_a_registered_task_has_a_command_a_configuration_and_its_own_options(mon
     monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
     register_task(Reverse)
     assert make_config("reverse", "tiny", {"data": {"bleu": "zh"}}).task == "reverse"
-    with pytest.raises(InputError, match="it is for translate and answer"):
+    with pytest.raises(InputError, match="it is an option of translate and answer"):
         make_config("reverse", "tiny", {"data": {"bpe_dropout": 0.1}})
     assert tasks_by_option()["data.bleu"] == ["translate", "reverse"]
     options = build_parser().parse_args(["reverse", "a text", "--prefix", "x"])

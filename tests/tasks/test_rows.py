@@ -1,4 +1,4 @@
-"""Rows in memory are checked like those of a file and written as JSON lines."""
+"""Rows in memory are checked like rows of a file and written as JSON lines."""
 
 import json
 from collections import namedtuple
@@ -36,7 +36,7 @@ def refused(tmp_path):
 
 
 class Frame:
-    """As much of a pandas DataFrame as is used."""
+    """The part of the pandas DataFrame interface that regard uses."""
 
     def __init__(self, **columns):
         self.columns, self._cells = list(columns), list(zip(*columns.values(), strict=True))
@@ -52,7 +52,7 @@ class ClassLabel:
 
 
 class Dataset(list):
-    """As much of a Hugging Face Dataset as is used."""
+    """The part of the Hugging Face Dataset interface that regard uses."""
 
     column_names = ("sentence", "label")
     features = {"sentence": object(), "label": ClassLabel()}  # noqa: RUF012
@@ -112,7 +112,7 @@ def test_a_column_can_be_a_key_of_an_inner_object(written):
     assert written("translate", rows, columns) == [{"source": "a", "target": "b"}]
 
 
-def test_the_answers_of_squad_stay_complete(written, tmp_path):
+def test_squad_answers_are_written_unchanged(written, tmp_path):
     answers = {"text": ["x", "y"], "answer_start": [0, 3]}
     rows = written("answer", [{"context": "c", "question": "q", "answers": answers, "id": "1"}])
     assert rows == [{"context": "c", "question": "q", "answers": answers}]

@@ -1,4 +1,4 @@
-"""Input -> target in three styles: what is read, what is asked for, and that both fit together."""
+"""Translation and question answering in three styles: batches, loss and decoding."""
 
 from dataclasses import replace
 from functools import cache
@@ -27,7 +27,7 @@ STYLES = ("encoder-decoder", "encoder", "decoder")
 
 
 def ids(*rows):
-    """Token ids closed by <eos>, as a store has them."""
+    """Token ids that end with <eos>, as in a store."""
     return [np.array([*row, EOS], np.uint16) for row in rows]
 
 
@@ -38,7 +38,7 @@ def rows_of(packed):
     return [] if packed is None else [row.tolist() for row in packed.split(packed.tokens)]
 
 
-def test_an_encoder_decoder_reads_the_target_behind_bos():
+def test_encoder_decoder_input_is_bos_and_the_shifted_target():
     batch = arrange("encoder-decoder", SOURCES, TARGETS, CPU)
     assert rows_of(batch.source) == [[10, 11, 12, EOS], [13, EOS]]
     assert rows_of(batch.target) == [[BOS, 20, 21], [BOS, 22, 23, 24]]
@@ -46,7 +46,7 @@ def test_an_encoder_decoder_reads_the_target_behind_bos():
     assert batch.where is None
 
 
-def test_a_decoder_reads_one_row_and_is_asked_for_the_target_only():
+def test_decoder_has_one_row_and_labels_for_the_target_only():
     batch = arrange("decoder", SOURCES, TARGETS, CPU)
     assert batch.source is None
     assert rows_of(batch.target) == [[10, 11, 12, SEP, 20, 21], [13, SEP, 22, 23, 24]]
@@ -54,7 +54,7 @@ def test_a_decoder_reads_one_row_and_is_asked_for_the_target_only():
     assert batch.where.tolist() == [3, 4, 5, 6 + 1, 6 + 2, 6 + 3, 6 + 4]
 
 
-def test_an_encoder_reads_slots_and_is_asked_up_to_the_end_of_the_target():
+def test_encoder_has_slots_and_labels_up_to_eos():
     batch = arrange("encoder", SOURCES, TARGETS, CPU)
     assert batch.target is None
     assert rows_of(batch.source) == [
@@ -66,7 +66,7 @@ def test_an_encoder_reads_slots_and_is_asked_up_to_the_end_of_the_target():
     assert batch.where.tolist() == [4, 5, 6, *(second + 2 + i for i in range(4))]
 
 
-def test_a_target_that_is_longer_than_the_slots_gets_as_many_as_it_needs():
+def test_long_target_gets_enough_slots():
     target = ids(range(20, 20 + slots(1) + 4))
     batch = arrange("encoder", ids([13]), target, CPU)
     assert rows_of(batch.source) == [[13, SEP, *[MASK] * len(target[0])]]
@@ -77,9 +77,7 @@ lengths = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 25)), min_size=1
 
 
 @given(sizes=lengths, style=st.sampled_from(STYLES), seed=st.integers(0, 99))
-def test_for_all_lengths_the_rows_hold_what_is_asked_for_and_have_the_size_they_should(
-    sizes, style, seed
-):
+def test_batches_of_all_lengths_match_labels_and_sizes(sizes, style, seed):
     random = np.random.default_rng(seed)
     sources, targets = (
         ids(*(random.integers(6, 50, n) for n in side)) for side in zip(*sizes, strict=True)
@@ -88,9 +86,9 @@ def test_for_all_lengths_the_rows_hold_what_is_asked_for_and_have_the_size_they_
     row = batch.target if batch.target is not None else batch.source
 
     stored = [np.array([len(row) for row in side], np.int32) for side in (sources, targets)]
-    planned = Translate(None, None, style).sizes(SimpleNamespace(lengths=stored))
-    found = [[len(r) for r in rows_of(side)] for side in (batch.source, batch.target) if side]
-    assert [side.tolist() for side in planned] == found
+    sizes_of_task = Translate(None, None, style).sizes(SimpleNamespace(lengths=stored))
+    actual = [[len(r) for r in rows_of(side)] for side in (batch.source, batch.target) if side]
+    assert [side.tolist() for side in sizes_of_task] == actual
     assert batch.labels.tolist() == np.concatenate(targets).tolist()
     assert batch.tokens == len(batch.labels)
     if style == "encoder-decoder":
@@ -108,7 +106,7 @@ def test_for_all_lengths_the_rows_hold_what_is_asked_for_and_have_the_size_they_
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_question_reads_as_a_training_row_begins(style):
+def test_request_is_the_beginning_of_the_training_row(style):
     for source, target in zip(SOURCES, TARGETS, strict=True):
         batch = arrange(style, [source], [target], CPU)
         row = rows_of(batch.target if style == "decoder" else batch.source)[0]
@@ -121,8 +119,8 @@ def test_a_question_reads_as_a_training_row_begins(style):
 # ---- the loss ---------------------------------------------------------------------------
 
 
-def likelihoods(model, style, source, target):
-    """The log-probability of each token of one target, by the model's own logits: [n]."""
+def log_probabilities(model, style, source, target):
+    """[n]: the log-probability of each token of one target, from the logits of the model."""
     source, target = source.tolist(), target.tolist()
     if style == "encoder-decoder":
         logits = model(Packed.of([source]), Packed.of([[BOS, *target[:-1]]]))
@@ -137,11 +135,11 @@ def likelihoods(model, style, source, target):
 
 @pytest.mark.parametrize("style", STYLES)
 @torch.no_grad()
-def test_the_loss_is_that_of_a_plain_pass_over_each_example(style, network):
+def test_loss_is_the_sum_over_separate_examples(style, network):
     model = network(style)
     sources, targets = ids([10, 11, 12], [13], [], [9] * 7), ids([20, 21], [22] * 9, [7], [])
     expected = [
-        -likelihoods(model, style, source, target).sum().item()
+        -log_probabilities(model, style, source, target).sum().item()
         for source, target in zip(sources, targets, strict=True)
     ]
     alone = [
@@ -150,7 +148,7 @@ def test_the_loss_is_that_of_a_plain_pass_over_each_example(style, network):
     ]
     assert [float(loss) for loss, _ in alone] == pytest.approx(expected, rel=1e-5)
     assert [float(likelihood) for _, likelihood in alone] == pytest.approx(expected, rel=1e-5)
-    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 2, 0]):  # whoever stands beside it
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 2, 0]):  # independent of the other examples
         batch = arrange(style, [sources[i] for i in order], [targets[i] for i in order], CPU)
         loss, likelihood = token_loss(model, batch, 0.0, 0.0)
         assert float(loss) == pytest.approx(sum(expected[i] for i in order), rel=1e-5)
@@ -158,22 +156,22 @@ def test_the_loss_is_that_of_a_plain_pass_over_each_example(style, network):
 
 
 @torch.no_grad()
-def test_in_a_decoder_no_token_of_the_target_sees_a_later_one(network):
+def test_decoder_target_tokens_do_not_see_later_tokens(network):
     model = network("decoder")
 
-    def each(target):
+    def label_log_probabilities(target):
         batch = arrange("decoder", ids([10, 11, 12]), ids(target), CPU)
         logits = model(None, batch.target)[batch.where]
         return logits.log_softmax(-1)[range(len(batch.labels)), batch.labels]
 
-    before, after = each([20, 21, 22]), each([20, 21, 30])
+    before, after = (label_log_probabilities([20, 21, last]) for last in (22, 30))
     assert torch.equal(before[:2], after[:2])
-    assert not torch.isclose(before[2], after[2])  # what is asked for
-    assert not torch.isclose(before[3], after[3])  # what is read
+    assert not torch.isclose(before[2], after[2])  # a different label
+    assert not torch.isclose(before[3], after[3])  # a different input
 
 
 @torch.no_grad()
-def test_in_an_encoder_the_target_is_not_read_at_all(network):
+def test_encoder_input_does_not_contain_the_target(network):
     model = network("encoder")
     rows = [
         model(arrange("encoder", ids([10, 11]), ids(target), CPU).source)
@@ -183,27 +181,19 @@ def test_in_an_encoder_the_target_is_not_read_at_all(network):
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_the_gradient_reaches_what_is_read_of_the_input_but_never_its_prediction(style, network):
-    """What the model would say of the input's own tokens is nobody's business."""
+def test_loss_has_no_gradient_for_predictions_of_input_tokens(style, network, monkeypatch):
     model = network(style, seed=5)
     batch = arrange(style, ids([10, 11, 12]), ids([20]), CPU)
     hidden = model.hidden(batch.source, batch.target).detach().requires_grad_()
-
-    class Head:
-        head, output_matrix = model.head, model.output_matrix
-
-        @staticmethod
-        def hidden(source, target, plans):
-            return hidden
-
-    token_loss(Head, batch, 0.0, 0.0)[0].backward()
+    monkeypatch.setattr(model, "hidden", lambda source, target, plans: hidden)
+    token_loss(model, batch, 0.0, 0.0)[0].backward()
     rows = hidden.grad.abs().sum(1) > 0
     where = range(len(hidden)) if batch.where is None else batch.where.tolist()
     assert rows.nonzero()[:, 0].tolist() == list(where)
     assert len(where) == 2
 
 
-# ---- three examples learned by heart ----------------------------------------------------
+# ---- overfitted models ------------------------------------------------------------------
 
 LINES = [
     ("The dog slept.", "Der Hund schlief."),
@@ -219,8 +209,8 @@ ANSWERS = ["garden", "nobody knows", "so"]
 
 
 @pytest.fixture(scope="module")
-def by_heart(bpe):
-    """by_heart("decoder", "translate"): a task, and a model that knows its three examples."""
+def overfitted(bpe):
+    """overfitted("decoder", "translate"): a task, and a model that is overfitted to three examples."""
 
     @cache
     def make(style, name):
@@ -245,7 +235,9 @@ def by_heart(bpe):
         batch = arrange(style, ids(*sources), ids(*targets), CPU)
         for _ in range(400):
             optimiser.zero_grad()
-            loss, _ = task.loss(model, batch, 0.0)  # a sum: below 0.69, each token is the best
+            loss, _ = task.loss(
+                model, batch, 0.0
+            )  # a sum: below log 2, each token has the highest probability
             (loss / batch.tokens).backward()
             optimiser.step()
             if loss < 0.3:
@@ -260,43 +252,43 @@ GREEDY = DecodingConfig(beam=1, max_length=30)
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_what_was_learned_by_heart_is_translated_word_for_word(style, by_heart):
-    task, model = by_heart(style, "translate")
+def test_overfitted_model_translates_its_training_examples(style, overfitted):
+    task, model = overfitted(style, "translate")
     sources, targets = zip(*LINES, strict=True)
-    found = task.translate(model, sources, GREEDY, 100)
-    assert [answer.text for answer in found] == list(targets)
-    assert {answer.stopped for answer in found} == {"end"}
-    assert all(answer.token_ids[-1] == EOS for answer in found)
-    assert [a.text for a in task.translate(model, ["", sources[2]], GREEDY, 100)] == [
+    results = task.translate(model, sources, GREEDY, 100)
+    assert [result.text for result in results] == list(targets)
+    assert {result.stopped for result in results} == {"end"}
+    assert all(result.token_ids[-1] == EOS for result in results)
+    assert [r.text for r in task.translate(model, ["", sources[2]], GREEDY, 100)] == [
         "",
         targets[2],
     ]
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_what_was_learned_by_heart_is_answered_word_for_word(style, by_heart):
-    task, model = by_heart(style, "answer")
-    found = task.answer(model, QUESTIONS, GREEDY, 100)
-    assert [answer.text for answer in found] == ANSWERS
-    assert not any(answer.pieces for answer in found)
+def test_overfitted_model_answers_its_training_questions(style, overfitted):
+    task, model = overfitted(style, "answer")
+    answers = task.answer(model, QUESTIONS, GREEDY, 100)
+    assert [answer.text for answer in answers] == ANSWERS
+    assert not any(answer.pieces for answer in answers)
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_the_scores_of_what_was_learned_are_those_of_the_loss(style, by_heart):
-    task, model = by_heart(style, "translate")
+def test_scores_sum_to_the_negative_loss(style, overfitted):
+    task, model = overfitted(style, "translate")
     with torch.no_grad():
         sources, targets = (
             ids(*(task.target.encode(text) for text in side)) for side in zip(*LINES, strict=True)
         )
         loss, _ = task.loss(model, arrange(style, sources, targets, CPU), 0.0)
-    assert sum(one.logprob for one in task.score(model, LINES)) == pytest.approx(
+    assert sum(score.logprob for score in task.score(model, LINES)) == pytest.approx(
         -float(loss), rel=1e-3
     )
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_a_prefix_is_how_an_answer_begins(style, by_heart):
-    task, model = by_heart(style, "translate")
+def test_translation_begins_with_the_prefix(style, overfitted):
+    task, model = overfitted(style, "translate")
     source, target = LINES[1]
     [answer] = task.translate(model, [source], GREEDY, 100, prefix="Eine Katze")
     assert answer.text == target
@@ -307,23 +299,23 @@ def test_a_prefix_is_how_an_answer_begins(style, by_heart):
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_an_answer_may_be_so_much_longer_than_its_source_in_both_styles(style, by_heart):
-    task, model = by_heart(style, "translate")
+def test_max_length_limits_the_tokens_beyond_the_source_length(style, overfitted):
+    task, model = overfitted(style, "translate")
     source = "The dog saw the old house in the garden."
-    read = len(task.source.encode(source)) + 1  # <eos> or <sep>
+    size = len(task.source.encode(source)) + 1  # <eos> or <sep>
     for more in (1, 5):
         options = DecodingConfig(beam=1, max_length=more, min_length=90)
         [answer] = task.translate(model, [source], options, 100)
-        assert (len(answer.token_ids), answer.stopped) == (read + more, "length")
+        assert (len(answer.token_ids), answer.stopped) == (size + more, "length")
         assert task.target.decode(answer.token_ids) == "".join(
             task.stream(model, task.requests([source])[0], options)
         )
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_an_answer_to_a_question_is_bounded_by_itself(style, by_heart):
-    """However long the context is; an encoder has as many slots as it was trained with."""
-    task, model = by_heart(style, "answer")
+def test_max_length_limits_answers_independently_of_the_context(style, overfitted):
+    """An encoder always has as many slots as in training."""
+    task, model = overfitted(style, "answer")
     for group in task.requests([*QUESTIONS, QuestionInput("a long context " * 9, "Why?")], 100, 7):
         assert {request.limit for request in group} == {7}
     if style != "encoder":
@@ -331,8 +323,8 @@ def test_an_answer_to_a_question_is_bounded_by_itself(style, by_heart):
         assert {len(a.token_ids) for a in task.answer(model, QUESTIONS, options, 100)} == {3}
 
 
-def test_an_encoder_says_in_one_line_what_it_cannot_do(by_heart):
-    task, model = by_heart("encoder", "translate")
+def test_encoder_refuses_options_that_it_does_not_support(overfitted):
+    task, model = overfitted("encoder", "translate")
     for options in ({"temperature": 1.0, "beam": 1}, {"n_best": 2, "beam": 2}):
         with pytest.raises(InputError, match="model.style=encoder fills all places"):
             task.translate(model, ["The dog slept."], DecodingConfig(**options), 100)
@@ -347,8 +339,8 @@ def test_an_encoder_says_in_one_line_what_it_cannot_do(by_heart):
             task.translate(model, ["The dog slept."], DecodingConfig(beam=1, **options), 100)
 
 
-def test_an_encoder_streams_its_answer_in_one_piece_and_minds_the_longest(by_heart):
-    task, model = by_heart("encoder", "translate")
+def test_encoder_streams_one_piece_and_respects_the_limit(overfitted):
+    task, model = overfitted("encoder", "translate")
     [answer] = task.translate(model, ["The dog slept."], GREEDY, 100)
     assert list(task.stream(model, task.requests(["The dog slept."])[0], GREEDY)) == [answer.text]
     request = replace(task.requests(["The dog slept."])[0][0], limit=2)
@@ -357,8 +349,7 @@ def test_an_encoder_streams_its_answer_in_one_piece_and_minds_the_longest(by_hea
     assert short.stopped == ("end" if answer.token_ids[1] == Tokenizer.eos else "length")
 
 
-def test_slots_behind_the_first_end_are_not_read(by_heart, network):
-    """Whatever stands there: the answer ends where it says so."""
+def test_slots_after_the_first_eos_are_ignored(overfitted, network):
     from regard.decoding.slots import read
 
     answer = read(
@@ -378,7 +369,7 @@ def test_slots_behind_the_first_end_are_not_read(by_heart, network):
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("name", ["translate", "answer"])
-def test_learned_positions_that_are_too_few_are_refused_and_just_enough_will_do(name, style):
+def test_learned_positions_must_cover_the_longest_row(name, style):
     longest, writes = 16, 5
     need = {
         "encoder-decoder": longest + writes, "decoder": 2 * longest,
@@ -401,43 +392,41 @@ def test_learned_positions_that_are_too_few_are_refused_and_just_enough_will_do(
     from regard import Transformer
 
     model = Transformer(config(need).model)
-    most = ids([9] * (longest - 1))  # <eos> is the last of them
-    batch = arrange(style, most, most, CPU)
+    longest_rows = ids([9] * (longest - 1))  # <eos> is the last of them
+    batch = arrange(style, longest_rows, longest_rows, CPU)
     assert token_loss(model, batch, 0.0, 0.0)[0].isfinite()
 
 
 @pytest.mark.parametrize("name", ["translate", "answer"])
-def test_bpe_dropout_changes_the_pieces_and_nothing_else(name, bpe):
+def test_bpe_dropout_changes_tokens_but_not_text(name, bpe):
     task = (Translate if name == "translate" else Questions)(bpe, bpe, bpe_dropout=0.3)
     parts = ["The old man saw the beautiful house.", "Where is the queen?"]
     row = [*bpe.encode(parts[0]), *([SEP, *bpe.encode(parts[1])] if name == "answer" else [])]
     whole = np.array([*row, EOS])
-    found = [task.dropouts[0]([whole], np.array([7]), i % 3)[0] for i in range(6)]
-    for other in found:
-        assert other[-1] == EOS
-        assert bpe.decode(other.tolist()) == bpe.decode(row)
+    variants = [task.dropouts[0]([whole], np.array([7]), i % 3)[0] for i in range(6)]
+    for variant in variants:
+        assert variant[-1] == EOS
+        assert bpe.decode(variant.tolist()) == bpe.decode(row)
         texts = [
-            bpe.decode(part.tolist()) for part in np.split(other, np.flatnonzero(other == SEP))
+            bpe.decode(part.tolist()) for part in np.split(variant, np.flatnonzero(variant == SEP))
         ]
         assert texts == parts[: len(texts)]
         assert len(texts) == (2 if name == "answer" else 1)
-        assert len(other) > len(whole)
-    assert all(np.array_equal(found[i], found[i + 3]) for i in range(3))  # pure functions
-    assert len({other.tobytes() for other in found}) == 3
+        assert len(variant) > len(whole)
+    assert all(np.array_equal(variants[i], variants[i + 3]) for i in range(3))  # pure functions
+    assert len({variant.tobytes() for variant in variants}) == 3
 
 
-def test_pieces_are_changed_where_there_is_a_seed_and_never_for_a_validation(
-    configure, bpe, data, tmp_path
-):
+def test_bpe_dropout_applies_only_to_batches_with_a_seed(configure, bpe, data, tmp_path):
     task = Translate(bpe, bpe, bpe_dropout=0.3)
     files = [Path(file) for file in data["translate"][1]]
     store, _ = task.build(files, tmp_path, configure("translate"), True)
-    plain, once, again, other = (
+    plain, first, repeated, different = (
         task.batch(store, np.arange(6), CPU, seed) for seed in (0, 5, 5, 6)
     )
     assert plain.labels.tolist() == [t for i in range(6) for t in store.tokens(1, i).tolist()]
-    assert torch.equal(once.labels, again.labels)
-    assert torch.equal(once.source.tokens, again.source.tokens)
-    assert not torch.equal(once.labels, other.labels)
-    assert len(once.labels) > len(plain.labels)
-    assert bpe.decode(once.labels.tolist()) == bpe.decode(plain.labels.tolist())
+    assert torch.equal(first.labels, repeated.labels)
+    assert torch.equal(first.source.tokens, repeated.source.tokens)
+    assert not torch.equal(first.labels, different.labels)
+    assert len(first.labels) > len(plain.labels)
+    assert bpe.decode(first.labels.tolist()) == bpe.decode(plain.labels.tolist())

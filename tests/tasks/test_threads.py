@@ -1,4 +1,4 @@
-"""A loaded model can be used from several threads: every verb gives what it gives alone."""
+"""A loaded model can be used from several threads: concurrent calls return the same results."""
 
 from functools import partial
 from pathlib import Path
@@ -28,17 +28,17 @@ def calls_of(name, model, documents):
     plain = {"warn": lambda i, message: None}
     per_text = [("", text) for text in TEXTS] + [("all ", TEXTS)]
     if name == "translate":
-        found = {}
+        calls = {}
         for which, texts in per_text:
             for beam in (1, 3):
-                found[f"translate {which}{texts} {beam}"] = partial(
+                calls[f"translate {which}{texts} {beam}"] = partial(
                     model.translate, texts, beam=beam
                 )
-        return found | {
+        return calls | {
             "predict": lambda: model.predict(TEXTS, n_best=2, beam=3, alternatives=2, history=True),
             "attention": lambda: [
-                {part: [layer.tolist() for layer in layers] for part, layers in one.attention.items()}
-                for one in model.predict(TEXTS[:2], attention=True)
+                {part: [layer.tolist() for layer in layers] for part, layers in result.attention.items()}
+                for result in model.predict(TEXTS[:2], attention=True)
             ],
             "stream": lambda: list(model.stream(TEXTS[1], beam=2)),
             "score": lambda: model.score(PAIRS),
@@ -51,8 +51,8 @@ def calls_of(name, model, documents):
         }
     if name == "generate":
         sizes = {f"{n}": {"min_length": n, "max_length": n, "seed": n} for n in (3, 40, 150, 400)}
-        found = {n: partial(model.generate, TEXTS[0], **options) for n, options in sizes.items()}
-        return found | {
+        calls = {n: partial(model.generate, TEXTS[0], **options) for n, options in sizes.items()}
+        return calls | {
             "several": lambda: model.generate(TEXTS, temperature=0.9, seed=1),
             "stream": lambda: list(model.stream(TEXTS[2], max_length=20)),
             "embed": lambda: model.embed(TEXTS).tolist(),
@@ -90,7 +90,7 @@ def test_a_call_changes_no_attribute_of_the_model(name, loaded, documents, monke
     assert all(tensor.equal(after[key]) for key, tensor in weights.items())
 
 
-def test_calls_of_all_kinds_on_all_models_at_once(loaded, documents):
+def test_concurrent_calls_on_all_models_return_the_same_results(loaded, documents):
     """8 threads, each of which uses all models in turn."""
     models = {name: loaded(name) for name in NAMES}
     calls = {
@@ -103,13 +103,13 @@ def test_calls_of_all_kinds_on_all_models_at_once(loaded, documents):
 
 
 @pytest.mark.parametrize("name", ["translate", "generate", "classify", "fill", "embed"])
-def test_models_in_the_box(name, documents):
+def test_concurrent_calls_on_models_in_the_box(name, documents):
     model = regard.load(f"box:{name}", "cpu")
     check_concurrent(calls_of(name, model, documents), threads=4, rounds=1)
 
 
-def test_generated_texts_of_many_lengths_at_once():
-    """Each of these needs longer position tables than the one before."""
+def test_concurrent_generation_of_different_lengths():
+    """Each length needs larger position tables than the previous one."""
     sizes = 10, 300, 600, 1200
     model = regard.load("box:generate", "cpu")
 
@@ -121,7 +121,7 @@ def test_generated_texts_of_many_lengths_at_once():
     assert at_once([partial(tokens, fresh, size) for size in sizes]) == alone
 
 
-def test_an_index_is_built_by_one_thread_and_found_by_the_others(loaded, documents, monkeypatch):
+def test_index_is_built_by_one_thread_and_loaded_by_the_others(loaded, documents, monkeypatch):
     model, built = loaded("embed"), []
     build = index.build_index
 
@@ -132,14 +132,14 @@ def test_an_index_is_built_by_one_thread_and_found_by_the_others(loaded, documen
     monkeypatch.setattr(index, "build_index", counted)
     with documents.open("a") as file:
         file.write("a line that no other test has\n")
-    found = at_once([partial(model.search, TEXTS[0], documents)] * 4)
+    results = at_once([partial(model.search, TEXTS[0], documents)] * 4)
     assert len(built) == 1
-    assert all(hits == found[0] for hits in found)
+    assert all(hits == results[0] for hits in results)
 
 
 def test_vectors_of_concurrent_calls_have_their_own_memory(loaded):
     model = loaded("embed")
     vectors = at_once([partial(model.embed, text) for text in TEXTS * 2])
-    for one, again in zip(vectors[:3], vectors[3:], strict=True):
-        assert not np.shares_memory(one, again)
-        assert (one == again).all()
+    for first, second in zip(vectors[:3], vectors[3:], strict=True):
+        assert not np.shares_memory(first, second)
+        assert (first == second).all()

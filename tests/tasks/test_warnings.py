@@ -1,4 +1,4 @@
-"""A Python warning names the line of the program that called, for every task."""
+"""A Python warning names the line of the calling program, for every task."""
 
 import pytest
 
@@ -18,10 +18,10 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_warning_names_the_line_that_called(name, loaded, tmp_path):
+def test_warning_names_the_calling_line(name, loaded, tmp_path):
     (tmp_path / "lines.txt").write_text("The dog slept.\nThe cat slept.\n")
     task, call = CALLS[name]
     with pytest.warns(UserWarning, match=r"text 1 is longer than the 64 tokens") as caught:
         call(loaded(task), tmp_path / "lines.txt")
-    assert [one.filename for one in caught] == [__file__]
-    assert [one.lineno for one in caught] == [call.__code__.co_firstlineno]
+    assert [warning.filename for warning in caught] == [__file__]
+    assert [warning.lineno for warning in caught] == [call.__code__.co_firstlineno]

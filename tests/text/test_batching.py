@@ -1,4 +1,4 @@
-"""A packed row says what is wrong with it before anything is computed."""
+"""`Packed`: construction, conversion and checks."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from regard import InputError, Packed
 
 
-def test_sequences_go_in_and_come_out_again():
+def test_packed_splits_into_its_sequences():
     sequences = [[5, 3, 8], [2], [7, 7]]
     packed = Packed.of(sequences)
     assert packed.tokens.tolist() == [5, 3, 8, 2, 7, 7]
@@ -18,7 +18,7 @@ def test_sequences_go_in_and_come_out_again():
     assert (packed.smallest, packed.largest) == (2, 8)
 
 
-def test_moving_a_row_keeps_what_is_known_of_it():
+def test_moving_a_batch_keeps_its_lengths_and_bounds():
     packed = Packed.of([[5, 3], [2]])
     moved = packed.to("cpu")
     assert moved.lengths == packed.lengths

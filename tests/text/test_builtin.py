@@ -1,4 +1,4 @@
-"""The built-in corpus: correct German, balanced pronouns, and a test that training never said."""
+"""The built-in corpus: correct German, balanced pronouns, and a test set disjoint from training."""
 
 import hashlib
 import re
@@ -29,12 +29,12 @@ def words_of(texts):
 
 
 def ambiguous(split):
-    """(animal, verb, thing, adjective, pronoun), read off the text and not off the generator."""
+    """(animal, verb, thing, adjective, pronoun), parsed from the text of each sentence."""
     matches = ((AMBIGUOUS.match(english), german) for english, german, _ in SPLITS[split])
     return [(*match.groups(), pronoun_of(german)) for match, german in matches if match]
 
 
-# ---- the same everywhere --------------------------------------------------------------------
+# ---- reproducibility ------------------------------------------------------------------------
 
 
 def test_the_corpus_is_the_same_on_every_machine():
@@ -42,7 +42,7 @@ def test_the_corpus_is_the_same_on_every_machine():
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "7f4e46addf4ade12"
 
 
-def test_asking_for_fewer_sentences_gives_the_first_ones():
+def test_smaller_corpus_has_the_first_sentences():
     for split, whole in SPLITS.items():
         assert builtin_corpus(split, 40) == [example[:2] for example in whole[:40]]
     assert builtin_corpus("test", 1) == [PRONOUN_SENTENCE[0]]
@@ -52,11 +52,11 @@ def test_asking_for_fewer_sentences_gives_the_first_ones():
 def test_an_unknown_split_and_too_many_sentences_are_refused():
     with pytest.raises(InputError, match="unknown split of the built-in corpus 'tests'.*'test'"):
         builtin_corpus("tests")
-    with pytest.raises(InputError, match="no 100000 test sentences: ask for fewer"):
+    with pytest.raises(InputError, match="no 100000 test sentences: choose a smaller size"):
         builtin_corpus("test", 100_000)
 
 
-# ---- disjoint -------------------------------------------------------------------------------
+# ---- disjoint splits ------------------------------------------------------------------------
 
 
 def test_no_sentence_occurs_twice_and_none_has_two_translations():
@@ -72,7 +72,7 @@ def test_no_composition_is_in_two_splits():
     assert len(test) > 200
 
 
-def test_no_animal_verb_and_thing_of_the_pronoun_sentences_is_in_two_splits():
+def test_no_combination_in_pronoun_sentences_is_in_two_splits():
     train, valid, test = ({row[:3] for row in ambiguous(split)} for split in SPLITS)
     assert not train & valid
     assert not train & test
@@ -87,14 +87,14 @@ def test_every_word_of_valid_and_test_is_in_train():
             assert words_of(example[side] for example in SPLITS[split]) <= known
 
 
-def test_the_animal_that_did_not_cross_the_street_is_in_the_test_and_nowhere_else():
+def test_street_example_is_only_in_the_test_split():
     assert [example[:2] for example in SPLITS["test"][:2]] == list(PRONOUN_SENTENCE)
     for split in ("train", "valid"):
         for english, _, _ in SPLITS[split]:
             assert not re.search(r"animal (didn't cross|crossed) (the|a)( \w+)? street", english)
 
 
-# ---- the pronoun ----------------------------------------------------------------------------
+# ---- pronouns -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -105,7 +105,7 @@ def test_a_quarter_of_each_split_has_an_ambiguous_pronoun(split):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_pronoun_has_the_gender_of_one_noun_and_the_other_noun_has_another(split):
+def test_pronoun_has_the_gender_of_exactly_one_noun(split):
     for animal, _, thing, _, pronoun in ambiguous(split):
         assert NOUN[animal].kind == "animal"
         assert NOUN[animal].gender != NOUN[thing].gender
@@ -113,11 +113,11 @@ def test_the_pronoun_has_the_gender_of_one_noun_and_the_other_noun_has_another(s
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_no_rule_that_ignores_the_adjective_gets_60_percent_of_the_pronouns(split):
+def test_rules_without_the_adjective_predict_less_than_60_percent_of_pronouns(split):
     rows = ambiguous(split)
     for rule in (
         lambda animal, verb, thing: (),  # always the same pronoun
-        lambda animal, verb, thing: NOUN[animal].gender,  # the subject's most frequent one
+        lambda animal, verb, thing: NOUN[animal].gender,  # the most frequent pronoun of the subject
         lambda animal, verb, thing: NOUN[thing].gender,
         lambda animal, verb, thing: (NOUN[animal].gender, NOUN[thing].gender),
     ):
@@ -130,13 +130,13 @@ def test_no_rule_that_ignores_the_adjective_gets_60_percent_of_the_pronouns(spli
     assert 0.49 < subject / len(rows) < 0.51
 
 
-def test_an_adjective_always_means_the_animal_or_always_the_thing():
-    meant = {}
+def test_each_adjective_refers_always_to_the_animal_or_always_to_the_thing():
+    antecedents = {}
     for animal, _, _, adjective, pronoun in ambiguous("train"):
-        meant.setdefault(adjective, set()).add(GENDER[pronoun] == NOUN[animal].gender)
-    assert all(len(answers) == 1 for answers in meant.values())
-    assert meant["tired"] == {True}
-    assert meant["wide"] == {False}
+        antecedents.setdefault(adjective, set()).add(GENDER[pronoun] == NOUN[animal].gender)
+    assert all(len(answers) == 1 for answers in antecedents.values())
+    assert antecedents["tired"] == {True}
+    assert antecedents["wide"] == {False}
 
 
 def test_pronoun_accuracy_counts_only_sentences_with_an_ambiguous_pronoun():
@@ -151,7 +151,7 @@ def test_pronoun_accuracy_counts_only_sentences_with_an_ambiguous_pronoun():
         pronoun_accuracy([tired, wide], [tired])
 
 
-# ---- the German -----------------------------------------------------------------------------
+# ---- German ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_each_pattern_of_german_word_order_is_trained_and_tested(pattern):
         assert sum(bool(re.search(PATTERNS[pattern], text)) for text in texts) >= fewest
 
 
-def test_people_essen_and_animals_fressen():
+def test_german_verb_for_eating_depends_on_the_subject():
     for english, german, _ in SPLITS["train"]:
         simple = re.match(r"(?:The|An?) (?:\w+ )?(\w+) ate ", english)
         if simple and simple[1] not in ("who", "that"):
@@ -207,7 +207,7 @@ def test_people_essen_and_animals_fressen():
             assert f" {verb} " in german
 
 
-def test_every_sentence_is_a_sentence():
+def test_sentences_have_correct_capitals_punctuation_and_articles():
     for example in EVERYTHING:
         for text in (example.english, example.german):
             assert re.fullmatch(r"[A-ZÄÖÜ][\w' ]+(, [\w' ]+)*\.", text)

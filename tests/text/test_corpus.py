@@ -1,4 +1,4 @@
-"""Files become examples; what is wrong with a file is said with the file's name and the line."""
+"""Examples are read from files; errors name the file and the line."""
 
 import gzip
 import io
@@ -62,8 +62,8 @@ def fails(read, *arguments):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["plain.txt", "packed.gz", "packed.xz"])
-def test_lines_are_numbered_and_lose_only_their_end(name, file):
+@pytest.mark.parametrize("name", ["plain.txt", "compressed.gz", "compressed.xz"])
+def test_lines_are_numbered_and_line_ends_removed(name, file):
     path = file("one\r\n two \n\nlast", name)
     assert list(open_text(path)) == [(1, "one"), (2, " two "), (3, ""), (4, "last")]
     assert list(open_text(str(path))) == list(open_text(path))
@@ -75,7 +75,7 @@ def test_only_a_newline_separates_lines(file):
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\ufeff"))))
-def test_any_lines_come_back_as_they_were_written(lines):
+def test_written_lines_are_read_unchanged(lines):
     with tempfile.NamedTemporaryFile() as stream:
         stream.write("".join(f"{line}\n" for line in lines).encode())
         stream.flush()
@@ -86,11 +86,11 @@ def test_an_empty_file_has_no_lines(file):
     assert list(open_text(file(""))) == []
 
 
-def test_a_byte_order_mark_is_dropped_at_the_start_only(file):
+def test_byte_order_mark_is_removed_at_the_start_only(file):
     assert list(open_text(file("\ufeffa\n\ufeffb"))) == [(1, "a"), (2, "\ufeffb")]
 
 
-def test_bytes_that_are_not_utf8_are_found(file):
+def test_invalid_utf8_is_named_with_line_and_column(file):
     path = file("fine\nüü".encode() + b"\xff!\n")
     assert fails(open_text, path) == f"{path}:2: not UTF-8 (byte 0xff at column 3)"
 
@@ -108,14 +108,14 @@ def named_pipe(tmp_path):
 
 @pytest.fixture
 def unix_socket(tmp_path):
-    with socket.socket(socket.AF_UNIX) as one:
-        one.bind(str(tmp_path / "s"))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "s"))
         yield tmp_path / "s"
 
 
 @pytest.fixture
 def inherited():
-    """A pipe with two lines, by the name that `<(command)` has."""
+    """A pipe with two lines, named as the shell names `<(command)`."""
     reader, writer = os.pipe()
     os.write(writer, b"one\ntwo\n")
     os.close(writer)
@@ -126,8 +126,8 @@ def inherited():
 PIPE = "is a pipe, which cannot be read twice: write its content to a file first"
 
 
-def test_what_is_not_a_regular_file_is_refused_before_it_is_opened(named_pipe, unix_socket):
-    """To open a named pipe that nobody writes to would wait forever."""
+def test_special_files_are_refused_before_opening(named_pipe, unix_socket):
+    """Opening a named pipe without a writer would block forever."""
     for path, message in (
         (named_pipe, PIPE),
         (unix_socket, "is a socket, not a file"),
@@ -141,7 +141,7 @@ def test_what_is_not_a_regular_file_is_refused_before_it_is_opened(named_pipe, u
         assert str(caught.value) == f"{path}: {message}"
 
 
-def test_a_pipe_can_be_read_once_and_not_twice(inherited):
+def test_pipe_can_be_read_only_once(inherited):
     with pytest.raises(InputError) as caught:
         fingerprint_files([inherited])
     assert str(caught.value) == f"{inherited}: {PIPE}"
@@ -149,7 +149,7 @@ def test_a_pipe_can_be_read_once_and_not_twice(inherited):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_named(file):
+def test_file_without_read_permission_is_named(file):
     path = file("a")
     path.chmod(0)
     assert fails(open_text, path) == f"{path}: cannot be read (Permission denied)"
@@ -187,7 +187,7 @@ def test_an_xz_file_may_have_several_streams_and_padding(tmp_path):
     )
 
 
-def test_an_xz_file_that_asks_for_gigabytes_is_refused(tmp_path):
+def test_xz_file_with_a_huge_dictionary_is_refused(tmp_path):
     """The dictionary size is one byte of the block header, which is 12 bytes after the start."""
     content = bytearray(lzma.compress(b"one\n", check=lzma.CHECK_NONE))
     size = (content[12] + 1) * 4
@@ -213,13 +213,13 @@ def peak(read, path):
 
 
 @pytest.mark.parametrize("read", [read_documents, read_classified])
-def test_blank_lines_at_the_start_are_not_collected(read, tmp_path):
+def test_blank_lines_at_the_start_use_bounded_memory(read, tmp_path):
     path = tmp_path / "blank.txt.xz"
     path.write_bytes(lzma.compress(b"\n" * 100_000 + b"a\tb\n", preset=0))
-    assert peak(read, path) < 5  # 11 where each line is kept with its number
+    assert peak(read, path) < 5  # 11 MB if each line were stored with its number
 
 
-def test_a_bomb_of_one_line_takes_little_memory(tmp_path):
+def test_decompression_bomb_is_refused_with_bounded_memory(tmp_path):
     path = tmp_path / "bomb.xz"
     path.write_bytes(lzma.compress(bytes(60_000_000), preset=0))
     assert path.stat().st_size < 20_000
@@ -238,14 +238,14 @@ def test_blank_lines_before_the_text_belong_to_a_whole_file(file, monkeypatch):
     assert list(read_documents(file('\n\n{"text": "a"}\n'), whole=True)) == [Document(3, "a")]
 
 
-def test_a_line_without_end_does_not_fill_the_memory(file, monkeypatch):
+def test_endless_line_is_refused(file, monkeypatch):
     monkeypatch.setattr(reading, "LONGEST_LINE", 100)
     assert list(open_text(file("x" * 100 + "\r\n" + "y" * 100))) == [(1, "x" * 100), (2, "y" * 100)]
     path = file("fine\n" + "x" * 101)
     assert fails(open_text, path) == f"{path}:2: line longer than 100 bytes"
 
 
-def test_the_position_grows_to_the_size_of_the_file(file):
+def test_progress_callback_gets_increasing_positions(file):
     seen = []
     path = file("word\n" * 300_000, "long.txt")
     assert sum(1 for _ in open_text(path, seen.append)) == 300_000
@@ -253,7 +253,7 @@ def test_the_position_grows_to_the_size_of_the_file(file):
     assert 0 < seen[0] < seen[-1] <= path.stat().st_size
 
 
-def test_pairs_belong_together_by_line(file):
+def test_pairs_are_aligned_by_line(file):
     paths = file("a\n\nc\n", "x.en"), file("A\nB\nC", "x.de.gz")
     assert list(read_pairs(*paths)) == [Pair(1, "a", "A"), Pair(2, "", "B"), Pair(3, "c", "C")]
 
@@ -292,7 +292,7 @@ def test_classified_examples_are_read_from_columns_and_from_json(file):
         ([{"text": "\ud83d", "label": "a"}], '1: "text" has a lone surrogate (U+D83D)'),
     ],
 )
-def test_what_is_wrong_with_a_classified_example_is_said_with_its_line(content, message, file):
+def test_invalid_classified_example_is_named_with_its_line(content, message, file):
     path = file(content)
     assert fails(read_classified, path) == f"{path}:{message}"
 
@@ -308,19 +308,19 @@ def test_what_is_wrong_with_a_classified_example_is_said_with_its_line(content, 
         ('{"text": ' + "9" * 5000 + "}", "JSON that cannot be read ("),
     ],
 )
-def test_broken_json_is_said_with_its_line(line, message, file):
+def test_invalid_json_is_named_with_its_line(line, message, file):
     path = file('{"text": "fine"}\n' + line, "a.jsonl")
     assert fails(read_documents, path).startswith(f"{path}:2: {message}")
 
 
-def test_questions_are_read_with_all_their_right_answers(file):
-    one = {"context": "c", "question": "q", "answer": "a"}
-    path = file([one, {**one, "answers": ["a", "b"], "task": "3"}], "q.jsonl")
+def test_questions_are_read_with_all_correct_answers(file):
+    row = {"context": "c", "question": "q", "answer": "a"}
+    path = file([row, {**row, "answers": ["a", "b"], "task": "3"}], "q.jsonl")
     assert list(read_questions(path)) == [
         Question(1, "c", "q", "a", ("a",)),
         Question(2, "c", "q", "a", ("a", "b"), "3"),
     ]
-    path = file([{**one, "answers": "a"}])
+    path = file([{**row, "answers": "a"}])
     assert fails(read_questions, path) == f'{path}:1: "answers" must be a list of strings'
     path = file([{"context": "c", "answer": "a"}])
     assert fails(read_questions, path).startswith(f'{path}:1: no "question" (expected')
@@ -341,7 +341,7 @@ def test_a_file_can_be_one_document_with_its_blank_lines(file):
     assert list(read_documents(path, whole=True)) == [Document(1, "one\n\n\ntwo\n")]
 
 
-@pytest.mark.parametrize(("read", "row", "said"), [
+@pytest.mark.parametrize(("read", "row", "expected"), [
     (read_documents, {"text": " "}, "the document is empty: remove the row"),
     (read_classified, {"text": "", "label": "x"}, "the text is empty: remove the row"),
     (read_questions, {"context": "c", "question": " ", "answer": "a"}, "the question is empty: remove the row"),
@@ -349,20 +349,20 @@ def test_a_file_can_be_one_document_with_its_blank_lines(file):
     (read_questions, {"context": "c", "question": "q", "answer": "a", "answers": []}, '"answers" is an empty list'),
     (read_similar, {"a": "x", "b": ""}, '"b" is empty: remove the row'),
 ])  # fmt: skip
-def test_an_empty_text_is_named_with_its_line(file, read, row, said):
+def test_an_empty_text_is_named_with_its_line(file, read, row, expected):
     whole = {key: value or "x" for key, value in row.items() if key != "answers"}
     whole = {key: value if value.strip() else "x" for key, value in whole.items()}
     path = file([whole, row], "rows.jsonl")
-    assert fails(read, path) == f"{path}:2: {said}"
+    assert fails(read, path) == f"{path}:2: {expected}"
 
 
-def test_a_document_without_end_is_cut_and_loses_nothing(file, monkeypatch):
+def test_long_document_is_split_without_losing_text(file, monkeypatch):
     monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 10)
     path = file("abcd\nefgh\nijkl\nmnop\n")
     assert list(read_documents(path)) == [Document(1, "abcd\nefgh"), Document(3, "ijkl\nmnop")]
 
 
-def test_blanks_and_line_ends_around_similar_sentences_do_not_count(file):
+def test_whitespace_around_similar_texts_is_removed(file):
     path = file([{"a": " x y ", "b": "z\r"}], "s.jsonl")
     assert list(read_similar(path)) == [Similar(1, "x y", "z", None)]
 
@@ -375,7 +375,7 @@ def test_similar_pairs_have_an_optional_score(file):
         assert fails(read_similar, path) == f'{path}:1: "score" must be a finite number, not {word}'
 
 
-def test_a_report_counts_and_shows_what_was_left_out():
+def test_report_counts_skipped_examples_by_reason():
     report = CorpusReport(kept=1970)
     for reason, times in (("empty", 10), ("too long", 20)):
         for _ in range(times):
@@ -391,7 +391,7 @@ def test_a_report_counts_and_shows_what_was_left_out():
     ]
 
 
-def test_the_fingerprint_depends_on_content_order_and_boundaries_but_not_on_names(file, tmp_path):
+def test_fingerprint_depends_on_contents_and_order_but_not_on_names(file, tmp_path):
     a, b = file("ab", "a"), file("c", "b")
     both = fingerprint_files([a, b])
     assert both == fingerprint_files([str(file("ab", "other")), b])
@@ -408,9 +408,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("quiet", "wait", "shown"), [(False, 0.3, True), (True, 0.3, False), (False, 0, False)]
+    ("quiet", "wait", "visible"), [(False, 0.3, True), (True, 0.3, False), (False, 0, False)]
 )
-def test_a_progress_bar_appears_only_when_it_takes_long(quiet, wait, shown, monkeypatch):
+def test_progress_bar_appears_only_after_a_delay(quiet, wait, visible, monkeypatch):
     monkeypatch.setattr(console, "PATIENCE", 0.05)
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
@@ -418,7 +418,7 @@ def test_a_progress_bar_appears_only_when_it_takes_long(quiet, wait, shown, monk
     with progress("learning", 10, quiet) as show:
         show(5)
         time.sleep(wait)
-    assert ("learning" in stream.getvalue()) == shown
+    assert ("learning" in stream.getvalue()) == visible
 
 
 def test_a_progress_bar_is_not_written_into_a_file(monkeypatch, capsys):
@@ -438,13 +438,13 @@ def test_a_progress_bar_is_not_written_into_a_file(monkeypatch, capsys):
         (read_documents, "imdb_reviews/unlabelled.txt.xz", 25_000),
     ],
 )
-def test_real_data_is_read_whole(read, name, count):
+def test_real_data_is_read_completely(read, name, count):
     if "REGARD_DATA" not in os.environ:
         pytest.skip("REGARD_DATA is not set")
     assert sum(1 for _ in read(f"{os.environ['REGARD_DATA']}/{name}")) == count
 
 
-def test_a_sparse_file_is_refused_before_all_of_it_is_read(tmp_path):
+def test_sparse_file_is_refused_early(tmp_path):
     path = tmp_path / "sparse.txt"
     path.write_bytes(b"A line.\n")
     os.truncate(path, 2**40)

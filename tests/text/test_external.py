@@ -1,4 +1,4 @@
-"""Tokenizers from outside: own objects, `tokenizers` and `transformers`."""
+"""External tokenizers: user-defined objects, `tokenizers` and `transformers`."""
 
 import pytest
 import tokenizers
@@ -45,7 +45,7 @@ class Letters:
 
 
 @pytest.mark.parametrize("make", [hugging_face, fast, Letters])
-def test_a_text_survives_and_no_text_is_a_special_token(make):
+def test_decoding_restores_the_text_and_no_text_becomes_a_special_token(make):
     tokenizer = as_tokenizer(make())
     for text in LINES:
         ids = tokenizer.encode(text)
@@ -59,7 +59,7 @@ def test_a_text_survives_and_no_text_is_a_special_token(make):
         assert tokenizer.decode(tokenizer.encode("<s> </s> <eos>")) == "<s> </s> <eos>"
 
 
-def test_the_caller_s_tokenizer_is_not_changed():
+def test_tokenizer_of_the_caller_is_not_changed():
     library = hugging_face()
     library.enable_truncation(2)
     library.enable_padding(length=8)
@@ -95,11 +95,11 @@ def test_an_object_is_not_saved_and_must_be_passed_again(tmp_path):
         def decode(self, ids):
             return super().decode([25 - i if i < 26 else i for i in ids])
 
-    with pytest.raises(InputError, match="trained with another tokenizer"):
+    with pytest.raises(InputError, match="trained with a different tokenizer"):
         load_tokenizer(path, 33, as_tokenizer(Reversed()))
 
 
-def test_a_word_level_tokenizer_of_transformers_without_a_fast_backend():
+def test_slow_transformers_tokenizer_is_supported():
     class Slow:
         """The interface of a slow tokenizer of transformers."""
 
@@ -156,7 +156,7 @@ class Failing(NoSize):
         ((Letters(),), "must be one object or two, not 1"),
     ],
 )
-def test_an_object_that_is_no_tokenizer_is_refused(tokenizer, message):
+def test_invalid_tokenizer_object_is_refused(tokenizer, message):
     with pytest.raises(InputError, match=message):
         as_tokenizers(tokenizer)
 
@@ -168,6 +168,6 @@ def test_wrong_ids_and_failures_name_the_text():
         as_tokenizer(Failing()).encode("x")
 
 
-def test_a_tokenizer_of_the_package_stays_itself():
+def test_regard_tokenizer_is_returned_unchanged():
     tokenizer = Tokenizer("byte")
     assert as_tokenizers(tokenizer) == (tokenizer, tokenizer)

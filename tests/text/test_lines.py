@@ -1,4 +1,4 @@
-"""Lines of standard input: all of them, numbered, in blocks that do not grow with the input."""
+"""Standard input is read in numbered blocks of lines whose size is bounded."""
 
 import os
 import queue
@@ -39,7 +39,7 @@ def pipe():
 
 
 def until_error(blocks):
-    """The lines before the error, and what it says."""
+    """The lines before the error, and its message."""
     lines = []
 
     def read_all():
@@ -53,7 +53,7 @@ def until_error(blocks):
     return lines, str(caught.value)
 
 
-def test_lines_lose_their_ends_and_nothing_else(blocks):
+def test_line_ends_and_byte_order_mark_are_removed(blocks):
     content = b"\xef\xbb\xbfone\r\n\n  two \r\r\n\xef\xbb\xbfthree\nlast\r"
     assert list(blocks(content)) == [
         (1, ["one", "", "  two \r", "\ufeffthree", "last"], len(content))
@@ -62,10 +62,10 @@ def test_lines_lose_their_ends_and_nothing_else(blocks):
     assert list(blocks(b"\n\n")) == [(1, ["", ""], 2)]
 
 
-def test_only_the_first_line_has_a_byte_order_mark(blocks, monkeypatch):
+def test_byte_order_mark_is_removed_from_the_first_line_only(blocks, monkeypatch):
     monkeypatch.setattr(module, "MOST_LINES", 1)
-    found = blocks(b"\xef\xbb\xbf\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
-    assert [lines for _, lines, _ in found] == [["\ufeffone"], ["\ufefftwo"]]
+    result = blocks(b"\xef\xbb\xbf\xef\xbb\xbfone\n\xef\xbb\xbftwo\n")
+    assert [lines for _, lines, _ in result] == [["\ufeffone"], ["\ufefftwo"]]
 
 
 def test_only_a_newline_ends_a_line(blocks):
@@ -74,7 +74,7 @@ def test_only_a_newline_ends_a_line(blocks):
     assert lines == [line, line]
 
 
-def test_many_short_lines_come_in_blocks_and_keep_their_numbers(blocks):
+def test_many_short_lines_are_read_in_numbered_blocks(blocks):
     content = b"".join(b"line %d\n" % n for n in range(1, 300_001))
     due, before = 1, 0
     for number, lines, read in blocks(content):
@@ -90,7 +90,7 @@ def test_many_short_lines_come_in_blocks_and_keep_their_numbers(blocks):
     assert before == len(content)
 
 
-def test_long_lines_come_in_small_blocks(blocks):
+def test_long_lines_are_read_in_small_blocks(blocks):
     size = 100_000
     counts = [len(lines) for _, lines, _ in blocks((b"x" * size + b"\n") * 50)]
     assert sum(counts) == 50
@@ -106,35 +106,35 @@ line_bytes = st.text(st.characters(exclude_categories=["Cs"], exclude_characters
     st.lists(line_bytes, max_size=12), st.booleans(), st.integers(1, 5), st.integers(1, 9),
     st.integers(1, 40),
 )  # fmt: skip
-def test_the_blocks_of_any_lines_are_the_lines(lines, closed, most_lines, most_bytes, read_size):
+def test_blocks_contain_all_lines(lines, closed, most_lines, most_bytes, read_size):
     content = b"\n".join(lines) + (b"\n" if closed and lines else b"")
-    wanted = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    expected = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if content.endswith(b"\n") or not content:
-        wanted.pop()  # nothing stands behind the last newline
+        expected.pop()  # no line follows the last newline
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryFile() as stream:
         patch.setattr(module, "MOST_LINES", most_lines)
         patch.setattr(module, "MOST_BYTES", most_bytes)
         patch.setattr(module, "READ", read_size)
         stream.write(content)
         stream.seek(0)
-        found, at = [], 0
+        result, position = [], 0
         for number, some, read in read_blocks(stream.fileno(), "in"):
-            assert number == len(found) + 1
+            assert number == len(result) + 1
             assert 1 <= len(some) <= most_lines
-            found, at = found + some, read
-        assert found == [line.removesuffix(b"\r").decode() for line in wanted]
-        assert at == len(content)
+            result, position = result + some, read
+        assert result == [line.removesuffix(b"\r").decode() for line in expected]
+        assert position == len(content)
 
 
-def test_a_line_is_there_as_soon_as_it_has_an_end(pipe):
+def test_line_is_available_as_soon_as_it_ends(pipe):
     reader, writer = pipe
     blocks = read_blocks(reader, "in")
 
     def next_lines():
-        """The next block; if it waits for more than there is, an error and not a test that hangs."""
-        found = queue.Queue()
-        threading.Thread(target=lambda: found.put(next(blocks)[:2]), daemon=True).start()
-        return found.get(timeout=60)
+        """The next block; if the reader waits for more input, an error after a timeout."""
+        result = queue.Queue()
+        threading.Thread(target=lambda: result.put(next(blocks)[:2]), daemon=True).start()
+        return result.get(timeout=60)
 
     os.write(writer, b"one\ntwo\nthr")
     assert next_lines() == (1, ["one", "two"])
@@ -145,42 +145,40 @@ def test_a_line_is_there_as_soon_as_it_has_an_end(pipe):
 
 
 @pytest.mark.parametrize("end", [b"\nafter\n", b"\r\n", b"\n", b""])
-def test_a_line_that_is_too_long_is_named_after_the_lines_before_it(end, blocks, monkeypatch):
+def test_too_long_line_is_refused_after_the_lines_before_it(end, blocks, monkeypatch):
     monkeypatch.setattr(module, "LONGEST_LINE", 20)
-    wanted = ["short", "x" * 20], "in:3: line longer than 20 bytes"
-    assert until_error(blocks(b"short\n" + b"x" * 20 + b"\n" + b"x" * 21 + end)) == wanted
+    expected = ["short", "x" * 20], "in:3: line longer than 20 bytes"
+    assert until_error(blocks(b"short\n" + b"x" * 20 + b"\n" + b"x" * 21 + end)) == expected
 
 
 @pytest.mark.parametrize("content", [b"x" * 20 + b"\r\n", b"\xef\xbb\xbf" + b"x" * 20 + b"\n"])
-def test_neither_line_end_nor_byte_order_mark_count(content, blocks, monkeypatch):
+def test_length_limit_excludes_line_end_and_byte_order_mark(content, blocks, monkeypatch):
     monkeypatch.setattr(module, "LONGEST_LINE", 20)
     monkeypatch.setattr(module, "READ", 21)
     assert [lines for _, lines, _ in blocks(content)] == [["x" * 20]]
 
 
-def test_a_line_without_end_does_not_fill_the_memory(monkeypatch):
+def test_endless_line_is_refused_with_bounded_memory(monkeypatch):
     monkeypatch.setattr(module, "LONGEST_LINE", 100_000)
     with open("/dev/zero", "rb") as endless:
-        lines, said = until_error(read_blocks(endless.fileno(), "in"))
-    assert (lines, said) == ([], "in:1: line longer than 100,000 bytes")
+        lines, message = until_error(read_blocks(endless.fileno(), "in"))
+    assert (lines, message) == ([], "in:1: line longer than 100,000 bytes")
 
 
 @pytest.mark.parametrize("most_lines", [1, 2, 4096])
-def test_bytes_that_are_no_text_are_named_after_the_lines_before_them(
-    most_lines, blocks, monkeypatch
-):
+def test_invalid_utf8_is_refused_after_the_lines_before_it(most_lines, blocks, monkeypatch):
     monkeypatch.setattr(module, "MOST_LINES", most_lines)
-    lines, said = until_error(blocks("erste\n\nStraße caf".encode() + b"\xe9\nnext\n"))
+    lines, message = until_error(blocks("erste\n\nStraße caf".encode() + b"\xe9\nnext\n"))
     assert lines == ["erste", ""]
-    assert said == "in:3: not UTF-8 (byte 0xe9 at column 11)"
+    assert message == "in:3: not UTF-8 (byte 0xe9 at column 11)"
 
 
-def test_what_cannot_be_read_is_one_line():
+def test_unreadable_descriptor_is_an_input_error():
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        lines, said = until_error(read_blocks(writer, "in"))  # the end that is for writing
+        lines, message = until_error(read_blocks(writer, "in"))  # the writing end of a pipe
     finally:
         os.close(writer)
     assert lines == []
-    assert said.startswith("in: cannot be read (")
+    assert message.startswith("in: cannot be read (")

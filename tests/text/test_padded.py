@@ -66,7 +66,7 @@ def test_pad_and_unpad_are_inverse_and_differentiable():
         ((TOKENS[0], [3]), r"must be a tensor \[B, T\], not \[4\]"),
     ],
 )
-def test_a_batch_whose_tokens_are_unclear_is_refused(arguments, message):
+def test_from_padded_refuses_invalid_lengths_masks_and_tokens(arguments, message):
     tokens = arguments[0]
     if message.startswith("row 1"):  # the second row consists of padding
         arguments = (tokens, None, torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1]]))
@@ -86,12 +86,12 @@ def test_a_batch_whose_tokens_are_unclear_is_refused(arguments, message):
         ([[1], []], "sequence 1 is empty"),
     ],
 )
-def test_packed_of_refuses_what_is_not_a_list_of_sequences(sequences, message):
+def test_packed_of_refuses_other_values_than_lists_of_sequences(sequences, message):
     with pytest.raises(InputError, match=message):
         Packed.of(sequences)
 
 
-def test_pad_refuses_values_of_other_tokens():
+def test_pad_and_unpad_refuse_values_of_wrong_shape():
     packed = Packed.of(SEQUENCES)
     with pytest.raises(InputError, match="one row for each of the 9 tokens"):
         packed.pad(torch.zeros(8, 2))

@@ -25,12 +25,12 @@ WORDS = [
     "x,y",
     "中文，好",
 ]
-# Everything that the pre-tokenizer's pattern tells apart, and what Python and the library could
-# take for different classes.
+# All character classes of the pre-tokenizer's pattern, and characters that Python and the library
+# may classify differently.
 SIGNS = "ab1Z 's'll\n\t\r,.!-_。，、中语éß\u00a0\u0085\x1c\x1f\u2028\u3000\u200b\u180e\u0301²½Ⅷ٣🙂\u0e33\U00020000"
 TOKENIZER = Tokenizer.learn([" ".join(WORDS) * 5, SIGNS * 5], "bpe", 400)
-anything = st.text(st.characters(exclude_categories=["Cs"]))
-texts = st.lists(st.sampled_from([*WORDS, *SIGNS]) | anything).map("".join)
+any_text = st.text(st.characters(exclude_categories=["Cs"]))
+texts = st.lists(st.sampled_from([*WORDS, *SIGNS]) | any_text).map("".join)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def small(monkeypatch):
 
 
 @given(texts)
-def test_pieces_have_the_words_of_the_whole(text):
+def test_pieces_have_the_words_of_the_whole_text(text):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE", 1)
         parts = list(pieces(text))
@@ -48,24 +48,24 @@ def test_pieces_have_the_words_of_the_whole(text):
     assert [word for part in parts for word in TOKENIZER.words(part)] == TOKENIZER.words(text)
 
 
-def test_a_long_text_is_cut_and_has_the_ids_of_the_whole(small):
+def test_long_text_in_pieces_has_the_ids_of_the_whole_text(small):
     text = "".join(WORDS) * 20 + SIGNS
     assert len(list(pieces(text))) > 100
-    found = TOKENIZER.encode_batch(["the", text, "", text + "!"])
+    encoded = TOKENIZER.encode_batch(["the", text, "", text + "!"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE", 10**6)
-        assert found == TOKENIZER.encode_batch(["the", text, "", text + "!"])
+        assert encoded == TOKENIZER.encode_batch(["the", text, "", text + "!"])
 
 
 @pytest.mark.parametrize("chunk", [("CHUNK_ITEMS", 3), ("CHUNK_CHARACTERS", 7)])
-def test_chunks_do_not_show_in_the_ids(chunk, small, monkeypatch):
+def test_ids_do_not_depend_on_chunk_size(chunk, small, monkeypatch):
     texts = ["".join(WORDS), "the then", "", "über 1"] * 3
     expected = TOKENIZER.encode_batch(texts)
     monkeypatch.setattr(module, *chunk)
     assert TOKENIZER.encode_batch(texts) == expected
 
 
-def test_a_vocabulary_is_the_same_however_its_text_is_cut(small):
+def test_vocabulary_does_not_depend_on_piece_size(small):
     text = ["".join(WORDS) * 9 + "the theme then " * 5, SIGNS]
     learned = Tokenizer.learn(text, "bpe", 320)
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ def test_a_vocabulary_is_the_same_however_its_text_is_cut(small):
         assert Tokenizer.learn(text, "bpe", 320).fingerprint == learned.fingerprint
 
 
-def test_a_word_without_end_is_cut(monkeypatch):
+def test_very_long_word_is_split(monkeypatch):
     monkeypatch.setattr(module, "PIECE", 10)
     monkeypatch.setattr(module, "LONGEST_WORD", 20)
     assert [len(piece) for piece in pieces("a" * 100)] == [30, 30, 30, 10]
@@ -95,8 +95,10 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 @pytest.mark.parametrize("word", ["the cat sat on the mat,\n", "cat"])
-def test_a_long_text_is_encoded_and_learned_from_in_bounded_memory(word):
-    done = subprocess.run(
+def test_encoding_and_learning_long_text_use_bounded_memory(word):
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 200  # MB; 500 and more where the library gets all of it at once
+    assert (
+        int(process.stdout) < 200
+    )  # MB; over 500 MB if the library processed the whole text at once

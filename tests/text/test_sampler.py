@@ -1,4 +1,4 @@
-"""Rows are full, pure functions of their number, and lose no example."""
+"""Rows are full, pure functions of their number, and contain each example once per epoch."""
 
 import os
 from itertools import pairwise
@@ -27,39 +27,39 @@ def epoch(rows, number):
     first = 0
     while rows.epoch_of(first) < number:
         first += 1
-    found = []
-    while rows.epoch_of(first + len(found)) == number:
-        found.append(rows[first + len(found)])
-    return found
+    batches = []
+    while rows.epoch_of(first + len(batches)) == number:
+        batches.append(rows[first + len(batches)])
+    return batches
 
 
 @given(
     number=st.integers(1, 300), budget=st.integers(80, 900), seed=st.integers(0, 5),
 )  # fmt: skip
-def test_an_epoch_has_every_example_once_and_no_row_over_its_budget(number, budget, seed):
+def test_epoch_has_each_example_once_and_rows_respect_the_budget(number, budget, seed):
     lengths = lengths_of(number, seed)
     try:
         rows = BatchSampler(lengths, budget, "corpus", seed)
     except InputError:  # an example longer than a row
         return
-    found = epoch(rows, 0)
-    assert sorted(np.concatenate(found)) == list(range(number))
-    for row in found:
+    batches = epoch(rows, 0)
+    assert sorted(np.concatenate(batches)) == list(range(number))
+    for row in batches:
         for side, limit in zip(lengths, rows.budgets, strict=True):
             assert 0 < side[row].sum() <= limit
 
 
 def test_a_row_is_a_pure_function_of_corpus_seed_and_number():
     lengths = lengths_of(2000)
-    one, other = (BatchSampler(lengths, 500, "corpus", 1) for _ in range(2))
-    assert np.array_equal(one[300], other[300])  # far ahead at once, or after the others
+    first, second = (BatchSampler(lengths, 500, "corpus", 1) for _ in range(2))
+    assert np.array_equal(first[300], second[300])  # random access
     for number in (7, 0, 299):
-        assert np.array_equal(one[number], other[number])
-    assert not np.array_equal(one[0], BatchSampler(lengths, 500, "corpus", 2)[0])
-    assert not np.array_equal(one[0], BatchSampler(lengths, 500, "another corpus", 1)[0])
+        assert np.array_equal(first[number], second[number])
+    assert not np.array_equal(first[0], BatchSampler(lengths, 500, "corpus", 2)[0])
+    assert not np.array_equal(first[0], BatchSampler(lengths, 500, "another corpus", 1)[0])
 
 
-def test_each_epoch_is_shuffled_anew():
+def test_each_epoch_has_a_different_order():
     rows = BatchSampler(lengths_of(500), 400, "corpus", 1)
     first, second = epoch(rows, 0), epoch(rows, 1)
     assert sorted(np.concatenate(first)) == sorted(np.concatenate(second))
@@ -67,7 +67,7 @@ def test_each_epoch_is_shuffled_anew():
 
 
 def test_rows_hold_sentences_of_all_lengths():
-    """A row that gathered the long ones would make the loss of a step say little."""
+    """Rows of only long sentences would make the losses of steps hard to compare."""
     lengths = lengths_of(20_000)
     means = [
         lengths[1][row].mean() for row in epoch(BatchSampler(lengths, 4096, "corpus", 1), 0)[:-1]
@@ -96,11 +96,13 @@ def test_rows_of_real_data_are_at_least_98_percent_full(name, lines, budget, tmp
         paths.append(tmp_path / f"train.{side}")
         with lzma.open(source, "rt", encoding="utf-8") as file:
             paths[-1].write_text("".join(islice(file, lines)), encoding="utf-8")
-    tokenizer = Tokenizer("byte")  # lengths in bytes: other numbers, the same kind of spread
+    tokenizer = Tokenizer("byte")  # lengths in bytes have a similar distribution
     store, _ = build_pairs(tuple(paths), (tokenizer, tokenizer), tmp_path, 2000, 4.0, True)
     rows = BatchSampler(store.lengths, budget, store.fingerprint, 1)
-    found = epoch(rows, 0)
+    batches = epoch(rows, 0)
     for side, limit in zip(store.lengths, rows.budgets, strict=True):
-        full = [side[row].sum() / limit for row in found[:-1]]  # the last row is what remains
+        full = [
+            side[row].sum() / limit for row in batches[:-1]
+        ]  # the last row has the remaining examples
         assert np.mean(full) >= 0.98
-        assert all(a != b for a, b in pairwise(map(tuple, found[:3])))
+        assert all(a != b for a, b in pairwise(map(tuple, batches[:3])))

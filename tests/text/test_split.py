@@ -47,7 +47,7 @@ def test_at_least_one_example_is_held_out():
         assert select(texts, 1e-9, False) == [text for text in texts if text not in held_out]
 
 
-def test_files_mean_a_part_only_if_they_are_the_training_files():
+def test_part_applies_only_to_the_training_files():
     data = DataConfig(train=["a", "b"], valid=["5%"])
     a, b = Path("a"), Path("b")
     assert part_of([a, b], data) == Part([a, b], 0.05, False)
@@ -84,7 +84,7 @@ def test_validation_data_is_files_or_a_percentage(value, names, share):
         (5, "data.valid must be list, not 5"),
     ],
 )
-def test_a_percentage_that_cannot_be_used_is_refused(value, message):
+def test_invalid_percentage_is_refused(value, message):
     with pytest.raises(InputError) as caught:
         DataConfig(valid=value)
     assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""The token store holds what was encoded, is found again, and is there whole or not at all."""
+"""The token store is written completely or not at all, reused, and verified when it is opened."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from regard.text.store import Store, build_pairs
 from regard.text.tokenizer import Tokenizer
 
 BYTE = Tokenizer("byte")
-# Of PAIRS, as every version of regard has computed it.
+# The fingerprint of PAIRS in all versions of regard.
 OLD_FINGERPRINT = "8eeec45805a2c6b55eba7a9cacf12630d7446a52b047ecebb61568cc7c427064"
 PAIRS = [("a dog", "ein Hund"), ("the cat sleeps", "die Katze schläft"), ("yes", "ja")]
 
@@ -56,7 +56,7 @@ def texts(store):
     ]
 
 
-def test_a_store_holds_both_sides_each_with_its_end(build):
+def test_store_has_both_sides_with_eos(build):
     store, report = build()
     assert texts(store) == PAIRS
     assert (store.sides, len(store)) == (2, 3)
@@ -66,7 +66,7 @@ def test_a_store_holds_both_sides_each_with_its_end(build):
     assert (report.kept, report.skipped) == (3, {})
 
 
-def test_tokens_are_a_view_that_cannot_be_written(build):
+def test_tokens_are_a_read_only_view(build):
     store, _ = build()
     row = store.tokens(1, 0)
     assert row.dtype == np.uint16
@@ -76,14 +76,14 @@ def test_tokens_are_a_view_that_cannot_be_written(build):
             array[0] = 1
 
 
-def test_an_example_that_does_not_exist_is_an_index_error(build):
+def test_example_out_of_range_raises_index_error(build):
     store, _ = build()
     for i in (-1, 3):
         with pytest.raises(IndexError, match=f"example {i} of 3"):
             store.tokens(0, i)
 
 
-def test_a_large_vocabulary_takes_wider_numbers(build, monkeypatch):
+def test_large_vocabulary_is_stored_as_uint32(build, monkeypatch):
     many = Tokenizer(
         "character",
         [chr(c) for c in range(32, 32 + 0xD000)] + [chr(c) for c in range(0x10000, 0x14000)],
@@ -94,7 +94,7 @@ def test_a_large_vocabulary_takes_wider_numbers(build, monkeypatch):
     assert store.tokens(0, 0).tolist() == [many.size - 1, many.eos]
 
 
-def test_what_is_left_out_is_counted_by_reason(build):
+def test_skipped_pairs_are_counted_by_reason(build):
     pairs = [
         ("", "leer"), ("leer", " \t\u2003"),
         ("x" * 20, "y" * 20), ("x" * 19, "y" * 19),  # with <eos> 21 and 20 tokens
@@ -107,7 +107,7 @@ def test_what_is_left_out_is_counted_by_reason(build):
     assert (report.kept, report.total) == (2, 7)
 
 
-def test_without_a_ratio_nothing_is_left_out_for_it(build):
+def test_default_has_no_length_ratio_limit(build):
     assert build([("x" * 50, "y")])[1].skipped == {}
 
 
@@ -119,7 +119,7 @@ def test_files_without_a_usable_pair_are_refused(build, tmp_path):
     assert list((tmp_path / "stores").iterdir()) == []
 
 
-def test_chunks_do_not_show_in_the_result(build, monkeypatch, tmp_path):
+def test_store_does_not_depend_on_chunk_size(build, monkeypatch, tmp_path):
     pairs = [(f"source {n}", f"Ziel {n * n}") for n in range(50)] + [("", "leer")]
     expected, report = build(pairs)
     for name, value in (("CHUNK_ITEMS", 7), ("CHUNK_CHARACTERS", 40)):
@@ -130,9 +130,9 @@ def test_chunks_do_not_show_in_the_result(build, monkeypatch, tmp_path):
         assert again == report
 
 
-def test_a_store_is_found_again_with_its_report(build, monkeypatch):
+def test_existing_store_is_reused_with_its_report(build, monkeypatch):
     store, report = build([*PAIRS, ("", "leer")])
-    monkeypatch.setattr(module, "_Writer", None)  # nothing may be written now
+    monkeypatch.setattr(module, "_Writer", None)  # writing would now fail
     again, same = build([*PAIRS, ("", "leer")])
     assert again.fingerprint == store.fingerprint
     assert same == report
@@ -140,7 +140,7 @@ def test_a_store_is_found_again_with_its_report(build, monkeypatch):
     assert texts(again) == PAIRS
 
 
-def test_whatever_changes_the_content_changes_the_fingerprint(build):
+def test_fingerprint_depends_on_data_tokenizers_and_limits(build):
     characters = Tokenizer.learn(["a dog"], "character", 50)
     stores = [
         build(),
@@ -153,10 +153,10 @@ def test_whatever_changes_the_content_changes_the_fingerprint(build):
     assert len({store.fingerprint for store, _ in stores}) == len(stores)
 
 
-def flip(path, place):
+def flip(path, position):
     """Flip one bit: at the beginning (0), in the middle or at the end (1) of a file."""
     content = bytearray(path.read_bytes())
-    content[round(place * (len(content) - 1))] ^= 4
+    content[round(position * (len(content) - 1))] ^= 4
     path.write_bytes(content)
 
 
@@ -182,7 +182,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_store_is_refused_and_built_again(damage, build, capsys):
+def test_damaged_store_is_refused_and_rebuilt(damage, build, capsys):
     store, _ = build()
     folder = store.folder
     DAMAGES[damage](folder)
@@ -197,23 +197,23 @@ def test_a_damaged_store_is_refused_and_built_again(damage, build, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_every_flipped_bit_of_the_manifest_is_noticed_or_changes_nothing(build):
+def test_flipped_bits_of_the_manifest_are_detected_except_in_whitespace(build):
     store, _ = build()
     path = store.folder / "store.json"
     content = path.read_bytes()
-    for place in range(0, len(content), 7):
+    for position in range(0, len(content), 7):
         flipped = bytearray(content)
-        flipped[place] ^= 1
+        flipped[position] ^= 1
         path.write_bytes(flipped)
         try:
             assert vars(Store(store.folder).report) == vars(store.report)
-            assert content[place : place + 1].isspace()
+            assert content[position : position + 1].isspace()
         except InputError:
             pass
 
 
-def test_a_store_of_the_previous_version_is_built_again_with_the_same_fingerprint(build, capsys):
-    """Checkpoints record the fingerprint: with another one, runs could not be resumed."""
+def test_store_of_the_previous_version_is_rebuilt_with_the_same_fingerprint(build, capsys):
+    """Checkpoints record the fingerprint; runs could not be resumed with a different one."""
     store, _ = build()
     assert store.fingerprint == OLD_FINGERPRINT
     new = json.loads((store.folder / "store.json").read_text())
@@ -229,13 +229,15 @@ def test_a_store_of_the_previous_version_is_built_again_with_the_same_fingerprin
     )
 
 
-def test_a_process_reads_a_store_once_to_verify_it_and_again_only_if_it_changes(build, monkeypatch):
+def test_unchanged_store_is_verified_once_per_process(build, monkeypatch):
     folder = build()[0].folder
     read = []
     monkeypatch.setattr(manifest, "checksum", lambda path: read.append(path.name) or checksum(path))
     Store(folder)
     Store(folder)
-    assert sorted(read) == sorted([*FILES, *FILES])  # too young to be remembered
+    assert sorted(read) == sorted(
+        [*FILES, *FILES]
+    )  # files that changed recently are verified again
     for path in folder.iterdir():
         os.utime(path, (1e9, 1e9))
     read.clear()
@@ -249,7 +251,7 @@ def test_a_process_reads_a_store_once_to_verify_it_and_again_only_if_it_changes(
 
 @pytest.mark.parametrize("error", [RuntimeError("crash"), KeyboardInterrupt()])
 @pytest.mark.parametrize("where", ["add", "sync_file", "_publish"])
-def test_a_crash_leaves_nothing_half_written(where, error, build, monkeypatch, tmp_path):
+def test_crash_leaves_no_incomplete_store(where, error, build, monkeypatch, tmp_path):
     def crash(*arguments):
         raise error
 
@@ -261,7 +263,7 @@ def test_a_crash_leaves_nothing_half_written(where, error, build, monkeypatch, t
     assert texts(build()[0]) == PAIRS
 
 
-def test_a_bad_line_in_the_middle_leaves_nothing_behind(write, tmp_path):
+def test_invalid_line_leaves_no_incomplete_store(write, tmp_path):
     paths = write(PAIRS)
     with paths[1].open("ab") as file:
         file.write(b"\xff\n")
@@ -277,14 +279,14 @@ def test_a_bad_line_in_the_middle_leaves_nothing_behind(write, tmp_path):
     assert list((tmp_path / "stores").iterdir()) == []
 
 
-def test_what_a_dead_process_left_is_removed_and_a_living_one_is_let_be(build, tmp_path):
-    done = subprocess.run(
+def test_temporary_folders_of_dead_processes_only_are_removed(build, tmp_path):
+    finished = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],
         capture_output=True,
         text=True,
         check=True,
     )
-    dead = tmp_path / "stores" / f".tmp-{done.stdout.strip()}-0a"
+    dead = tmp_path / "stores" / f".tmp-{finished.stdout.strip()}-0a"
     living = tmp_path / "stores" / f".tmp-{os.getppid()}-0b"
     for folder in (dead, living):
         folder.mkdir(parents=True)
@@ -294,14 +296,14 @@ def test_what_a_dead_process_left_is_removed_and_a_living_one_is_let_be(build, t
     assert living.exists()
 
 
-def test_the_slower_of_two_builders_keeps_what_the_faster_made(build, monkeypatch, tmp_path):
+def test_slower_of_two_builders_uses_the_store_of_the_faster(build, monkeypatch, tmp_path):
     publish = manifest._publish
     winner = []
 
     def late(temporary, final, replace):
         if not winner:
             winner.append(None)
-            winner[0] = build()[0].folder.stat().st_ino  # the other one, from start to end
+            winner[0] = build()[0].folder.stat().st_ino  # a complete build by the other process
         publish(temporary, final, replace)
 
     monkeypatch.setattr(manifest, "_publish", late)
@@ -312,9 +314,7 @@ def test_the_slower_of_two_builders_keeps_what_the_faster_made(build, monkeypatc
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_two_builders_that_both_find_damage_do_not_break_each_other(
-    when, build, monkeypatch, tmp_path
-):
+def test_two_builders_can_both_replace_a_damaged_store(when, build, monkeypatch, tmp_path):
     """The second replaces the store of the first, before or after the first has published it."""
     publish = manifest._publish
     others = []
@@ -326,7 +326,7 @@ def test_two_builders_that_both_find_damage_do_not_break_each_other(
             others.append(None)
             if when == "after":
                 publish(temporary, final, replace)
-                (final / "0.tokens").unlink()  # as the other still sees it
+                (final / "0.tokens").unlink()  # the state that the other builder still sees
             others[0], _ = build()
             if when == "after":
                 return
@@ -340,7 +340,7 @@ def test_two_builders_that_both_find_damage_do_not_break_each_other(
     assert [path.name for path in (tmp_path / "stores").iterdir()] == [store.fingerprint]
 
 
-def test_builders_at_the_same_time_do_not_break_each_other(write, tmp_path):
+def test_concurrent_builders_share_one_store(write, tmp_path):
     paths = write([(f"source {n}", f"Ziel {n}") for n in range(2000)])
     program = (
         "import sys; from regard.text.store import build_pairs; from regard.text.tokenizer import Tokenizer; "
@@ -352,10 +352,10 @@ def test_builders_at_the_same_time_do_not_break_each_other(write, tmp_path):
     assert len(list((tmp_path / "stores").iterdir())) == 1
 
 
-@pytest.mark.parametrize("seen", [False, True])
-def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(seen, build, monkeypatch, tmp_path):
+@pytest.mark.parametrize("estimate", [False, True])
+def test_full_disk_is_an_input_error_and_leaves_no_files(estimate, build, monkeypatch, tmp_path):
     pairs = [("a" * 10, "b" * 10)] * 5000
-    room = iter(range(4 if seen else 0))  # chunks of a side that still fit
+    room = iter(range(4 if estimate else 0))  # number of chunks that fit on the disk
     add = module._Writer.add
 
     def full(self, side, rows):
@@ -369,16 +369,16 @@ def test_a_full_disk_is_said_in_one_line_and_leaves_nothing(seen, build, monkeyp
         build(pairs)
     message = str(caught.value)
     assert message.startswith(f"{tmp_path / 'stores'}: the disk is full (0.")
-    assert (", about 0.3 MB needed in all)" in message) == seen
+    assert (", about 0.3 MB needed in all)" in message) == estimate
     assert list((tmp_path / "stores").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(write, tmp_path):
-    (tmp_path / "taken").write_text("a file")
-    with pytest.raises(InputError, match=r"taken: cannot be written \(File exists\)"):
-        build_pairs(write(PAIRS), (BYTE, BYTE), tmp_path / "taken", 100)
+def test_folder_that_cannot_be_created_is_named(write, tmp_path):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(InputError, match=r"file: cannot be written \(File exists\)"):
+        build_pairs(write(PAIRS), (BYTE, BYTE), tmp_path / "file", 100)
     with pytest.raises(InputError, match=r"sub: cannot be written \(Not a directory\)"):
-        build_pairs(write(PAIRS), (BYTE, BYTE), tmp_path / "taken" / "sub", 100)
+        build_pairs(write(PAIRS), (BYTE, BYTE), tmp_path / "file" / "sub", 100)
 
 
 def test_a_missing_corpus_is_named(tmp_path):
@@ -388,7 +388,7 @@ def test_a_missing_corpus_is_named(tmp_path):
         )
 
 
-def test_multi30k_is_stored_whole(tmp_path):
+def test_multi30k_is_stored_completely(tmp_path):
     if "REGARD_DATA" not in os.environ:
         pytest.skip("REGARD_DATA is not set")
     folder = Path(os.environ["REGARD_DATA"]) / "multi30k"

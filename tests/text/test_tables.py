@@ -1,4 +1,4 @@
-"""CSV, TSV, JSON and Parquet files become rows; an error names the file, the line and the columns."""
+"""Rows are read from CSV, TSV, JSON and Parquet files; errors name the file, line and columns."""
 
 import csv
 import gzip
@@ -69,7 +69,7 @@ def test_the_name_of_a_file_determines_its_format():
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_csv_has_quotes_newlines_and_a_header_and_errors_name_the_first_line_of_a_row(name, file):
+def test_csv_quoting_and_line_numbers(name, file):
     text = 'id,text,label\n1,"a ""good"", long\nfilm",pos\n\n2,bad,neg\n3,"x\ny\nz",\n'
     path = file(text, name)
     rows = read_classified(path)
@@ -78,7 +78,7 @@ def test_csv_has_quotes_newlines_and_a_header_and_errors_name_the_first_line_of_
     assert fails(lambda: rows) == f"{path}:6: the label is empty"
 
 
-def test_csv_written_by_the_csv_module_comes_back(file):
+def test_csv_written_by_the_csv_module_is_read_unchanged(file):
     texts = ['a "b"', "c\nd", " e, f;", "g\th", "1.5"]
     for delimiter in ",;\t":
         stream = io.StringIO()
@@ -117,13 +117,13 @@ def test_an_error_in_csv_names_the_line_and_the_columns(content, message, file):
     assert fails(read_classified, path) == f"{path}:{message}"
 
 
-def test_a_quote_that_is_not_closed_does_not_fill_the_memory(file, monkeypatch):
+def test_unclosed_quote_is_refused_with_bounded_memory(file, monkeypatch):
     monkeypatch.setattr(tables, "LONGEST_LINE", 1000)
     path = file('text,label\na,b\n"c,d\n' + "e,f\n" * 1000, "a.csv")
     assert fails(read_classified, path).startswith(f"{path}:3: a row longer than 1,000 characters")
 
 
-def test_columns_name_the_columns_of_a_file(file):
+def test_columns_option_selects_columns_by_name(file):
     path = file("id,text,body,stars\n1,x,good,5\n", "a.csv")
     columns = {"text": "body", "label": "stars"}
     assert list(read_classified(path, columns=columns)) == [Classified(2, "good", "5")]
@@ -140,7 +140,7 @@ def test_tsv_has_a_header_if_the_first_line_names_the_fields(file):
     assert fails(read_classified, path).startswith(f"{path}:2: 3 cells, but the header has 2 (")
 
 
-def test_pairs_come_from_one_file(file):
+def test_pairs_are_read_from_one_file(file):
     expected = [Pair(1, "a b", "c"), Pair(2, "d", "e f")]
     later = [Pair(n + 1, *rest) for n, *rest in expected]
     assert list(PAIRS.read(file("a b\tc\nd\te f\n", "a.tsv"))) == expected
@@ -169,7 +169,7 @@ def test_a_column_can_be_a_key_of_an_inner_object(file):
     )
 
 
-def test_a_json_array_is_read_with_its_lines(file):
+def test_json_array_is_read_with_line_numbers(file):
     path = file([{"text": "good", "label": 1}, {"text": "bad", "label": 0}], "a.json")
     assert list(read_classified(path)) == [Classified(2, "good", "1"), Classified(6, "bad", "0")]
     path = file([{"text": "good", "label": 1}, {"text": "bad"}], "b.json")
@@ -251,7 +251,7 @@ def test_an_error_in_squad_names_the_question(file):
     assert fails(read_questions, path).startswith(f'{path}:1: no "answer" (expected {{"context"')
 
 
-def test_similar_texts_have_several_usual_names(file):
+def test_similar_texts_accept_several_column_names(file):
     path = file("anchor,positive,negative\na,b,c\n", "a.csv")
     assert list(read_similar(path)) == [Similar(2, "a", "b", None, "c")]
     path = file("sentence1\tsentence2\tlabel\na\tb\t0.5\nc\td\tx\n", "a.tsv")
@@ -264,7 +264,7 @@ def test_similar_texts_have_several_usual_names(file):
     )
 
 
-def test_documents_come_from_tables_by_column(file):
+def test_documents_are_read_from_a_table_column(file):
     assert list(read_documents(file("id,text\n1,one\n", "a.csv"))) == [Document(2, "one")]
     path = file("id\tbody\n1\tone\n", "a.tsv")
     assert list(read_documents(path, columns={"text": "body"})) == [Document(2, "one")]
@@ -328,7 +328,7 @@ def test_a_file_that_is_not_text_is_named(name, content, message, file):
     assert fails(open_text, path) == f"{path} {message}"
 
 
-def test_archives_and_workbooks_are_told_apart_by_their_name(tmp_path):
+def test_archives_and_workbooks_are_distinguished_by_their_name(tmp_path):
     for name, message in (
         ("train.zip", "is a ZIP archive, not text: unpack it first"),
         ("train.xlsx", "is an Excel workbook, not text: export it as CSV first"),
@@ -339,7 +339,7 @@ def test_archives_and_workbooks_are_told_apart_by_their_name(tmp_path):
         assert fails(read_classified, path) == f"{path} {message}"
 
 
-def test_text_that_begins_like_an_archive_is_text(file):
+def test_text_that_begins_like_an_archive_is_read_as_text(file):
     assert list(open_text(file("BZh is short for x\n", "a.txt"))) == [(1, "BZh is short for x")]
     assert list(open_text(file("PK is short for y\n", "a.txt"))) == [(1, "PK is short for y")]
 

@@ -1,4 +1,4 @@
-"""Text survives its way to token ids and back, and nothing in it is ever taken for a special token."""
+"""Encoding and decoding restore a text, and no text is encoded as a special token."""
 
 import hashlib
 import json
@@ -18,20 +18,20 @@ from regard.text.tokenizer import LONGEST_TOKEN, SIGNS, SPECIALS, Tokenizer
 
 CHARACTER = Tokenizer.learn(LINES, "character", 100)
 
-anything = st.text(st.characters(exclude_categories=["Cs"]))
+any_text = st.text(st.characters(exclude_categories=["Cs"]))
 words = st.sampled_from(
     [*" ".join(LINES).split(), "running", "Wiesen", "übergrün", "  ", "\n", "'s"]
 )
-sentences = st.lists(words | anything).map(" ".join)
+sentences = st.lists(words | any_text).map(" ".join)
 
 
-@given(anything)
+@given(any_text)
 @example("")
 @example("<eos><unk> <bos>")
 @example("  leading, trailing   and\t\tmany \n\n spaces  ")
 @example("\x00\x1b\x85\u2028\r\n\ufeff\ufffd")
 @example("🙂👩‍👩‍👧 ä\u0308 日本語 " + "x" * 3000)
-def test_bpe_and_bytes_give_back_every_text_exactly(text):
+def test_bpe_and_byte_decoding_restore_every_text(text):
     for tokenizer in (BPE, BYTE):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
@@ -39,48 +39,48 @@ def test_bpe_and_bytes_give_back_every_text_exactly(text):
 
 
 @given(st.lists(sentences))
-def test_a_batch_is_encoded_like_its_texts_one_by_one(texts):
+def test_encode_batch_equals_encode_for_each_text(texts):
     for tokenizer in (BPE, BYTE, CHARACTER):
         assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
 
 
-def test_the_specials_have_fixed_ids_and_no_padding_is_among_them():
+def test_special_tokens_have_fixed_ids_without_padding():
     assert SPECIALS == ("<unk>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>")
     for t in (BPE, BYTE, CHARACTER):
         assert (t.unk, t.bos, t.eos, t.cls, t.sep, t.mask) == (0, 1, 2, 3, 4, 5)
         assert t.tokens(range(6)) == list(SPECIALS)
 
 
-def test_decoding_leaves_the_specials_out():
+def test_decoding_skips_special_tokens():
     ids = [BPE.bos, *BPE.encode("A dog"), BPE.mask, BPE.unk, *BPE.encode(" runs"), BPE.eos]
     assert BPE.decode(ids) == "A dog runs"
 
 
-def test_an_unknown_character_becomes_unk_and_does_not_vanish():
+def test_unknown_character_is_encoded_as_unk():
     ids = CHARACTER.encode("Hund日")
     assert ids[-1] == CHARACTER.unk
     assert CHARACTER.decode(ids) == "Hund\ufffd"
 
 
 @given(st.text(st.sampled_from(sorted(set("".join(LINES))))))
-def test_characters_that_were_learned_come_back_exactly(text):
+def test_learned_characters_are_restored(text):
     assert CHARACTER.decode(CHARACTER.encode(text)) == text
 
 
-def test_the_most_frequent_characters_are_kept_and_ties_go_by_code_point():
+def test_most_frequent_characters_are_learned_with_ties_by_code_point():
     tokenizer = Tokenizer.learn(["cba", "cbx", "c"], "character", 6 + 3)
     assert tokenizer.tokens(range(6, 9)) == ["c", "b", "a"]
     assert tokenizer.size == 9
 
 
-def test_sizes_count_the_specials():
+def test_sizes_include_special_tokens():
     assert BYTE.size == 256 + 6
     assert BPE.size == 350
     assert CHARACTER.size == len(set("".join(LINES))) + 6
     assert max(BPE.encode(" ".join(LINES))) < BPE.size
 
 
-def test_bytes_that_are_no_text_decode_to_the_replacement_sign():
+def test_invalid_utf8_decodes_to_the_replacement_character():
     assert BYTE.decode([6 + 0xC3, 6 + 0x41]) == "\ufffdA"
 
 
@@ -110,15 +110,15 @@ def test_a_lone_surrogate_is_refused_everywhere(tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "character"])
-def test_learning_refuses_lone_surrogates_and_no_text(kind):
+def test_learning_refuses_lone_surrogates_and_empty_text(kind):
     with pytest.raises(InputError, match="lone surrogate"):
         Tokenizer.learn(["a\udfff"], kind, 300)
-    for nothing in ([], ["", ""]):
+    for empty in ([], ["", ""]):
         with pytest.raises(InputError, match="no text to learn a vocabulary from"):
-            Tokenizer.learn(nothing, kind, 300)
+            Tokenizer.learn(empty, kind, 300)
 
 
-def test_an_error_while_reading_the_lines_comes_through_unchanged():
+def test_error_while_reading_lines_is_raised_unchanged():
     def lines():
         yield "fine"
         raise InputError("train.en:2: not UTF-8")
@@ -135,7 +135,7 @@ def test_an_error_while_reading_the_lines_comes_through_unchanged():
         ("bep", 300, "unknown data.vocabulary 'bep'; did you mean 'bpe'?"),
     ],
 )
-def test_a_vocabulary_that_cannot_be_is_refused(kind, size, message):
+def test_invalid_vocabulary_kind_or_size_is_refused(kind, size, message):
     with pytest.raises(InputError) as caught:
         Tokenizer.learn(LINES, kind, size)
     assert message in str(caught.value)
@@ -145,7 +145,7 @@ def test_the_smallest_bpe_has_one_merge():
     assert Tokenizer.learn(LINES, "bpe", 263).size == 263
 
 
-def test_too_little_text_gives_a_smaller_vocabulary():
+def test_short_text_gives_a_smaller_vocabulary():
     assert Tokenizer.learn(["ab ab"], "bpe", 9000).size < 280
 
 
@@ -159,15 +159,15 @@ def test_the_same_lines_give_the_same_vocabulary_in_another_process():
         "print(Tokenizer.learn(json.load(sys.stdin), 'bpe', 350).fingerprint)"
     )
     for threads in ("1", "3"):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", program], input=json.dumps(LINES), text=True,
             capture_output=True, check=True, env={**os.environ, "RAYON_NUM_THREADS": threads},
         )  # fmt: skip
-        assert done.stdout.strip() == BPE.fingerprint
+        assert process.stdout.strip() == BPE.fingerprint
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, BYTE, CHARACTER])
-def test_a_saved_tokenizer_is_loaded_the_same(tokenizer, tmp_path):
+def test_loaded_tokenizer_equals_the_saved_one(tokenizer, tmp_path):
     path = tmp_path / "tokenizer.json"
     tokenizer.save(path)
     again = Tokenizer.load(path)
@@ -181,13 +181,13 @@ def test_a_saved_tokenizer_is_loaded_the_same(tokenizer, tmp_path):
         assert again.encode(line) == tokenizer.encode(line)
 
 
-def test_the_fingerprint_is_that_of_the_file(tmp_path):
+def test_fingerprint_is_the_sha256_of_the_file(tmp_path):
     BPE.save(tmp_path / "t.json")
     assert hashlib.sha256((tmp_path / "t.json").read_bytes()).hexdigest() == BPE.fingerprint
     assert len({BPE.fingerprint, BYTE.fingerprint, CHARACTER.fingerprint}) == 3
 
 
-def test_a_crash_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
+def test_crash_while_saving_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "tokenizer.json"
     BYTE.save(path)
 
@@ -203,7 +203,7 @@ def test_a_crash_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_saving_where_there_is_no_folder_names_the_file(tmp_path):
+def test_saving_to_a_missing_folder_names_the_file(tmp_path):
     with pytest.raises(
         InputError, match=r"t.json: cannot be written \(No such file or directory\)"
     ):
@@ -235,8 +235,8 @@ BOMB = [f"{SIGNS[97] * 2**n} {SIGNS[97] * 2**n}" for n in range(12)]
         ({**GOOD, "specials": ["<pad>"]}, "damaged tokenizer"),
         ({**GOOD, "entries": None}, "damaged tokenizer"),
         ({**GOOD, "entries": [1]}, "damaged tokenizer"),
-        ({**GOOD, "entries": ["ab"]}, "damaged tokenizer (merge 1 ('ab') joins tokens not made before)"),
-        ({**GOOD, "entries": ["a b", "bc d"]}, "merge 2 ('bc d') joins tokens not made before"),
+        ({**GOOD, "entries": ["ab"]}, "damaged tokenizer (merge 1 ('ab') joins unknown tokens)"),
+        ({**GOOD, "entries": ["a b", "bc d"]}, "merge 2 ('bc d') joins unknown tokens"),
         ({**GOOD, "entries": ["a b", "a b"]}, "merge 2 ('a b') is duplicated"),
         ({**GOOD, "entries": BOMB}, "merge 8 makes a token of over 128 bytes"),
         ({**GOOD, "kind": "character", "entries": ["a", "bc"]}, "not one character"),
@@ -244,7 +244,7 @@ BOMB = [f"{SIGNS[97] * 2**n} {SIGNS[97] * 2**n}" for n in range(12)]
         ({**GOOD, "kind": "character", "entries": ["\ud800"]}, "lone surrogate"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_not_ours_is_refused_by_name(content, message, tmp_path):
+def test_invalid_tokenizer_file_is_refused(content, message, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with pytest.raises(InputError) as caught:
@@ -264,7 +264,7 @@ def test_a_missing_and_a_huge_file_are_refused(tmp_path):
         Tokenizer.load(tmp_path / "huge.json")
 
 
-def test_multi30k_comes_back_exactly():
+def test_multi30k_is_restored():
     if "REGARD_DATA" not in os.environ:
         pytest.skip("REGARD_DATA is not set")
     folder = Path(os.environ["REGARD_DATA"]) / "multi30k"

@@ -1,1 +1,1 @@
-"""The configuration: the sections model, data, training and decoding, presets, YAML and --set."""
+"""The configuration: the sections model, data, training and decoding; presets; YAML and --set."""

@@ -20,24 +20,24 @@ DERIVED: Any = None  # default of a field whose value follows from other fields
 class Range(NamedTuple):
     """The allowed values of a number."""
 
-    least: float
-    most: float
-    above: bool = False  # `least` itself is excluded
-    below: bool = False  # `most` itself is excluded
+    minimum: float
+    maximum: float
+    above: bool = False  # `minimum` itself is excluded
+    below: bool = False  # `maximum` itself is excluded
 
     def __str__(self) -> str:
-        low = f"{'above' if self.above else 'at least'} {self.least:,}"
-        return f"{low}, {'below' if self.below else 'at most'} {self.most:,}"
+        low = f"{'above' if self.above else 'at least'} {self.minimum:,}"
+        return f"{low}, {'below' if self.below else 'at most'} {self.maximum:,}"
 
     def check(self, name: str, value: float) -> None:
         """Refuse a value outside the range."""
-        if value < self.least or (self.above and value == self.least):
-            rule = f"{'above' if self.above else 'at least'} {self.least:,}"
-        elif value > self.most or (self.below and value == self.most):
-            rule = f"{'below' if self.below else 'at most'} {self.most:,}"
+        if value < self.minimum or (self.above and value == self.minimum):
+            rule = f"{'above' if self.above else 'at least'} {self.minimum:,}"
+        elif value > self.maximum or (self.below and value == self.maximum):
+            rule = f"{'below' if self.below else 'at most'} {self.maximum:,}"
         else:
             return
-        raise InputError(f"{name} must be {rule}, not {shown(value)}")
+        raise InputError(f"{name} must be {rule}, not {format_value(value)}")
 
 
 FRACTION = Range(0, 1, below=True)
@@ -68,11 +68,15 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
             object.__setattr__(config, name, value)
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
             expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
-            raise InputError(f"{section}.{name} must be {expected}, not {shown(value)}")
+            raise InputError(f"{section}.{name} must be {expected}, not {format_value(value)}")
         if type(value) is list and not all(type(item) is str for item in value):
-            raise InputError(f"{section}.{name} must be a list of strings, not {shown(value)}")
+            raise InputError(
+                f"{section}.{name} must be a list of strings, not {format_value(value)}"
+            )
         if type(value) is dict and not all(type(x) is str for x in (*value, *value.values())):
-            raise InputError(f"{section}.{name} must map strings to strings, not {shown(value)}")
+            raise InputError(
+                f"{section}.{name} must map strings to strings, not {format_value(value)}"
+            )
         if type(value) is float and not math.isfinite(value):
             raise InputError(f"{section}.{name} must be a finite number, not {value}")
         if name in ranges and value is not None:
@@ -91,11 +95,11 @@ def changed_fields(config: Any) -> str:
     return f"{type(config).__name__}({', '.join(values)})"
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value for a message, shortened if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python does not write integers of over 4,300 digits
+    except ValueError:  # Python cannot format integers of more than 4,300 digits
         return "a number with thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 

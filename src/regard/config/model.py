@@ -1,8 +1,8 @@
 """ModelConfig: every choice of the architecture in one place, checked before any work starts.
 
-The defaults are the paper's base model (Vaswani et al. 2017, Table 3). What the paper varies and
-what came after it are options of the same model, never another model. This module does not
-import torch, so that `--help` and configuration errors are immediate.
+The defaults are the paper's base model (Vaswani et al. 2017, Table 3). Variants of the paper and of
+later work are options of the same model. This module does not import torch, so that `--help` and
+configuration errors are immediate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from regard.config.registry import ATTENTION, MIXERS, POSITIONS
 from regard.errors import InputError, unknown
 
 STYLES = ("encoder-decoder", "encoder", "decoder")
-# Options whose values can be extended by regard.register_positions and its like.
+# Options to which regard.register_positions and similar functions add values.
 REGISTRIES = {"positions": POSITIONS, "attention": ATTENTION, "mixer": MIXERS}
 CHOICES = {
     "style": STYLES,
@@ -44,7 +44,7 @@ HEADS_OF_STYLE = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The architecture. A field that starts as `DERIVED` takes the value its comment names."""
+    """The architecture. Fields with the default `DERIVED` are computed from the other fields."""
 
     style: str = "encoder-decoder"  # which stacks: an encoder sees everything, a decoder the past
     vocabulary_size: int  # V: token ids are 0..V-1 (of the target, if the source has its own
@@ -89,7 +89,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "model", RANGES)
-        # true and false are what people write for "tied or not".
+        # true and false are accepted as well.
         self._resolve("tie_embeddings", {True: "all", False: "none"})
         if self.style in STYLES:
             self._resolve("encoder_layers", {None: 6 if self.has_encoder else 0})
@@ -127,12 +127,15 @@ class ModelConfig:
         for name, present in sides.items():
             layers = getattr(self, name)
             if not present and layers:
-                raise InputError(f"model.style={self.style} has no place for model.{name}={layers}")
+                raise InputError(
+                    f"model.style={self.style} and model.{name}={layers} cannot be combined: set "
+                    f"model.{name}=0"
+                )
             if present and not layers:
                 raise InputError(f"model.{name} must be at least 1, not 0")
 
     def _check_combinations(self) -> None:
-        """Options that cannot be combined: both are named, and why."""
+        """Refuse options that cannot be combined; the message names both and the reason."""
         one_stack = self.style != "encoder-decoder"
         own_source = self.source_vocabulary_size != self.vocabulary_size
         tied = self.tie_embeddings in ("all", "source-target")
@@ -140,41 +143,41 @@ class ModelConfig:
         mixed = self.mixer != "attention"
         rules = [
             (self.positions == "sinusoidal" and self.d_model % 2 == 1, "positions", "d_model",
-             "sinusoids come in sine and cosine pairs, so d_model must be even"),
+             "sinusoids are pairs of sine and cosine, so d_model must be even"),
             (self.positions == "rotary" and self.head_size % 2 == 1, "positions", "head_size",
-             "rotation turns pairs of features, so head_size must be even"),
+             "rotary positions rotate pairs of features, so head_size must be even"),
             (mixed and self.style == "decoder", "mixer", "style",
-             "a decoder writes with a cache of keys and values, which only attention has"),
+             "a decoder generates with a cache of keys and values, which only attention has"),
             (self.mixer in ("lstm", "gru") and self.d_model % 2 == 1, "mixer", "d_model",
-             "half of the width reads from each side, so d_model must be even"),
+             "each direction has half of the width, so d_model must be even"),
             (mixed and one_stack and self.window is not None, "mixer", "window",
              "only attention has a window"),
             (mixed and one_stack and self.attention != "dot-product", "mixer", "attention",
              "the mixer replaces all attention of this model"),
             (mixed and one_stack and self.positions == "rotary", "mixer", "positions",
-             "rotation turns queries and keys, which only attention has"),
+             "rotary positions rotate queries and keys, which only attention has"),
             (self.mixer not in ("convolution", "dilated") and self.kernel != 3, "mixer", "kernel",
              "only a convolution has a kernel"),
             (self.mixer == "dilated" and self.kernel ** self.encoder_layers > FURTHEST, "kernel",
              "encoder_layers", "dilated layers would reach over a billion positions"),
             (tied and own_source, "tie_embeddings", "source_vocabulary_size",
-             "one matrix has one vocabulary"),
+             "a shared matrix needs a shared vocabulary"),
             (one_stack and self.tie_embeddings == "source-target", "tie_embeddings", "style",
-             "only an encoder-decoder has both"),
+             "only an encoder-decoder has a source and a target"),
             (one_stack and own_source, "source_vocabulary_size", "style",
-             "one stack has one vocabulary"),
+             "a model with one stack has one vocabulary"),
             (self.head not in heads, "head", "style", f"this style has {' or '.join(heads)}"),
             (self.head == "classifier" and self.classes is None, "head", "classes",
-             "say how many classes there are"),
+             "set model.classes to the number of classes"),
             (self.head != "classifier" and self.classes is not None, "head", "classes",
              "only head=classifier has classes"),
             (self.pooling == "cls" and self.style == "decoder", "pooling", "style",
              "the first token of a decoder sees only itself; use last or mean"),
         ]  # fmt: skip
-        for broken, first, second, why in rules:
-            if broken:
+        for violated, first, second, reason in rules:
+            if violated:
                 pair = [f"model.{name}={getattr(self, name)}" for name in (first, second)]
-                raise InputError(f"{pair[0]} and {pair[1]} cannot be combined: {why}")
+                raise InputError(f"{pair[0]} and {pair[1]} cannot be combined: {reason}")
 
     @property
     def custom_parts(self) -> tuple[str, ...]:
@@ -235,11 +238,11 @@ class ModelConfig:
         """
         check_keys(cls, "model", values)
         if "vocabulary_size" not in values:
-            raise InputError("model.vocabulary_size is missing: how many tokens there are")
+            raise InputError("model.vocabulary_size is missing: set it to the number of tokens")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Complete, with every default, and equal to what `from_dict` takes."""
+        """All fields by name, including defaults, as `from_dict` accepts them."""
         return asdict(self)
 
 
@@ -256,8 +259,8 @@ RANGES = {
 MOST_PARAMETERS = 100_000_000_000
 FURTHEST = 1_000_000_000  # positions within reach of a dilated convolution
 
-# Layers, widths and heads as the paper (base, big), fairseq's IWSLT (small) and the text-only
-# Multi30k models (tiny) have them. Dropout is the published one, but for tiny (published: 0.3).
+# Layers, widths and heads of the paper (base, big), of fairseq's IWSLT model (small) and of
+# text-only Multi30k models (tiny). Dropout is the published value, except for tiny (0.3).
 PRESETS: dict[str, dict[str, Any]] = {
     name: {
         "encoder_layers": layers, "decoder_layers": layers, "d_model": d_model, "heads": heads,

@@ -166,7 +166,7 @@ for _option, _names in _OPTIONS.items():
         _FOREIGN.setdefault(_name, []).append(_option)
 
 PREDICTING = "the verb is the task: translate, answer, generate, classify, fill or embed"
-# Verbs and habits of other tools, and what to write instead.
+# Verbs of other tools, and what to use instead.
 VERBS = {
     "predict": PREDICTING, "inference": PREDICTING, "infer": PREDICTING, "interactive": PREDICTING,
     "decode": PREDICTING, "run": PREDICTING, "apply": PREDICTING,
@@ -211,8 +211,8 @@ def equivalents(name: str) -> list[Option]:
         name: a key (`num_beams`, `steps`), a key with its section, or a flag (`--num-beams`).
 
     Returns:
-        Options with this key in any section, or the options of regard that another toolkit calls
-        so; empty if the name is unknown everywhere.
+        Options with this key in any section, and the options of regard that have this name in
+        another toolkit; empty if the name is unknown.
     """
     key = name.lstrip("-").replace("-", "_").lower()
     section, dot, rest = key.rpartition(".")
@@ -254,10 +254,10 @@ def unknown_section(kind: str, name: str, known: Sequence[str]) -> InputError:
     return unknown(kind, name[:40], known)
 
 
-def suggestion(option: Option, shown: str = "") -> str:
+def suggestion(option: Option, spelling: str = "") -> str:
     """`did you mean 'training.batch_tokens'? (it counts tokens, not examples)`
 
-    shown: how to write the option, if not as `section.key`.
+    spelling: how to write the option, if not as `section.key`.
     """
     note = f" ({option.note})" if option.note else ""
-    return f"did you mean {shown or repr(option.name)}?{note}"
+    return f"did you mean {spelling or repr(option.name)}?{note}"

@@ -1,7 +1,7 @@
 """The number of parameters of each part: a closed formula, and a count of the real tensors.
 
-The formula needs no model, so it works for any size at once; the count checks that it is the
-formula of this model. `regard info` shows both.
+The formula needs no model, so it is fast for any size; the count of the tensors verifies it.
+`regard info` shows both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class Part:
-    formula: str  # in the letters of the paper, with the number of times it occurs in front
+    formula: str  # in the symbols of the paper, with the number of occurrences first
     parameters: int
 
 
@@ -46,9 +46,9 @@ def closed_form(config: ModelConfig) -> dict[str, Part]:
     gate = f"{gates} F" if gates > 1 else "F"
     feed_forward_text = f"({gates + 1} D F + {gate} + D)" if bias else f"{gates + 1} D F"
 
-    mixers = 0 if c.mixer == "attention" else c.encoder_layers  # which have no self-attention
+    mixers = 0 if c.mixer == "attention" else c.encoder_layers  # layers without self-attention
     gates_of = {"lstm": 4, "gru": 3}
-    if c.mixer in gates_of:  # from both sides, D/2 each: 2 gates D/2 (D + D/2) weights
+    if c.mixer in gates_of:  # two directions of width D/2: 2 gates D/2 (D + D/2) weights
         rows = gates_of[c.mixer]
         mixer = rows * 3 * d * d // 2 + bias * 2 * rows * d
         mixer_text = f"({rows * 1.5:g} D D + {2 * rows} D)" if bias else f"{rows * 1.5:g} D D"
@@ -116,7 +116,8 @@ def operations(
     predictions: int | None = None,
 ) -> float:
     """Floating-point operations of a training step of sequences of these lengths, forward and
-    backward: 6 for each weight and token it meets, and 12 H K for each query and key that meet.
+    backward: 6 for each weight and each token it processes, and 12 H K for each pair of query and
+    key.
 
     predictions: the number of tokens that the head predicts (default: all of the last stack).
     """
@@ -142,7 +143,7 @@ def operations(
 
 
 def visible(length: int, window: int | None) -> int:
-    """How many pairs of query and key a sequence has within the window; the causal pairs are half
-    of them and half the diagonal."""
+    """The number of pairs of query and key of a sequence within the window. The number of causal
+    pairs is (visible(length, window) + length) / 2."""
     far = length - 1 if window is None else min(window, length - 1)
     return length * (2 * far + 1) - far * (far + 1)

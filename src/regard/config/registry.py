@@ -39,7 +39,9 @@ class Registry:
                 f"digits and . _ @ + -, not {name!r:.60}"
             )
         if name in self.built_in:
-            raise InputError(f"{self.function}: {name!r} is a built-in name: choose another one")
+            raise InputError(
+                f"{self.function}: {name!r} is a built-in name: choose a different one"
+            )
         if not callable(factory):
             raise InputError(f"{self.function}: {factory!r:.60} cannot be called")
         self._factories[name] = factory

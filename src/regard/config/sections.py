@@ -1,8 +1,8 @@
 """The four sections of a configuration: model, data, training, decoding.
 
-The same names on the command line (`--set training.steps=2000`), in YAML and in Python; all of it
-is checked before any work starts. What a run really used is its `config.yaml`, complete with
-every default, and `regard train --config` takes that file again.
+Options have the same names on the command line (`--set training.steps=2000`), in YAML and in
+Python, and all values are checked before any work starts. The `config.yaml` of a run contains every
+option with its value, including defaults; `regard train --config` accepts that file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from regard.config.registry import SCHEDULES
 from regard.config.settings import SECTIONS, current_names, read_yaml
 from regard.errors import InputError
 
-DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model that is used
+DTYPES = ("auto", "float32", "bfloat16", "int8")  # of a model for inference
 MOST_HYPOTHESES, MOST_LABELS = 1_000, 10_000
 MOST_WRITTEN = 1_000_000  # hypotheses times tokens of one sentence; Model.decoding bounds the bytes
 SEED, WEIGHT = Range(0, 2**63 - 1), Range(0, 1_000_000)

@@ -38,7 +38,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The sections of a configuration file, and its `task`; the values are not checked."""
     values = parse_yaml(read_bounded(path, LARGEST_FILE, "a configuration"), path)
     if not isinstance(values, dict):
-        raise InputError(f"{path}: must hold sections ({', '.join(SECTIONS)})")
+        raise InputError(f"{path}: must contain sections ({', '.join(SECTIONS)})")
     for name, keys in values.items():
         if name not in (*SECTIONS, "task"):
             raise unknown_section(f"section in {path}", name, SECTIONS)
@@ -48,7 +48,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(content: bytes, path: Path) -> Any:
-    """The value of a YAML text; the module docstring says which part of YAML is supported."""
+    """The value of a YAML text; see the module docstring for the supported part of YAML."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser is ten times as fast
@@ -135,8 +135,8 @@ class _Values:
             raise self.error(f"a number with {len(text):,} digits")
         return getattr(self.constructor, f"construct_yaml_{kind}")(ScalarNode(tag, text))
 
-    def error(self, what: str) -> InputError:
-        return InputError(f"{self.path}:{self.line}: not a valid configuration: {what}")
+    def error(self, reason: str) -> InputError:
+        return InputError(f"{self.path}:{self.line}: not a valid configuration: {reason}")
 
 
 def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
@@ -158,7 +158,7 @@ def settings(assignments: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def section_settings(assignments: list[str], only: str) -> dict[str, Any]:
-    """The same where only one section makes sense."""
+    """The values of `settings` if only the options of one section are allowed."""
     values = settings(assignments)
     for section in values:
         if section != only:
@@ -167,7 +167,8 @@ def section_settings(assignments: list[str], only: str) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """A word of the command line as YAML reads it (`none` is a word: model.positions=none)."""
+    """The value of a word of the command line, as in YAML; `none` stays a string, because it is a
+    value of model.positions."""
     if text.startswith("["):  # data.labels=[good, bad]
         return [part.strip() for part in text[1:].removesuffix("]").split(",") if part.strip()]
     words = {"true": True, "false": False, "null": None}

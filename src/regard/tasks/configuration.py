@@ -136,7 +136,7 @@ def build_model(
     if not data.shared_vocabulary and model.tie_embeddings in ("all", "source-target"):
         raise InputError(
             f"data.shared_vocabulary=false and model.tie_embeddings={model.tie_embeddings} "
-            "cannot be combined: one matrix has one vocabulary"
+            "cannot be combined: a shared matrix needs a shared vocabulary"
         )
     return model
 
@@ -164,11 +164,12 @@ def check_options(task: type[Task], key: str, options: DataConfig | TrainingConf
 
 def check_positions(task: type[Task], config: Config) -> None:
     """Refuse a table of learned positions that is too short for the longest possible row."""
-    model, most = config.model, config.decoding.max_length if config.model.has_decoder else 0
+    model = config.model
+    target_length = config.decoding.max_length if model.has_decoder else 0
     longest = config.data.max_length + task.longest_target(config)
     if model.positions == "learned" and model.max_length < longest:
         raise InputError(
             f"model.max_length={model.max_length} with model.positions=learned is less than the "
             f"{longest} that data.max_length={config.data.max_length} and "
-            f"decoding.max_length={most} together need"
+            f"decoding.max_length={target_length} together need"
         )

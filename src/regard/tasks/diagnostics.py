@@ -54,9 +54,9 @@ class LabelStatistics:
     def table(self) -> list[str]:
         """The classes with their counts, the most frequent first, in at most 20 lines."""
         ranked = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
-        shown = ranked if len(ranked) <= MOST_CLASSES else ranked[: MOST_CLASSES - 1]
-        lines = [(shorten(visible_line(label)), count) for label, count in shown]
-        if rest := ranked[len(shown) :]:
+        listed = ranked if len(ranked) <= MOST_CLASSES else ranked[: MOST_CLASSES - 1]
+        lines = [(shorten(visible_line(label)), count) for label, count in listed]
+        if rest := ranked[len(listed) :]:
             total = sum(count for _, count in rest)
             lines.append((f"... {len(rest):,} more classes", total))
         name = max(len(label) for label, _ in lines)

@@ -1,4 +1,4 @@
-"""The evaluation of a model on given data, with confidence intervals.
+"""The evaluation of a model on data, with confidence intervals.
 
 Intervals are 95%, by bootstrap over the examples. Two models are compared on the same resampled
 examples (paired), so that easy and hard examples do not count as a difference. Translations are
@@ -38,7 +38,7 @@ class EvaluationReport:
             **self.evaluation.details,
         }  # fmt: skip
         if self.against:
-            compared = {name: vars(one) for name, one in self.differences.items()}
+            compared = {name: vars(difference) for name, difference in self.differences.items()}
             whole["against"] = {"model": self.against, **self.theirs, "difference": compared}
         return whole
 

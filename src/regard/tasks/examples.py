@@ -307,5 +307,5 @@ def without_duplicates(
                 continue
         yield path, row
     if count and say is not None:
-        kept = "kept" if rule == "keep" else "left out"
-        say(f"{first} ({count:,} such rows, all {kept}: see data.duplicates)")
+        outcome = "kept" if rule == "keep" else "left out"
+        say(f"{first} ({count:,} such rows, all {outcome}: see data.duplicates)")

@@ -5,8 +5,8 @@ index is a folder of raw little-endian files (vectors, line numbers, texts, and 
 ends) with a manifest that names the documents and the model (text/manifest.py).
 
 The rounding of float32 products depends on how many rows and queries are multiplied at once. The
-results must not: the products only select candidates, which are all rows that could be among the
-best whatever the rounding, and each candidate is scored again in float64 by itself.
+results must not depend on it. The products therefore only select candidates (all rows that could be
+among the best, given the largest rounding error), and each candidate is scored again in float64.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ QUERIES = 64  # queries that share one pass over the vectors
 FEW = 8  # queries; up to here, np.vecdot is faster than a matrix product
 FOLD = 64  # rows
 UNIT = 0.01  # largest difference between the length of a vector and 1
-REMEDY = "remove it or use --rebuild"
+REMEDY = "remove the folder or rebuild the index"
 
 Embed = Callable[[list[str]], NDArray[np.float32]]
 CountCut = Callable[[list[str]], int]  # how many texts are too long to be read completely
-_building = RLock()  # one thread builds an index, and the others wait for it and find it
+_building = RLock()  # one thread builds an index; the others wait and load it
 
 
 class Hit(NamedTuple):
-    """A line of a file that is near to a query.
+    """A line of a file that is similar to a query.
 
     Attributes:
         score: the cosine of the angle between the vectors of the query and of the line.
@@ -63,10 +63,11 @@ class Hit(NamedTuple):
 class Index:
     """A finished index, read-only and memory-mapped.
 
-    size: of a vector
-    identity: of the model that made the vectors
-    fingerprint: of the documents
-    cut: number of lines of which only the beginning was embedded
+    Attributes:
+        size: the number of features of a vector.
+        identity: the identity of the model that computed the vectors.
+        fingerprint: the fingerprint of the documents.
+        cut: the number of lines of which only the beginning was embedded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -106,10 +107,10 @@ class Index:
         if queries.ndim != 2 or queries.shape[1] != self.size:
             raise InputError(
                 f"{self.folder}: has vectors of {self.size} numbers, not {queries.shape[-1]} as "
-                f"the query has: another model made it: {REMEDY}"
+                f"the query has: a different model built it: {REMEDY}"
             )
         if not np.isfinite(queries).all():
-            raise InputError("a query's vector contains NaN or infinity: try another model")
+            raise InputError("a query's vector contains NaN or infinity: use a different model")
         hits: list[list[Hit]] = []
         for start in range(0, len(queries), QUERIES):
             some = np.ascontiguousarray(queries[start : start + QUERIES], FLOAT)
@@ -141,7 +142,7 @@ class Index:
                     kth = float(np.partition(scores, -top)[-top])
                     # The true k-th score is at least kth - slack; estimates differ by slack again.
                     chosen = chosen[scores >= kth - 2 * slack[i]]
-                # Each row is summed by itself: the same bits whatever the other rows are.
+                # Each row has its own sum: the result does not depend on the other rows.
                 scores = (part[chosen].astype(np.float64) * exact[i]).sum(axis=1)
                 scores = np.concatenate([best[i][0], scores])
                 rows = np.concatenate([best[i][1], start + chosen])
@@ -151,7 +152,7 @@ class Index:
                 best[i] = scores, rows
         return [
             list(zip(scores.tolist(), rows.tolist(), strict=True))
-            for scores, rows in (_sorted(*one, top) for one in best)
+            for scores, rows in (_sorted(*candidates, top) for candidates in best)
         ]
 
     def _hit(self, score: float, row: int) -> Hit:
@@ -223,10 +224,10 @@ def find_or_build(
     rebuild: bool = False,
     count_cut: CountCut | None = None,
 ) -> Index:
-    """The index of these documents by this model, found in the folder `parent` or built there.
+    """Load the index of these documents and this model from the folder `parent`, or build it there.
 
-    Its name depends on the content of the documents and on the model, so a changed file or another
-    model never uses the old index. A damaged index is rebuilt, with a warning.
+    Its name depends on the content of the documents and on the model, so a changed file or a
+    different model never uses the old index. A damaged index is rebuilt, with a warning.
 
     Args:
         documents: a plain, .gz or .xz file with one document per line; blank lines are left out
@@ -242,7 +243,9 @@ def find_or_build(
     def open_index(folder: Path) -> Index:
         index = Index(folder)
         if (index.fingerprint, index.identity, index.size) != (fingerprint, identity, size):
-            raise FORMAT.error(folder, "other documents or another model made it")
+            raise FORMAT.error(
+                folder, "it was built from different documents or by a different model"
+            )
         return index
 
     def find() -> tuple[Index | None, str]:
@@ -300,7 +303,7 @@ def _write(
             if not unit.all():
                 first = int(unit.argmin())
                 raise InputError(
-                    f"{documents}:{lines[first]}: the model gives no usable vector "
+                    f"{documents}:{lines[first]}: the model returns no usable vector "
                     f"(of length {lengths[first]:g}, not 1)"
                 )
             cut += count_cut(texts) if count_cut is not None else 0

@@ -1,4 +1,4 @@
-"""Modules that tasks import at their first use: `regard --help` reads all tasks, but no torch."""
+"""Modules that are imported at their first use, so that `regard --help` does not import torch."""
 
 from __future__ import annotations
 

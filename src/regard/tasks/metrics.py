@@ -20,31 +20,32 @@ Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
 
-def confusion(targets: Ints, given: Ints, classes: int) -> NDArray[np.int64]:
-    """[classes, classes]: how many examples of each class (row) were given each class (column)."""
-    # Both steps are strict: other lengths, or a class that does not exist, raise ValueError.
-    pair = tuple(np.stack([targets, given]).astype(np.int64))
+def confusion(targets: Ints, predictions: Ints, classes: int) -> NDArray[np.int64]:
+    """[classes, classes]: the number of examples of each target class (row) with each predicted
+    class (column)."""
+    # Both steps raise ValueError for different lengths and for unknown classes.
+    pair = tuple(np.stack([targets, predictions]).astype(np.int64))
     cells = np.ravel_multi_index(pair, (classes, classes))
     return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
-def classification(targets: Ints, given: Ints, classes: int) -> dict[str, float]:
+def classification(targets: Ints, predictions: Ints, classes: int) -> dict[str, float]:
     """accuracy and macro_f1 in [0, 1], matthews in [-1, 1]; all 0 without examples.
 
     macro_f1 is the mean over the classes that occur, as a target or as a prediction: a class that
-    is never right counts 0, and one that does not occur does not count. matthews is the correlation
-    of targets and predictions (Gorodkin 2004): 0 for predictions that do not depend on the example,
-    and also where it is not defined, for example if all predictions are the same.
+    is never predicted correctly counts 0, and one that does not occur does not count. matthews is
+    the correlation of targets and predictions (Gorodkin 2004): 0 for predictions that do not depend
+    on the example, and also where it is not defined, for example if all predictions are the same.
     """
-    table = confusion(targets, given, classes).astype(np.float64)
+    table = confusion(targets, predictions, classes).astype(np.float64)
     n, right = table.sum(), table.diagonal()
-    examples, answers = table.sum(1), table.sum(0)
+    examples, predicted = table.sum(1), table.sum(0)
     if n == 0:
         return {"accuracy": 0.0, "macro_f1": 0.0, "matthews": 0.0}
-    present = examples + answers > 0
-    f1 = 2 * right[present] / (examples + answers)[present]
-    both = right.sum() * n - examples @ answers
-    spread = np.sqrt((n * n - examples @ examples) * (n * n - answers @ answers))
+    present = examples + predicted > 0
+    f1 = 2 * right[present] / (examples + predicted)[present]
+    both = right.sum() * n - examples @ predicted
+    spread = np.sqrt((n * n - examples @ examples) * (n * n - predicted @ predicted))
     return {
         "accuracy": float(right.sum() / n),
         "macro_f1": float(f1.mean()),
@@ -100,39 +101,39 @@ def _calibration_bins(
     top = probabilities.max(1).astype(np.float64)  # [n]
     right = probabilities.argmax(1) == targets
     inner = np.linspace(0, 1, bins + 1)[1:-1]  # so that 1.0000001 falls into the last bin
-    place = np.searchsorted(inner, top, side="left")
-    counts = np.bincount(place, minlength=bins).astype(np.float64)
-    gaps = np.bincount(place, weights=right - top, minlength=bins)
-    return counts, gaps, np.bincount(place, weights=top, minlength=bins)
+    bin_index = np.searchsorted(inner, top, side="left")
+    counts = np.bincount(bin_index, minlength=bins).astype(np.float64)
+    gaps = np.bincount(bin_index, weights=right - top, minlength=bins)
+    return counts, gaps, np.bincount(bin_index, weights=top, minlength=bins)
 
 
 COLDEST, HOTTEST = 0.05, 20.0  # the bounds of a temperature
-HALVINGS = 48  # of the bounds' distance on the scale of log T: 6 / 2^48
+HALVINGS = 48  # of the interval of log T, whose final length is 6 / 2^48
 
 
 def fit_temperature(logits: Floats, targets: Ints) -> float:
-    """The temperature T in [0.05, 20] with which softmax(logits / T) makes the target classes most
-    probable (Guo et al. 2017): fitted on held-out examples, it makes probabilities honest and
-    changes no answer. 1 without examples, or where every temperature is as good.
+    """The temperature T in [0.05, 20] that maximises the likelihood of the target classes under
+    softmax(logits / T) (Guo et al. 2017). Fitted on held-out examples, it calibrates probabilities
+    and changes no prediction. 1 without examples, or if all temperatures are equally good.
 
-    The negative log-likelihood is convex in 1/T, so its derivative changes sign once: halving the
-    bounds by that sign cannot miss it, and ends at a bound if it is outside.
+    The negative log-likelihood is convex in 1/T, so its derivative changes sign at most once.
+    Bisection finds this point, or ends at a bound if it is outside.
     """
     if len(targets) == 0:
         return 1.0
     scores = logits.astype(np.float64)
     scores -= scores.max(1, keepdims=True)
-    # A class may be ruled out with -inf; 0 * -inf would be nan, and exp(-1e6 / T) is 0 as well.
+    # A class may have the logit -inf. 0 * -inf would be NaN, and exp(-1e6 / T) is 0 as well.
     np.maximum(scores, -1e6, out=scores)
-    reached = np.take_along_axis(scores, targets[:, None], 1).mean()
+    target_mean = np.take_along_axis(scores, targets[:, None], 1).mean()
     low, high = np.log(COLDEST), np.log(HOTTEST)
     for _ in range(HALVINGS):
-        middle = (low + high) / 2  # 0 at first, that is T = 1
+        middle = (low + high) / 2  # 0 in the first iteration: T = 1
         weights = np.exp(scores / np.exp(middle))  # [n, C]
         expected = ((weights * scores).sum(1) / weights.sum(1)).mean()
-        if expected == reached:
+        if expected == target_mean:
             return float(np.exp(middle))
-        if expected > reached:  # too sure: more than is reached is expected
+        if expected > target_mean:  # overconfident
             low = middle
         else:
             high = middle
@@ -144,58 +145,59 @@ ARTICLES = re.compile(r"\b(?:an?|the)\b")
 
 
 def normalise_answer(text: str) -> str:
-    """What SQuAD v1.1 compares: lower-case, without ASCII punctuation and articles, single blanks.
+    """The normalisation of SQuAD v1.1: lower case, no ASCII punctuation or articles, single spaces.
 
-    In this order: "A.N. Other" loses its dots first, and then "an" as if it were an article.
+    The steps have this order: "A.N. Other" loses its points first, and then "an" as an article.
     """
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
-def exact_match(given: str, answers: Sequence[str]) -> float:
-    """1 if the answer is one of the allowed ones after normalising, else 0. A question without an
-    answer allows [""]; with nothing allowed, nothing is right."""
-    given_words = normalise_answer(given)
-    return float(any(given_words == normalise_answer(answer) for answer in answers))
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1 if the prediction equals one of the correct answers after normalisation, else 0. The
+    correct answer of an unanswerable question is [""]; the result is 0 if `answers` is empty."""
+    prediction_words = normalise_answer(prediction)
+    return float(any(prediction_words == normalise_answer(answer) for answer in answers))
 
 
-def token_f1(given: str, answers: Sequence[str]) -> float:
-    """How much of the words agrees, whatever their order: the best F1 over the allowed answers."""
-    given_words = normalise_answer(given).split()
+def token_f1(prediction: str, answers: Sequence[str]) -> float:
+    """The largest F1 of the bags of words of the prediction and of a correct answer."""
+    prediction_words = normalise_answer(prediction).split()
 
     def f1(words: list[str]) -> float:
-        if not given_words or not words:
-            return float(given_words == words)
-        return 2 * (Counter(given_words) & Counter(words)).total() / (len(given_words) + len(words))
+        if not prediction_words or not words:
+            return float(prediction_words == words)
+        common = (Counter(prediction_words) & Counter(words)).total()
+        return 2 * common / (len(prediction_words) + len(words))
 
     return max((f1(normalise_answer(answer).split()) for answer in answers), default=0.0)
 
 
 def pearson(a: ArrayLike, b: ArrayLike) -> float:
-    """The linear correlation, in [-1, 1]; 0 if a side is constant, where it is not defined."""
+    """The linear correlation, in [-1, 1]; 0 if it is not defined because a side is constant."""
     x, y = _directions(a), _directions(b)
     return float(np.clip(x @ y, -1, 1))
 
 
 def spearman(a: ArrayLike, b: ArrayLike) -> float:
-    """The correlation of the ranks: 1 if one side only ever grows with the other. Equal values
-    share the mean of their ranks, or the order of the examples would matter."""
+    """The correlation of the ranks: 1 if one side is a monotonically increasing function of the
+    other. Equal values share the mean of their ranks, so the order of examples has no effect."""
     return pearson(_ranks(a), _ranks(b))
 
 
 def _directions(values: ArrayLike) -> NDArray[np.float64]:
     """The distances from the mean, as a vector of length 1 (0 for a constant)."""
     array = np.asarray(values, np.float64)
-    # Not by the distances: the mean of three times 0.1 is not 0.1.
+    # The distances are not compared with 0: the computed mean of three times 0.1 is not 0.1.
     if len(array) == 0 or array.min() == array.max():
         return np.zeros_like(array)
     array = array - array.mean()
-    array = array / np.abs(array).max()  # squares of tiny distances would vanish
+    array = array / np.abs(array).max()  # squares of small distances would underflow
     return array / np.sqrt(array @ array)
 
 
 def _ranks(values: ArrayLike) -> NDArray[np.float64]:
-    """1 for the smallest value; the mean rank for equal ones."""
-    _, place, counts = np.unique(
+    """The ranks from 1; equal values have the mean of their ranks."""
+    _, index, counts = np.unique(
         np.asarray(values, np.float64), return_inverse=True, return_counts=True
     )
-    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return (np.cumsum(counts) - (counts - 1) / 2)[index]

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from regard.training.callbacks import RunInfo
 
 SIZES = ("encoder_layers", "decoder_layers", "d_model", "heads", "d_ff")
-MOST_EXAMPLES, MOST_TOKENS = 400_000, 10_000_000  # where counting the training data stops
+MOST_EXAMPLES, MOST_TOKENS = 400_000, 10_000_000  # limits of the count of training data
 FEW_TOKENS = 2_500_000  # of training data: up to here a larger model than tiny only overfits
 CHARACTERS = 4  # per token of a byte-pair vocabulary
 LONG_TRAINING = 2 * 3600.0  # seconds
 SLOWEST_PEAK = 1e10  # operations per second of the slowest CPU; a shorter run is never long
 EFFICIENCY = 0.4  # fraction of the peak of a CPU that training reaches
 MANY_EPOCHS, ENOUGH_EPOCHS = 100, 40
-# Options whose tensors fit any value, so that weights of another value load without an error.
+# Options that do not change the shapes of tensors: weights load without an error for any value.
 SILENT = (
     "norm_first", "norm", "activation", "positions", "position_base", "window", "heads",
     "scale_embeddings", "pooling",
@@ -103,9 +103,10 @@ def plan_run(
         preset = None
     changes = values.get("model", {})
     if preset is None and start is None and stored is not None:
-        kept = {key: vars(stored.model)[key] for key in (*SIZES, "dropout")}
-        kept = {key: value for key, value in kept.items() if value}  # no layers: other style
-        values = {**values, "model": {**kept, **changes}}
+        stored_sizes = {key: vars(stored.model)[key] for key in (*SIZES, "dropout")}
+        # The number of layers of an absent stack is 0 and is not an option.
+        stored_sizes = {key: value for key, value in stored_sizes.items() if value}
+        values = {**values, "model": {**stored_sizes, **changes}}
     plan = RunPlan(config := make_config(name, preset, values, start), say)
     if stored is not None:
         return plan

@@ -1,6 +1,6 @@
 # mypy: implicit-reexport
 # ruff: noqa: F401
-"""What tasks use of modules that import numpy or torch: see lazy.py."""
+"""The names that tasks use from modules that import numpy or torch: see lazy.py."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 SIZES = {"train": 20_000, "valid": 500, "test": 500}
 
-# The example of the paper's authors for what self-attention resolves; it starts the test split.
+# The authors' example of a pronoun that self-attention resolves; the test split starts with it.
 PRONOUN_SENTENCE = (
     ("The animal didn't cross the street because it was too tired.",
      "Das Tier überquerte die Straße nicht, weil es zu müde war."),
@@ -126,7 +126,7 @@ def phrase(noun: Noun, case: str, article: str = "the", adjective: str = "") -> 
 
 
 class Clause(NamedTuple):
-    """Who did what; the German in parts, because their order depends on where the clause is."""
+    """A clause. Its German parts are separate: their order depends on the kind of clause."""
 
     subject: Phrase
     verb: Verb
@@ -160,7 +160,8 @@ class Example(NamedTuple):
 
 
 class Dice:
-    """Random choices that are the same in every version of Python, as only `random()` is."""
+    """Random choices that are the same in all versions of Python, because they use only
+    `random()`."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed).random
@@ -176,7 +177,7 @@ class Dice:
 
 
 def some_clause(dice: Dice) -> Clause:
-    """Someone did something to something, gave someone something, or was somewhere."""
+    """A random clause with an object, with a gift and its receiver, or with a place."""
     verb = dice.pick(dice.pick((ACTS, ACTS, ACTS, GIFTS, STAYS)))
     subject = dice.phrase(verb.subjects, "nom")
     thing = dice.phrase(verb.objects, verb.case, without=[subject.noun.english])
@@ -191,7 +192,7 @@ def some_clause(dice: Dice) -> Clause:
 
 
 def some_event(dice: Dice, inner: Clause) -> Clause:
-    """Someone who is not in the inner clause slept, waited, laughed ..."""
+    """A random clause without objects, whose subject is not in the inner clause."""
     verb = dice.pick(EVENTS)
     subject = dice.phrase(verb.subjects, "nom", without=inner.composition)
     return Clause(subject, verb, verb.past, "", ())
@@ -203,7 +204,7 @@ def simple(dice: Dice) -> Example:
 
 
 def subordinate(dice: Dice, first: bool) -> Example:
-    """A subordinate clause at the start or end; after it at the start, the main verb follows."""
+    """A sentence with a subordinate clause at the start or at the end."""
     inner = some_clause(dice)
     outer = some_event(dice, inner)
     because, weil = dice.pick(list(WORDS["conjunctions"].items()))
@@ -236,17 +237,18 @@ def relative(dice: Dice) -> Example:
 
 
 def pronoun(dice: Dice, of_subject: bool) -> Example:
-    """Subject and object differ in gender; only the last adjective determines what `it` is."""
+    """A sentence in which only the last adjective determines the meaning of `it`; subject and
+    object differ in gender."""
     verb = dice.pick(DEEDS)
     genders = dice.pick(("mf", "mn", "fm", "fn", "nm", "nf"))
     animal = dice.pick(nouns("animal", gender=genders[0]))
     thing = dice.pick(nouns(*verb.objects, gender=genders[1]))
     subject = phrase(animal, "nom", "the", dice.pick(animal.attributes + [""] * 6))
-    what = phrase(thing, verb.case)
-    over = words(verb.preposition, what.german)
+    object_phrase = phrase(thing, verb.case)
+    over = words(verb.preposition, object_phrase.german)
     rest = f"nicht {over}" if verb.preposition else f"{over} nicht"
     composition = (animal.english, verb.base, thing.english)
-    outer = Clause(subject, verb, f"didn't {verb.base} {what.english}", rest, composition)
+    outer = Clause(subject, verb, f"didn't {verb.base} {object_phrase.english}", rest, composition)
     moods = WORDS["moods"]
     es = PRONOUNS[animal.gender if of_subject else thing.gender]
     tired = dice.pick(list(moods) if of_subject else thing.qualities)
@@ -283,23 +285,33 @@ def examples(split: str, size: int | None = None) -> list[Example]:
         raise unknown("split of the built-in corpus", split, SIZES)
     size = SIZES[split] if size is None else size
     dice = Dice(seed=list(SIZES).index(split))
-    made: dict[str, Example] = {}  # by their English
+    sentences: dict[str, Example] = {}  # by English text
     if split == "test":
-        made = {pair[0]: Example(*pair, PRONOUN_COMPOSITION) for pair in PRONOUN_SENTENCE}
-    while len(made) < size:
-        pattern = PATTERNS[len(made) % len(PATTERNS)]
+        sentences = {pair[0]: Example(*pair, PRONOUN_COMPOSITION) for pair in PRONOUN_SENTENCE}
+    while len(sentences) < size:
+        pattern = PATTERNS[len(sentences) % len(PATTERNS)]
         for _ in range(20_000):
             example = pattern(dice)
-            if split_of(example.composition) == split and example.english not in made:
-                made[example.english] = example
+            if split_of(example.composition) == split and example.english not in sentences:
+                sentences[example.english] = example
                 break
         else:
-            raise InputError(f"the built-in corpus has no {size} {split} sentences: ask for fewer")
-    return list(made.values())[:size]
+            raise InputError(
+                f"the built-in corpus has no {size} {split} sentences: choose a smaller size"
+            )
+    return list(sentences.values())[:size]
 
 
 def builtin_corpus(split: str, size: int | None = None) -> list[tuple[str, str]]:
-    """(English, German) pairs of "train", "valid" or "test", always the same."""
+    """The (English, German) pairs of a split; they are the same on every machine.
+
+    Args:
+        split: "train", "valid" or "test".
+        size: the number of pairs (default: all).
+
+    Raises:
+        InputError: the split is unknown or has fewer pairs.
+    """
     return [(example.english, example.german) for example in examples(split, size)]
 
 

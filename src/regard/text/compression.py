@@ -26,7 +26,7 @@ DAMAGES = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, Damaged)
 
 
 def decompressed(path: Path, raw: BinaryIO) -> io.BufferedReader:
-    """The content of a file; its name says whether and how it is compressed.
+    """The content of a file; its name determines the compression.
 
     Args:
         path: the name of the file.

@@ -218,10 +218,13 @@ def read_pairs(
         raise _unaligned(target_path, missing[0] + more, source_path, missing[0] - 1)
 
 
-def _unaligned(long: Path | str, most: int, short: Path | str, fewest: int) -> InputError:
+def _unaligned(
+    long: Path | str, long_lines: int, short: Path | str, short_lines: int
+) -> InputError:
     return InputError(
-        f"{long} has {most:,} lines but {short} has {fewest:,}: line {fewest + 1:,} of {long} has "
-        "no counterpart (aligned files have one line for each line of the other)"
+        f"{long} has {long_lines:,} lines but {short} has {short_lines:,}: line "
+        f"{short_lines + 1:,} of {long} has no counterpart (aligned files "
+        "have the same number of lines)"
     )
 
 

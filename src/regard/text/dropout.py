@@ -42,13 +42,14 @@ class Dropout:
         if not 0.0 <= probability <= 1.0:
             raise InputError(f"BPE-dropout is a probability from 0 to 1, not {probability}")
         self.tokenizer = tokenizer
-        self.least = round(probability * 2**53)  # a merge is skipped if 53 random bits are below
+        # A merge is skipped if a random number of 53 bits is below the threshold.
+        self.threshold = round(probability * 2**53)
 
     def __call__(
         self, rows: Sequence[NDArray[Any]], numbers: NDArray[np.int64], seed: int
     ) -> list[NDArray[Any]]:
         """The rows of `encode` in other tokens; each depends only on the seed and its number."""
-        if self.tokenizer.kind != "bpe":  # no merges, nothing to drop
+        if self.tokenizer.kind != "bpe":  # there are no merges
             return list(rows)
         stream = scramble(seed)
         if (library := native.library("bpe")) is not None:
@@ -61,7 +62,7 @@ class Dropout:
     # ---- one row: the specification ------------------------------------------------------------
 
     def _row(self, ids: list[int], key: int) -> list[int]:
-        skipped = (scramble(key + i * GAMMA) >> 11 < self.least for i in count())
+        skipped = (scramble(key + i * GAMMA) >> 11 < self.threshold for i in count())
         tokens: list[int] = []
         for text, part in groupby(ids, lambda id: id >= len(SPECIALS)):
             if not text:
@@ -81,7 +82,7 @@ class Dropout:
         tokens = [byte + len(SPECIALS) for byte in word]
         before, after = list(range(-1, size - 1)), list(range(1, size + 1))
         known: list[tuple[int, int] | None] = [None] * size  # rank and result, with the next token
-        candidates: list[tuple[int, int]] = []  # rank, place
+        candidates: list[tuple[int, int]] = []  # rank, position
 
         def propose(left: int) -> None:
             if left >= 0:
@@ -90,8 +91,8 @@ class Dropout:
                 if merge:
                     heapq.heappush(candidates, (merge[0], left))
 
-        for place in range(size):
-            propose(place)
+        for position in range(size):
+            propose(position)
         dropped: list[tuple[int, int]] = []
         while candidates:
             rank, left = heapq.heappop(candidates)
@@ -110,10 +111,10 @@ class Dropout:
                 before[after[left]] = left
             propose(before[left])
             propose(left)
-        result, place = [], 0
-        while place < size:
-            result.append(tokens[place])
-            place = after[place]
+        result, position = [], 0
+        while position < size:
+            result.append(tokens[position])
+            position = after[position]
         return result
 
     @cached_property
@@ -143,7 +144,7 @@ class Dropout:
         library.bpe_rows(
             ctypes.byref(self._vocabulary), _pointer(ids), _pointer(starts), _pointer(numbers),
             _pointer(room), ctypes.c_long(len(rows)), ctypes.c_uint64(stream),
-            ctypes.c_uint64(self.least), _pointer(out), _pointer(lengths),
+            ctypes.c_uint64(self.threshold), _pointer(out), _pointer(lengths),
         )  # fmt: skip
         ends = room[:-1] + lengths
         return [out[a:b] for a, b in zip(room.tolist(), ends.tolist(), strict=False)]
@@ -172,10 +173,10 @@ class _Vocabulary(ctypes.Structure):
 
     @classmethod
     def of(cls, slots: NDArray[Any], classes: NDArray[Any], *pieces: NDArray[Any]) -> _Vocabulary:
-        made = cls(slots.ctypes.data, len(slots), classes.ctypes.data, len(classes),
+        table = cls(slots.ctypes.data, len(slots), classes.ctypes.data, len(classes),
                    *(array.ctypes.data for array in pieces))  # fmt: skip
-        made.arrays = (slots, classes, *pieces)  # keep the arrays alive as long as the pointers
-        return made
+        table.arrays = (slots, classes, *pieces)  # keep the arrays alive as long as the pointers
+        return table
 
 
 def _pointer(array: NDArray[Any]) -> ctypes.c_void_p:

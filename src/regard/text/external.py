@@ -1,4 +1,4 @@
-"""Tokenizers from outside: Hugging Face tokenizers, and Python objects with `encode` and `decode`.
+"""External tokenizers: Hugging Face tokenizers, and Python objects with `encode` and `decode`.
 
 The ids of a tokenizer are shifted by the number of special tokens: id i of the tokenizer is id
 i + 6 of the model, and ids 0 to 5 are the special tokens of `Tokenizer`. So a tokenizer needs no
@@ -40,7 +40,7 @@ PROBE = "The quick brown fox jumps over 13 lazy dogs. Größe, 数, \t\n"
 
 @runtime_checkable
 class TextTokenizer(Protocol):
-    """What an object needs to be used as a tokenizer. The number of its tokens is its `vocab_size`,
+    """The interface of a user-defined tokenizer. The number of its tokens is its `vocab_size`,
     `vocabulary_size` or `size`, or its length; its ids are 0 to this number minus 1."""
 
     def encode(self, text: str) -> Sequence[int]:
@@ -53,12 +53,12 @@ class TextTokenizer(Protocol):
 
 
 class ExternalTokenizer(Tokenizer):
-    """A `Tokenizer` that calls a tokenizer from outside. See `as_tokenizer`."""
+    """A `Tokenizer` that calls an external tokenizer. See `as_tokenizer`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.kind = KIND
         self.inner, self.fast = tokenizer, _backend(tokenizer)
-        # Slow tokenizers of transformers add their special tokens unless they are asked not to.
+        # Slow tokenizers of transformers add their special tokens by default.
         slow = self.fast is None and hasattr(tokenizer, "all_special_ids")
         self._encode_options = {"add_special_tokens": False} if slow else {}
         self._decode_options = {"skip_special_tokens": True} if slow else {}
@@ -91,7 +91,7 @@ class ExternalTokenizer(Tokenizer):
         return [FIRST + id for id in ids]
 
     def words(self, text: str) -> list[bytes]:
-        raise InputError("a tokenizer from outside has no merges: set data.bpe_dropout=0")
+        raise InputError("an external tokenizer has no merges: set data.bpe_dropout=0")
 
     # Ids to text
 
@@ -209,7 +209,7 @@ def load_tokenizer(
     if tokenizer is not None:
         loaded = tokenizer
         if tokenizer.fingerprint != hashlib.sha256(path.read_bytes()).hexdigest():
-            raise InputError(f"{path}: the model was trained with another tokenizer")
+            raise InputError(f"{path}: the model was trained with a different tokenizer")
     elif hugging_face:
         loaded = _from_file(path)
     else:

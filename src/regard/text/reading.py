@@ -49,25 +49,25 @@ def open_text(path: Path | str, position: Position | None = None) -> Iterator[tu
             yield number, decode_line(line, f"{path}:{number}")
 
 
-def read_text(path: Path | str, most: int) -> str:
+def read_text(path: Path | str, limit: int) -> str:
     """The whole text of a file, which may be compressed.
 
     Args:
         path: the file.
-        most: the largest number of bytes after decompression.
+        limit: the largest number of bytes after decompression.
 
     Returns:
         The text, without a byte order mark.
 
     Raises:
-        InputError: the file cannot be read, is larger than `most`, or is not UTF-8.
+        InputError: the file cannot be read, is larger than `limit`, or is not UTF-8.
     """
     path = Path(path)
     with _opened(path, lambda: 0) as (_, stream):
-        content = stream.read(most + 1)
-    if len(content) > most:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
         raise InputError(
-            f"{path}: larger than {most:,} bytes, which is too large for one JSON value: write it "
+            f"{path}: larger than {limit:,} bytes, which is too large for one JSON value: write it "
             "as JSON lines (.jsonl), one object per line"
         )
     content = content.removeprefix(BOM)
@@ -91,8 +91,8 @@ def _opened(path: Path, line: Callable[[], int]) -> Iterator[tuple[BinaryIO, io.
             yield raw, stream
     except DAMAGES as error:
         reached = f"after line {line()}" if line() else "at its beginning"
-        how = "is truncated" if isinstance(error, EOFError) else "is damaged"
-        raise InputError(f"{path}: the compressed file {how} {reached} ({error})") from None
+        state = "is truncated" if isinstance(error, EOFError) else "is damaged"
+        raise InputError(f"{path}: the compressed file {state} {reached} ({error})") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({reason(error)})") from None
 

@@ -16,7 +16,7 @@ from typing import Any
 from regard.errors import InputError, unknown
 
 Columns = Mapping[str, str]  # field name -> column name
-MOST_SHOWN = 12  # columns that a message lists
+MOST_LISTED = 12  # columns that a message lists
 LONGEST_NAME = 40  # characters of a column name in a message
 
 
@@ -203,9 +203,9 @@ def find_columns(
 
 def listed(names: Sequence[str]) -> str:
     """The columns of a file for a message."""
-    shown = ", ".join(_short(name) or '""' for name in names[:MOST_SHOWN])
-    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return f"the columns are {shown}{more}" if names else "there are no columns"
+    listing = ", ".join(_short(name) or '""' for name in names[:MOST_LISTED])
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return f"the columns are {listing}{more}" if names else "there are no columns"
 
 
 def _short(name: str) -> str:

@@ -168,7 +168,7 @@ def split_sentences(text: str) -> SplitText:
 
 def _boundaries(text: str, spans: list[tuple[int, int]], words: list[str]) -> list[int]:
     """The index of the first word of each sentence but the first."""
-    found: list[int] = []
+    boundaries: list[int] = []
     several_lines = LINE_BREAK.search(text) is not None
     start = 0  # first word of the current sentence
     stop = -1  # the last word with an end mark, if only symbols follow it
@@ -191,9 +191,9 @@ def _boundaries(text: str, spans: list[tuple[int, int]], words: list[str]) -> li
             elif gap.strip(FIXED_SPACE):
                 ends = _ends(words, start, stop, i + 1, capitals)
         if ends:
-            found.append(i + 1)
+            boundaries.append(i + 1)
             start, stop, spoken, capitals = i + 1, -1, False, False
-    return found
+    return boundaries
 
 
 def _has_end_mark(word: str) -> bool:
@@ -213,8 +213,8 @@ def _ends(words: list[str], start: int, stop: int, following: int, capitals: boo
     first, last = begin[0], words[stop].rstrip(CLOSERS)
     closed = len(last) < len(words[stop])
     marker = MARKER.match(bare) is not None
-    # After a quotation, a small letter continues the sentence (he said). Elsewhere it can begin a
-    # sentence of a text that has no capital letters.
+    # After a quotation, a small letter continues the sentence (he shouted). Elsewhere it can
+    # begin a sentence of a text that has no capital letters.
     small = first.islower() and not marker and not begin[1:2].isupper()
     if small and (capitals or closed or (stop == start and last[-1] == ".")):
         return False

@@ -127,7 +127,7 @@ def build_pairs(
     """
     # A text with more characters than this has more than max_length tokens, so it is skipped
     # without being encoded.
-    limits = [max_length * one.longest for one in tokenizers]
+    limits = [max_length * tokenizer.longest for tokenizer in tokenizers]
 
     def worthwhile(report: CorpusReport, position: Position) -> Iterator[tuple[str, str]]:
         every = read_pairs(paths[0], paths[1], position) if pairs is None else pairs(position)
@@ -146,7 +146,7 @@ def build_pairs(
                 [[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(list(texts))]
                 for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
             ]
-            kept: list[tuple[list[int], list[int]]] = []
+            selected: list[tuple[list[int], list[int]]] = []
             for source, target in zip(*sides, strict=True):
                 shorter, longer = sorted((len(source), len(target)))
                 if longer > max_length:
@@ -154,8 +154,8 @@ def build_pairs(
                 elif max_ratio is not None and longer > SHORT and longer > max_ratio * shorter:
                     report.skip("bad ratio")
                 else:
-                    kept.append((source, target))
-            yield [[pair[side] for pair in kept] for side in range(2)]
+                    selected.append((source, target))
+            yield [[pair[side] for pair in selected] for side in range(2)]
 
     fingerprints = [tokenizer.fingerprint for tokenizer in tokenizers]
     identity = [*fingerprints, max_length, max_ratio, *reading]

@@ -234,12 +234,12 @@ def _read_tsv(
             raise
         chosen = {}
     if chosen:
-        places = _places(header, chosen, f"{path}:{number}")
+        indices = _column_indices(header, chosen, f"{path}:{number}")
         for number, line in lines:
             cells = line.split("\t")
             if len(cells) != len(header):
                 raise _wrong_width(f"{path}:{number}", cells, header, "a tab")
-            values = {name: cells[i] for name, i in places}
+            values = {name: cells[i] for name, i in indices}
             yield Record(origin, number, as_cells(values, optional) if optional else values)
         return
     width, form = len(headerless), "<TAB>".join(headerless)
@@ -272,7 +272,7 @@ def _read_csv(
         source.start = number
         header = next(rows)
         chosen = find_columns(header, fields, columns, f"{path}:{number}")
-        places = _places(header, chosen, f"{path}:{number}")
+        indices = _column_indices(header, chosen, f"{path}:{number}")
         origin, optional = f"{path}:", [field.name for field in fields if not field.required]
         while True:
             source.start = source.number + 1
@@ -281,9 +281,9 @@ def _read_csv(
                 continue  # a blank line
             number = source.start
             if len(cells) != len(header):
-                what = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
-                raise _wrong_width(f"{path}:{number}", cells, header, what)
-            values = {name: cells[i] for name, i in places}
+                separator = {",": "a comma", ";": "a semicolon"}.get(delimiter, "a tab")
+                raise _wrong_width(f"{path}:{number}", cells, header, separator)
+            values = {name: cells[i] for name, i in indices}
             yield Record(origin, number, as_cells(values, optional) if optional else values)
     except StopIteration:
         return
@@ -324,7 +324,7 @@ class _CsvLines:
         return line + "\n"
 
 
-def _places(header: list[str], chosen: dict[str, str], where: str) -> list[tuple[str, int]]:
+def _column_indices(header: list[str], chosen: dict[str, str], where: str) -> list[tuple[str, int]]:
     """The index of the column of each field."""
     for column in chosen.values():
         if header.count(column) > 1:

@@ -87,7 +87,7 @@ class Tokenizer:
         else:
             self._number_merges()
             pieces = [bytes(BYTES[sign] for sign in token) for token in self._ids]
-        # Bytes and BPE know every text. An unknown character must not vanish from the text.
+        # Bytes and BPE cover every text. An unknown character stays visible in the decoded text.
         unk = UNKNOWN.encode() if kind == "character" else b""
         self.pieces = [unk, *[b""] * (len(SPECIALS) - 1), *pieces]
         self.size = len(self.pieces)
@@ -99,7 +99,7 @@ class Tokenizer:
         for rank, entry in enumerate(self._entries):
             left, _, right = entry.partition(" ")
             if left not in self._ids or right not in self._ids:
-                raise InputError(f"merge {rank + 1} ({entry!r:.40}) joins tokens not made before")
+                raise InputError(f"merge {rank + 1} ({entry!r:.40}) joins unknown tokens")
             if len(left) + len(right) > LONGEST_TOKEN:
                 raise InputError(f"merge {rank + 1} makes a token of over {LONGEST_TOKEN} bytes")
             if (left, right) in self._ranks:
@@ -131,10 +131,10 @@ class Tokenizer:
         """
         if kind not in KINDS:
             raise unknown("data.vocabulary", kind, KINDS)
-        least = {"bpe": len(SPECIALS) + 256 + 1, "character": len(SPECIALS) + 1, "byte": 0}[kind]
-        if size < least:
+        minimum = {"bpe": len(SPECIALS) + 256 + 1, "character": len(SPECIALS) + 1, "byte": 0}[kind]
+        if size < minimum:
             raise InputError(
-                f"data.vocabulary_size is {size} but {kind} needs at least {least} "
+                f"data.vocabulary_size is {size} but {kind} needs at least {minimum} "
                 f"({len(SPECIALS)} special tokens, {'256 bytes, ' if kind == 'bpe' else ''}and one "
                 "more)"
             )
@@ -185,15 +185,15 @@ class Tokenizer:
         numbers, ids_of = self._numbers, [list[int]() for _ in texts]
         parts = ((i, piece) for i, text in enumerate(texts) for piece in pieces(text))
         for chunk in in_chunks(parts, lambda part: len(part[1])):
-            some = [piece for _, piece in chunk]
+            batch = [piece for _, piece in chunk]
             try:
-                encoded = self._library.encode_batch_fast(some, add_special_tokens=False)
+                encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
             except TypeError:  # the library's error for a lone surrogate
                 for text in texts:
                     _utf8(text)
                 raise
-            for (i, _), one in zip(chunk, encoded, strict=True):
-                ids_of[i].extend(map(numbers.__getitem__, one.ids))
+            for (i, _), encoding in zip(chunk, encoded, strict=True):
+                ids_of[i].extend(map(numbers.__getitem__, encoding.ids))
         return ids_of
 
     @cached_property
@@ -279,8 +279,8 @@ class Tokenizer:
         begins, ends = self._inside
         joined = np.zeros(len(ids), dtype=bool)
         joined[1:] = begins[ids[1:]] & ends[ids[:-1]]
-        places = np.arange(len(ids))
-        return np.maximum.accumulate(np.where(joined, 0, places))
+        positions = np.arange(len(ids))
+        return np.maximum.accumulate(np.where(joined, 0, positions))
 
     @cached_property
     def _inside(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

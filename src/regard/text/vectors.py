@@ -53,7 +53,7 @@ class VectorFile:
             self.file.write(np.asarray(vectors, KIND).tobytes())
             self.file.flush()
             self.count += len(vectors)
-            self._write_header()  # last: the header never promises more than the file has
+            self._write_header()  # last: the header must not count more rows than the file has
 
     def close(self, whole: bool) -> Path | None:
         """Close the file.

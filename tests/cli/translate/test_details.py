@@ -227,7 +227,7 @@ def test_too_long_text_is_translated_in_pieces_with_a_warning(
 def test_very_long_word_is_split_into_few_pieces(text):
     """The time of a translation grows with the number of pieces."""
     tokens = len(text.encode())  # at most one per byte
-    pieces = split(text, lambda part: len(part.encode()), 127)
+    pieces = split_pieces(text, lambda part: len(part.encode()), 127)
     assert "".join(pieces) == text
     assert max(len(piece.encode()) for piece in pieces) <= 127
     assert len(pieces) <= 1.7 * tokens / 127
