@@ -50,8 +50,8 @@ def synchronise(device: str) -> None:
 def padded(sentences: Sentences) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Padded tokens[B, T] and the mask of real tokens."""
     longest = max(map(len, sentences))
-    tokens = np.array([[*one, *[PAD] * (longest - len(one))] for one in sentences])
-    lengths = np.array([[len(one)] for one in sentences])
+    tokens = np.array([[*sentence, *[PAD] * (longest - len(sentence))] for sentence in sentences])
+    lengths = np.array([[len(sentence)] for sentence in sentences])
     return tokens, (np.arange(longest) < lengths).astype(np.int64)
 
 

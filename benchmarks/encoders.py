@@ -52,7 +52,7 @@ def run(shape: str, options: argparse.Namespace, log: RatioLog) -> None:
     config = encoder_config(shape)
     device = torch.device(options.device)
     texts = sentences(config.vocabulary_size)
-    lengths = [len(one) for one in texts]
+    lengths = [len(text) for text in texts]
     # A training step does the operations of the forward pass three times.
     work = operations(config, lengths, []) / 3
     parts = closed_form(config)

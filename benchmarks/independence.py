@@ -30,10 +30,10 @@ def main(arguments: list[str]) -> None:
     random.Random(0).shuffle(order)
     for mode in MODES:
         usual = model.predict(texts, **mode)
-        kept = requests.BATCH_TOKENS[options.device]
+        previous = requests.BATCH_TOKENS[options.device]
         requests.BATCH_TOKENS[options.device] = SMALL
         other = model.predict([texts[i] for i in order], **mode)
-        requests.BATCH_TOKENS[options.device] = kept
+        requests.BATCH_TOKENS[options.device] = previous
         pairs = [(usual[i], output) for i, output in zip(order, other, strict=True)]
         different = sum(a.text != b.text for a, b in pairs)
         difference = max(abs(a.score - b.score) for a, b in pairs if a.text == b.text)

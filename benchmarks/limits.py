@@ -72,10 +72,10 @@ def best_peak(device: torch.device, dtype: str) -> float:
     return best_seen(("peak", device.type, dtype), max(measure(device) for _ in range(5)))
 
 
-def best_seen(what: tuple[str | int, ...], value: float) -> float:
+def best_seen(quantity: tuple[str | int, ...], value: float) -> float:
     """The best value that this process has measured."""
-    BEST[what] = max(value, BEST.get(what, 0.0))
-    return BEST[what]
+    BEST[quantity] = max(value, BEST.get(quantity, 0.0))
+    return BEST[quantity]
 
 
 def peak_int8(device: torch.device) -> float:

@@ -39,7 +39,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
                 empty = False
                 yield line.rstrip(b"\n") + b"\n"  # the last line may have no line end
         if empty:
-            raise SystemExit(f"{path} is empty: there is nothing to translate")
+            raise SystemExit(f"{path} is empty: give a file with at least one line")
 
 
 def measure(command: list[str], lines: Iterator[bytes]) -> Measured:

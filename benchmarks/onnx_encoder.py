@@ -53,7 +53,7 @@ def export(config: ModelConfig, folder: Path) -> None:
     weights = {name: value.detach().numpy() for name, value in bert(config).state_dict().items()}
     graph = Graph()
     x = encoder(graph, config, weights)
-    made = helper.make_graph(
+    graph_proto = helper.make_graph(
         [*graph.nodes, helper.make_node("Identity", [x], ["memory"])],
         "encoder",
         [helper.make_tensor_value_info(name, TensorProto.INT32, ["B", "T"])
@@ -63,7 +63,7 @@ def export(config: ModelConfig, folder: Path) -> None:
     )  # fmt: skip
     versions = [helper.make_opsetid("", 17), helper.make_opsetid(FUSED, 1)]
     path = folder / ONNX_FILES["float32"]
-    onnx.save(helper.make_model(made, opset_imports=versions, ir_version=8), path)
+    onnx.save(helper.make_model(graph_proto, opset_imports=versions, ir_version=8), path)
     logging.disable(logging.WARNING)  # it advises to fuse what is fused already
     quantize_dynamic(
         path, folder / ONNX_FILES["int8"], op_types_to_quantize=["MatMul", "Attention"],
@@ -88,7 +88,7 @@ def encoder(graph: Graph, config: ModelConfig, weights: dict[str, NDArray[np.flo
             domain=FUSED, epsilon=EPSILON,
         )  # fmt: skip
 
-    # The kind of the sentence is always the first, and stands in the table of positions.
+    # The segment is always the first one; its embedding is added to the table of positions.
     kind = weights["embeddings.token_type_embeddings.weight"][0]
     places = graph.weight("places", weights["embeddings.position_embeddings.weight"] + kind)
     length = graph.add("Gather", graph.add("Shape", "tokens"), graph.weight("1", np.array(1)))

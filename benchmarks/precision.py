@@ -42,11 +42,14 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     log = RatioLog("precision", arguments, options, "cpu")
     results = {dtype: scores(options.model, options.data, dtype) for dtype in DTYPES}
-    for dtype, one in results.items():
-        print(f"{dtype:10} " + "  ".join(f"{name} {one[name]:.2f}" for name in METRICS), flush=True)
+    for dtype, measured in results.items():
+        print(
+            f"{dtype:10} " + "  ".join(f"{name} {measured[name]:.2f}" for name in METRICS),
+            flush=True,
+        )
         if dtype != DTYPES[0]:
             for name in METRICS:
                 full = results[DTYPES[0]][name]
-                work = f"{options.model.name}, {one['examples']:,} sentences, {name}"
-                log.add(work, dtype, one[name], name, DTYPES[0], full, None)
+                work = f"{options.model.name}, {measured['examples']:,} sentences, {name}"
+                log.add(work, dtype, measured[name], name, DTYPES[0], full, None)
     return log.close()

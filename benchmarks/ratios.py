@@ -84,11 +84,11 @@ def write(rows: Iterable[Row], file: Path = FILE) -> None:
     write_file(file, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
-def lost(rows: Iterable[Row], kept: dict[Key, Row]) -> list[str]:
+def lost(rows: Iterable[Row], stored: dict[Key, Row]) -> list[str]:
     """One line for each row whose ratio is more than a tenth below the stored one."""
     messages = []
     for row in rows:
-        before = kept.get(row.key)
+        before = stored.get(row.key)
         if before is not None and row.ratio < (1 - LOSS) * before.ratio:
             messages.append(
                 f"LOST {1 - row.ratio / before.ratio:.0%}: {row}: {row.ratio:.2f}x, "
@@ -134,12 +134,12 @@ class RatioLog:
 
     def close(self) -> int:
         """Print the losses, store the rows if requested, and return the exit code."""
-        kept = read(self.options.ratios)
-        losses = lost(self.rows, kept)
+        stored = read(self.options.ratios)
+        losses = lost(self.rows, stored)
         for line in losses:
             print(line)
         if self.options.keep:
-            write((kept | {row.key: row for row in self.rows}).values(), self.options.ratios)
+            write((stored | {row.key: row for row in self.rows}).values(), self.options.ratios)
             print(f"{len(self.rows)} rows stored in {self.options.ratios}")
         return 1 if losses else 0
 

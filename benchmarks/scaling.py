@@ -110,21 +110,21 @@ class Blocks(Layer):
 
 
 def measured(layer: Layer, n: int, size: int, which: str) -> Point:
-    one = Pass(layer, n, which == "training")
-    memory = one.memory()  # first, because memory that is kept afterwards would hide the peak
-    return Point(size, one.seconds(ENOUGH), memory)
+    item = Pass(layer, n, which == "training")
+    memory = item.memory()  # first, because memory that is kept afterwards would hide the peak
+    return Point(size, item.seconds(ENOUGH), memory)
 
 
 def by_length(
-    backend: str, window: bool, which: str, where: tuple[torch.device, torch.dtype], share: float
+    backend: str, window: bool, which: str, target: tuple[torch.device, torch.dtype], share: float
 ) -> tuple[list[Point], str]:
     """The points of one backend, as far as time (share) and memory allow, and what is left out."""
-    layer, points, spent = Attention(backend, window, *where), list[Point](), 0.0
+    layer, points, spent = Attention(backend, window, *target), list[Point](), 0.0
     for n in LENGTHS:
         grown = 1.0 if not points else (n / points[-1].size) ** (1 if window else 2)
         next_one = PASSES_OF_A_POINT * grown * points[-1].seconds if points else 0.0
         needed = needed_memory("restricted" if window else "attention", n, WIDTH, WINDOW, 3)
-        if spent + next_one > share or needed > available_memory(where[0]):
+        if spent + next_one > share or needed > available_memory(target[0]):
             return points, f"from {n:,} tokens on left out"
         began = time.perf_counter()
         points.append(measured(layer, n, n, which))
@@ -133,15 +133,15 @@ def by_length(
 
 
 def by_size(
-    what: str, which: str, where: tuple[torch.device, torch.dtype], share: float
+    dimension: str, which: str, target: tuple[torch.device, torch.dtype], share: float
 ) -> tuple[list[Point], str]:
     points, spent = list[Point](), 0.0
-    for size in GROWING[what]:
-        sizes = USUAL | {what: size}
+    for size in GROWING[dimension]:
+        sizes = USUAL | {dimension: size}
         if spent > share:
             return points, f"from {size} on left out"
         began = time.perf_counter()
-        layer = Blocks(sizes["layers"], sizes["width"], *where)
+        layer = Blocks(sizes["layers"], sizes["width"], *target)
         points.append(measured(layer, sizes["batch"] * SEQUENCE, size, which))
         spent += time.perf_counter() - began
     return points, ""
@@ -158,13 +158,13 @@ def show(
         last = points[-1]
         weight = "" if last.memory is None else f", {last.memory / 2**20:,.1f} MiB"
         line += f" at {last.size:,}: {1e3 * last.seconds:,.2f} ms{weight};"
-    for name, values, most in (
+    for name, values, bound in (
         ("time", [p.seconds for p in tail], expected[0]),
         ("memory", [p.memory or 0 for p in tail], expected[1]),
     ):
         fit = fit_power_law(sizes, values)
         if fit is not None:
-            line += f" {name} ~ {fit} (at most {most:g})"
+            line += f" {name} ~ {fit} (at most {bound:g})"
             if fit.error is not None and fit.error > UNSURE:
                 line += " NOISY: not counted;"
                 continue
@@ -174,7 +174,7 @@ def show(
                 fit.exponent,
                 "exponent",
                 "theory",
-                most,
+                bound,
                 None,
             )
     print(f"{line} {left_out}".rstrip(), flush=True)
@@ -246,18 +246,18 @@ def main(arguments: list[str]) -> int:
     log = RatioLog("scaling", arguments, options, options.device)
     print(f"{log.hardware}, {options.dtype}; y ~ size^exponent")
     fast = backends(device)
-    where = device, dtype
+    target = device, dtype
     jobs: list[Job] = []
     for backend in fast:
         for window, which in product((False, True), PASSES):
             seen = f", window {WINDOW}" if window else ""
-            measure: Measure = partial(by_length, backend, window, which, where)
+            measure: Measure = partial(by_length, backend, window, which, target)
             exponents = (1.0 if window else 2.0, 1.0)
             part = 1 if window or which == "training" else 2  # the forward pass reaches all lengths
             jobs.append((f"attention by {backend}{seen}, {which}", measure, exponents, part))
-    for (what, which), most in THEORY.items():
-        measure = partial(by_size, what, which, where)
-        jobs.append((f"blocks, {what}, {which}", measure, most, 1))
+    for (dimension, which), bound in THEORY.items():
+        measure = partial(by_size, dimension, which, target)
+        jobs.append((f"blocks, {dimension}, {which}", measure, bound, 1))
     total = sum(job[-1] for job in jobs)
     with Progress(console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task("measuring", total=total + 1)

@@ -86,10 +86,10 @@ def first(folder: Path, top: int, seed: int, cold: bool) -> float:
 
 def search(folder: Path, top: int, seed: int, repeats: int, threads: int) -> Searched:
     index, some = Index(folder), queries(folder, seed)
-    one = some[:1]
-    best = [hit.line - 1 for hit in index.search(one, top)[0]]  # no line is empty
+    vector = some[:1]
+    best = [hit.line - 1 for hit in index.search(vector, top)[0]]  # no line is empty
     index.search(some, top)
-    most, of_file = peak(), mapped_bytes()
+    peak_bytes, of_file = peak(), mapped_bytes()
     batch = [seconds(lambda: index.search(some, top)) for _ in range(max(3, repeats // 3))]
     warm, speeds = list[float](), list[float]()
     with ThreadPoolExecutor(threads) as pool:
@@ -97,20 +97,20 @@ def search(folder: Path, top: int, seed: int, repeats: int, threads: int) -> Sea
         parts = np.split(array, 64)
         reads = [lambda: array.max(), lambda: list(pool.map(np.max, parts))]
         for _ in range(repeats):  # in turn, so that other load affects both equally
-            warm.append(seconds(lambda: index.search(one, top)))
+            warm.append(seconds(lambda: index.search(vector, top)))
             speeds.append(BANDWIDTH / min(map(seconds, reads)))
     mapped: NDArray[np.float32] = np.memmap(folder / VECTORS, np.dtype("<f4"), "r")
     vectors = mapped.view(np.ndarray).reshape(-1, index.size)
 
     def plain() -> list[int]:
-        scores = vectors @ one[0]
+        scores = vectors @ vector[0]
         best = np.argpartition(scores, -top)[-top:]
         return best[np.argsort(-scores[best])].tolist()
 
     if best != plain():  # random vectors have no near ties
         raise SystemExit("the index did not find the nearest lines")
     peer = [seconds(plain) for _ in range(max(3, repeats // 3))]
-    return Searched(warm, speeds, batch, peer, most, of_file)
+    return Searched(warm, speeds, batch, peer, peak_bytes, of_file)
 
 
 def queries(folder: Path, seed: int) -> NDArray[np.float32]:
@@ -182,16 +182,16 @@ def main(arguments: list[str]) -> None:
 
 def show(folder: Path, built: Built, searched: Searched, numbers: int) -> None:
     total = sum(path.stat().st_size for path in folder.iterdir())
-    floor, least = (numbers * 4 / speed(searched.speeds) for speed in (statistics.median, max))
+    floor, shortest = (numbers * 4 / speed(searched.speeds) for speed in (statistics.median, max))
     warm, batch, peer = map(statistics.median, (searched.warm, searched.batch, searched.peer))
     print(
         f"  index      {total / 1e6:,.0f} MB, built in {built.seconds:.1f} s without "
         f"the embedding, peak {built.peak / 2**20:,.0f} MiB"
     )
-    print(f"  floor      {floor * 1e3:7.1f} ms (best {least * 1e3:.1f}): ", end="")
+    print(f"  floor      {floor * 1e3:7.1f} ms (best {shortest * 1e3:.1f}): ", end="")
     print(f"the vectors, read at {numbers * 4 / floor / 1e9:.1f} GB/s")
     print(f"  warm query {warm * 1e3:7.1f} ms (best {min(searched.warm) * 1e3:.1f}): ", end="")
-    print(f"{floor / warm:.0%} of the memory's speed (best {least / min(searched.warm):.0%})")
+    print(f"{floor / warm:.0%} of the memory's speed (best {shortest / min(searched.warm):.0%})")
     print(f"  numpy      {peer * 1e3:7.1f} ms: {peer / warm:.1f} times as long")
     print(f"  {BATCH} queries {batch * 1e3:7.1f} ms: {batch / BATCH * 1e3:.1f} ms each", end="")
     print(f", {2 * BATCH * numbers / batch / 1e9:.0f} GFLOP/s")

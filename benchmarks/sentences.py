@@ -30,7 +30,7 @@ def batches(
     noise = torch.empty(count).normal_(1, 0.15, generator=random)
     source = (target * noise).round().clamp(1, LONGEST).long()
     order = target.argsort() if sort else torch.arange(count)
-    made: list[tuple[list[Tensor], list[Tensor]]] = []
+    candidates: list[tuple[list[Tensor], list[Tensor]]] = []
     chosen: list[int] = []
     total = 0
     for i in order.tolist():
@@ -44,8 +44,8 @@ def batches(
                     (target, config.vocabulary_size),
                 )
             ]
-            made.append((sides[0], sides[1]))
+            candidates.append((sides[0], sides[1]))
             chosen, total = [], 0
     # spread over the whole range of lengths, not only the shortest
-    step = max(1, len(made) // number)
-    return made[step // 2 :: step][:number]
+    step = max(1, len(candidates) // number)
+    return candidates[step // 2 :: step][:number]

@@ -150,13 +150,13 @@ def run(preset: str, options: argparse.Namespace, log: RatioLog) -> None:
         make = packed_step if isinstance(model, Transformer) else padded_step
         step = make(model, device)  # type: ignore[arg-type]
         programs[name] = step, torch.optim.Adam(model.parameters(), lr=1e-5, fused=True)
-    made = batches(config, tokens, options.batches, sort=not options.shuffled)
+    samples = batches(config, tokens, options.batches, sort=not options.shuffled)
     times: dict[Entrant, list[float]] = {
         Entrant(name, dtype): [] for name in programs for dtype in options.dtype
     }
     before, own = ticks(), time.process_time()
     for repeat in range(options.repeats + 1):
-        for sources, targets in made:
+        for sources, targets in samples:
             for entrant, seconds in times.items():
                 step, optimiser = programs[entrant.name]
                 dtype = getattr(torch, entrant.dtype)
@@ -172,18 +172,18 @@ def run(preset: str, options: argparse.Namespace, log: RatioLog) -> None:
                 if repeat:  # the first round is the warm-up
                     seconds.append(time.perf_counter() - start)
     others = busy_others(before, time.process_time() - own)
-    rows = [(Packed.of(sources), Packed.of(targets)) for sources, targets in made]
+    rows = [(Packed.of(sources), Packed.of(targets)) for sources, targets in samples]
     # the operations and the real target tokens are the same for all programs
     work = sum(operations(config, source.lengths, target.lengths) for source, target in rows)
     real = sum(len(target.tokens) for _, target in rows)
     padding = sum(len(target) * max(target.lengths) for _, target in rows) / real - 1
     kind = "shuffled" if options.shuffled else "similar lengths"
     print(
-        f"{preset}, vocabulary {vocabulary:,}, {log.hardware}, {real // len(made):,} real target "
-        f"tokens a batch ({kind}; padding adds {padding:.0%} for the peers)"
+        f"{preset}, vocabulary {vocabulary:,}, {log.hardware}, {real // len(samples):,} real "
+        f"target tokens a batch ({kind}; padding adds {padding:.0%} for the peers)"
     )
     limits = {dtype: real / (work / best_peak(device, dtype)) for dtype in options.dtype}
-    show(f"{preset}, {tokens:,} tokens", times, real / len(made), limits, log, others)
+    show(f"{preset}, {tokens:,} tokens", times, real / len(samples), limits, log, others)
 
 
 def main(arguments: list[str]) -> int:

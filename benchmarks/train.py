@@ -47,7 +47,7 @@ from regard.training.trainer import Trainer
 
 CONTEXT, SEQUENCES = 1024, 16  # for the shape of GPT-2
 PASSES = 5  # over all batches in a round
-Made = list[tuple[list[Tensor], list[Tensor]]]  # batches of sources (or nothing) and targets
+Batches = list[tuple[list[Tensor], list[Tensor]]]  # batches of sources (or nothing) and targets
 Round = Callable[[], None]
 DEVICE = torch.device("cuda")
 
@@ -58,9 +58,9 @@ class Sentences:
     name: ClassVar[str] = "translate"
     counted: ClassVar[int] = -1
 
-    def __init__(self, made: Made) -> None:
-        self.sources = [x.numpy() for sources, _ in made for x in sources]
-        self.targets = [x.numpy() for _, targets in made for x in targets]
+    def __init__(self, samples: Batches) -> None:
+        self.sources = [x.numpy() for sources, _ in samples for x in sources]
+        self.targets = [x.numpy() for _, targets in samples for x in targets]
 
     def sizes(self, store: Any) -> list[NDArray[Any]]:
         sides = [side for side in (self.sources, self.targets) if side]
@@ -83,8 +83,8 @@ class Sentences:
 class FixedBatches:
     """A batch sampler that repeats a list of batches."""
 
-    def __init__(self, made: Made, budgets: list[int]) -> None:
-        bounds = np.cumsum([0] + [len(targets) for _, targets in made])
+    def __init__(self, samples: Batches, budgets: list[int]) -> None:
+        bounds = np.cumsum([0] + [len(targets) for _, targets in samples])
         self.rows = [np.arange(a, b) for a, b in pairwise(bounds)]
         self.budgets = budgets
 
@@ -95,23 +95,23 @@ class FixedBatches:
         return row // len(self.rows)
 
 
-def regard(config: ModelConfig, made: Made, dtype: str, run: Path) -> Round:
+def regard(config: ModelConfig, samples: Batches, dtype: str, run: Path) -> Round:
     """The trainer, without a corpus."""
     values = {"steps": 10**6, "dtype": dtype, "batch_tokens": 10**6, "label_smoothing": SMOOTHING}
     whole = replace(make_config("translate", "base", {"training": values}), model=config)
-    task = Sentences(made)
+    task = Sentences(samples)
     progress = Progress(10**6, quiet=True)
     progress.pause()
     trainer = Trainer(
         whole, run, Transformer(config), task, SimpleNamespace(fingerprint=""),
         Processes("cuda"), progress, None,
     )  # fmt: skip
-    most = [max(sum(map(len, side)) for side in sides) for sides in zip(*made, strict=True)]
-    trainer.rows = FixedBatches(made, [n for n in most if n])  # type: ignore[assignment]
+    largest = [max(sum(map(len, side)) for side in sides) for sides in zip(*samples, strict=True)]
+    trainer.rows = FixedBatches(samples, [n for n in largest if n])  # type: ignore[assignment]
     trainer.graphs.budgets = trainer.rows.budgets
 
     def steps() -> None:
-        for _ in made:
+        for _ in samples:
             trainer.step()
 
     return steps
@@ -143,7 +143,7 @@ def square_step(model: nn.Module) -> Callable[[list[Tensor], list[Tensor]], Tens
     return step
 
 
-def peer(model: nn.Module, made: Made, dtype: str, compiled: bool) -> Round:
+def peer(model: nn.Module, samples: Batches, dtype: str, compiled: bool) -> Round:
     model.to(DEVICE).train()
     optimiser = torch.optim.Adam(model.parameters(), lr=1e-5, betas=(0.9, 0.98), fused=True)
     called: Any = torch.compile(model) if compiled else model
@@ -151,7 +151,7 @@ def peer(model: nn.Module, made: Made, dtype: str, compiled: bool) -> Round:
     kind = getattr(torch, dtype)
 
     def steps() -> None:
-        for sources, targets in made:
+        for sources, targets in samples:
             with torch.autocast("cuda", kind, enabled=kind != torch.float32):
                 loss = step(sources, targets)
             loss.backward()
@@ -182,7 +182,7 @@ def measure(steps: Round, repeats: int) -> tuple[list[float], float, float]:
     return rounds, first, torch.cuda.max_memory_reserved() / 2**30
 
 
-def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Made]:
+def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Batches]:
     if name == "gpt2":
         random = torch.Generator().manual_seed(0)
         config = gpt2_small(dropout=0.1)
@@ -197,18 +197,18 @@ def shape_of(name: str, options: argparse.Namespace) -> tuple[ModelConfig, Made]
 
 
 def run(name: str, options: argparse.Namespace, log: RatioLog) -> None:
-    config, made = shape_of(name, options)
-    real = sum(len(x) for _, targets in made for x in targets)
+    config, samples = shape_of(name, options)
+    real = sum(len(x) for _, targets in samples for x in targets)
     work = sum(
         operations(config, [len(x) for x in (sources or targets)], [len(x) for x in targets])
-        for sources, targets in made
+        for sources, targets in samples
     )
     kinds: Sequence[type[nn.Module]] = [GPT2] if name == "gpt2" else [PyTorch, Marian]
     times: dict[Entrant, list[float]] = {}
     peak: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         makers: list[tuple[str, Callable[[], Round]]] = [
-            ("regard", lambda: regard(config, made, options.dtype, Path(folder)))
+            ("regard", lambda: regard(config, samples, options.dtype, Path(folder)))
         ]
         for kind in kinds if options.peers else []:
             for compiled in (False, True) if options.compile_peers else (False,):
@@ -217,24 +217,24 @@ def run(name: str, options: argparse.Namespace, log: RatioLog) -> None:
                 ) + (", compiled" if compiled else "")
 
                 def make(kind: type[nn.Module] = kind, compiled: bool = compiled) -> Round:
-                    return peer(kind(config), made, options.dtype, compiled)
+                    return peer(kind(config), samples, options.dtype, compiled)
 
                 makers.append((label, make))
         for label, maker in makers:
             rounds, first, peak[label] = measure(maker(), options.repeats)
-            times[Entrant(label, options.dtype)] = [t / len(made) for t in rounds]
+            times[Entrant(label, options.dtype)] = [t / len(samples) for t in rounds]
             print(
-                f"  {label:25} {min(rounds) / len(made) * 1e3:7.2f} ms per step, peak memory "
+                f"  {label:25} {min(rounds) / len(samples) * 1e3:7.2f} ms per step, peak memory "
                 f"{peak[label]:.1f} GiB, first round {first:.1f} s",
                 flush=True,
             )
             gc.collect()
             torch.cuda.empty_cache()
             torch._dynamo.reset()
-    print(f"{name}, {log.hardware}, {real // len(made):,} real target tokens per step")
+    print(f"{name}, {log.hardware}, {real // len(samples):,} real target tokens per step")
     limits = {options.dtype: real / (work / best_peak(DEVICE, options.dtype))}
     tokens = f"{SEQUENCES} x {CONTEXT:,}" if name == "gpt2" else f"{options.tokens:,}"
-    show(f"{name}, {tokens} tokens", times, real / len(made), limits, log)
+    show(f"{name}, {tokens} tokens", times, real / len(samples), limits, log)
     ours = peak.pop("regard")
     for label, theirs in peak.items():
         log.add(f"{name}, {tokens} tokens: memory", options.dtype, ours, "GiB", label, theirs, None)

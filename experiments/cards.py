@@ -96,7 +96,7 @@ def card(recipe: Recipe, result: dict[str, Any]) -> str:
         "megabytes_before": f"{small['bytes_before'] / 1e6:.1f}",
         "trained": trained(result), "weights": result["weights"], "recipe": recipe.name,
         "recipes": " ".join(filter(None, (recipe.start, recipe.name))),  # the start comes first
-        "train": "\n".join(one["train"] for one in (result.get("start"), result) if one),
+        "train": "\n".join(entry["train"] for entry in (result.get("start"), result) if entry),
         "data": "\n".join(
             f"| {row['name']} | {row['description']} | {row['terms']} |" for row in rows
         ),
@@ -120,14 +120,14 @@ def trained(result: dict[str, Any]) -> str:
 
 
 def left_out(result: dict[str, Any]) -> list[str]:
-    """A paragraph on what was removed from the training data, if anything was."""
+    """A paragraph about the pairs that were removed from the training data, if there are any."""
     sets = data_sets()
     parts = [
-        f"{sets[name]['name']} {one['pairs']:,} pairs (without {one['left_out']:,} that share a "
-        "sentence with a test or development set), "
-        f"each {one['times']} time{'s' * (one['times'] != 1)}"
-        for name, one in result.get("data", {}).items()
-        if isinstance(one, dict)
+        f"{sets[name]['name']} {entry['pairs']:,} pairs (without {entry['left_out']:,} that share "
+        "a sentence with a test or development set), "
+        f"each {entry['times']} time{'s' * (entry['times'] != 1)}"
+        for name, entry in result.get("data", {}).items()
+        if isinstance(entry, dict)
     ]
     if not parts:
         return []
@@ -153,8 +153,8 @@ def table(verb: str, result: dict[str, Any]) -> str:
 
 def signatures(result: dict[str, Any]) -> list[str]:
     """A paragraph with the signatures of the metrics, if they have any."""
-    one = next(iter(result["tests"].values()))
-    names = [f"`{one[key]}`" for key in ("bleu_signature", "chrf_signature") if key in one]
+    entry = next(iter(result["tests"].values()))
+    names = [f"`{entry[key]}`" for key in ("bleu_signature", "chrf_signature") if key in entry]
     return [f"Signatures: {', '.join(names)}."] if names else []
 
 

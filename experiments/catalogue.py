@@ -72,14 +72,14 @@ def classified(name: str) -> Recipe:
 
 def sst2(percent: int, start: str, gpu: bool) -> Recipe:
     """Sentiment with a part of the labels, from random weights or from a pre-trained encoder."""
-    kind, where = "pretrained" if start else "scratch", "-gpu" if gpu else ""
+    kind, suffix = "pretrained" if start else "scratch", "-gpu" if gpu else ""
     few = {1: ("training.steps=300", "training.validate_every=50"),
            10: ("training.steps=600", "training.validate_every=50")}  # fmt: skip
     options = (f"data.share={percent / 100:g}", *few[percent]) if percent in few else ()
     tests = {name: (f"{DATA}/sst2/{name}.tsv.xz",) for name in ("dev", "test")}
     return Recipe(
-        f"sst2-{percent}-{kind}{where}", (f"{DATA}/sst2/train.tsv.xz",), tests["dev"], tests,
-        "sst2-pretrained" if start else f"sst2-scratch{where}", options, start,
+        f"sst2-{percent}-{kind}{suffix}", (f"{DATA}/sst2/train.tsv.xz",), tests["dev"], tests,
+        "sst2-pretrained" if start else f"sst2-scratch{suffix}", options, start,
         "cuda" if gpu else "cpu",
     )  # fmt: skip
 
@@ -89,10 +89,10 @@ STS_TESTS = {name: STS[name] for name in ("dev", "test")}
 
 
 def stsb(start: str, gpu: bool) -> Recipe:
-    kind, where = "pretrained" if start else "scratch", "-gpu" if gpu else ""
-    config = "stsb-pretrained" if start else f"stsb-scratch{where}"
+    kind, suffix = "pretrained" if start else "scratch", "-gpu" if gpu else ""
+    config = "stsb-pretrained" if start else f"stsb-scratch{suffix}"
     return Recipe(
-        f"stsb-{kind}{where}", STS["train"], STS["dev"], STS_TESTS, config, start=start,
+        f"stsb-{kind}{suffix}", STS["train"], STS["dev"], STS_TESTS, config, start=start,
         device="cuda" if gpu else "cpu",
     )  # fmt: skip
 

@@ -102,8 +102,8 @@ def split(path: str, suffix: str, end: str, every: int) -> Callable[[Path, Path]
 
     def make(data: Path, out: Path) -> About:
         parts = text(data / path).rstrip("\n").split(end)
-        for name, kept in (("train", True), ("valid", False)):
-            chosen = [row for i, row in enumerate(parts) if (i % every != every - 1) == kept]
+        for name, training in (("train", True), ("valid", False)):
+            chosen = [row for i, row in enumerate(parts) if (i % every != every - 1) == training]
             write(out / f"{name}.{suffix}", end.join(chosen) + "\n")
         return {}
 
@@ -172,7 +172,7 @@ def families(chosen: Pairs) -> list[list[int]]:
     return list(groups.values())
 
 
-def hold_out(chosen: Pairs, apart: Pairs, most: int) -> tuple[Pairs, Pairs]:
+def hold_out(chosen: Pairs, apart: Pairs, limit: int) -> tuple[Pairs, Pairs]:
     """Split off a test set of at most `most` pairs that shares no sentence, on either side, with
     the rest or with `apart`. It consists of whole families in the order of `number`."""
     excluded = {key(side) for pair in apart for side in pair}
@@ -180,13 +180,13 @@ def hold_out(chosen: Pairs, apart: Pairs, most: int) -> tuple[Pairs, Pairs]:
     def place(family: list[int]) -> str:
         return min(number(key(chosen[i][0])) for i in family)
 
-    held: set[int] = set()
+    held_out: set[int] = set()
     for family in sorted(families(chosen), key=place):
         shared = any(key(side) in excluded for i in family for side in chosen[i])
-        if not shared and len(family) <= min(CROWD, most - len(held)):
-            held.update(family)
-    rest = [pair for i, pair in enumerate(chosen) if i not in held]
-    return rest, [chosen[i] for i in sorted(held)]
+        if not shared and len(family) <= min(CROWD, limit - len(held_out)):
+            held_out.update(family)
+    rest = [pair for i, pair in enumerate(chosen) if i not in held_out]
+    return rest, [chosen[i] for i in sorted(held_out)]
 
 
 def split_tatoeba(data: Path, out: Path) -> About:
@@ -225,15 +225,15 @@ def translations(
         for name in ("newstest/newstest2013", "newstest/newstest2014", "europarl/test",
                      "multi30k/test_2016_flickr")
     ]  # fmt: skip
-    held = [*developed.values(), tatoeba_test, *tests]
-    seen = {key(side) for some in held for pair in some for side in pair}
+    held_out = [*developed.values(), tatoeba_test, *tests]
+    seen = {key(side) for some in held_out for pair in some for side in pair}
     train = {"tatoeba": rest} | {n: pairs(data, f"{n}/train") for n in ("multi30k", "europarl")}
-    kept = {name: without(some, seen) for name, some in train.items()}
+    training = {name: without(some, seen) for name, some in train.items()}
     about = {
-        name: {"pairs": len(some), "left_out": len(some) - len(kept[name])}
+        name: {"pairs": len(some), "left_out": len(some) - len(training[name])}
         for name, some in train.items()
     }
-    return kept, developed, about
+    return training, developed, about
 
 
 def mixed(data: Path, out: Path) -> About:
@@ -260,8 +260,8 @@ def alike(data: Path, out: Path) -> About:
     near = [*train["tatoeba"], *train["multi30k"]]
     chosen = list(dict.fromkeys(without([*near, *spread(debates, DEBATES)], seen)))
     english = defaultdict[str, dict[str, str]](dict)
-    for one, german in near:
-        english[key(german)].setdefault(key(one), one)
+    for source, german in near:
+        english[key(german)].setdefault(key(source), source)
     shared = [
         pair for some in english.values() for pair in itertools.combinations(some.values(), 2)
     ]

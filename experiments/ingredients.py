@@ -100,18 +100,18 @@ def run_ingredients(
         scores = {test: score(folder, files, options.device) for test, files in tests.items()}
         result["rows"][name]["seeds"][str(seed)] = scores
 
-    def record(name: str, seed: int, one: TrainingProcess) -> None:
+    def record(name: str, seed: int, process: TrainingProcess) -> None:
         """Score a training and save the result."""
-        if one.failed or not final_scores(one.run):
-            result["failed"][one.name] = one.failed or "it did not end"
+        if process.failed or not final_scores(process.run):
+            result["failed"][process.name] = process.failed or "it did not end"
             return
-        score_row(name, seed, one.run)
+        score_row(name, seed, process.run)
         if name == BASE:
-            score_row(LAST, seed, at_step(one.run, last_step(one.run)))
+            score_row(LAST, seed, at_step(process.run, last_step(process.run)))
         save(result)
 
-    every = [(name, seed, one) for i, seed in enumerate(SEEDS)
-             for name, some in rows.items() for one in [some[i]]]  # fmt: skip
+    every = [(name, seed, process) for i, seed in enumerate(SEEDS)
+             for name, some in rows.items() for process in [some[i]]]  # fmt: skip
     done = [row for row in every if final_scores(row[2].run)]  # by an earlier call
     missing = [row for row in every if row not in done]
     longest = 0.0
@@ -120,11 +120,16 @@ def run_ingredients(
         while missing and time.monotonic() - begin + longest < 60 * options.minutes:
             wave, missing = missing[: options.jobs], missing[options.jobs :]
             began = time.monotonic()
-            train_all([one for *_, one in wave], options.jobs, options.device, Console(stderr=True))
+            train_all(
+                [process for *_, process in wave],
+                options.jobs,
+                options.device,
+                Console(stderr=True),
+            )
             scored += [pool.submit(record, *row) for row in wave]
             longest = max(longest, time.monotonic() - began)
-        for one in scored:
-            one.result()  # raises the exception of the thread, if any
+        for process in scored:
+            process.result()  # raises the exception of the thread, if any
     save(result)
 
 

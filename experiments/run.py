@@ -85,19 +85,19 @@ def run_recipe(recipe: Recipe, options: argparse.Namespace) -> None:
     if recipe.seeds:  # seeds of an earlier call stay until they are replaced
         result["seeds"] = dict(before.get("seeds", {}))
     for seed in seeds:
-        one, earlier = result, before
+        figures, earlier = result, before
         if seed is not None:
             earlier = result["seeds"].get(str(seed), {})
-            one = result["seeds"][str(seed)] = {}
+            figures = result["seeds"][str(seed)] = {}
         earlier = {**earlier, "evaluate": before.get("evaluate", {})}
-        run_one(recipe, seed, one, earlier, result, options)
-        print(f"{recipe.run(seed)}: {one['time']:.0f} s, {one['tests']}")
+        run_one(recipe, seed, figures, earlier, result, options)
+        print(f"{recipe.run(seed)}: {figures['time']:.0f} s, {figures['tests']}")
 
 
 def run_one(
     recipe: Recipe,
     seed: int | None,
-    one: dict[str, Any],
+    figures: dict[str, Any],
     before: dict[str, Any],
     result: dict[str, Any],
     options: argparse.Namespace,
@@ -133,16 +133,16 @@ def run_one(
         raise InputError(
             f"{folder} was trained with different --set options: remove it or change --runs"
         )
-    one |= {"wall": source.pop("wall")} if "wall" in source else {}
+    figures |= {"wall": source.pop("wall")} if "wall" in source else {}
     result |= source
     final = final_scores(folder)
-    one |= {
+    figures |= {
         "steps": final["step"], "time": final["seconds"], "weights": final["final"],
         "tokens_per_second": speed(folder),
         "validation": {k: v for k, v in final.items() if isinstance(v, float) and k != "seconds"},
         "model": checksum(folder / "model.safetensors"),
     }  # fmt: skip
-    one["tests"] = known_scores(before, one["model"], result["evaluate"])
+    figures["tests"] = known_scores(before, figures["model"], result["evaluate"])
 
     def evaluate(words: list[str]) -> dict[str, Any]:
         words = [*words, "--device", evaluation_device, "--json"]
@@ -150,18 +150,18 @@ def run_one(
         return scores
 
     for name, files in recipe.tests.items():
-        if name not in one["tests"]:
-            one["tests"][name] = evaluate(recipe.test_command(files, seed))
+        if name not in figures["tests"]:
+            figures["tests"][name] = evaluate(recipe.test_command(files, seed))
         save_result(result, options)
     if recipe.box:
         ship(recipe, folder, result, before.get("packed", {}), options.box, evaluate)
         save_result(result, options)
-    if recipe.curve and before.get("model") == one["model"] and before.get("curve"):
-        one["curve"] = before["curve"]
+    if recipe.curve and before.get("model") == figures["model"] and before.get("curve"):
+        figures["curve"] = before["curve"]
         save_result(result, options)
     elif recipe.curve:
         paths = [Path(real_path(file, options)) for file in recipe.tests[recipe.curve]]
-        one["curve"] = []
+        figures["curve"] = []
         for step in Checkpoints(folder).steps():
-            one["curve"].append(point(folder, step, paths, evaluation_device))
+            figures["curve"].append(point(folder, step, paths, evaluation_device))
             save_result(result, options)

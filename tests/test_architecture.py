@@ -62,7 +62,7 @@ def test_the_packages_are_those_of_the_layering_test_in_the_same_order():
     assert rows == exists
 
 
-def test_a_sentence_through_regard_train(tmp_path):
+def test_walk_of_regard_train_lists_the_called_functions(tmp_path):
     english, german = (tmp_path / name for name in ("train.en", "train.de"))
     pairs = builtin_corpus("train", 200)
     english.write_text("".join(f"{pair[0]}\n" for pair in pairs), encoding="utf-8")
@@ -77,7 +77,7 @@ def test_a_sentence_through_regard_train(tmp_path):
     check_walk("A sentence through `regard train`", first_calls)
 
 
-def test_a_sentence_through_regard_translate():
+def test_walk_of_regard_translate_lists_the_called_functions():
     with build.without(), calls() as first_calls:
         out, err, code = run_command("translate", "A man is riding a bicycle.", "--device", "cpu")
     assert (code, bool(out.strip())) == (0, True), err

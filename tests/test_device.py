@@ -102,7 +102,7 @@ def test_positions_on_a_device_without_float64_are_precise(monkeypatch):
     assert (sinusoids(places, 16) - expected).abs().max() < 1e-6
 
 
-def test_load_accepts_objects_of_pytorch():
+def test_load_accepts_torch_device_and_dtype_objects():
     model = regard.load(FOLDER, device=torch.device("cpu"), dtype=torch.bfloat16)
     assert model.transformer.output_matrix().dtype == torch.bfloat16
     same = regard.load(FOLDER, device="cpu", dtype="bfloat16")

@@ -104,10 +104,10 @@ def test_the_navigation_of_the_site_lists_every_page_once():
     assert listed == sorted(path.relative_to(DOCS).as_posix() for path in PAGES)
 
 
-def test_the_site_shows_the_path_of_a_file_outside_of_the_documentation():
+def test_site_shows_the_path_of_a_file_outside_docs():
     text = "[a.py](../../src/a.py), [b](../guides/b.md#c), [d](e.md)"
-    shown = replace_links(text, "concepts/page.md")
-    assert shown == "`src/a.py`, [b](../guides/b.md#c), [d](e.md)"
+    replaced = replace_links(text, "concepts/page.md")
+    assert replaced == "`src/a.py`, [b](../guides/b.md#c), [d](e.md)"
 
 
 def test_no_message_of_the_package_names_a_page_that_a_wheel_does_not_have():

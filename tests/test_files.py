@@ -1,4 +1,4 @@
-"""A folder is written whole or not at all, wherever the user wants it and whenever it is killed."""
+"""Folders are written completely or not at all, for any destination and if the process is killed."""
 
 import os
 import subprocess
@@ -22,15 +22,15 @@ def names(folder):
 
 @pytest.fixture
 def dead():
-    """The number of a process that has ended."""
-    done = subprocess.run(
+    """The id of a process that has ended."""
+    completed = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return int(done.stdout)
+    return int(completed.stdout)
 
 
-def test_a_folder_that_is_replaced_is_the_new_one_and_nothing_is_left(tmp_path):
+def test_replaced_folder_is_the_new_one_without_temporary_files(tmp_path):
     fill(tmp_path / "it", "old")
     (tmp_path / "it" / "more").touch()
     fill(tmp_path / "it", "new", replace=True)
@@ -39,7 +39,7 @@ def test_a_folder_that_is_replaced_is_the_new_one_and_nothing_is_left(tmp_path):
     assert (tmp_path / "it" / "text").read_text() == "new"
 
 
-def test_a_folder_with_something_in_it_stays_unless_it_is_to_be_replaced(tmp_path):
+def test_non_empty_folder_is_replaced_only_on_request(tmp_path):
     fill(tmp_path / "it", "old")
     with pytest.raises(InputError, match="was created by another process in the meantime"):
         fill(tmp_path / "it", "new")
@@ -47,7 +47,7 @@ def test_a_folder_with_something_in_it_stays_unless_it_is_to_be_replaced(tmp_pat
     assert (tmp_path / "it" / "text").read_text() == "old"
 
 
-def test_where_the_new_folder_does_not_get_its_name_the_old_one_has_it_again(tmp_path, monkeypatch):
+def test_old_folder_is_restored_if_the_new_one_cannot_be_renamed(tmp_path, monkeypatch):
     fill(tmp_path / "it", "old")
     rename = os.replace
 
@@ -64,7 +64,7 @@ def test_where_the_new_folder_does_not_get_its_name_the_old_one_has_it_again(tmp
 
 
 @pytest.mark.parametrize("renamed", [0, 1, 2])
-def test_a_kill_while_a_folder_is_replaced_loses_neither_and_the_next_clears_up(tmp_path, renamed):
+def test_kill_during_replacement_loses_no_folder_and_the_next_write_cleans_up(tmp_path, renamed):
     fill(tmp_path / "it", "old")
     program = (
         "import os, sys; from pathlib import Path; from regard.files import new_folder\n"
@@ -83,7 +83,7 @@ def test_a_kill_while_a_folder_is_replaced_loses_neither_and_the_next_clears_up(
     assert (tmp_path / "it" / "text").read_text() == "newest"
 
 
-def test_only_what_the_dead_left_of_the_same_name_is_removed(tmp_path, dead):
+def test_only_temporary_folders_of_ended_processes_are_removed(tmp_path, dead):
     left = [f".tmp-{dead}-it", f".tmp-{dead}-old-it"]
     others = [f".tmp-{os.getppid()}-it", f".tmp-{dead}-other", f".tmp-{dead}-not-it", ".tmp-my-it"]
     for name in left + others:
@@ -91,18 +91,18 @@ def test_only_what_the_dead_left_of_the_same_name_is_removed(tmp_path, dead):
         (tmp_path / name / "text").touch()
     with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "it"):
         raise ZeroDivisionError
-    assert names(tmp_path) == sorted(left + others)  # it may be all that there is
+    assert names(tmp_path) == sorted(left + others)  # it may be the only copy
     fill(tmp_path / "it", "new")
     assert names(tmp_path) == sorted([*others, "it"])
 
 
-# ---- where ------------------------------------------------------------------------------
+# ---- destinations ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["empty", "dangling"])
-def test_a_link_is_followed_and_stays(tmp_path, there):
+@pytest.mark.parametrize("present", [True, False], ids=["empty", "dangling"])
+def test_symbolic_link_is_followed_and_kept(tmp_path, present):
     target, link = tmp_path / "disk" / "models" / "it", tmp_path / "link"
-    if there:
+    if present:
         target.mkdir(parents=True)
     link.symlink_to(target)
     for text in ("first", "second"):
@@ -112,14 +112,14 @@ def test_a_link_is_followed_and_stays(tmp_path, there):
         assert (names(tmp_path), names(target.parent)) == (["disk", "link"], ["it"])
 
 
-def test_a_place_where_no_folder_can_be_is_one_line_and_nothing_is_written(tmp_path, monkeypatch):
+def test_impossible_destination_is_one_line_and_no_file_is_written(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     before = names(tmp_path)
-    for place, said in (
+    for place, message in (
         (file, "it is not a folder"),
         (file / "a", f"{file} is not a folder"),
         (file / "a" / "b", f"{file} is not a folder"),
@@ -127,16 +127,17 @@ def test_a_place_where_no_folder_can_be_is_one_line_and_nothing_is_written(tmp_p
         (tmp_path / "here", "it is the current folder or a mount point; choose a folder inside it"),
         (tmp_path / ("x" * 300), "File name too long"),
     ):
-        for ask in (place_of, lambda path: fill(path, "new", replace=True)):
+        for function in (place_of, lambda path: fill(path, "new", replace=True)):
             with pytest.raises(InputError) as error:
-                ask(place)
-            assert str(error.value) == f"{place} cannot be written: {said}"
+                function(place)
+            assert str(error.value) == f"{place} cannot be written: {message}"
     assert names(tmp_path) == before
     assert file.read_text() == "mine"
 
 
-def test_a_folder_of_somebody_else_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may do anything
+def test_folder_of_another_user_is_named_in_the_error(tmp_path, monkeypatch):
+    # root ignores permissions
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     with pytest.raises(
         InputError, match=f"/a/b cannot be written: no permission to write to {tmp_path}"
     ):

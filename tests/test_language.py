@@ -124,7 +124,7 @@ def test_a_phrase_is_detected(text):
 
 
 @pytest.mark.parametrize("text", ["a slope-like curve", "essaid", "aside", "results were found"])
-def test_other_words_are_not(text):
+def test_similar_words_are_not_detected(text):
     assert not list(phrases_in(text))
 
 

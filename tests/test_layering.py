@@ -1,4 +1,4 @@
-"""The architecture, read from the source: what may import what, and where hardware may be named.
+"""The layering of the source: which modules may import which, and where hardware may be named.
 
 All imports count: at the top of a module, inside functions and under TYPE_CHECKING.
 """
@@ -48,7 +48,9 @@ def imports(root: Path) -> list[Import]:
     """All imports of modules of the package regard, which is at `root`."""
     paths = files(root)
     modules = {module_name(path) for path in paths}
-    return list(dict.fromkeys(one for path in paths for one in _imports(root, path, modules)))
+    return list(
+        dict.fromkeys(statement for path in paths for statement in _imports(root, path, modules))
+    )
 
 
 def _imports(root: Path, path: Path, modules: set[str]) -> Iterator[Import]:
@@ -66,7 +68,7 @@ def _imports(root: Path, path: Path, modules: set[str]) -> Iterator[Import]:
                 inner = f"{base}.{alias.name}"
                 targets.append(inner if inner.removeprefix("regard.") in modules else base)
         for target in targets:
-            if target.startswith("regard."):  # `from regard import __version__` is no module
+            if target.startswith("regard."):  # `from regard import __version__` is not a module
                 yield Import(
                     path, node.lineno, target.removeprefix("regard."), id(node) not in eager
                 )
@@ -89,31 +91,31 @@ def layer(path: Path) -> str:
 def upward_imports(root: Path) -> list[str]:
     layers = {layer(path) for path in files(root)} - set(EXEMPT)
     wrong = [f"{name} is not in the order of the layers" for name in sorted(layers - set(ORDER))]
-    for one in imports(root):
-        own = layer(one.path)
+    for statement in imports(root):
+        own = layer(statement.path)
         if own in ORDER:
             allowed = MODEL_MAY_IMPORT if own == "model" else ORDER[: ORDER.index(own) + 1]
-            if one.target.split(".")[0] not in allowed:
-                wrong.append(str(one))
+            if statement.target.split(".")[0] not in allowed:
+                wrong.append(str(statement))
     return wrong
 
 
 def import_cycles(root: Path) -> list[str]:
     """Modules that import one another while they are loaded, as `a -> b -> a`."""
     graph: dict[str, set[str]] = {}
-    for one in imports(root):
-        if not one.lazy and one.target != module_name(one.path):
-            graph.setdefault(module_name(one.path), set()).add(one.target)
+    for statement in imports(root):
+        if not statement.lazy and statement.target != module_name(statement.path):
+            graph.setdefault(module_name(statement.path), set()).add(statement.target)
     cycles: list[str] = []
-    done: set[str] = set()
+    visited: set[str] = set()
 
     def visit(name: str, way: list[str]) -> None:
         if name in way:
             cycles.append(" -> ".join([*way[way.index(name) :], name]))
-        elif name not in done:
+        elif name not in visited:
             for target in sorted(graph.get(name, ())):
                 visit(target, [*way, name])
-            done.add(name)
+            visited.add(name)
 
     for name in sorted(graph):
         visit(name, [])
@@ -121,7 +123,7 @@ def import_cycles(root: Path) -> list[str]:
 
 
 def hardware_names(root: Path) -> list[str]:
-    """Where a file of `model/` asks for the hardware or binds code for one."""
+    """The lines of a file of `model/` that query the hardware or bind hardware-specific code."""
     wrong = []
     for path in files(root / "model"):
         for node in ast.walk(ast.parse((root / "model" / path).read_text(encoding="utf-8"))):

@@ -134,7 +134,7 @@ def functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 def members(cls: type) -> dict[str, Any]:
     """The public methods and properties that a class and its bases in this package define."""
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith("regard."):
             continue
@@ -142,8 +142,8 @@ def members(cls: type) -> dict[str, Any]:
             value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
             known = inspect.isfunction(value) or isinstance(value, property | cached_property)
             if known and not key.startswith("_"):
-                found[key] = value
-    return found
+                attributes[key] = value
+    return attributes
 
 
 def paragraphs(item: Any) -> Iterator[str]:
@@ -161,24 +161,24 @@ def paragraphs(item: Any) -> Iterator[str]:
 
 def signature(name: str, item: Any) -> str:
     """The signature as a block of code."""
-    shown = inspect.signature(item)
+    inspected = inspect.signature(item)
     parts, star = [], False
-    for parameter in shown.parameters.values():
+    for parameter in inspected.parameters.values():
         if parameter.name in ("self", "cls"):
             continue
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not star:
             parts.append("*")
             star = True
         star = star or parameter.kind is inspect.Parameter.VAR_POSITIONAL
-        parts.append(shown_parameter(parameter))
-    returns = "" if inspect.isclass(item) else f" -> {shown_type(shown.return_annotation)}"
+        parts.append(format_parameter(parameter))
+    returns = "" if inspect.isclass(item) else f" -> {format_type(inspected.return_annotation)}"
     line = f"{name}({', '.join(parts)}){returns}"
     if len(line) > LONGEST_LINE:
         line = "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){returns}"])
     return f"```python\n{line}\n```"
 
 
-def shown_parameter(parameter: inspect.Parameter) -> str:
+def format_parameter(parameter: inspect.Parameter) -> str:
     """A parameter with its type and its default."""
     text = parameter.name
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -186,7 +186,7 @@ def shown_parameter(parameter: inspect.Parameter) -> str:
     elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         text = f"*{text}"
     if parameter.annotation is not inspect.Parameter.empty:
-        text += f": {shown_type(parameter.annotation)}"
+        text += f": {format_type(parameter.annotation)}"
     if parameter.default is inspect.Parameter.empty:
         return text
     default = parameter.default
@@ -195,7 +195,7 @@ def shown_parameter(parameter: inspect.Parameter) -> str:
     return f"{text} = {default.__name__ if callable(default) else repr(default)}"
 
 
-def shown_type(annotation: Any) -> str:
+def format_type(annotation: Any) -> str:
     """An annotation without the names of its modules."""
     if annotation is inspect.Signature.empty:
         return "None"

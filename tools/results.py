@@ -88,13 +88,13 @@ def styles(result: dict[str, Any]) -> str:
     lines = ["| style | layers | parameters | BLEU | exact | ms a step | tokens read "
              "| steps to write | ms a token, alone | ms a token, 32 at once |",
              "|---" * 10 + "|"]  # fmt: skip
-    for name, one in result["styles"].items():
-        quality, decoding = one["quality"], one["decoding"]
+    for name, entry in result["styles"].items():
+        quality, decoding = entry["quality"], entry["decoding"]
         cells = [
-            " + ".join(map(str, one["layers"])), f"{one['parameters']:,}",
+            " + ".join(map(str, entry["layers"])), f"{entry['parameters']:,}",
             *(f"{quality[m]['value']:.4g} ({quality[m]['low']:.4g} to {quality[m]['high']:.4g})"
               for m in ("bleu", "exact")),
-            f"{one['training']['ms_per_step']:.0f}", f"{one['tokens_read']:.1f}",
+            f"{entry['training']['ms_per_step']:.0f}", f"{entry['tokens_read']:.1f}",
             f"{decoding['steps']:.1f}",
             *(f"{decoding[b]['ms_per_token']:.2f}" for b in ("batch_1", "batch_32")),
         ]  # fmt: skip
@@ -117,11 +117,11 @@ def ablation(result: dict[str, Any]) -> dict[str, str]:
              "| ms a step | s to 90% |",
              "|---" * 9 + "|"]  # fmt: skip
     for row in result["rows"]:
-        one, seconds = row.get("difference"), row["seconds_to_quality"]
+        entry, seconds = row.get("difference"), row["seconds_to_quality"]
         between = ["", ""]
-        if one is not None:
-            bold = "**" if one["significant"] else ""
-            between = [f"{bold}{one['value']:+.1f}{bold}", format_p(one["adjusted"])]
+        if entry is not None:
+            bold = "**" if entry["significant"] else ""
+            between = [f"{bold}{entry['value']:+.1f}{bold}", format_p(entry["adjusted"])]
         cells = [
             row["name"], row["differs"].replace("_", "\\_"), f"{row['parameters'] / 1e6:.2f}",
             spread(row["perplexity"], 2), spread(row[key], 1), *between,

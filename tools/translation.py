@@ -26,7 +26,7 @@ MULTI30K = ("multi30k", "multi30k-cased", "multi30k-defaults")
 
 def over_seeds(seeds: dict[str, Any], test: str, metric: str) -> list[float]:
     """The scores of all seeds."""
-    return [one["tests"][test][metric] for one in seeds.values() if test in one["tests"]]
+    return [entry["tests"][test][metric] for entry in seeds.values() if test in entry["tests"]]
 
 
 def mean(values: list[float], places: int = 2) -> str:
@@ -46,9 +46,9 @@ def multi30k(results: Results) -> str:
         row = results[name]
         seeds = row.get("seeds") or {"": row}
         first = next(iter(seeds.values()))
-        alone = [one for one in seeds.values() if "wall" in one]
-        times = [one["time"] for one in alone or seeds.values()]
-        whole = f"{mean([one['wall'] for one in alone], 0)} s" if alone else ""
+        alone = [entry for entry in seeds.values() if "wall" in entry]
+        times = [entry["time"] for entry in alone or seeds.values()]
+        whole = f"{mean([entry['wall'] for entry in alone], 0)} s" if alone else ""
         for test, scores in first["tests"].items():
             signatures.setdefault(scores["bleu_signature"], []).append(name)
             cells = [mean(over_seeds(seeds, test, metric)) for metric in ("bleu", "chrf")]
@@ -69,7 +69,7 @@ def ingredients(result: dict[str, Any]) -> str:
     rows = result["rows"]
 
     def scores(name: str, test: str) -> list[float]:
-        return [one[test]["bleu"] for one in rows[name]["seeds"].values()]
+        return [entry[test]["bleu"] for entry in rows[name]["seeds"].values()]
 
     trained = [name for name in rows if rows[name]["seeds"]]
     lines = ["| row | what differs | val BLEU | test2016 BLEU | difference | p | seeds |",

@@ -1,4 +1,4 @@
-"""Programs are only compared if they did the same work; and against which limit."""
+"""Programs are compared only if they did the same work, and each with its hardware limit."""
 
 import argparse
 import itertools
@@ -61,7 +61,7 @@ def log(tmp_path):
 @pytest.mark.parametrize(
     "outputs", [[[5, 6]], [[5, 6], [7]], [[5, 6], [7, 8, 9]], [[5, END], [7, 8]], [["5", "2"], ["7", "8"]]]
 )  # fmt: skip
-def test_outputs_of_other_lengths_or_with_an_end_token_are_refused_by_name(outputs):
+def test_outputs_of_wrong_length_or_with_an_end_token_are_refused_by_name(outputs):
     programs = {OURS: fake_program(OUTPUTS, [1.0]), PEER: fake_program(outputs, [1.0])}
     with pytest.raises(SystemExit, match="CTranslate2 int8 did different work than tiny, batch 2"):
         turns(cell(), programs, repeats=1)
@@ -74,25 +74,25 @@ def test_the_same_work_is_accepted_as_ids_and_as_words():
 
 
 @pytest.mark.parametrize("output", [([3, 2], 8), ([3, 3], 4), ([3], 8), ([], 8)])
-def test_vectors_for_other_tokens_or_of_another_width_are_refused(output):
+def test_vectors_of_wrong_number_or_width_are_refused(output):
     assert encoder_programs.wrong(([3, 3], 8), [3, 3], 8) is None
     assert "expected 6 vectors of 8 numbers" in encoder_programs.wrong(output, [3, 3], 8)
 
 
-def test_a_padded_answer_counts_for_its_real_tokens_only():
+def test_padding_of_an_output_is_not_counted():
     tokens, mask = encoder_programs.padded([[5, 6, 7], [8]])
     assert tokens.tolist() == [[5, 6, 7], [8, 0, 0]]
     assert encoder_programs.covered(mask, (2, 3, 16)) == ([3, 1], 16)
 
 
-def test_the_sentences_of_the_encoders_fill_as_much_as_the_benchmark_says():
-    lengths = [len(one) for one in sentences(30_522)]
+def test_encoder_sentences_have_the_stated_share_of_real_tokens():
+    lengths = [len(sentence) for sentence in sentences(30_522)]
     assert (len(lengths), max(lengths)) == (BATCH, LONGEST)
     assert round(sum(lengths) / (BATCH * LONGEST), 2) == 0.39
     assert sentences(30_522) == sentences(30_522)
 
 
-# ---- what becomes of the times --------------------------------------------------------------
+# ---- from times to rows --------------------------------------------------------------
 
 
 def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(log, capsys):
@@ -112,15 +112,15 @@ def test_a_row_has_both_speeds_and_the_fraction_of_its_own_precisions_limit(log,
 @pytest.mark.parametrize(
     ("ours", "peer"),
     [([0.1], [0.1, 0.2, 0.25]), ([0.1, 0.1, 0.3], [0.2]), ([0.03], [0.2])],
-    ids=["an uneven peer", "uneven ourselves", "faster than the machine can be"],
+    ids=["uneven times of the peer", "uneven times of regard", "faster than the limit"],
 )
-def test_what_was_measured_on_a_busy_machine_is_no_row(log, capsys, ours, peer):
+def test_measurement_on_a_busy_machine_is_discarded(log, capsys, ours, peer):
     compare(cell(), {OURS: fake_program(OUTPUTS, ours), PEER: fake_program(OUTPUTS, peer)}, 3, log)
     assert log.rows == []
     assert "NOISY" in capsys.readouterr().out
 
 
-def test_nothing_is_a_row_while_others_keep_the_cores_busy(log, capsys, monkeypatch):
+def test_no_row_is_reported_while_other_processes_use_the_cores(log, capsys, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr("benchmarks.compare.ticks", lambda: (next(clock) * 2, next(clock)))
     programs = {OURS: fake_program(OUTPUTS, [0.1]), PEER: fake_program(OUTPUTS, [0.2])}
@@ -129,7 +129,7 @@ def test_nothing_is_a_row_while_others_keep_the_cores_busy(log, capsys, monkeypa
     assert "NOISY: other processes used" in capsys.readouterr().out
 
 
-def test_our_own_work_does_not_count_as_that_of_others(monkeypatch):
+def test_own_processor_time_does_not_count_as_other_load(monkeypatch):
     second = os.sysconf("SC_CLK_TCK")
     monkeypatch.setattr("benchmarks.compare.ticks", lambda: (3 * second, second))
     assert busy_others((0, 0), own=2.0) == 0.25
@@ -147,7 +147,7 @@ def test_one_sentence_is_not_split_between_two_workers(log):
 # ---- the programs ---------------------------------------------------------------------------
 
 
-def test_every_precision_of_ours_and_of_the_peers_takes_part():
+def test_every_precision_of_regard_and_its_peers_is_compared():
     options = argparse.Namespace(dtype=["float32", "bfloat16", "int8"], device="cpu", threads=2)
     config = ModelConfig.preset("tiny", vocabulary_size=100)
     peers = ["huggingface", "ctranslate2", "pytorch"]
@@ -176,7 +176,7 @@ def test_a_program_runs_in_its_own_process():
         assert seconds > 0
 
 
-def test_a_program_that_cannot_be_had_says_why_and_is_skipped(capsys):
+def test_unavailable_program_is_skipped_with_its_reason(capsys):
     upper = Entrant("upper", "str", partial, (partial, str.upper))
     missing = Entrant("nothing", "str", __import__, ("no_such_module",))
     with all_started([missing, upper]) as programs:
@@ -184,7 +184,7 @@ def test_a_program_that_cannot_be_had_says_why_and_is_skipped(capsys):
     assert capsys.readouterr().out == "nothing str is skipped: No module named 'no_such_module'\n"
 
 
-def test_our_decoder_writes_what_was_asked_for():
+def test_regard_decoder_writes_the_requested_number_of_tokens():
     config = ModelConfig.preset("tiny", vocabulary_size=50, dropout=0.0)
     prepare = decoder_programs.ours(config, "float32", "cpu", 1, True)
     assert (
@@ -195,7 +195,7 @@ def test_our_decoder_writes_what_was_asked_for():
 # ---- the limits -----------------------------------------------------------------------------
 
 
-def test_a_limit_is_the_longer_of_reading_and_multiplying():
+def test_limit_is_the_longer_of_memory_and_compute_time():
     limit = Limit(weights=10, size=40, bandwidth=20.0, peak=5.0)
     assert limit.seconds(rows=0) == 2.0
     assert limit.seconds(rows=1) == 4.0
@@ -203,17 +203,17 @@ def test_a_limit_is_the_longer_of_reading_and_multiplying():
 
 
 def test_a_beam_starts_with_one_hypothesis():
-    limit = Limit(weights=10, size=40, bandwidth=1e9, peak=20.0)  # a second for each row
+    limit = Limit(weights=10, size=40, bandwidth=1e9, peak=20.0)  # one second per row
     assert decoding_limit(limit, batch=2, beam=1, steps=3) == pytest.approx(6 / 6)
     assert decoding_limit(limit, batch=2, beam=4, steps=3) == pytest.approx(6 / (2 + 8 + 8))
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_the_weights_of_a_step_are_those_of_the_decoders_matrices(style):
+def test_weights_of_a_step_are_the_decoder_matrices(style):
     config = ModelConfig.preset("tiny", vocabulary_size=50, style=style)
     model = Transformer(config)
     matrices = [w for name, w in model.decoder.named_parameters() if w.dim() == 2]
-    # cross-attention makes keys and values of the memory once for a sentence, not in each step
+    # cross-attention computes keys and values of the memory once per sentence, not in each step
     memory = config.decoder_layers * 2 * config.d_model**2 if style == "encoder-decoder" else 0
     total = sum(w.numel() for w in matrices) + model.output_matrix().numel() - memory
     assert weights_of_a_step(config) == total
@@ -229,7 +229,7 @@ def test_the_shapes_are_those_of_bert_and_gpt2():
                 ("GPT-2 small", gpt2_small()),
             )
         }
-    # as published, less what nothing here asks for: the kinds of sentences and the pooler
+    # as published, without the segment embeddings and the pooler, which are not used here
     assert parameters["BERT-base"] == 109_482_240 - 2 * 768 - 768 * 769
     assert parameters["BERT-mini"] == 11_170_560 - 2 * 256 - 256 * 257
     assert parameters["GPT-2 small"] == 124_439_808

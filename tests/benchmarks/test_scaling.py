@@ -1,4 +1,4 @@
-"""How the cost grows, and how long it takes to begin: what is kept of the measurements."""
+"""Scaling of the cost with the length, and the time to the first step: the stored rows."""
 
 import argparse
 import os
@@ -23,8 +23,8 @@ def log(tmp_path):
     return RatioLog("scaling", [], options, "cpu")
 
 
-def test_the_exponents_of_the_longer_half_are_kept_beside_theory(log, capsys):
-    # the first points are all overhead, as those of short sequences are
+def test_exponents_of_the_longer_half_are_stored_beside_theory(log, capsys):
+    # the first points are dominated by overhead, like those of short sequences
     points = [Point(n, max(1e-4, 1e-9 * n * n), 100 * n) for n in (128, 256, 1024, 2048, 4096)]
     show("attention", points, (2.0, 1.0), "", log)
     assert [(row.work, row.value, row.peer_value) for row in log.rows] == [
@@ -33,14 +33,14 @@ def test_the_exponents_of_the_longer_half_are_kept_beside_theory(log, capsys):
     assert "at 4,096: 16.78 ms" in capsys.readouterr().out
 
 
-def test_an_exponent_that_the_points_do_not_agree_on_is_not_kept(log, capsys):
+def test_uncertain_exponent_is_not_stored(log, capsys):
     points = [Point(n, s, None) for n, s in ((1, 1), (2, 9), (4, 1), (8, 20), (16, 2), (32, 30))]
     show("attention", points, (1.0, 1.0), "", log)
     assert log.rows == []
     assert "NOISY" in capsys.readouterr().out
 
 
-def test_what_the_budget_does_not_reach_is_left_out_and_said(monkeypatch):
+def test_points_beyond_the_time_budget_are_left_out_with_a_message(monkeypatch):
     monkeypatch.setattr("benchmarks.scaling.LENGTHS", [8, 16, 10**6])
     monkeypatch.setattr(
         "benchmarks.scaling.measured", lambda layer, n, size, which: Point(n, 1.0, 1)
@@ -50,19 +50,19 @@ def test_what_the_budget_does_not_reach_is_left_out_and_said(monkeypatch):
     assert left_out == "from 1,000,000 tokens on left out"
 
 
-def test_the_backends_that_run_on_a_cpu_are_measured_and_the_others_said(capsys):
+def test_cpu_backends_are_measured_and_the_others_are_named(capsys):
     assert "padded" in backends(CPU)
     assert "cuda is skipped: " in capsys.readouterr().out
 
 
-def test_blocks_are_measured_as_they_are(monkeypatch):
+def test_blocks_are_measured_unchanged(monkeypatch):
     monkeypatch.setattr("benchmarks.scaling.ENOUGH", 0.0)
     point = measured(Blocks(2, 64, CPU, torch.float32), 256, 2, "training")
     assert point.size == 2
     assert point.seconds > 0
 
 
-def test_a_run_is_watched_until_its_first_step_and_then_ended(tmp_path):
+def test_run_is_stopped_after_its_first_step(tmp_path):
     start = time.perf_counter()
     command = [sys.executable, "-c", WRITES]
     seconds = first_step(command, tmp_path / "run", dict(os.environ))

@@ -1,4 +1,4 @@
-"""Model folders as training leaves them, with random weights; and a box of such models."""
+"""Model folders as training writes them, with random weights; and a box of such models."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ SIZES = {"d_model": 32, "heads": 4, "d_ff": 48}
 
 @pytest.fixture(scope="session")
 def make(tmp_path_factory):
-    """make("fill", ...): the folder of a model with random weights, as training leaves it."""
+    """make("fill", ...): the folder of a model with random weights, as training writes it."""
 
     def folder(task, model=None, labels=()):
         style = {} if task in ("translate", "answer") else {"encoder_layers": 2}
@@ -55,7 +55,7 @@ def make(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def filled(make, tmp_path_factory):
-    """A folder with a packed model for every task that the box has one for."""
+    """A folder with a packed model for every task in the box."""
     box = tmp_path_factory.mktemp("box")
     for task in ("translate", "classify", "fill", "generate", "embed"):
         regard.pack(make(task, labels=["bad", "good"]), box / task)
@@ -64,6 +64,6 @@ def filled(make, tmp_path_factory):
 
 @pytest.fixture
 def stand_in(filled, monkeypatch):
-    """The box has these models, whatever comes with the package."""
+    """Replace the models in the box by those of `filled`."""
     monkeypatch.setattr("regard.training.shipped.FOLDER", filled)
     return filled

@@ -25,7 +25,7 @@ VERBS = {
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
-    """A folder of this test's own, with something to search."""
+    """Run each test in its own folder, which has a file to search."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "documents.txt").write_text("The dog slept.\nThe queen wrote a letter.\n")
@@ -40,7 +40,7 @@ def test_without_a_model_a_verb_uses_the_one_in_the_box(stand_in, call, verb):
     assert call(verb, *VERBS[verb], "--device", "cpu", "-m", folder) == (0, out, "")
 
 
-def test_nothing_is_written_into_the_box(stand_in, call):
+def test_no_verb_writes_into_the_box(stand_in, call):
     def state():
         return {p: p.read_bytes() for p in stand_in.rglob("*") if p.is_file()}
 
@@ -54,14 +54,14 @@ def test_nothing_is_written_into_the_box(stand_in, call):
     assert state() == before
 
 
-def test_who_asks_for_an_answer_is_told_to_train_a_model(stand_in, call):
+def test_answer_without_a_model_asks_the_user_to_train_one(stand_in, call):
     code, out, err = call("answer", "Who slept?", "--context", "The dog slept.")
     assert (code, out) == (2, "")
     assert "there is no model in the box to answer: train one (docs/tasks.md)" in err
     assert err.count("\n") == 1
 
 
-def test_a_box_without_that_model_says_the_same(tmp_path, monkeypatch, call):
+def test_missing_model_in_the_box_gives_the_same_message(tmp_path, monkeypatch, call):
     monkeypatch.setattr("regard.training.shipped.FOLDER", tmp_path)
     code, _, err = call("fill", "A <mask>.")
     assert code == 2
@@ -71,7 +71,7 @@ def test_a_box_without_that_model_says_the_same(tmp_path, monkeypatch, call):
 
 
 @pytest.mark.parametrize("lost", ["config.yaml", "model.safetensors"])
-def test_a_model_of_which_half_is_lost_is_not_in_the_box(filled, tmp_path, monkeypatch, call, lost):
+def test_incomplete_model_is_not_in_the_box(filled, tmp_path, monkeypatch, call, lost):
     shutil.copytree(filled, tmp_path / "box")
     (tmp_path / "box/fill" / lost).unlink()
     monkeypatch.setattr("regard.training.shipped.FOLDER", tmp_path / "box")
@@ -84,7 +84,7 @@ def test_a_model_of_which_half_is_lost_is_not_in_the_box(filled, tmp_path, monke
     assert "there is no model in the box to fill" in err
 
 
-def test_a_name_that_is_not_in_the_box_is_refused_with_the_nearest(stand_in, call):
+def test_unknown_name_in_the_box_is_refused_with_a_suggestion(stand_in, call):
     for words in (["translate", "a", "-m"], ["info"], ["evaluate", "--data", "x", "-m"]):
         code, _, err = call(*words, "box:translat")
         assert code == 2
@@ -93,8 +93,8 @@ def test_a_name_that_is_not_in_the_box_is_refused_with_the_nearest(stand_in, cal
         folder_of("box:../secret")
 
 
-def test_a_folder_is_a_folder_whatever_it_is_called(stand_in, tmp_path, call):
-    """Only `box:` is special: a folder of a verb's name is not in the way."""
+def test_folder_with_the_name_of_a_task_is_not_the_box(stand_in, tmp_path, call):
+    """Only the prefix `box:` is special: a folder may have the name of a task."""
     (tmp_path / "translate").mkdir()
     assert folder_of("translate") == Path("translate")
     assert regard.load("box:translate", "cpu").folder == stand_in / "translate"
@@ -119,7 +119,7 @@ def test_info_lists_the_box_with_sizes_and_scores(stand_in, call):
     assert all(f"box:{task} " in out for task in contents())
 
 
-def test_evaluation_is_of_the_translator_or_of_whichever_is_named(stand_in, tmp_path, call):
+def test_evaluate_uses_the_translator_or_the_named_model(stand_in, tmp_path, call):
     (tmp_path / "a.en").write_text("The dog slept.\n" * 3)
     (tmp_path / "a.tsv").write_text("good\tThe dog slept.\nbad\tNo.\n")
     code, out, err = call("evaluate", "--data", "a.en", "a.en", "--samples", 5, "--json")
@@ -131,14 +131,16 @@ def test_evaluation_is_of_the_translator_or_of_whichever_is_named(stand_in, tmp_
     assert json.loads(out)["task"] == "classify"
 
 
-def test_training_begins_with_a_model_of_the_box(stand_in, tmp_path, call):
+def test_training_can_start_from_a_model_in_the_box(stand_in, tmp_path, call):
     (tmp_path / "a.tsv").write_text("good\tThe dog slept.\nbad\tThe dog slept not.\n" * 20)
     code, _, err = call(
         "train", "--task", "classify", "--from", "box:fill", "--train", "a.tsv", "--out", "run",
         "--set", "training.steps=2", "--set", "training.learning_rate=1e-12", "--device", "cpu", "--quiet",
     )  # fmt: skip
     assert code == 0, err
-    start, tuned = (regard.load(one, "cpu").transformer.state_dict() for one in ("box:fill", "run"))
+    start, tuned = (
+        regard.load(path, "cpu").transformer.state_dict() for path in ("box:fill", "run")
+    )
     body = [name for name in start if not name.startswith("head.")]
     assert len(body) > 20
     for name in body:

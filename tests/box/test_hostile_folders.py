@@ -1,4 +1,4 @@
-"""A model folder that anybody made is used or refused in one line: quickly, and in little memory."""
+"""Model folders from untrusted sources load or are refused in one line, quickly and in little memory."""
 
 import json
 import resource
@@ -16,7 +16,7 @@ from regard.training.checkpoint import Checkpoints
 from regard.training.model_folder import final_scores
 from regard.view.curves import read_curves
 
-SLOW = 10  # seconds; a hang
+SLOW = 10  # seconds until a call counts as a hang
 WORST = [
     "config.yaml: alias bomb", "config.yaml: /dev/zero", "config.yaml: sparse", "config.yaml: pipe",
     "model.encoder_layers=10^6", "model.vocabulary_size=10^9", "model.d_model=10^6",
@@ -28,7 +28,7 @@ WORST = [
 
 @pytest.fixture(scope="module")
 def folder(make):
-    """A valid model with a checkpoint; it has no checksums, which a hostile author would fix."""
+    """A valid model with a checkpoint, without checksums: an attacker would recompute them."""
     out = make(
         "classify", {"encoder_layers": 1, "d_model": 8, "heads": 2, "d_ff": 8}, ["bad", "good"]
     )
@@ -37,7 +37,7 @@ def folder(make):
 
 
 def use(folder, out, everything=True):
-    """What reads a folder; gives back what was refused."""
+    """Read a folder in all ways; returns the messages of the refusals."""
 
     def run(reader, *arguments):
         try:
@@ -68,7 +68,7 @@ def test_a_hostile_folder_is_used_or_refused_in_one_line(name, folder, tmp_path)
         assert len(line) < 1_000
 
 
-def test_what_is_not_damaged_is_used(folder, tmp_path):
+def test_undamaged_folder_is_accepted(folder, tmp_path):
     assert use(folder, tmp_path / "packed") == []
     assert len(VARIANTS) > 700
 
@@ -79,7 +79,7 @@ def test_what_is_not_damaged_is_used(folder, tmp_path):
     "labels: three", "labels: control", "model.encoder_layers=10^6", "config.yaml: alias bomb",
     "config.yaml: merge", "model.window=2^64", "training.seed=2^64", "header: other type",
 ])  # fmt: skip
-def test_what_would_be_used_wrongly_is_refused(name, folder, tmp_path):
+def test_folder_that_would_give_wrong_results_is_refused(name, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "model")
     VARIANTS[name](tmp_path / "model")
     with pytest.raises(InputError):
@@ -98,19 +98,19 @@ for name in sys.argv[2:]:
         assert os.wait()[1] == 0, name
         continue
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began, said = time.process_time(), ""
+    began, refusal = time.process_time(), ""
     for use in (lambda: regard.load(name, "cpu"), lambda: regard.pack(name, name + "-packed")):
         try:
             use()
         except InputError as error:
-            said = str(error)
+            refusal = str(error)
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps([Path(name).name, said, more / 1024, time.process_time() - began]), flush=True)
+    print(json.dumps([Path(name).name, refusal, more / 1024, time.process_time() - began]), flush=True)
     os._exit(0)
 """
 
 
-def test_the_worst_take_little_time_and_memory(folder, tmp_path):
+def test_worst_cases_take_little_time_and_memory(folder, tmp_path):
     names = []
     for i, name in enumerate(WORST):
         names.append(str(shutil.copytree(folder, tmp_path / str(i))))
@@ -120,13 +120,13 @@ def test_the_worst_take_little_time_and_memory(folder, tmp_path):
         resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
 
     command = [sys.executable, "-c", PROBE, str(folder), *names]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, preexec_fn=limit, timeout=120, capture_output=True, text=True, check=True
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [json.loads(line) for line in completed.stdout.splitlines()]
     assert len(lines) == len(WORST)
     for number, message, megabytes, seconds in lines:
         name = WORST[int(number)]
         assert message, name
         assert megabytes < 500, name
-        assert seconds < 3, name  # of one core, for two verbs; below 1 is usual
+        assert seconds < 3, name  # seconds on one core, for two verbs; usually below 1

@@ -1,4 +1,4 @@
-"""The files of a folder belong to its weights: a change is noticed, and can be accepted."""
+"""Checksums of model files: a changed file is detected, and the change can be accepted."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ TEXT = "The old man saw the small dog."
 
 @pytest.fixture
 def saved(make, tmp_path):
-    """A folder whose weights carry the checksums of its files."""
+    """A folder whose weights contain the checksums of its files."""
     folder = shutil.copytree(make("classify", labels=["bad", "good"]), tmp_path / "model")
     path = folder / "model.safetensors"
     path.write_bytes(to_bytes(read_raw(path), files=file_checksums(folder)))
@@ -67,7 +67,7 @@ def test_a_changed_file_is_refused_by_name_and_can_be_accepted(saved, change, tm
             f"it, or, if the change is intended, run: regard info {saved} --accept-changes\n"
         )
     if change in ("half of the merges", "other merges"):
-        return  # such a vocabulary is not one of this model's size, or is none at all
+        return  # a vocabulary of the wrong size, or an invalid one
     before = read_raw(saved / "model.safetensors")
     code, _, err = call("info", saved, "--accept-changes")
     assert code == 0, err
@@ -78,7 +78,7 @@ def test_a_changed_file_is_refused_by_name_and_can_be_accepted(saved, change, tm
 
 
 @pytest.mark.parametrize("change", HARMLESS)
-def test_what_does_not_change_results_may_be_edited(saved, change):
+def test_files_that_do_not_change_results_may_be_edited(saved, change):
     name, old, new = HARMLESS[change]
     edit(saved / name, old, new)
     regard.load(saved, "cpu")
@@ -94,7 +94,7 @@ def test_a_file_that_is_missing_or_new_is_refused(saved):
         regard.load(saved, "cpu")
 
 
-def test_what_does_not_load_is_not_accepted(saved, call):
+def test_folder_that_does_not_load_is_not_accepted(saved, call):
     edit(saved / "labels.json", '"bad",', '"bad", "ugly",')
     before = (saved / "model.safetensors").read_bytes()
     code, _, err = call("info", saved, "--accept-changes")
@@ -112,18 +112,20 @@ def test_a_model_of_an_earlier_version_loads_without_checksums(make, tmp_path):
 
 
 @pytest.mark.parametrize("task", ["translate", "generate", "classify", "fill", "embed"])
-def test_the_models_in_the_box_carry_the_checksums_of_their_files(task):
+def test_models_in_the_box_contain_checksums_of_their_files(task):
     folder = regard.load(f"box:{task}", "cpu").folder
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert set(file.metadata()) == {"sha256", "files"}
 
 
-def test_a_packed_model_carries_checksums_and_the_same_bytes_each_time(make, tmp_path):
+def test_packed_model_contains_checksums_and_is_reproducible(make, tmp_path):
     folder = make("translate")
     for name in ("one", "two"):
         regard.pack(folder, tmp_path / name)
-    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
-    assert one == two
+    first, second = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two")
+    )
+    assert first == second
     edit(tmp_path / "one/config.yaml", "length_penalty: 0.6", "length_penalty: 0.7")
     with pytest.raises(InputError, match=r"config\.yaml is not the one"):
         regard.load(tmp_path / "one", "cpu")
@@ -151,7 +153,7 @@ def test_weights_with_nan_or_infinity_are_refused_by_every_verb(make, tmp_path, 
         assert err.count("\n") == 1
 
 
-def test_finite_weights_whose_results_are_nan_are_one_line(make, tmp_path, call):
+def test_finite_weights_with_nan_results_are_a_one_line_error(make, tmp_path, call):
     folder = shutil.copytree(make("classify", labels=["bad", "good"]), tmp_path / "model")
     weights = read_tensors(folder / "model.safetensors")
     weights["encoder.final_norm.weight"][:] = 3e38
@@ -163,7 +165,7 @@ def test_finite_weights_whose_results_are_nan_are_one_line(make, tmp_path, call)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_nan_and_infinity_are_noticed_in_every_type(dtype):
+def test_nan_and_infinity_are_detected_in_every_dtype(dtype):
     good = {"a": torch.ones(3, 5, dtype=dtype), "empty": torch.zeros(0, 3, dtype=dtype)}
     assert not_finite(good) == ""
     for value in (float("nan"), float("inf"), -float("inf")):
@@ -189,7 +191,7 @@ def test_a_search_that_needs_more_memory_than_a_machine_has_is_refused(make):
         model.decoding({"beam": 4, "max_length": 100_000})
 
 
-def test_a_configuration_survives_being_written_and_read(tmp_path):
+def test_configuration_is_unchanged_after_writing_and_reading(tmp_path):
     labels = ["2001-01-01", "null", "1e5", "yes", "~", "", "1:30", "0x1f", "a: b", "# c", "é\u2028",
               "<<", "=", "*a", "&b", "!c", "'", '"', "1_000", ".inf", "-", "1.5"]  # fmt: skip
     config = make_config("classify", "tiny", {

@@ -1,4 +1,4 @@
-"""`regard pack`: a folder of a quarter of the size that does all that the other did."""
+"""`regard pack`: a model of a quarter of the size that works like the original."""
 
 import json
 import shlex
@@ -35,18 +35,18 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_folder_has_all_of_a_model_and_little_else(run, small):
+def test_packed_folder_has_the_files_of_a_model_only(run, small):
     assert sorted(content(small)) == FILES
     assert content(small)["metrics.jsonl"] == content(run)["metrics.jsonl"]
     assert content(small)["tokenizer.json"] == content(run)["tokenizer.json"]
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (run, small)]
-    assert sizes[1] < 0.4 * sizes[0]  # of larger matrices: a quarter
+    assert sizes[1] < 0.4 * sizes[0]  # with larger matrices: a quarter
     with safe_open(small / "model.safetensors", framework="pt") as file:
         types = {file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
     assert types == {torch.int8, torch.float32}
 
 
-def test_no_weight_is_off_by_more_than_half_a_step(run, small):
+def test_quantisation_error_is_at_most_half_a_step(run, small):
     before, after = (regard.load(folder, "cpu").transformer.state_dict() for folder in (run, small))
     assert before.keys() == after.keys()
     for name, weight in before.items():
@@ -62,14 +62,14 @@ def test_no_weight_is_off_by_more_than_half_a_step(run, small):
     {}, {"positions": "learned", "max_length": 70, "activation": "swiglu", "norm": "rms"},
     {"tie_embeddings": "none", "positions": "rotary"},
 ], ids=["plain", "learned", "untied"])  # fmt: skip
-def test_in_int8_a_packed_model_says_what_the_other_says(make, tmp_path, changes):
+def test_packed_model_in_int8_gives_the_same_output(make, tmp_path, changes):
     folder = make("translate", changes)
     regard.pack(folder, tmp_path / "small")
-    models = [regard.load(one, "cpu", "int8") for one in (folder, tmp_path / "small")]
+    models = [regard.load(path, "cpu", "int8") for path in (folder, tmp_path / "small")]
     predictions = [model.predict(TEXTS, beam=2) for model in models]
-    for one, other in zip(*predictions, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.logprobs == other.logprobs  # to the last bit
+    for original, packed in zip(*predictions, strict=True):
+        assert original.token_ids == packed.token_ids
+        assert original.logprobs == packed.logprobs  # bit for bit
     scored = [[a.logprob for a in model.score([(t, t) for t in TEXTS if t])] for model in models]
     assert scored[0] == scored[1]
 
@@ -87,7 +87,7 @@ def test_every_task_can_be_packed(make, tmp_path, task):
         assert [label.label for label in after.classify(TEXTS)]
 
 
-def test_a_packed_model_is_a_model_for_every_verb(small, tmp_path, call):
+def test_every_verb_accepts_a_packed_model(small, tmp_path, call):
     data = [tmp_path / "data.en", tmp_path / "data.de"]
     for path in data:
         path.write_text("The dog slept.\nThe old man saw it.\n" * 8, encoding="utf-8")
@@ -106,11 +106,11 @@ def test_a_packed_model_is_a_model_for_every_verb(small, tmp_path, call):
         "--device", "cpu", "--quiet",
     )  # fmt: skip
     assert code == 0, err
-    start, tuned = (regard.load(one, "cpu").transformer for one in (small, tmp_path / "tuned"))
+    start, tuned = (regard.load(path, "cpu").transformer for path in (small, tmp_path / "tuned"))
     torch.testing.assert_close(tuned.state_dict(), start.state_dict(), atol=1e-9, rtol=0)
 
 
-def test_folders_of_this_machine_are_not_carried_along(small):
+def test_packed_model_does_not_name_folders_of_this_machine(small):
     data = Config.load(small / "config.yaml").data
     assert data.train == ["built-in/train.en", "train.de"]
     assert data.valid == ["valid.en"]
@@ -131,7 +131,7 @@ def test_folders_of_this_machine_are_not_carried_along(small):
     ("(file:///home/me/x/y.en)", "(x/y.en)"),
     ("--train=C:/Users/me/x/y.en", "--train=x/y.en"),
 ])  # fmt: skip
-def test_names_lose_folders_only_where_they_begin_at_the_root(text, expected):
+def test_only_absolute_paths_are_shortened(text, expected):
     assert portable(text) == expected
 
 
@@ -147,15 +147,14 @@ def test_names_lose_folders_only_where_they_begin_at_the_root(text, expected):
     ("my data (1)/sets/x/train.en", "my data (1)/sets/x/train.en"),
     ("../../x/y/train.en", "../../x/y/train.en"),
 ])  # fmt: skip
-def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, expected):
+def test_paths_of_training_files_are_shortened_to_two_names(run, tmp_path, path, expected):
     shutil.copytree(run, tmp_path / "run")
     config = Config.load(run / "config.yaml")
     config = replace(config, data=replace(config.data, train=[path, f"{path}.de"], valid=[path]))
     (tmp_path / "run/config.yaml").write_text(config.to_yaml(), encoding="utf-8")
 
-    def card(
-        path, out
-    ):  # as regard.training.run writes it, and a line that is not about these files
+    def card(path, out):
+        """A card as regard.training.run writes it, with a line that is not about these files."""
         command = shlex.join(["regard", "train", "--train", path, f"{path}.de", "--out", out])
         return f"- data: {path} {path}.de\n- command: `{command}`\n- other: a/x.en\n"
 
@@ -164,13 +163,13 @@ def test_of_the_files_of_the_training_two_names_are_kept(run, tmp_path, path, ex
     regard.pack(tmp_path / "run", tmp_path / "small")
     data = Config.load(tmp_path / "small/config.yaml").data
     assert (data.train, data.valid) == ([expected, f"{expected}.de"], [expected])
-    message = (tmp_path / "small/README.md").read_text(encoding="utf-8")
-    assert message == card(expected, "b's own/c d") + f"\n{NOTE}\n"
+    packed_card = (tmp_path / "small/README.md").read_text(encoding="utf-8")
+    assert packed_card == card(expected, "b's own/c d") + f"\n{NOTE}\n"
     regard.pack(tmp_path / "small", tmp_path / "again")
     assert content(tmp_path / "again") == content(tmp_path / "small")
 
 
-def test_a_card_or_figures_in_another_encoding_are_in_nobodys_way(run, tmp_path, call):
+def test_card_or_metrics_in_another_encoding_are_accepted(run, tmp_path, call):
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run/README.md").write_bytes("Ein schönes Modell".encode("latin-1"))
     regard.pack(tmp_path / "run", tmp_path / "small")
@@ -182,7 +181,7 @@ def test_a_card_or_figures_in_another_encoding_are_in_nobodys_way(run, tmp_path,
         assert "scores" not in json.loads(out)
 
 
-def test_the_command_says_how_small_it_became(run, tmp_path, call):
+def test_command_prints_the_new_size(run, tmp_path, call):
     code, out, _ = call("pack", run, "--out", tmp_path / "small")
     assert code == 0
     assert f"{tmp_path / 'small'} is ready" in out
@@ -194,7 +193,7 @@ def test_the_command_says_how_small_it_became(run, tmp_path, call):
     )
 
 
-def test_what_is_no_finished_model_is_refused_and_leaves_nothing(run, tmp_path, call):
+def test_invalid_model_is_refused_and_no_file_is_left(run, tmp_path, call):
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
@@ -210,7 +209,7 @@ def test_what_is_no_finished_model_is_refused_and_leaves_nothing(run, tmp_path, 
         assert not (tmp_path / "small").exists()
 
 
-def test_weights_that_are_not_finite_are_refused(run, tmp_path):
+def test_weights_with_nan_or_infinity_are_refused(run, tmp_path):
     for name, file in content(run).items():
         (tmp_path / name).write_bytes(file)
     weights = regard.load(run, "cpu").transformer.state_dict()
@@ -221,7 +220,7 @@ def test_weights_that_are_not_finite_are_refused(run, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_matrix_of_another_shape_is_refused_before_it_is_rounded(run, tmp_path, dtype):
+def test_matrix_of_wrong_shape_is_refused_before_quantisation(run, tmp_path, dtype):
     for name, file in content(run).items():
         (tmp_path / name).write_bytes(file)
     weights = regard.load(run, "cpu").transformer.state_dict()
@@ -231,7 +230,7 @@ def test_a_matrix_of_another_shape_is_refused_before_it_is_rounded(run, tmp_path
         regard.load(tmp_path, "cpu", dtype)
 
 
-def test_nothing_is_overwritten_unless_that_is_asked_for(run, small, tmp_path):
+def test_existing_folder_is_replaced_only_on_request(run, small, tmp_path):
     old = tmp_path / "old"
     old.mkdir()
     (old / "mine.txt").write_text("mine")
@@ -244,7 +243,7 @@ def test_nothing_is_overwritten_unless_that_is_asked_for(run, small, tmp_path):
     assert content(old) == content(small)
 
 
-def test_a_model_in_the_folder_that_is_to_be_replaced_is_not_lost(run, tmp_path):
+def test_model_inside_the_replaced_folder_is_not_deleted(run, tmp_path):
     model = tmp_path / "all" / "model"
     shutil.copytree(run, model)
     (tmp_path / "link").symlink_to("all")
@@ -254,7 +253,7 @@ def test_a_model_in_the_folder_that_is_to_be_replaced_is_not_lost(run, tmp_path)
     assert content(model) == content(run)
 
 
-def test_a_file_is_not_replaced_by_a_folder(run, tmp_path):
+def test_file_is_not_replaced_by_a_folder(run, tmp_path):
     (tmp_path / "file").write_text("mine")
     for replace_old in (False, True):
         with pytest.raises(InputError, match="file cannot be written: it is not a folder"):
@@ -262,7 +261,7 @@ def test_a_file_is_not_replaced_by_a_folder(run, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_link_to_where_the_packed_model_shall_lie_is_followed(run, small, tmp_path, call):
+def test_symbolic_link_as_destination_is_followed(run, small, tmp_path, call):
     (tmp_path / "link").symlink_to("disk/models")
     code, out, err = call("pack", run, "--out", tmp_path / "link")
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""Shipping a model: it is scored, described, and replaces the old one only when all is done."""
+"""Shipping a model: it is scored and described, and replaces the old one only at the end."""
 
 import shlex
 

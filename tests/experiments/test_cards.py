@@ -1,4 +1,4 @@
-"""Model cards: made of the stored results, with the terms of all data."""
+"""Model cards: generated from stored results, with the licence terms of all data."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_card_has_the_terms_of_all_training_data(recipe):
 
 
 @pytest.mark.parametrize("name", [n for n in RESULTS if "packed" in RESULTS[n]])
-def test_a_card_is_what_the_stored_result_makes_it(name):
+def test_card_equals_the_output_of_its_generator(name):
     recipe = BY_NAME[name]
     text = (ROOT / "src/regard/box" / recipe.box / "README.md").read_text(encoding="utf-8")
     assert text == cards.card(recipe, RESULTS[name])
@@ -45,7 +45,7 @@ def test_tests_with_different_metrics_have_separate_tables():
     assert second.endswith("| pairs (8) | 0.9 | 0.9 | 0.95 | 0.95 |")
 
 
-def test_signs_in_an_example_are_escaped():
+def test_special_characters_in_an_example_are_escaped():
     parts = cards.examples("fill", {"Any": [["A <mask> | b", "one (0.5)"]]})
     assert parts[-1].endswith("\n| A &lt;mask> &#124; b | one (0.5) |")
 

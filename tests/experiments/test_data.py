@@ -1,4 +1,4 @@
-"""The data sets that recipes are trained on: what is held out is held out, whatever the text."""
+"""The data sets of the recipes: held-out sentences are never in the training data."""
 
 import json
 import lzma
@@ -38,7 +38,7 @@ def test_families_are_the_pairs_that_share_a_sentence_directly_or_through_others
     groups = data.families(whole)
     assert sorted(i for family in groups for i in family) == list(range(len(whole)))
     every = [keys([whole[i] for i in family]) for family in groups]
-    assert sum(map(len, every)) == len(set().union(*every))  # none is in two of them
+    assert sum(map(len, every)) == len(set().union(*every))  # no pair is in two of them
 
 
 def test_a_family_is_found_through_two_translations():
@@ -46,7 +46,7 @@ def test_a_family_is_found_through_two_translations():
     assert sorted(map(sorted, data.families(chain))) == [[0, 1, 2], [3]]
 
 
-def test_what_is_held_out_does_not_depend_on_the_order_of_the_file():
+def test_held_out_pairs_do_not_depend_on_the_order_of_the_file():
     whole = [(f"sentence {i}", f"Satz {i}") for i in range(50)]
     _, test = data.hold_out(whole, [], 10)
     _, again = data.hold_out(whole[::-1], [], 10)
@@ -54,7 +54,7 @@ def test_what_is_held_out_does_not_depend_on_the_order_of_the_file():
     assert sorted(test) == sorted(again)
 
 
-def test_a_crowd_of_sentences_that_share_translations_stays_in_train():
+def test_large_family_of_sentences_stays_in_the_training_data():
     crowd = [("hello", f"Gruß {i}") for i in range(data.CROWD + 1)]
     rest, test = data.hold_out([*crowd, ("tree", "Baum")], [], 100)
     assert test == [("tree", "Baum")]
@@ -63,7 +63,7 @@ def test_a_crowd_of_sentences_that_share_translations_stays_in_train():
 
 @pytest.fixture
 def published(tmp_path):
-    """A folder like the real one, small."""
+    """A small folder with the structure of the published data."""
 
     def write(name, lines):
         path = tmp_path / "published" / name
@@ -86,7 +86,7 @@ def published(tmp_path):
     for name, size in sizes.items():
         for side in data.SIDES:
             write(f"{name}.{side}.xz", [f"{name} {side} {i}" for i in range(size)])
-    # Three sentences that must not be trained on: either side, whatever the case.
+    # Three sentences that must not be in the training data, on either side, in any case.
     write("europarl/train.en.xz", ["NEWSTEST/newstest2013 en 1 ", *map(str, range(59))])
     write("multi30k/train.de.xz", ["multi30k/test_2016_flickr de 2", *map(str, range(100, 139))])
     write("sst2/train.tsv.xz", ["1\tit 's a joy , really !", "0\tdull"])
@@ -103,16 +103,16 @@ def test_no_sentence_of_a_test_or_development_set_is_in_the_translators_training
     folder = tmp_path / "data"
     train = {data.key(line) for side in data.SIDES
              for line in (folder / f"en-de/train.{side}").read_text().splitlines()}  # fmt: skip
-    held = [f"{name}.{side}" for side in data.SIDES
+    names = [f"{name}.{side}" for side in data.SIDES
             for name in ("tatoeba/dev", "multi30k/val", "multi30k/test_2016_flickr", "europarl/dev",
                          "europarl/test", "newstest/newstest2013", "newstest/newstest2014")]  # fmt: skip
-    seen = {data.key(line) for name in held for line in data.lines(published / f"{name}.xz")}
+    seen = {data.key(line) for name in names for line in data.lines(published / f"{name}.xz")}
     seen |= {data.key(line) for side in data.SIDES
              for line in (folder / f"tatoeba/test.{side}").read_text().splitlines()}  # fmt: skip
     assert not train & seen
 
 
-def test_the_mix_counts_what_it_left_out_and_how_often_each_pair_stands_there(published, tmp_path):
+def test_mix_counts_excluded_pairs_and_repetitions(published, tmp_path):
     data.prepare(published, tmp_path, ["en-de"])
     about = json.loads((tmp_path / "data/en-de/about.json").read_text())
     assert about["europarl"] == {"pairs": 60, "left_out": 1, "times": data.TIMES["europarl"]}
@@ -125,7 +125,7 @@ def test_the_mix_counts_what_it_left_out_and_how_often_each_pair_stands_there(pu
     assert len(valid) == 3 * data.VALID
 
 
-def test_pairs_that_mean_the_same_are_translations_and_english_sentences_that_share_one(
+def test_similar_pairs_are_translations_and_sentences_with_a_common_translation(
     published, tmp_path
 ):
     with lzma.open(published / "multi30k/train.de.xz", "wt", encoding="utf-8") as file:
@@ -136,7 +136,7 @@ def test_pairs_that_mean_the_same_are_translations_and_english_sentences_that_sh
     assert ("multi30k/train en 0", "same") in pairs
     assert ("multi30k/train en 0", "multi30k/train en 1") in pairs
     sentences = {data.key(side) for pair in pairs for side in pair}
-    assert "multi30k/train en 3" not in sentences  # people scored it
+    assert "multi30k/train en 3" not in sentences  # similarity scored by people
     assert "multi30k/train en 4" in sentences
     assert "newstest/newstest2013 en 1" not in sentences
     test = (tmp_path / "data/alike/newstest2014.jsonl").read_text().splitlines()
@@ -158,7 +158,7 @@ def test_sentiment_has_words_for_labels_and_each_training_phrase_in_both_forms(p
     assert data.as_written("is n't it ( sad ) ?") == "Isn't it (sad)?"
 
 
-def test_a_set_that_lies_there_is_not_made_again(published, tmp_path, monkeypatch):
+def test_existing_data_set_is_not_generated_again(published, tmp_path, monkeypatch):
     ready = tmp_path / "data/multi30k-tok"
     ready.mkdir(parents=True)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
@@ -166,9 +166,7 @@ def test_a_set_that_lies_there_is_not_made_again(published, tmp_path, monkeypatc
     assert list(ready.iterdir()) == []
 
 
-def test_without_sacremoses_the_message_says_what_to_do_and_nothing_is_left(
-    published, tmp_path, monkeypatch
-):
+def test_missing_sacremoses_is_reported_and_no_file_is_left(published, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(InputError, match="multi30k-tok needs sacremoses.* or copy the folder"):
         data.prepare(published, tmp_path, ["multi30k-tok"])
@@ -187,7 +185,7 @@ def test_captions_are_tokenised_in_lower_case_without_escapes(published, tmp_pat
     assert (folder / "train.de").read_text() == "ein hund & 2,5 männer .\n"
 
 
-def test_a_damaged_file_and_one_of_another_length_are_named(published, tmp_path):
+def test_damaged_file_and_file_of_wrong_length_are_named(published, tmp_path):
     (published / "europarl/dev.en.xz").write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"europarl.dev\.en\.xz is damaged"):
         data.pairs(published, "europarl/dev")
@@ -202,6 +200,6 @@ def test_a_missing_file_is_named(tmp_path):
         data.prepare(tmp_path, tmp_path, ["trec"])
 
 
-def test_the_sets_that_files_belong_to():
+def test_data_sets_of_files_are_identified():
     files = ["runs/data/imdb/train.txt", "$REGARD_DATA/x/y.xz", "runs/data/imdb/valid.txt"]
     assert data.needed(files, "runs") == ["imdb"]

@@ -14,9 +14,7 @@ def test_every_ingredient_differs_from_the_recipe_in_what_it_names():
         assert (changed == base) == (name == BASE)
 
 
-def test_ingredients_are_trained_in_waves_scored_and_those_that_failed_are_named(
-    tmp_path, monkeypatch
-):
+def test_ingredients_are_trained_in_waves_and_scored_and_failures_are_named(tmp_path, monkeypatch):
     waves = []
 
     def train_all(wave, jobs, device, console):

@@ -1,4 +1,4 @@
-"""Recipes are valid, explained, and the ones that the stored results were made with."""
+"""Recipes are valid and explained, and the stored results were made with them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def start_of(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_a_recipe_is_a_valid_configuration_and_its_data_can_be_made(recipe):
+def test_recipe_is_a_valid_configuration_whose_data_can_be_generated(recipe):
     config = built(recipe, start_of(recipe))
     assert config.data.train == []  # the command line sets the files
     assert set(data.needed(recipe.files, RUNS)) <= set(data.MAKERS)
@@ -61,7 +61,7 @@ def test_the_shipped_translator_has_about_ten_million_parameters():
 
 
 @pytest.mark.parametrize("name", [n for n in RESULTS if n in BY_NAME])
-def test_the_command_of_a_stored_result_is_that_of_the_recipe(name):
+def test_command_of_a_stored_result_equals_that_of_the_recipe(name):
     recipe, stored = BY_NAME[name], RESULTS[name]
     seed = recipe.seeds[0] if recipe.seeds else None
     assert stored["train"] == command_line(recipe.train_command(seed))

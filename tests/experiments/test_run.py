@@ -80,9 +80,9 @@ def test_set_options_must_be_those_of_the_run_and_never_change_the_package(tmp_p
 
 def test_an_unknown_recipe_is_one_line_on_standard_error(tmp_path):
     command = [sys.executable, "-m", "experiments", "run", "trec", "nosuch"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--data", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 2
-    assert done.stderr.startswith("experiments: unknown recipe 'nosuch'; known: multi30k, ")
-    assert done.stderr.count("\n") == 1
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("experiments: unknown recipe 'nosuch'; known: multi30k, ")
+    assert completed.stderr.count("\n") == 1

@@ -79,7 +79,7 @@ def campaign(seed: int, numbers: range, jobs: int, out: Path) -> int:
             print(json.dumps(records[-1]), file=log, flush=True)
             if len(records) % 100 == 0:
                 rate = len(records) / (time.monotonic() - begin)
-                faulty = sum(bool(one["faults"]) for one in records)
+                faulty = sum(bool(entry["faults"]) for entry in records)
                 print(
                     f"{len(records)} calls, {rate:.1f} per second, {faulty} with faults",
                     file=sys.stderr,
@@ -130,17 +130,19 @@ def quoted(word: bytes) -> str:
 
 def show(records: list[Record]) -> dict[str, list[Record]]:
     """Print exit codes by verb and faults by signature; returns the calls of each signature."""
-    codes = Counter((one["verb"], "hang" if one["hang"] else str(one["code"])) for one in records)
+    codes = Counter(
+        (entry["verb"], "hang" if entry["hang"] else str(entry["code"])) for entry in records
+    )
     columns = sorted({code for _, code in codes}, key=lambda code: (len(code), code))
     print(f"{'verb':18}" + "".join(f"{code:>8}" for code in columns))
     for verb in sorted({verb for verb, _ in codes}):
         print(f"{verb:18}" + "".join(f"{codes[verb, code] or '':>8}" for code in columns))
     known: dict[str, list[Record]] = {}
-    for one in records:
-        for signature, _ in one["faults"]:
-            known.setdefault(signature, []).append(one)
+    for entry in records:
+        for signature, _ in entry["faults"]:
+            known.setdefault(signature, []).append(entry)
     for signature, cases in sorted(known.items(), key=lambda item: -len(item[1])):
-        short = min(cases, key=lambda one: len(one["command"]) + 200 * len(one["changes"]))
+        short = min(cases, key=lambda entry: len(entry["command"]) + 200 * len(entry["changes"]))
         command, detail = short["command"], dict(short["faults"])[signature]
         print(f"\n{len(cases)} x {signature}\n    --only {short['number']}: {detail[:300]}")
         print(f"    {command if len(command) < 400 else command[:400] + ' …'}")

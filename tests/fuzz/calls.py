@@ -51,12 +51,14 @@ STARTUP = {"LANG", "LC_ALL", "PYTHONUTF8", "PYTHONIOENCODING", "OMP_NUM_THREADS"
 REAL = 0.02  # fraction of calls that run in a new process
 INTERRUPTED = 0.02  # fraction of calls that receive a SIGINT
 
-# Options that keep the work of a call small. A call without them would take minutes or hours, and
-# rightly so.
+# Options that keep the work of a call small. Without them, a valid call could
+# take minutes or hours.
 WORK = (
     "--set",
     "--config",
     "--steps",
+    "--epochs",
+    "--batch-tokens",
     "--seconds",
     "--limit",
     "--lengths",
@@ -208,7 +210,7 @@ def change_text(random: Random, call: Call, draft: Draft, folder: Path, stock: P
     if not draft.texts and not draft.reads_stdin and random.random() < 0.9:  # there are none
         change_setting(random, call, draft, folder, stock)
         return
-    paths = draft.verb in (("info",), ("pack",), ("view", "curves"))
+    paths = draft.verb in (("info",), ("pack",), ("finish",), ("view", "curves"))
     pools = values.PLACES if paths else [values.text(random)]
     action = random.random()
     if action < 0.6:

@@ -13,28 +13,38 @@ from .values import Word
 
 Verb = tuple[str, ...]
 TEXTS = ["A dog runs.", "The animal didn't cross the street because it was too tired.", "Hallo"]
-SKIPPED: set[Verb] = {("demo",)}  # takes minutes whatever its options are
+SKIPPED: set[Verb] = {("demo",)}  # takes minutes with any options
+COLUMNS = [
+    "text=1,label=0",
+    "source=0,target=1",
+    "a=b",
+    "text=text",
+    "label=",
+    "=",
+    "text=a,text=b",
+]
 QUESTION = '{"context": "Mary went to the garden.", "question": "Where is Mary?"}'
 
 
 @dataclass
 class Draft:
+    """A valid call: the verb, its options and texts, and the files that it reads."""
+
     verb: Verb
-    options: dict[str, list[list[Word]]] = field(
-        default_factory=dict
-    )  # each as often as it is given
-    texts: list[Word] = field(default_factory=list)
-    models: list[str] = field(default_factory=list)  # folders that it reads, in the working folder
-    files: list[str] = field(default_factory=list)  # data that it reads
+    # The value lists of each option: an option with two value lists occurs twice.
+    options: dict[str, list[list[Word]]] = field(default_factory=dict)
+    texts: list[Word] = field(default_factory=list)  # positional arguments
+    models: list[str] = field(default_factory=list)  # model folders in the working folder
+    files: list[str] = field(default_factory=list)  # data files in the working folder
     sections: tuple[str, ...] = ("model",)  # of the configuration that `--set` may change
     stdin: str = ""
-    reads_stdin: bool = False  # when it has no texts
+    reads_stdin: bool = False  # whether it reads standard input if there are no texts
 
     def set(self, flag: str, *words: Word) -> None:
         self.options[flag] = [list(words)]
 
     def rename(self, old: str, new: str) -> None:
-        """Use the new name of a file."""
+        """Replace the name of a file everywhere in the call."""
         self.files = [new if name == old else name for name in self.files]
         for groups in self.options.values():
             for group in groups:
@@ -61,7 +71,7 @@ def bring_data(draft: Draft, folder: Path, stock: Path, task: str, split: str) -
 
 
 def text_verb(task: str) -> Callable[[Random, Path, Path], Draft]:
-    """translate, answer, generate, classify, fill, embed, search."""
+    """Drafts for translate, answer, generate, classify, fill, embed or search."""
 
     def make(random: Random, folder: Path, stock: Path) -> Draft:
         kind = "embed" if task == "search" else task
@@ -79,6 +89,8 @@ def text_verb(task: str) -> Callable[[Random, Path, Path], Draft]:
             draft.set("--documents", *bring_data(draft, folder, stock, "generate", "valid"))
             if random.random() < 0.5:
                 draft.set("--index", "index")
+        if task == "translate" and random.random() < 0.2:
+            draft.set("--no-split")
         if random.random() < 0.3:
             draft.set("--json")
         return draft
@@ -123,8 +135,15 @@ def train(random: Random, folder: Path, stock: Path) -> Draft:
     draft.set("--train", *bring_data(draft, folder, stock, task, "train"))
     if random.random() < 0.6:
         draft.set("--valid", *bring_data(draft, folder, stock, task, "valid"))
+    elif random.random() < 0.5:
+        draft.set("--valid", random.choice(["20%", "50%"]))
+    if random.random() < 0.15:
+        draft.set("--columns", random.choice(COLUMNS))
     draft.set("--out", "run")
     settings = training_options(task, MODELS[name])
+    if random.random() < 0.2:
+        draft.set("--steps", settings.pop("training.steps"))
+        draft.set("--batch-tokens", settings.pop("training.batch_tokens"))
     if random.random() < 0.15:
         draft.set("--from", bring_model(random, draft, folder, stock, task))
         settings = {k: v for k, v in settings.items() if k.startswith("training.")}
@@ -140,12 +159,27 @@ def train(random: Random, folder: Path, stock: Path) -> Draft:
     return draft
 
 
-def resume(random: Random, draft: Draft, folder: Path, stock: Path) -> Draft:
-    """Resume a run that has completed its last step, perhaps with all options given again."""
+def bring_run(random: Random, draft: Draft, folder: Path, stock: Path) -> str:
+    """Copy a run without its final weights to `run`; returns the name of its model."""
     name = random.choice(list(MODELS))
     shutil.copytree(stock / "models" / name, folder / "run")
-    (folder / "run" / "model.safetensors").unlink()  # resuming writes it again
+    (folder / "run" / "model.safetensors").unlink()
     draft.models.append("run")
+    return name
+
+
+def finish(random: Random, folder: Path, stock: Path) -> Draft:
+    draft = Draft(("finish",))
+    name = bring_run(random, draft, folder, stock)
+    for split in ("train", "valid"):
+        bring_data(draft, folder, stock, task_of(name), split)
+    draft.texts = ["run"]
+    return draft
+
+
+def resume(random: Random, draft: Draft, folder: Path, stock: Path) -> Draft:
+    """Resume a run that has completed its last step, sometimes with all its options repeated."""
+    name = bring_run(random, draft, folder, stock)
     task, style = task_of(name), MODELS[name]
     files = {split: bring_data(draft, folder, stock, task, split) for split in ("train", "valid")}
     draft.set("--resume")
@@ -218,7 +252,18 @@ def lab(name: str, *words: str) -> Callable[[Random, Path, Path], Draft]:
     return make
 
 
-SCHOOL = ("--kinds", "attention", "--layers", "1", "--d-model", "8", "--steps", "1", "--seed", "1")
+RECALL_TASK = (
+    "--kinds",
+    "attention",
+    "--layers",
+    "1",
+    "--d-model",
+    "8",
+    "--steps",
+    "1",
+    "--seed",
+    "1",
+)
 # The weight of each verb, and its draft. The measurements take seconds, so they are rare.
 DRAFTS: dict[Verb, tuple[float, Callable[[Random, Path, Path], Draft]]] = {
     **{(task,): (8, text_verb(task)) for task in ("translate", "answer", "generate", "search")},
@@ -227,6 +272,7 @@ DRAFTS: dict[Verb, tuple[float, Callable[[Random, Path, Path], Draft]]] = {
     ("info",): (6, info),
     ("pack",): (6, pack),
     ("train",): (18, train),
+    ("finish",): (4, finish),
     ("view", "attention"): (5, view_attention),
     ("view", "walk"): (3, view_walk),
     ("view", "curves"): (4, view_curves),
@@ -241,6 +287,6 @@ DRAFTS: dict[Verb, tuple[float, Callable[[Random, Path, Path], Draft]]] = {
         0.5, lab("positions", "--length", "16", "--d-model", "8", "--steps", "1", "--seed", "1",
                  "--base", "100", "--out", "lab"),
     ),
-    ("lab", "path"): (0.5, lab("path", "--length", "16", "--out", "lab", *SCHOOL)),
-    ("lab", "recall"): (0.5, lab("recall", "--distances", "1 2", "--out", "lab", *SCHOOL)),
+    ("lab", "path"): (0.5, lab("path", "--length", "16", "--out", "lab", *RECALL_TASK)),
+    ("lab", "recall"): (0.5, lab("recall", "--distances", "1 2", "--out", "lab", *RECALL_TASK)),
 }  # fmt: skip

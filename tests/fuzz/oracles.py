@@ -1,4 +1,4 @@
-"""Rules that every call must obey, whatever its arguments are; breaking one is a fault."""
+"""Rules that every call must obey for all arguments; breaking a rule is a fault."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def written_outside() -> set[str]:
     return paths
 
 
-BEFORE = written_outside()  # what earlier campaigns and other programs left
+BEFORE = written_outside()  # files of earlier campaigns and other programs
 
 
 def traceback_signature(stderr: str) -> str:

@@ -117,7 +117,7 @@ def activity(pid: int) -> tuple[float, bool]:
 
 
 def remove(folder: Path) -> None:
-    """Delete the folder of a call, whatever the permissions in it are."""
+    """Delete the folder of a call, even if the permissions inside forbid it."""
     if not folder.exists():
         return
     for path in [folder, *folder.rglob("*")]:

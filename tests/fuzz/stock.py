@@ -1,4 +1,4 @@
-"""What calls start from: small corpora, very small trained models of every task, native code."""
+"""The files that calls start from: small corpora, tiny models of every task, and native code."""
 
 from __future__ import annotations
 
@@ -53,9 +53,10 @@ def write_data(folder: Path) -> None:
         blocks = ["\n".join(english[i : i + 5]) for i in range(0, count, 5)]
         questions = []
         for i in range(count):
-            who, where = random.choice(PEOPLE), random.choice(PLACES)
-            context = f"Day {i}. {who} went to the {where}."
-            questions.append({"context": context, "question": f"Where is {who}?", "answer": where})
+            person, room = random.choice(PEOPLE), random.choice(PLACES)
+            context = f"Day {i}. {person} went to the {room}."
+            question = {"context": context, "question": f"Where is {person}?", "answer": room}
+            questions.append(question)
         labelled = [f"de\t{pair[1]}" if i % 3 else f"en\t{pair[0]}" for i, pair in enumerate(pairs)]
         similar = [{"a": a, "b": b, "score": i % 5} for i, (a, b) in enumerate(pairs)]
         contents = {
@@ -94,5 +95,5 @@ def copy_native(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     chosen = native.variant()
     for source in sorted(native.FOLDER.glob("*.cpp")) if chosen else ():
-        with suppress(OSError, SubprocessError):  # no compiler: the calls do without it too
+        with suppress(OSError, SubprocessError):  # no compiler: calls use the fallback in PyTorch
             shutil.copy(native.built(source.stem, str(chosen)), folder)

@@ -24,7 +24,7 @@ NO_NUMBERS = [
 # Options whose value is an amount of work: accepting a million steps is not a fault. Only values that
 # no machine could complete must be refused.
 WORK = {
-    "steps", "accumulate", "samples", "seconds", "limit", "jobs", "length", "lengths", "widths",
+    "steps", "epochs", "accumulate", "samples", "seconds", "limit", "jobs", "length", "lengths", "widths",
     "layers", "d_model", "distances", "kernel", "window", "encoder_layers", "decoder_layers",
     "d_ff", "heads", "head_size", "batch_tokens", "alternatives", "beam", "n_best", "max_length",
     "min_length", "average", "keep", "vocab",

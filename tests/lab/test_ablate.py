@@ -1,5 +1,5 @@
 """`regard lab ablate`: its variants against the paper's rows, its comparisons, and the command from
-end to end, very small."""
+end to end with very small models."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ def builder(preset="base", task="translate", **model):
     return build
 
 
-def test_the_rows_of_the_papers_base_are_the_papers():
+def test_variants_of_the_papers_base_are_the_papers_rows():
     rows, skipped = make_variants([*"ABCDE"], builder())
     changes = {row.name: row.changes for row in rows}
     sizes = [
@@ -51,7 +51,7 @@ def test_the_rows_of_the_papers_base_are_the_papers():
     assert sizes == [(1, 512), (4, 128), (16, 32), (32, 16)]
     assert [c["model.head_size"] for n, c in changes.items() if n.startswith("B")] == [16, 32]
     assert not skipped
-    # Table 3: parameters in millions. Ours has a vocabulary a little smaller: 63 where it says 65.
+    # Table 3: parameters in millions. This vocabulary is slightly smaller: 63 where the paper has 65.
     printed = {"base": 65, "A-heads-1": 65, "A-heads-32": 65, "C-layers-2": 36, "C-layers-4": 50,
                "C-layers-8": 80, "C-width-256": 28, "C-width-1024": 168, "C-ff-1024": 53,
                "C-ff-4096": 90}  # fmt: skip
@@ -68,7 +68,7 @@ def test_the_rows_of_the_papers_base_are_the_papers():
     assert rows[-1].config.model.positions == "learned"
 
 
-def test_a_row_differs_from_the_base_in_what_it_says_and_in_nothing_else():
+def test_variant_differs_from_the_base_only_in_its_changes():
     rows, _ = make_variants(list(GROUPS), builder("tiny"))
     base = rows[0].config
     for row in rows[1:]:
@@ -95,7 +95,7 @@ def test_rows_are_chosen_by_group_or_by_name():
         make_variants(["A-heads-3"], builder())
 
 
-def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
+def test_invalid_row_is_skipped_with_reason():
     rows, skipped = make_variants(list(GROUPS), builder(
         "tiny", heads=1, head_size=6, encoder_layers=1, decoder_layers=1, dropout=0.0,
         positions="rotary", max_length=10,
@@ -121,7 +121,7 @@ def test_a_row_that_makes_no_sense_is_left_out_with_its_reason():
 
 
 def make_results(tmp_path, scores, curves=()):
-    """Results of made-up runs: {row: [BLEU of each seed]}, and the validations on the way."""
+    """Results of artificial runs: {row: [BLEU of each seed]}, and their validation curves."""
     rows, _ = make_variants([name for name in scores if name != BASE], builder("tiny"))
     outcomes = []
     for row in rows:
@@ -160,13 +160,13 @@ def test_differences_are_means_over_seeds_with_students_p_and_holms_correction(t
     assert outcomes[1].to_dict()["perplexity"]["value"] == pytest.approx(5.0)
 
 
-def test_time_to_quality_is_the_first_validation_that_reached_it_times_the_time_of_a_step(tmp_path):
+def test_time_to_quality_is_first_sufficient_validation_times_step_time(tmp_path):
     curves = {BASE: [(3, 10.0), (6, 18.5), (9, 20.0)], "A-heads-1": [(3, 17.9), (6, 18.0), (9, 3)],
               "E-learned": [(9, 17.9)]}  # fmt: skip
     scores = {BASE: [20.0, 20.0], "A-heads-1": [3.0, 3.0], "E-learned": [17.9, 17.9]}
     outcomes = make_results(tmp_path, scores, curves)
     compare(outcomes)
-    assert [one.reached for one in outcomes] == [[6, 6], [6, 6], [None, None]]
+    assert [outcome.reached for outcome in outcomes] == [[6, 6], [6, 6], [None, None]]
     outcomes[0].ms = 500.0
     assert outcomes[0].seconds_to_quality == pytest.approx(3.0)
     assert outcomes[2].seconds_to_quality is None
@@ -179,7 +179,7 @@ def test_few_variants_are_timed_together_with_the_base_and_each_variant_once(tmp
     results = [VariantResult(variant, []) for variant in variants]
     groups = list(timing_groups(results))
     assert all(group[0] is results[0] for group in groups)
-    assert [one for group in groups for one in group[1:]] == results[1:]
+    assert [result for group in groups for result in group[1:]] == results[1:]
     assert max(map(len, groups)) <= measure.TOGETHER
     assert list(timing_groups(results[:1])) == [results[:1]]
 
@@ -188,7 +188,7 @@ def test_few_variants_are_timed_together_with_the_base_and_each_variant_once(tmp
 
 SMALL = [
     "--steps", "6", "--device", "cpu",
-    *(f"--set={one}" for one in (
+    *(f"--set={setting}" for setting in (
         "model.encoder_layers=1", "model.decoder_layers=1", "model.d_model=16", "model.heads=2",
         "model.d_ff=16", "data.vocabulary_size=400", "training.batch_tokens=300",
         "training.validate_every=3", "training.average=1", "decoding.max_length=1",
@@ -229,7 +229,7 @@ def arguments(folder):
 
 @pytest.fixture(scope="module")
 def first(folder, arguments):
-    """Two seeds, two rows, and one training that cannot work: what is printed, said, ended."""
+    """Two seeds, two rows, and a training that fails: standard output, standard error, exit code."""
     blocked = folder / "lab" / "runs" / "A-heads-1-2"
     blocked.mkdir(parents=True)
     (folder / "lab" / "regard-ablate").touch()
@@ -242,13 +242,13 @@ def first(folder, arguments):
 
 @pytest.fixture(scope="module")
 def second(first, folder, arguments):
-    """The same again, with the hindrance gone, on test data, as an object."""
+    """The same command without the cause of the failure, on test data, as a JSON object."""
     before = weights(folder)
     test = data_options(folder, "test")
     out, err, code = regard(*arguments, *test, "--seed", "1", "2", "--json", "--quiet")
     assert (code, err) == (0, "")
     after = weights(folder)
-    assert {path: after[path] for path in before} == before, "what is there is not trained again"
+    assert {path: after[path] for path in before} == before, "finished runs are not trained again"
     return json.loads(out)
 
 
@@ -258,7 +258,7 @@ def weights(folder):
     }
 
 
-def test_a_row_that_fails_is_reported_with_its_last_line_and_the_others_go_on(first, folder):
+def test_failed_row_is_reported_with_its_last_log_line_and_others_continue(first, folder):
     out, err, code = first
     assert code == 1
     why = f"{folder}/lab/runs/A-heads-1-2 exists and is not a run: choose a different --out"
@@ -270,7 +270,7 @@ def test_a_row_that_fails_is_reported_with_its_last_line_and_the_others_go_on(fi
     assert "A-heads-1" not in rows, "no figure of a row that is not whole"
 
 
-def test_the_object_has_every_row_with_mean_spread_and_significance(second, folder):
+def test_json_object_has_mean_deviation_and_significance_of_every_row(second, folder):
     assert [row["name"] for row in second["rows"]] == [BASE, "A-heads-1"]
     assert (second["counts"], second["examples"], second["seeds"]) == ("test", 10, [1, 2])
     assert second["failed"] == second["skipped"] == {}
@@ -294,7 +294,7 @@ def test_the_object_has_every_row_with_mean_spread_and_significance(second, fold
     assert any("Student" in note for note in second["notes"])
 
 
-def test_the_files_say_the_same_as_the_object(second, folder):
+def test_files_contain_the_same_data_as_the_object(second, folder):
     assert json.loads((folder / "lab" / "ablate.json").read_text()) == second
     lines = list(csv.DictReader((folder / "lab" / "ablate.csv").open(encoding="utf-8")))
     for line, row in zip(lines, second["rows"], strict=True):
@@ -324,7 +324,7 @@ def test_one_seed_is_compared_by_the_bootstrap_over_examples(second, arguments, 
     assert 0 < outcomes["rows"][1]["difference"]["p"] <= 1
 
 
-def test_other_settings_do_not_mix_with_those_of_the_folder(second, arguments):
+def test_settings_that_differ_from_the_folder_are_refused(second, arguments):
     for change, message in (
         (["--set", "training.learning_rate=0.5"], "training.learning_rate is "),
         (["--steps", "5"], "has training.steps=6 already"),
@@ -334,12 +334,14 @@ def test_other_settings_do_not_mix_with_those_of_the_folder(second, arguments):
         assert message in err
 
 
-def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, arguments, monkeypatch):
+def test_results_page_is_generated_from_a_run_of_the_command(
+    second, folder, arguments, monkeypatch
+):
     command = ["lab", "ablate", *map(str, arguments[:6]), "--out", "runs/lab", *arguments[8:],
                "--seed", "1", "2"]  # fmt: skip
     monkeypatch.setattr(experiment, "COMMAND", command)
-    where = ["--data", str(folder), "--runs", str(folder), "--out", str(folder / "results")]
-    experiment.main([*where, "--where", "a machine"])
+    options = ["--data", str(folder), "--runs", str(folder), "--out", str(folder / "results")]
+    experiment.main([*options, "--where", "a machine"])
     stored = json.loads((folder / "results" / "ablate.json").read_text())
     assert stored["rows"][1]["valid_bleu"] == second["rows"][1]["valid_bleu"]
     assert str(folder) not in json.dumps(stored["rows"])
@@ -377,7 +379,7 @@ def test_the_results_page_is_made_from_a_run_of_the_command(second, folder, argu
         (["--preset", "tny"], "unknown preset 'tny'; did you mean 'tiny'?"),
     ],
 )
-def test_what_is_wrong_is_refused_in_one_line_before_anything_is_written(
+def test_invalid_options_are_refused_in_one_line_before_any_file_is_written(
     change, message, folder, monkeypatch
 ):
     monkeypatch.chdir(folder)
@@ -388,7 +390,7 @@ def test_what_is_wrong_is_refused_in_one_line_before_anything_is_written(
     assert not (folder / "none").exists()
 
 
-def test_a_folder_of_somebody_else_is_never_touched(folder, arguments):
+def test_folder_of_another_program_is_never_changed(folder, arguments):
     thesis = folder / "thesis"
     thesis.mkdir()
     (thesis / "thesis.txt").write_text("years of work")
@@ -411,14 +413,14 @@ def test_several_seeds_without_scipy_are_refused_before_the_training(
     assert regard(*arguments, "--seed", "1")[2] == 0, "one seed does not need it"
 
 
-def test_other_training_files_are_noticed_before_anything_is_trained(second, arguments, folder):
+def test_different_training_files_are_refused_before_training(second, arguments, folder):
     files = ["--train", folder / "valid.en", folder / "valid.de"]
     _, err, code = regard(*arguments, *files)
     assert code == 2
     assert "data.train is" in err
 
 
-def test_ctrl_c_stops_every_training_which_saves_and_can_go_on(folder, arguments):
+def test_ctrl_c_stops_and_saves_every_run_so_that_it_can_continue(folder, arguments):
     out = folder / "stopped"
     command = [sys.executable, "-m", "regard", "lab", "ablate", *map(str, arguments), "--out",
                str(out), "--steps", "100000", "--rows", "base"]  # fmt: skip

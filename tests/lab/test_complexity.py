@@ -1,5 +1,5 @@
-"""The paper's table 1: what is counted equals its closed form, layer by layer, and what does not
-fit is refused before it is tried."""
+"""`regard lab complexity` (the paper's table 1): the counts of every layer equal their closed forms,
+and sizes that do not fit are refused before the measurement."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """Times are not tested: each pass is run only as often as it must be."""
+    """Run each pass as few times as possible: the tests do not check times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("regard.lab.common.timing.ENOUGH", 0.0)
         yield
@@ -46,16 +46,16 @@ def layer(name, d=64, **options):
 
 @every_layer
 @pytest.mark.parametrize("d", [64, 128])
-def test_parameters_are_those_of_the_closed_form(name, d):
+def test_parameters_equal_the_closed_form(name, d):
     assert layer(name, d).parameters() == layers.expected_parameters(name, d, KERNEL)[1]
 
 
 @every_layer
 @pytest.mark.parametrize(("n", "d"), [(32, 64), (96, 64), (48, 128)])
-def test_operations_are_those_of_the_closed_form(name, n, d):
+def test_operations_equal_the_closed_form(name, n, d):
     needed = layers.expected_operations(name, n, d, WINDOW, KERNEL)[1]
     operations, _ = count_operations(layer(name, d), n)
-    if name == "restricted":  # in pieces: at least what the definition asks for
+    if name == "restricted":  # computed in blocks: at least the operations of the definition
         assert (
             needed <= operations <= layers.expected_operations("attention", n, d, WINDOW, KERNEL)[1]
         )
@@ -63,7 +63,7 @@ def test_operations_are_those_of_the_closed_form(name, n, d):
         assert operations == needed
 
 
-def test_restricted_attention_computes_in_proportion_to_the_length():
+def test_operations_of_restricted_attention_are_proportional_to_the_length():
     operations = [count_operations(layer("restricted"), n)[0] for n in (512, 1024, 2048)]
     assert fit_power_law((512, 1024, 2048), operations).exponent == pytest.approx(1, abs=0.02)
     assert operations[-1] < 0.2 * count_operations(layer("attention"), 2048)[0]
@@ -77,7 +77,7 @@ def test_only_recurrence_has_a_chain_that_grows_with_the_length(name, grows):
         assert long == pytest.approx(2 * short, rel=0.02)
 
 
-def test_the_chain_of_known_operations_is_as_long_as_it_is():
+def test_chain_of_known_operations_has_the_known_length():
     x = torch.ones(3)
     with Counter() as chain:
         y = x + 1  # 1
@@ -91,11 +91,11 @@ def test_the_chain_of_known_operations_is_as_long_as_it_is():
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("n", [2, 3, 17, 40])
-def test_the_path_found_from_gradients_is_that_of_the_closed_form(name, n):
+def test_path_length_from_gradients_equals_the_closed_form(name, n):
     assert path_length(name, n, WINDOW, KERNEL) == layers.expected_path(name, n, WINDOW, KERNEL)
 
 
-def test_known_paths():
+def test_known_paths_have_the_known_length():
     assert [path_length("restricted", 33, r, 3) for r in (1, 8, 32)] == [32, 4, 1]
     assert [path_length("convolution", 33, 1, k) for k in (1, 2, 5, 33)] == [None, 32, 8, 1]
     assert [path_length("dilated", n, 1, 2) for n in (2, 4, 5, 32)] == [1, 2, 3, 5]
@@ -105,7 +105,7 @@ def test_known_paths():
 # ---- fits --------------------------------------------------------------------------------
 
 
-def test_an_exact_power_is_found_without_error():
+def test_exact_power_law_is_fitted_without_error():
     fit = fit_power_law([1, 2, 4, 8], [3.0, 12.0, 48.0, 192.0])
     assert (fit.exponent, fit.error) == (pytest.approx(2), pytest.approx(0, abs=1e-12))
     assert str(fit) == "2.00"
@@ -115,22 +115,22 @@ def test_an_exact_power_is_found_without_error():
     assert fit_power_law([1, 2], [0.0, 2.0]) is None
 
 
-def test_the_error_of_an_exponent_is_that_of_the_textbook():
+def test_standard_error_of_an_exponent_equals_the_textbook_formula():
     x, y = [1, math.e, math.e**2], [1.0, math.e**1.5, math.e**2]  # logs: (0, 0), (1, 1.5), (2, 2)
     fit = fit_power_law(x, y)
     assert fit.exponent == pytest.approx(1)
     assert fit.error == pytest.approx(math.sqrt(1 / 6 / 2))  # residuals 1/6, 1/3, 1/6; sum of x² 2
 
 
-def test_lines_cross_where_they_do():
+def test_crossing_is_at_the_known_point():
     lengths = [64, 128, 256, 512]
     quadratic, linear = [n * n / 200 for n in lengths], [float(n) for n in lengths]
     assert find_crossing(lengths, quadratic, linear) == pytest.approx(200)
-    assert find_crossing(lengths, linear, quadratic) is None  # it is passed, and does not pass
+    assert find_crossing(lengths, linear, quadratic) is None  # the first curve starts above
     assert find_crossing(lengths[:2], quadratic[:2], linear[:2]) is None
 
 
-def test_growth_is_told_from_other_growth():
+def test_kinds_of_growth_are_distinguished():
     def points(*counts):
         return [{"n": 2**i, "counted": c} for i, c in enumerate(counts, 3)]
 
@@ -169,9 +169,10 @@ for name, n in (("attention", 4096), ("attention", 8192), ("restricted", 4096),
 
 @pytest.fixture(scope="module")
 def weighed():
-    """Bytes of a training step, in a process of its own: this one may keep what other tests freed."""
+    """Bytes of a training step, measured in a separate process, since this process may keep memory that
+    other tests freed."""
     if not memory.MEMORY.exists():
-        pytest.skip("only Linux tells")
+        pytest.skip("only Linux reports the peak")
     printed = subprocess.run(
         [sys.executable, "-c", WEIGH], capture_output=True, text=True, check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -180,17 +181,17 @@ def weighed():
     return {(name, int(n)): int(used) for name, n, used in rows}
 
 
-def test_peak_memory_is_what_was_held_at_once(weighed):
+def test_peak_memory_is_the_largest_simultaneous_allocation(weighed):
     assert 75e6 < weighed["ones", 0] < 100e6
 
 
 @pytest.mark.parametrize("name", ["attention", "restricted"])
-def test_fast_attention_takes_memory_in_proportion_to_the_length(name, weighed):
+def test_memory_of_fused_attention_is_proportional_to_the_length(name, weighed):
     used = [weighed[name, n] for n in (4096, 8192)]
     assert fit_power_law((4096, 8192), used).exponent < 1.2
 
 
-def test_what_is_predicted_is_enough_and_not_far_too_much(weighed):
+def test_memory_estimate_is_sufficient_and_not_much_too_large(weighed):
     for (name, n), used in weighed.items():
         if name == "ones":
             continue
@@ -224,17 +225,17 @@ def test_the_report_has_every_layer_with_its_counts_and_costs(report):
     assert len(result["times"]) == len(LAYERS) * 3 * 2 * 2
     assert all(point["seconds"] > 0 for point in result["times"])
     assert len(result["notes"]) == len(NOTES)
-    assert {one["rival"] for one in result["crossings"]} == {"lstm", "gru", "convolution"}
-    assert [one["by_operations"] for one in result["crossings"] if one["rival"] == "lstm"][:2] == [64, 128]  # fmt: skip
+    assert {entry["rival"] for entry in result["crossings"]} == {"lstm", "gru", "convolution"}
+    assert [entry["by_operations"] for entry in result["crossings"] if entry["rival"] == "lstm"][:2] == [64, 128]  # fmt: skip
 
 
-def test_the_files_hold_what_is_reported(report):
+def test_files_contain_the_report(report):
     result, out = report
     stored = json.loads((out / "complexity.json").read_text(encoding="utf-8"))
     assert stored == result
     rows = list(csv.DictReader((out / "complexity.csv").open(encoding="utf-8")))
-    one = [r for r in rows if (r["what"], r["kind"], r["n"]) == ("paths", "lstm", "128")]
-    assert [r["measured"] for r in one] == ["128"]
+    paths = [r for r in rows if (r["what"], r["kind"], r["n"]) == ("paths", "lstm", "128")]
+    assert [r["measured"] for r in paths] == ["128"]
     assert len([r for r in rows if r["what"] == "training seconds"]) == len(LAYERS) * 6
     tree = ElementTree.parse(out / "complexity.svg")
     words = ["".join(node.itertext()) for node in tree.iter() if node.tag.endswith("}text")]
@@ -243,7 +244,7 @@ def test_the_files_hold_what_is_reported(report):
     assert (out / "complexity.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_people_see_theory_beside_measurement(tmp_path, monkeypatch):
+def test_printed_tables_have_theory_beside_measurement(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     printed, _, code = regard(
         "--lengths", 32, 64, "--widths", 32, "--kinds", "attention", "lstm", "convolution",
@@ -255,7 +256,7 @@ def test_people_see_theory_beside_measurement(tmp_path, monkeypatch):
     assert "Self-attention takes longer than this layer" in printed
 
 
-def test_what_would_take_too_long_is_left_out_and_said():
+def test_passes_that_would_take_too_long_are_left_out_with_a_message():
     result = measure_complexity(
         ["attention"], [64, 256], [64], limit=1e-9, device="cpu", quiet=True
     )
@@ -264,7 +265,7 @@ def test_what_would_take_too_long_is_left_out_and_said():
     assert make_report(result).to_dict()["table"][0]["longest"]["forward"]["n"] == 64
 
 
-def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked(monkeypatch):
+def test_attention_by_definition_is_left_out_by_default_if_it_does_not_fit(monkeypatch):
     monkeypatch.setattr("regard.lab.complexity.measure.available_memory", lambda _: 8e6)
     result = measure_complexity([], [64, 512], [32], window=8, limit=60.0, device="cpu", quiet=True)
     assert {p["kind"] for p in result.left_out if p["n"] == 512} == {"reference"}
@@ -281,7 +282,7 @@ def test_attention_as_defined_is_left_out_where_it_does_not_fit_and_nobody_asked
         (["--kinds", "gru", "gru"], "--kinds gru gru: a value is duplicated"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(arguments, errors, tmp_path):
+def test_invalid_option_is_one_line_and_exit_code_2(arguments, errors, tmp_path):
     out, err, code = regard(*arguments, "--out", tmp_path / "out")
     assert (out, err, code) == ("", f"regard: {errors}\n", 2)
     assert not (tmp_path / "out").exists()
@@ -297,7 +298,7 @@ def test_lengths_that_do_not_fit_are_refused_with_the_estimate(tmp_path):
     assert len(err.splitlines()) == 1
 
 
-def test_widths_that_do_not_fit_any_length_are_refused_too(tmp_path):
+def test_widths_that_fit_no_length_are_refused(tmp_path):
     out = tmp_path / "out"
     _, err, code = regard("--widths", 640_000, "--kinds", "lstm", "--out", out, "--device", "cpu")
     assert code == 2
@@ -305,7 +306,7 @@ def test_widths_that_do_not_fit_any_length_are_refused_too(tmp_path):
     assert not out.exists()
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path, monkeypatch):
+def test_unwritable_folder_is_refused_before_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "regard.lab.complexity.measure.count", lambda *_: pytest.fail("it was begun")
     )
@@ -317,17 +318,17 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_work(tmp_path,
         assert regard("--kinds", "gru", "--device", "cpu", "--out", out) == ("", f"regard: {errors}\n", 2)  # fmt: skip
 
 
-def test_one_length_has_no_exponent_and_so_no_mark(tmp_path, monkeypatch):
+def test_single_length_has_no_exponent_and_no_mark(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     options = ("--lengths", 32, "--widths", 32, "--kinds", "feed-forward", "--device", "cpu", "--quiet")  # fmt: skip
     printed, _, code = regard(*options, "--out", tmp_path)
-    assert code == 0  # and no path to draw either
+    assert code == 0  # and no path to draw
     assert "✗" not in printed
     (row,) = json.loads(regard(*options, "--out", tmp_path, "--json")[0])["table"]
     assert (row["in_n_agrees"], row["in_d_agrees"], row["sequential_agrees"]) == (None, None, None)
 
 
-def test_where_the_system_does_not_tell_the_peak_there_is_none(monkeypatch):
+def test_peak_memory_is_none_if_the_system_does_not_report_it(monkeypatch):
     def refused(*_):
         raise PermissionError
 

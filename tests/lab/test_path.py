@@ -39,7 +39,7 @@ def make(names=LAYER_KINDS, **changes):
 
 
 @pytest.mark.parametrize("name", LAYER_KINDS)
-def test_the_norms_are_those_of_the_jacobian(name):
+def test_gradient_norms_equal_the_jacobian(name):
     """Over many random vectors the mean square is the Frobenius norm of torch's Jacobian."""
     model = make().new_model(name, 1).double()
     tokens = np.random.default_rng(1).integers(33, size=7)
@@ -70,18 +70,18 @@ CLOSED = [  # kind, layers, window, kernel -> how far back
 
 
 @pytest.mark.parametrize(("name", "layers", "window", "kernel", "far"), CLOSED)
-def test_the_gradient_is_exactly_zero_where_the_closed_form_says(name, layers, window, kernel, far):
+def test_gradient_is_exactly_zero_beyond_the_closed_form_reach(name, layers, window, kernel, far):
     config = make(layers=layers, window=window, kernel=kernel).config(name)
     assert measure_reach(config, 30, CPU) == far
 
 
-def test_a_dilated_convolution_reaches_every_place_up_to_its_farthest():
+def test_dilated_convolution_reaches_every_position_within_its_reach():
     model = make(layers=3).new_model("dilated", 1)
     tokens = np.random.default_rng(1).integers(33, size=40)
     assert np.flatnonzero(gradient_norms(model, [tokens])[0]).tolist() == list(range(14))
 
 
-def test_the_model_that_is_measured_stays_as_it_was():
+def test_measurement_does_not_change_the_model():
     model = make().new_model("gru", 1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     gradient_norms(model, [np.arange(9)])
@@ -90,16 +90,16 @@ def test_the_model_that_is_measured_stays_as_it_was():
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_what_is_too_small_for_a_number_is_not_the_end_of_the_path():
+def test_underflow_does_not_end_the_path():
     assert reach(np.array([1.0, 0.5, 0.0, 0.0])) == 1
     assert reach(np.array([1.0, 0.5, SMALLEST / 2, 0.0])) == 3
 
 
-def test_norms_of_very_small_numbers_do_not_vanish():
+def test_norms_of_very_small_numbers_do_not_underflow():
     np.testing.assert_allclose(norms(np.array([[3e-200, 4e-200], [0, 0]]), 1), [5e-200, 0])
 
 
-def test_the_factor_of_an_exponential_is_found():
+def test_decay_factor_of_an_exponential_is_recovered():
     steps = [1, 2, 4, 8]
     curve = 5 * 0.8 ** np.array(steps)
     assert decay(steps, curve) == pytest.approx(0.8)
@@ -128,7 +128,7 @@ def test_recurrence_decays_and_attention_does_not():
 # ---- the kinds ---------------------------------------------------------------------------
 
 
-def test_the_kinds_have_one_name_for_options_and_one_for_people():
+def test_every_kind_has_an_option_name_and_a_title():
     assert layer_options(window=5)["restricted"] == {"mixer": "attention", "window": 5}
     assert layer_options(kernel=7)["dilated"] == {"mixer": "dilated", "kernel": 7}
     assert [layer_title(name, 5, 7) for name in LAYER_KINDS] == [
@@ -175,7 +175,7 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     assert "restricted (r=8)" in (out / "path.svg").read_text()
 
 
-def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
+def test_table_has_an_uncut_row_for_each_kind(tmp_path, capsys):
     names = ["convolution", "feed-forward"]
     options = ["--length", 256, "--d-model", 8, "--steps", 1, "--seed", 1, "--kinds", *names]
     assert lab("path", *options, "--out", tmp_path / "p") == 0
@@ -206,7 +206,7 @@ def test_the_table_has_a_row_for_each_kind_and_is_not_cut(tmp_path, capsys):
         (["--d-model", 30], "--d-model must be a multiple of 4, not 30"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(words, message, tmp_path, capsys):
+def test_invalid_option_is_one_line_and_no_file_is_written(words, message, tmp_path, capsys):
     assert lab("path", *words, "--out", tmp_path / "path") == 2
     assert capsys.readouterr().err.strip().removeprefix("regard: ") == message
     assert not (tmp_path / "path").exists()
@@ -220,14 +220,14 @@ def test_a_mistake_is_one_line_and_nothing_is_written(words, message, tmp_path, 
             ["--length", 1_000_000],
             "--length 1000000 with --layers 2, --d-model 64, --kernel 3 needs about 92.2 GB",
         ),
-        # 13 layers, and 3^12 / 2 tokens before the one to be told
+        # 13 layers, and 3^12 / 2 tokens before the one to be recalled
         (
             ["--length", 1_000_000, "--layers", 13, "--kinds", "gru"],
             "--length 1000000 with --layers 13, --d-model 64 needs about 758.2 GB",
         ),
     ],
 )
-def test_what_does_not_fit_memory_is_refused_with_the_sizes_that_make_the_estimate(
+def test_request_that_exceeds_memory_is_refused_with_its_sizes(
     words, message, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr("regard.lab.common.memory.available_memory", lambda device: 2_000_000_000)
@@ -237,20 +237,22 @@ def test_what_does_not_fit_memory_is_refused_with_the_sizes_that_make_the_estima
     assert not (tmp_path / "path").exists()
 
 
-def test_weights_their_gradients_and_moments_are_part_of_the_estimate():
+def test_memory_estimate_includes_weights_gradients_and_moments():
     training = make(["feed-forward"], layers=1, d_model=8192)
     assert training.needed_memory(3, 1, CPU) > 16 * 4 * 8192**2
     wide = make(["convolution"], layers=1, d_model=2048, kernel=1000)
     assert wide.needed_memory(3, 1, CPU) > 16 * 1000 * 2048**2
 
 
-def test_a_folder_of_somebody_else_is_not_touched(tmp_path, capsys):
+def test_folder_of_another_program_is_not_changed(tmp_path, capsys):
     (tmp_path / "letters").write_text("mine")
     assert lab("path", "--out", tmp_path) == 2
     assert "was not created by regard lab path: choose a different --out" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_any_training(tmp_path, capsys, monkeypatch):
+def test_folder_that_cannot_be_created_is_refused_before_any_training(
+    tmp_path, capsys, monkeypatch
+):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(RecallTraining, "train", lambda *_: pytest.fail("it was trained"))
     assert lab("path", "--out", tmp_path / "file" / "path") == 2

@@ -1,5 +1,5 @@
-"""What is measured of positions is what an independent computation says; the theory is not taken on
-trust; and a model learns order exactly where it has positions."""
+"""`regard lab positions`: the measurements equal independent computations, deviations from theory are
+detected, and a model learns order only with positions."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ from regard.lab.positions.sinusoids import (
 
 
 def paper(positions, d_model, base):
-    """The formula of section 3.5, number by number."""
+    """The formula of section 3.5, element by element."""
     return np.array([
         [(math.cos if i % 2 else math.sin)(p / base ** (i // 2 * 2 / d_model)) for i in range(d_model)]
         for p in positions
@@ -50,13 +50,13 @@ def paper(positions, d_model, base):
 
 
 def by_name(quantities):
-    return {one.what: one for one in quantities}
+    return {quantity.what: quantity for quantity in quantities}
 
 
 # ---- the sinusoids ----------------------------------------------------------------------
 
 
-def test_the_linear_map_by_formula_takes_any_position_to_the_one_k_further_on():
+def test_linear_map_in_closed_form_shifts_every_position_by_k():
     for offset in (1, 7, 1000):
         moved = paper([0, 3, 5000], 12, 50.0) @ linear_map(offset, 12, 50.0).numpy()
         assert moved == pytest.approx(
@@ -64,7 +64,7 @@ def test_the_linear_map_by_formula_takes_any_position_to_the_one_k_further_on():
         )
 
 
-def test_least_squares_finds_a_map_in_sinusoids_and_none_in_rows_of_chance():
+def test_least_squares_fits_a_map_to_sinusoids_but_not_to_random_rows():
     rows = torch.from_numpy(paper(range(80), 8, 100.0))
     matrix, left_out = fit_map(rows, 5)
     assert left_out.tolist() == list(range(2, 75, 4))
@@ -86,7 +86,7 @@ def test_a_map_fitted_on_few_positions_of_many_features_is_wrong_beyond_them():
 
 
 @pytest.mark.parametrize(("size", "base"), [(2, 100.0), (4, 30.0), (16, 10_000.0)])
-def test_the_nearest_two_are_those_of_all_pairs(monkeypatch, size, base):
+def test_nearest_positions_are_the_minimum_over_all_pairs(monkeypatch, size, base):
     monkeypatch.setattr(sinusoids, "POSITIONS", (16, 48, 128))
     nearest, deviation = compare_all(size, base)
     assert deviation < 1e-12
@@ -102,7 +102,7 @@ def test_the_nearest_two_are_those_of_all_pairs(monkeypatch, size, base):
         assert computed.agrees
 
 
-def test_rows_whose_dot_product_knows_the_position_are_found_out(monkeypatch):
+def test_dot_products_that_depend_on_the_position_are_detected(monkeypatch):
     monkeypatch.setattr(sinusoids, "POSITIONS", (16, 48))
     monkeypatch.setattr(
         sinusoids,
@@ -116,7 +116,7 @@ def test_rows_whose_dot_product_knows_the_position_are_found_out(monkeypatch):
 
 def test_wavelengths_go_from_two_pi_to_almost_base_times_two_pi():
     computed = by_name(wavelengths(256, 512, 10_000.0))
-    assert all(one.agrees for one in computed.values())
+    assert all(quantity.agrees for quantity in computed.values())
     assert computed["shortest wavelength"].measured == pytest.approx(6.2832, abs=1e-4)
     assert computed["longest wavelength"].measured == pytest.approx(60_611.5, abs=0.1)
     whole = sum(2 * math.pi * 10_000 ** (2 * i / 512) <= 256 for i in range(256))
@@ -134,10 +134,10 @@ def test_the_dot_product_falls_with_the_logarithm_of_k(base):
     growth = np.polyfit(np.log(law), products[law], 1)[0]
     assert computed["its gradient over ln k"].measured == pytest.approx(growth)
     assert computed["its gradient over ln k"].theory == pytest.approx(-1 / math.log(base))
-    assert all(one.agrees in (True, None) for one in computed.values())
+    assert all(quantity.agrees in (True, None) for quantity in computed.values())
 
 
-def test_where_pairs_are_few_the_law_is_said_not_to_hold():
+def test_report_states_that_the_logarithmic_law_fails_for_few_pairs():
     computed = by_name(decay(256, 8, 10_000.0))
     assert computed["PE(0)·PE(k) minus sum of cosines"].agrees
     assert computed["k where it is below half"].agrees is False
@@ -146,7 +146,7 @@ def test_where_pairs_are_few_the_law_is_said_not_to_hold():
 # ---- the task ---------------------------------------------------------------------------
 
 
-def test_every_position_is_to_tell_the_token_some_places_before_it():
+def test_target_of_every_position_is_the_token_some_positions_before():
     random = np.random.default_rng(0)
     tokens, where, answers = shifted(random, 40)
     assert where.tolist() == list(range(SHIFT, 40))
@@ -156,7 +156,7 @@ def test_every_position_is_to_tell_the_token_some_places_before_it():
     assert answers.tolist() == tokens[TRAINED - SHIFT : 100 - SHIFT].tolist()
 
 
-def test_the_best_blind_guess_is_what_guessing_the_most_frequent_other_token_gives(monkeypatch):
+def test_best_accuracy_without_order_is_that_of_the_most_frequent_other_token(monkeypatch):
     monkeypatch.setattr(order_task, "TEST_TOKENS", 60_000)
     random, right = np.random.default_rng(5), []
     for _ in range(6000):
@@ -167,7 +167,7 @@ def test_the_best_blind_guess_is_what_guessing_the_most_frequent_other_token_giv
     assert best_blind(10, 1) == pytest.approx(np.mean(right), abs=0.01)
 
 
-def test_without_positions_shuffling_changes_nothing_and_with_them_it_does():
+def test_shuffling_changes_the_output_only_with_positions():
     for kind, options in position_kinds([100.0]).items():
         torch.manual_seed(1)
         model = Transformer(small_encoder({**MODEL, **options}))
@@ -175,7 +175,7 @@ def test_without_positions_shuffling_changes_nothing_and_with_them_it_does():
         assert change < 1e-5 if kind == "none" else change > 1e-3, kind
 
 
-def test_a_learned_table_starts_as_far_from_a_linear_map_as_chance():
+def test_untrained_learned_table_fits_a_linear_map_no_better_than_chance():
     model = Transformer(small_encoder({**MODEL, "positions": "learned"}))
     computed = map_errors(model, [100.0], 1)
     assert computed["sinusoidal 100"] < 1e-9
@@ -217,14 +217,14 @@ def small():
 
 @pytest.fixture(scope="module")
 def measured(small, tmp_path_factory):
-    """The folder, and what was printed."""
+    """The folder, and the output of the command."""
     folder = tmp_path_factory.mktemp("positions") / "lab"
     out, err, code = regard(*SIZES, "--device", "cpu", "--out", folder)
     assert code == 0, err
     return folder, out, err
 
 
-def test_what_is_printed_has_theory_beside_measurement(measured):
+def test_printed_report_has_theory_beside_measurement(measured):
     _, out, err = measured
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "shortest wavelength 20 6.283 6.283 yes" in lines
@@ -233,12 +233,12 @@ def test_what_is_printed_has_theory_beside_measurement(measured):
     assert "chance 6.2 6.2 6.2 6.2 6.2 6.2" in lines
     for kind in ("sinusoidal 20", "sinusoidal 300", "learned", "rotary", "none"):
         assert any(line.startswith(f"{kind} ") and line.count("±") == 6 for line in lines), kind
-    assert "The model without positions has not yet learned to guess optimally." in out
+    assert "The model without positions is still below the best accuracy without order." in out
     assert "trained 10 of 10: none, seed 2:" in err
     assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("written"))
 
 
-def test_the_files_say_what_the_command_says(measured, small, tmp_path):
+def test_files_contain_the_printed_results(measured, small, tmp_path):
     folder, _, _ = measured
     names = {path.name for path in folder.iterdir()}
     pictures = {
@@ -267,7 +267,7 @@ def test_the_files_say_what_the_command_says(measured, small, tmp_path):
     assert len(stored["dot_product"]["20"]) == 24
 
 
-def test_the_pictures_name_what_they_show(measured):
+def test_pictures_have_titles_and_labels(measured):
     folder, _, _ = measured
 
     def words(name):
@@ -284,7 +284,7 @@ def test_the_pictures_name_what_they_show(measured):
         "rotary",
         "none",
         "chance",
-        "best blind guess",
+        "best without order",
     } <= training
     assert {"correct, %", "tokens", "512", "Positions from 64 on, never trained"} <= training
 
@@ -308,15 +308,13 @@ def test_the_pictures_name_what_they_show(measured):
         (["--seed", 2**32], "--seed must be at most 4,294,967,295, not 4294967296"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_measured_is_refused_before_anything_is_done(
-    tmp_path, monkeypatch, options, message
-):
+def test_invalid_options_are_refused_before_any_work(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     assert regard(*options) == ("", f"regard: {message}\n", 2)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
+def test_folder_of_another_program_stays_unchanged(tmp_path):
     (tmp_path / "theirs").touch()
     _, message, code = regard("--out", tmp_path)
     assert (message, code) == (
@@ -324,7 +322,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     )  # fmt: skip
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monkeypatch):
+def test_folder_that_cannot_be_created_is_refused_before_the_measurement(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "regard.lab.positions.measure.measure_sinusoids", lambda *_: pytest.fail("begun")
     )
@@ -336,7 +334,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path, monke
     )  # fmt: skip
 
 
-def test_what_does_not_fit_memory_is_refused_with_the_estimate(tmp_path, monkeypatch):
+def test_request_that_exceeds_memory_is_refused_with_the_estimate(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda device: 10**9)
     _, message, code = regard("--length", 512, "--d-model", 8192, "--out", tmp_path / "new")
     needed = needed_memory(512, 8192) / 1e9
@@ -346,7 +344,7 @@ def test_what_does_not_fit_memory_is_refused_with_the_estimate(tmp_path, monkeyp
     )
 
 
-def test_a_time_instead_of_steps_ends_each_training(small, tmp_path):
+def test_time_limit_ends_each_training(small, tmp_path):
     out, err, code = regard(
         "--length", 8, "--d-model", 2, "--base", 20, "--seconds", 0.05, "--seed", 1,
         "--device", "cpu", "--quiet", "--out", tmp_path / "lab",

@@ -37,7 +37,7 @@ def setup(name, **changes):
 
 
 @pytest.mark.parametrize(("length", "distance"), [(2, 1), (9, 1), (9, 5), (9, 8)])
-def test_the_answer_is_the_marked_token_so_many_steps_before_the_query(length, distance):
+def test_target_is_the_marked_token_at_the_distance_before_the_query(length, distance):
     example = recall_example(np.random.default_rng(1), length, distance)
     marked = np.flatnonzero((example.tokens >= SYMBOLS) & (example.tokens < QUERY))
     assert marked.tolist() == [length - 1 - distance]
@@ -46,7 +46,7 @@ def test_the_answer_is_the_marked_token_so_many_steps_before_the_query(length, d
     assert example.targets.tolist() == [example.tokens[marked[0]] - SYMBOLS]
 
 
-def test_answers_are_as_likely_as_each_other():
+def test_targets_are_equally_probable():
     random = np.random.default_rng(1)
     answers = [recall_examples(1)(random, 6).targets[0] for _ in range(1600)]
     counts = np.bincount(answers, minlength=SYMBOLS)
@@ -61,7 +61,9 @@ def test_distances_double_up_to_the_farthest_and_include_the_extra_ones():
 
 
 @pytest.mark.parametrize(("layers", "kernel", "before"), [(1, 3, 0), (2, 3, 1), (3, 3, 4)])
-def test_there_is_room_to_go_too_far_and_back(layers, kernel, before):
+def test_examples_have_enough_tokens_before_the_marked_one_for_dilated_paths(
+    layers, kernel, before
+):
     assert tokens_before(layers, kernel, 100) == before
     assert tokens_before(layers, kernel, 2) == min(before, 2)
 
@@ -74,7 +76,7 @@ def window() -> RecallModel:
     return train_recall(model, [1, 2, 4], 0, steps=90, device="cpu")
 
 
-def test_the_curriculum_ends_where_the_reach_ends(window):
+def test_curriculum_ends_at_the_reach(window):
     assert window.steps == 90
     assert list(window.learned) == [1, 2]
     assert 0 < window.learned[1] < window.learned[2] < window.seconds
@@ -94,7 +96,7 @@ def test_a_model_that_has_learned_all_distances_trains_until_the_end():
     assert trained.steps == len(ticks) == 80
 
 
-def test_time_ends_the_curriculum():
+def test_time_limit_ends_the_curriculum():
     training = setup("gru")
     model = training.new_model("gru", 1)
     trained = train_recall(model, [1], 0, seconds=1e-9, device="cpu")
@@ -103,15 +105,15 @@ def test_time_ends_the_curriculum():
 
 def test_the_models_of_one_seed_start_from_the_same_weights():
     training = setup("gru")
-    one, same, other = (training.new_model("gru", seed).output_matrix() for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    weights, same, other = (training.new_model("gru", seed).output_matrix() for seed in (1, 1, 2))
+    assert torch.equal(weights, same)
+    assert not torch.equal(weights, other)
 
 
 # ---- the report ------------------------------------------------------------------------
 
 
-def test_the_interval_is_wilsons():
+def test_interval_is_the_wilson_score_interval():
     # Both ends solve (p - share)^2 = z^2 p (1 - p) / n.
     for right, count in ((0, 256), (20, 256), (256, 256)):
         for p in wilson(right, count):
@@ -120,15 +122,15 @@ def test_the_interval_is_wilsons():
     assert low < 0.5 < high
 
 
-def test_accuracy_is_over_all_seeds():
+def test_accuracy_is_the_mean_over_all_seeds():
     model = setup("gru").new_model("gru", 1)
     learned = [RecallModel(model, 10, 2.0, learned={4: 1.5}), RecallModel(model, 30, 2.0)]
     scores = summary([4], learned, [[QUESTIONS], [QUESTIONS // 4]])
-    (one,) = scores["accuracies"]
-    assert one["accuracy"] == 0.625
-    assert one["seeds"] == [1.0, 0.25]
-    assert one["learned_after_seconds"] == [1.5, None]
-    assert (one["low"], one["high"]) == wilson(QUESTIONS * 5 // 4, 2 * QUESTIONS)
+    (entry,) = scores["accuracies"]
+    assert entry["accuracy"] == 0.625
+    assert entry["seeds"] == [1.0, 0.25]
+    assert entry["learned_after_seconds"] == [1.5, None]
+    assert (entry["low"], entry["high"]) == wilson(QUESTIONS * 5 // 4, 2 * QUESTIONS)
     assert scores["ms_per_step"] == 100
 
 
@@ -149,10 +151,10 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     }  # fmt: skip
     for kind in message["kinds"].values():
         assert kind["steps"] == [5, 5]
-        assert [one["distance"] for one in kind["accuracies"]] == [1, 3, 24]
-        for one in kind["accuracies"]:
-            assert 0 <= one["low"] <= one["accuracy"] <= one["high"] <= 1
-            assert one["accuracy"] == pytest.approx(np.mean(one["seeds"]))
+        assert [entry["distance"] for entry in kind["accuracies"]] == [1, 3, 24]
+        for entry in kind["accuracies"]:
+            assert 0 <= entry["low"] <= entry["accuracy"] <= entry["high"] <= 1
+            assert entry["accuracy"] == pytest.approx(np.mean(entry["seeds"]))
     stored = json.loads((out / "recall.json").read_text())
     assert stored == message
     assert stored["files"] == [str(out / f"recall.{end}") for end in ("json", "csv", "png", "svg")]
@@ -167,7 +169,7 @@ def test_the_command_writes_tables_and_pictures(tmp_path, capsys):
     assert "restricted (r=8)" in svg
 
 
-def test_the_table_says_reach_steps_and_time(tmp_path, capsys):
+def test_table_has_reach_steps_and_time(tmp_path, capsys):
     options = ["--distances", 1, 64, "--d-model", 8, "--steps", 2, "--kinds", "convolution"]
     assert lab(*options, "--layers", 3, "--seed", 1, "--out", tmp_path / "r") == 0
     message = capsys.readouterr().out
@@ -189,7 +191,7 @@ def test_the_table_says_reach_steps_and_time(tmp_path, capsys):
         (["--kinds", "lsmt"], "unknown kind 'lsmt'; did you mean 'lstm'?"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(words, message, tmp_path, capsys):
+def test_invalid_option_is_one_line_and_no_file_is_written(words, message, tmp_path, capsys):
     assert lab(*words, "--out", tmp_path / "recall") == 2
     assert capsys.readouterr().err.strip().removeprefix("regard: ") == message
     assert not (tmp_path / "recall").exists()
@@ -204,7 +206,9 @@ def test_distances_that_do_not_fit_memory_are_refused_with_the_estimate(
     assert f"{sizes} needs about 92.2 GB but 2.0 GB" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_any_training(tmp_path, capsys, monkeypatch):
+def test_folder_that_cannot_be_created_is_refused_before_any_training(
+    tmp_path, capsys, monkeypatch
+):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(RecallTraining, "train", lambda *_: pytest.fail("it was trained"))
     assert lab("--out", tmp_path / "file" / "recall") == 2

@@ -1,5 +1,5 @@
-"""`regard lab styles` from end to end, very small: what it reports is checked, not how fast it is
-nor how well it learned."""
+"""`regard lab styles` from end to end with very small models: the tests check the reported figures,
+not speed or quality."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from regard.text.builtin import builtin_corpus
 STYLES = ("encoder-decoder", "encoder", "decoder")
 SMALL = [
     "--steps", "6", "--quiet", "--device", "cpu",
-    *(f"--set={one}" for one in (
+    *(f"--set={setting}" for setting in (
         "model.encoder_layers=1", "model.decoder_layers=1", "model.d_model=16", "model.heads=2",
         "model.d_ff=16", "data.vocabulary_size=400", "training.batch_tokens=300",
         "training.validate_every=3", "decoding.max_length=1",
@@ -32,7 +32,7 @@ def lab(*arguments):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Files of both tasks, a cache of its own, and shorter measurements."""
+    """A folder with files of both tasks and its own cache; the measurements are shortened."""
     folder = tmp_path_factory.mktemp("styles")
     for split, size in (("train", 150), ("valid", 20)):
         pairs = [pair for pair in builtin_corpus(split, 4 * size) if len(pair[0]) < 50][:size]
@@ -63,13 +63,13 @@ def both(stem):
 
 @pytest.fixture(scope="module")
 def first(translate):
-    """What the first call prints."""
+    """The output of the first call."""
     return lab(*translate)
 
 
 @pytest.fixture(scope="module")
 def second(first, translate, folder):
-    """The object that a second call prints, and what it changed of the runs."""
+    """The JSON object of a second call, and the changes that it made to the runs."""
     before = weights(folder / "lab")
     results = json.loads(lab(*translate, "--json"))
     assert weights(folder / "lab") == before, "a second call must not train again"
@@ -90,38 +90,38 @@ def test_the_table_compares_three_styles_and_fits_a_terminal(first):
         assert any(line.startswith(f"{style}: BLEU ") for line in lines), style
 
 
-def test_a_second_call_finds_the_same_qualities(first, second):
+def test_second_call_reports_the_same_qualities(first, second):
     rows = {line[:25].strip(): line[25:].split() for line in first.splitlines()}
     results = [second["styles"][style]["quality"] for style in STYLES]
-    assert rows["BLEU"] == [f"{one['bleu']['value']:.1f}" for one in results]
-    assert rows["exact match"] == [f"{one['exact']['value']:.1%}" for one in results]
+    assert rows["BLEU"] == [f"{result['bleu']['value']:.1f}" for result in results]
+    assert rows["exact match"] == [f"{result['exact']['value']:.1%}" for result in results]
 
 
-def test_all_styles_have_about_as_many_parameters_and_examples_a_step(second):
+def test_all_styles_have_similar_numbers_of_parameters_and_examples_per_step(second):
     styles = second["styles"].values()
     for figures in (
-        [one["parameters"] for one in styles],
-        [one["training"]["examples_per_step"] for one in styles],
+        [result["parameters"] for result in styles],
+        [result["training"]["examples_per_step"] for result in styles],
     ):
         assert max(figures) < 1.15 * min(figures)
     assert second["styles"]["encoder-decoder"]["layers"] == [1, 1]
     assert all(len(second["styles"][style]["layers"]) == 1 for style in ("encoder", "decoder"))
 
 
-def test_the_figures_of_the_json_fit_each_other(second):
+def test_json_figures_are_consistent(second):
     assert second["examples"] == 20
-    for style, one in second["styles"].items():
-        decoding = one["decoding"]
+    for style, result in second["styles"].items():
+        decoding = result["decoding"]
         assert decoding["steps"] == (1 if style == "encoder" else decoding["tokens"])
         for batch in ("batch_1", "batch_32"):
             each = decoding[batch]["ms_per_token"] * decoding["tokens"]
             assert each == pytest.approx(decoding[batch]["ms_per_sentence"])
-        for quality in one["quality"].values():
+        for quality in result["quality"].values():
             assert quality["seeds"] == [quality["value"]]
             assert quality["low"] <= quality["high"]
-        assert 0 < one["target_share"] < 1
+        assert 0 < result["target_share"] < 1
     # The row of a decoder has <sep> where the two of an encoder-decoder have <eos> and <bos>.
-    read = {style: one["tokens_read"] for style, one in second["styles"].items()}
+    read = {style: result["tokens_read"] for style, result in second["styles"].items()}
     assert read["decoder"] == pytest.approx(read["encoder-decoder"] - 1)
     assert read["encoder"] > read["decoder"]
 
@@ -149,14 +149,14 @@ def test_labels_are_compared_over_several_seeds(folder):
     results = json.loads(out)
     assert results["seeds"] == [1, 2]
     for style in STYLES:
-        one = results["styles"][style]
-        accuracy = one["quality"]["accuracy"]
-        assert len(accuracy["seeds"]) == len(one["runs"]) == 2
+        result = results["styles"][style]
+        accuracy = result["quality"]["accuracy"]
+        assert len(accuracy["seeds"]) == len(result["runs"]) == 2
         assert accuracy["value"] == pytest.approx(sum(accuracy["seeds"]) / 2)
         assert "spread" in accuracy
-        assert "macro_f1" in one["quality"]
-        assert one["decoding"]["steps"] == 1  # no style writes: the labels are scored
-        assert "tokens" not in one["decoding"]
+        assert "macro_f1" in result["quality"]
+        assert result["decoding"]["steps"] == 1  # no style generates text: each label is scored
+        assert "tokens" not in result["decoding"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_labels_are_compared_over_several_seeds(folder):
         (["--set", "training.seed=2"], "use --seed"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_line(arguments, message, folder, monkeypatch):
+def test_invalid_comparison_is_refused_in_one_line(arguments, message, folder, monkeypatch):
     monkeypatch.chdir(folder)
     out, err, code = regard("lab", "styles", *arguments, "--out", "none")
     assert (out, code) == ("", 2)
@@ -181,15 +181,15 @@ def test_what_cannot_be_compared_is_refused_in_one_line(arguments, message, fold
     assert not (folder / "none").exists()
 
 
-def test_a_test_file_that_is_missing_is_found_before_anything_is_trained(translate, folder):
-    where = [*translate, "--out", folder / "late", "--test", folder / "no.en", folder / "no.de"]
-    _, err, code = regard("lab", "styles", *where)
+def test_missing_test_file_is_reported_before_training(translate, folder):
+    options = [*translate, "--out", folder / "late", "--test", folder / "no.en", folder / "no.de"]
+    _, err, code = regard("lab", "styles", *options)
     assert code == 2
     assert "no.en: no such file" in err
     assert not (folder / "late").exists()
 
 
-def test_other_settings_do_not_mix_with_those_of_the_folder(second, translate):
+def test_settings_that_differ_from_the_folder_are_refused(second, translate):
     for change, message in (
         (["--set", "training.learning_rate=0.5"], "training.learning_rate is "),
         (["--steps", "5"], "has training.steps=6 already"),
@@ -199,7 +199,7 @@ def test_other_settings_do_not_mix_with_those_of_the_folder(second, translate):
         assert message in err
 
 
-def test_a_folder_of_somebody_else_is_never_touched(folder, translate):
+def test_folder_of_another_program_is_never_changed(folder, translate):
     thesis = folder / "thesis"
     thesis.mkdir()
     (thesis / "thesis.txt").write_text("years of work")

@@ -50,12 +50,12 @@ def test_the_help_lists_the_commands_and_an_unknown_one_is_one_line(package):
         command = [sys.executable, "-m", package, *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
-    shown = call("--help")
-    assert shown.returncode == 0
-    assert shown.stdout == call().stdout
+    output = call("--help")
+    assert output.returncode == 0
+    assert output.stdout == call().stdout
     names = [
         line.split()[0]
-        for line in shown.stdout.partition("commands:\n")[2].splitlines()
+        for line in output.stdout.partition("commands:\n")[2].splitlines()
         if line[:2] == "  "
     ]
     assert {f"{name}.py" for name in names} <= {path.name for path in (ROOT / package).iterdir()}

@@ -1,5 +1,5 @@
-"""Model folders as training leaves them, of every task and style. Their weights are random: where
-they look is noise, but always the same, and they need no training."""
+"""Model folders as training writes them, of every task and style. Their weights are random: their
+attention is arbitrary but reproducible, and they need no training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
         torch.manual_seed(5)
         network = Transformer(config.model)
         for table in network.embeddings.values():
-            table.weight.data *= 3  # or all heads would look everywhere alike
+            table.weight.data *= 3  # otherwise all heads would attend uniformly
         path = tmp_path_factory.mktemp(f"{task}-{style}")
         (path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
         built_task.save(path)
@@ -49,5 +49,5 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model(folder):
-    """The same, loaded."""
+    """model("classify", "encoder"): the model of `folder`, loaded."""
     return cache(lambda *which, **options: regard.load(folder(*which, **options), "cpu"))

@@ -1,4 +1,4 @@
-"""What `regard view attention` shows is what the model reads and where it looks, and its errors."""
+"""`regard view attention`: its inputs, weights, views, pictures and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = ("grid", "head", "lines", "mean", "rollout")
 
 
 def recorded(model, monkeypatch, act):
-    """The rows (source, target) of every pass that an act makes."""
+    """The rows (source, target) of every forward pass of `act`."""
     rows, real = [], model.transformer.hidden
 
     def hidden(source=None, target=None, capture=None, backend=None):
@@ -49,7 +49,7 @@ def recorded(model, monkeypatch, act):
     return rows
 
 
-# ---- what is read -----------------------------------------------------------------------
+# ---- inputs -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,86 +64,88 @@ def recorded(model, monkeypatch, act):
         ("answer", "encoder", QUESTION, lambda m: m.answer("Who is old?", "The dog is old.")),
     ],
 )
-def test_a_model_that_writes_nothing_is_shown_the_row_that_its_verb_reads(
+def test_attention_of_an_encoder_model_uses_the_input_of_its_verb(
     model, monkeypatch, task, style, text, act
 ):
-    one = model(task, style)
-    [(source, target)] = recorded(one, monkeypatch, lambda: act(one))
-    seen = gather(one, text)
-    [stack] = seen.stacks.values()
+    loaded = model(task, style)
+    [(source, target)] = recorded(loaded, monkeypatch, lambda: act(loaded))
+    gathered = gather(loaded, text)
+    [stack] = gathered.stacks.values()
     assert stack.name == style
-    assert stack.rows == stack.columns == one.task.tokenizer.tokens(source or target)
+    assert stack.rows == stack.columns == loaded.task.tokenizer.tokens(source or target)
     assert not stack.writes
     assert stack.weights.shape == (2, 4, len(stack.rows), len(stack.rows))
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_a_translation_is_shown_as_the_verb_gives_its_attention(model, style):
-    one = model("translate", style)
-    answer = one.predict(TEXT, attention=True)
-    seen = gather(one, TEXT)
-    assert list(seen.stacks) == list(stacks_of(one.config.model)) == list(answer.attention)
-    for name, stack in seen.stacks.items():
+def test_attention_of_a_translation_equals_that_of_the_verb(model, style):
+    loaded = model("translate", style)
+    answer = loaded.predict(TEXT, attention=True)
+    gathered = gather(loaded, TEXT)
+    assert list(gathered.stacks) == list(stacks_of(loaded.config.model)) == list(answer.attention)
+    for name, stack in gathered.stacks.items():
         expected = np.stack([layer.numpy() for layer in answer.attention[name]])
         np.testing.assert_array_equal(stack.weights, expected)
-    stack = seen.stacks["decoder"]
-    spell = one.task.tokenizer.tokens
+    stack = gathered.stacks["decoder"]
+    spell = loaded.task.tokenizer.tokens
     both = style == "encoder-decoder"
     begin = ["<bos>"] if both else spell(answer.source_ids)
     assert stack.rows == [*begin, *spell(answer.token_ids)][:-1]
     assert stack.writes == [""] * (len(begin) - 1) + spell(answer.token_ids)
-    assert seen.target == answer.text
+    assert gathered.target == answer.text
     if both:
         assert (
-            seen.stacks["cross"].columns == seen.stacks["encoder"].rows == spell(answer.source_ids)
+            gathered.stacks["cross"].columns
+            == gathered.stacks["encoder"].rows
+            == spell(answer.source_ids)
         )
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_a_given_target_is_read_as_the_decoder_is_taught(model, monkeypatch, style):
-    one = model("translate", style)
-    rows = recorded(one, monkeypatch, lambda: one.score([(TEXT, "Der alte Hund.")]))
+def test_target_option_is_read_with_teacher_forcing(model, monkeypatch, style):
+    loaded = model("translate", style)
+    rows = recorded(loaded, monkeypatch, lambda: loaded.score([(TEXT, "Der alte Hund.")]))
     [(source, target)] = rows
-    seen = gather(one, TEXT, "Der alte Hund.")
-    assert seen.stacks["decoder"].rows == one.task.tokenizer.tokens(target)
-    assert seen.stacks["decoder"].writes[-1] == "<eos>"
-    assert seen.target == "Der alte Hund."
+    gathered = gather(loaded, TEXT, "Der alte Hund.")
+    assert gathered.stacks["decoder"].rows == loaded.task.tokenizer.tokens(target)
+    assert gathered.stacks["decoder"].writes[-1] == "<eos>"
+    assert gathered.target == "Der alte Hund."
     if source:
-        assert seen.stacks["encoder"].rows == one.task.tokenizer.tokens(source)
+        assert gathered.stacks["encoder"].rows == loaded.task.tokenizer.tokens(source)
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_a_classifier_that_writes_its_label_shows_that_label_or_a_given_one(model, style):
-    one = model("classify", style)
-    spell = one.task.tokenizer.tokens
-    for label, seen in (
-        (one.classify(TEXT).label, gather(one, TEXT)),
-        ("so so", gather(one, TEXT, "so so")),
+def test_decoder_classifier_uses_its_predicted_label_or_the_target_option(model, style):
+    loaded = model("classify", style)
+    spell = loaded.task.tokenizer.tokens
+    for label, gathered in (
+        (loaded.classify(TEXT).label, gather(loaded, TEXT)),
+        ("so so", gather(loaded, TEXT, "so so")),
     ):
-        written = [*one.task.tokenizer.encode(label), 2]
-        assert [token for token in seen.stacks["decoder"].writes if token] == spell(written)
+        written = [*loaded.task.tokenizer.encode(label), 2]
+        assert [token for token in gathered.stacks["decoder"].writes if token] == spell(written)
     with pytest.raises(InputError, match="unknown label 'god'; did you mean 'good'"):
-        gather(one, TEXT, "god")
+        gather(loaded, TEXT, "god")
 
 
 def test_questions_are_read_with_their_context(model):
-    one = model("answer", "encoder-decoder")
-    seen = gather(one, "Who is old?", context="The dog is old.")
-    assert seen.stacks["encoder"].rows == gather(one, QUESTION).stacks["encoder"].rows
-    text = "".join(seen.stacks["encoder"].rows).replace("▁", " ")
+    loaded = model("answer", "encoder-decoder")
+    gathered = gather(loaded, "Who is old?", context="The dog is old.")
+    assert gathered.stacks["encoder"].rows == gather(loaded, QUESTION).stacks["encoder"].rows
+    text = "".join(gathered.stacks["encoder"].rows).replace("▁", " ")
     assert text == "The dog is old.<sep>Who is old?<eos>"
 
 
-def test_a_text_that_is_gone_on_with_is_read_behind_its_beginning(model):
-    seen = gather(model("generate", "decoder"), TEXT).stacks["decoder"]
-    assert seen.rows[0] == "<bos>"
-    assert "".join(seen.rows[1:]).replace("▁", " ") == TEXT
-    assert np.triu(seen.weights, 1).max() == 0  # nobody sees what comes later
+def test_generated_text_starts_with_the_prompt(model):
+    gathered = gather(model("generate", "decoder"), TEXT).stacks["decoder"]
+    assert gathered.rows[0] == "<bos>"
+    assert "".join(gathered.rows[1:]).replace("▁", " ") == TEXT
+    assert np.triu(gathered.weights, 1).max() == 0  # no token attends to later tokens
 
 
-def test_bytes_and_marks_are_named_and_nothing_a_user_types_becomes_special(model):
-    seen = gather(model("generate", "decoder", vocabulary="byte"), "é <eos>\n$x$")
-    rows = seen.stacks["decoder"].rows
+def test_bytes_and_special_tokens_are_named_and_user_text_is_never_special(model):
+    gathered = gather(model("generate", "decoder", vocabulary="byte"), "é <eos>\n$x$")
+    rows = gathered.stacks["decoder"].rows
     assert rows[:4] == ["<bos>", "\\xc3", "\\xa9", "▁"]
     assert "\\n" in rows
     assert sum(token in SPECIALS for token in rows) == 1
@@ -175,7 +177,7 @@ def test_rollout_is_the_product_of_all_layers():
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_what_reaches_a_decoder_of_the_source_is_that_of_one_large_network(known):
+def test_cross_rollout_equals_that_of_one_combined_network(known):
     """The whole model as one Markov chain over source and target: a matrix for each sub-layer."""
     random = np.random.default_rng(1)
     n, m, half = 4, 6, 0.5
@@ -197,7 +199,7 @@ def test_what_reaches_a_decoder_of_the_source_is_that_of_one_large_network(known
         np.testing.assert_allclose(result[i].sum(-1), 1 - half ** (i + 1), atol=1e-6)
 
 
-# ---- what is chosen ---------------------------------------------------------------------
+# ---- selection of the view ---------------------------------------------------------------------
 
 
 def stack_of(name="encoder", n=3, m=3, layers=2, heads=2):
@@ -225,7 +227,9 @@ def test_every_kind_shows_its_part_of_the_weights(shape):
         for kind in KINDS
     }
     np.testing.assert_array_equal(labels["grid"], stack.weights)
-    np.testing.assert_array_equal(labels["head"], [[stack.weights[1, 0]]])  # the last layer's first
+    np.testing.assert_array_equal(
+        labels["head"], [[stack.weights[1, 0]]]
+    )  # default: the first head of the last layer
     np.testing.assert_array_equal(labels["lines"], [[stack.weights[1, 0]]])
     np.testing.assert_allclose(labels["mean"], [stack.weights.mean(1)])
     np.testing.assert_array_equal(labels["rollout"], [[stack.rollout[1]]])
@@ -250,34 +254,34 @@ def test_every_kind_shows_its_part_of_the_weights(shape):
         ("decoder", "attention", {"kind": "head map"}, "unknown kind 'head map'; did you mean 'head'?"),
     ],
 )  # fmt: skip
-def test_what_a_model_does_not_have_is_said_in_one_line(style, mixer, options, message):
+def test_missing_part_of_a_model_is_a_one_line_error(style, mixer, options, message):
     config = ModelConfig.preset("tiny", vocabulary_size=50, style=style, mixer=mixer)
     with pytest.raises(InputError) as error:
         choose(config, **options)
     assert str(error.value) == message
 
 
-def test_cross_is_shown_first_where_there_is_one():
+def test_cross_attention_is_the_default_if_the_model_has_it():
     for style, expected in zip(STYLES, ("cross", "encoder", "decoder"), strict=True):
         config = ModelConfig.preset("tiny", vocabulary_size=50, style=style)
         assert choose(config).stack == expected
 
 
-def test_an_encoder_without_attention_leaves_the_decoder_to_look_at(model):
-    one = model("translate", "encoder-decoder", mixer="gru")
-    seen = gather(one, TEXT)
-    assert list(seen.stacks) == ["decoder", "cross"] == list(stacks_of(one.config.model))
-    cross = seen.stacks["cross"]
+def test_decoder_is_shown_if_the_encoder_has_no_attention(model):
+    loaded = model("translate", "encoder-decoder", mixer="gru")
+    gathered = gather(loaded, TEXT)
+    assert list(gathered.stacks) == ["decoder", "cross"] == list(stacks_of(loaded.config.model))
+    cross = gathered.stacks["cross"]
     np.testing.assert_allclose(cross.rollout[-1].sum(-1), 0.75, atol=1e-5)
 
 
-def test_the_table_names_the_token_that_is_looked_at_most(shape):
+def test_table_names_the_token_with_the_largest_weight(shape):
     stack = replace(stack_of(), writes=["", "x", "y"])
     lines = describe(attention_of(stack), choose(shape, "head", "encoder", 1, 2))
     best = stack.weights[0, 1].argmax(-1)
     assert lines[0] == "it: self-attention of the encoder, layer 1, head 2"
-    assert lines[1] == f"  q0 looks most at k{best[0]} ({stack.weights[0, 1, 0].max():.2f})"
-    assert lines[2].startswith(f"  q1 (writes x) looks most at k{best[1]}")
+    assert lines[1] == f"  q0 attends most to k{best[0]} ({stack.weights[0, 1, 0].max():.2f})"
+    assert lines[2].startswith(f"  q1 (writes x) attends most to k{best[1]}")
     lines = describe(attention_of(stack), choose(shape, "grid", "encoder"))
     assert (
         lines[-1]
@@ -288,7 +292,7 @@ def test_the_table_names_the_token_that_is_looked_at_most(shape):
     assert many[-1] == "  and 16 more"
 
 
-def test_programs_get_the_weights_that_are_shown(shape):
+def test_json_contains_the_displayed_weights(shape):
     stack = stack_of()
     result = as_dict(attention_of(stack), choose(shape, "mean", "encoder", 2), ["a.png"])
     assert (result["rows"], result["columns"]) == (stack.rows, stack.columns)
@@ -328,7 +332,7 @@ def test_every_kind_is_drawn_with_its_tokens(folder, call, tmp_path, kind):
     assert text in drawn[-1] or any(text in word for word in drawn)
 
 
-def test_numbers_stand_in_the_cells_of_a_small_head(folder, call, tmp_path):
+def test_cells_of_a_small_head_contain_numbers(folder, call, tmp_path):
     path = folder("fill", "encoder")
     code, message, _ = call(
         "view", "attention", "-m", path, "--kind", "head", "--layer", 1, "--head", 2,
@@ -353,7 +357,7 @@ def test_the_same_text_gives_the_same_bytes(folder, call, tmp_path):
         assert (tmp_path / f"a.{end}").read_bytes() == (tmp_path / f"b.{end}").read_bytes()
 
 
-def test_without_out_the_pictures_lie_in_the_models_folder(folder, call):
+def test_default_folder_of_pictures_is_the_model_folder(folder, call):
     path = folder("classify", "encoder")
     code, message, _ = call("view", "attention", "-m", path, stdin=["The dog."])
     assert code == 0
@@ -362,7 +366,7 @@ def test_without_out_the_pictures_lie_in_the_models_folder(folder, call):
 
 
 @pytest.mark.parametrize("kind", ["grid", "lines"])
-def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind):
+def test_smallest_and_largest_numbers_of_tokens_can_be_drawn(folder, call, tmp_path, kind):
     path = folder("generate", "decoder", vocabulary="byte", longest=400)
     for text in ("x", "y" * (MOST - 1)):
         code, _, wrong = call(
@@ -387,13 +391,13 @@ def test_one_token_and_the_most_tokens_can_be_drawn(folder, call, tmp_path, kind
         ("fill", "encoder", [], "standard input has 2 lines, but a picture shows one text"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shown_is_refused_in_one_line(folder, call, task, style, options, message):
+def test_invalid_requests_are_refused_in_one_line(folder, call, task, style, options, message):
     path = folder(task, style)
     code, out, wrong = call("view", "attention", "-m", path, *options, stdin=["one", "two"])
     assert (code, out, wrong) == (2, "", f"regard: {message}\n")
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(folder, call, tmp_path):
+def test_unwritable_folder_is_named(folder, call, tmp_path):
     (tmp_path / "file").touch()
     path = folder("fill", "encoder")
     for name in ("a.png", "a.html"):

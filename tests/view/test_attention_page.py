@@ -1,5 +1,5 @@
-"""The page of attention: what it holds, that nothing in it can run but its script, and what happens
-in a real browser (Chromium, driven over HTTP as the W3C's WebDriver says; no library for it)."""
+"""The attention page: its content, its content security policy, and its behaviour in a real browser
+(Chromium, controlled over HTTP with the WebDriver protocol, without a library)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEEDS = pytest.mark.skipif(
 
 
 def attention(n=3, m=4, layers=2, heads=2, tokens=("a", "▁b", "<eos>", "c")):
-    """A cross stack whose weights are those of a seed, and a decoder's."""
+    """Random weights of cross-attention and of a decoder."""
     random = np.random.default_rng(3)
     stacks = {}
     for name, width in (("decoder", n), ("cross", m)):
@@ -46,7 +46,7 @@ VIEW = View("grid", "cross", None, None)
 
 
 class Parts(HTMLParser):
-    """What a browser would find: elements, and the text of scripts and styles."""
+    """The elements of a page, and the text of its scripts and styles."""
 
     def __init__(self, text):
         super().__init__()
@@ -63,14 +63,14 @@ class Parts(HTMLParser):
             self.inline[self.inside], self.inside = data, ""
 
 
-def test_the_page_holds_the_weights_to_four_digits():
-    seen = attention()
-    data = json.loads(Parts(page(seen, VIEW)).inline["application/json"])
-    for stack, held in zip(seen.stacks.values(), data["stacks"], strict=True):
-        assert (held["rows"], held["columns"]) == (stack.rows, stack.columns)
+def test_page_contains_the_weights_to_four_digits():
+    sample = attention()
+    data = json.loads(Parts(page(sample, VIEW)).inline["application/json"])
+    for stack, stored in zip(sample.stacks.values(), data["stacks"], strict=True):
+        assert (stored["rows"], stored["columns"]) == (stack.rows, stack.columns)
         for name in ("weights", "rollout"):
             expected = getattr(stack, name)
-            actual = np.frombuffer(base64.b64decode(held[name]), "<u2").reshape(expected.shape)
+            actual = np.frombuffer(base64.b64decode(stored[name]), "<u2").reshape(expected.shape)
             np.testing.assert_allclose(actual / 65535, expected, atol=1e-5)
 
 
@@ -83,26 +83,26 @@ def test_the_page_holds_the_weights_to_four_digits():
         ("rollout", 1, None, {"what": "rollout", "how": "map", "layer": 1, "head": 1}),
     ],
 )
-def test_the_page_begins_with_what_was_asked_for(kind, layer, head, expected):
+def test_page_starts_with_the_requested_view(kind, layer, head, expected):
     text = page(attention(), View(kind, "decoder", layer, head))
     data = json.loads(Parts(text).inline["application/json"])
     assert data["view"] == {"stack": "decoder", **expected}
 
 
-def test_no_token_is_ever_markup():
-    seen = attention(tokens=(EVIL, "<!--", "{{script}}", "]]>"))
-    text = page(seen, VIEW)
+def test_tokens_never_become_markup():
+    sample = attention(tokens=(EVIL, "<!--", "{{script}}", "]]>"))
+    text = page(sample, VIEW)
     actual, usual = Parts(text), Parts(page(attention(), VIEW))
     assert actual.elements == usual.elements
     data = json.loads(actual.inline["application/json"])
     assert data["stacks"][0]["rows"] == [EVIL, "<!--", "{{script}}"]
-    named = Attention(f"<b>{EVIL}", "fill", "encoder", EVIL, "", seen.stacks)
+    named = Attention(f"<b>{EVIL}", "fill", "encoder", EVIL, "", sample.stacks)
     assert [tag for tag, _ in Parts(page(named, VIEW)).elements] == [
         tag for tag, _ in usual.elements
     ]
 
 
-def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
+def test_content_security_policy_allows_only_the_script_and_style_of_the_page():
     actual = Parts(page(attention(), VIEW))
     [policy] = [a["content"] for tag, a in actual.elements if tag == "meta" and "http-equiv" in a]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -118,9 +118,9 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else():
     )
 
 
-def test_a_page_that_would_be_too_large_is_refused(monkeypatch, tmp_path):
+def test_page_that_would_be_too_large_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(attention_page, "MOST_WEIGHTS", 10)
-    with pytest.raises(InputError, match="weights, a page has room for 10: shorten the text"):
+    with pytest.raises(InputError, match="weights, but at most 10 fit: shorten the text"):
         write_page(attention(), VIEW, tmp_path / "a.html")
     assert not (tmp_path / "a.html").exists()
 
@@ -133,7 +133,7 @@ def test_the_largest_page_stays_under_30_megabytes():
 
 
 class Browser:
-    """A few of WebDriver's commands."""
+    """A client for the few WebDriver commands that the tests need."""
 
     def __init__(self, port):
         self.base = f"http://127.0.0.1:{port}"
@@ -149,11 +149,11 @@ class Browser:
         request = urllib.request.Request(
             self.base + path, content, {"Content-Type": "application/json"}, method=method
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["value"]
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)["value"]
 
     def open(self, path):
-        for kind in ("browser", "performance"):  # forget what was before
+        for kind in ("browser", "performance"):  # discard earlier entries
             self.call("/se/log", {"type": kind})
         self.call("/url", {"url": path.as_uri()})
 
@@ -223,33 +223,33 @@ ARROW_UP, ARROW_DOWN, ARROW_RIGHT, ESCAPE = "\ue013", "\ue015", "\ue014", "\ue00
 
 
 @NEEDS
-def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
-    seen = attention()
-    write_page(seen, View("head", "cross", 1, 2), tmp_path / "a.html")
+def test_pointing_at_a_token_lists_its_weights(browser, tmp_path):
+    sample = attention()
+    write_page(sample, View("head", "cross", 1, 2), tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     assert browser.text("#shown") == "Cross-attention: layer 1, head 2"
     assert browser.text("#details") == ""
-    stack = seen.stacks["cross"]
+    stack = sample.stacks["cross"]
     browser.hover("#stage [data-row='1']")
     row = stack.weights[0, 1, 1]
     best = int(row.argmax())
     details = browser.text("#details")
-    assert details.startswith("▁b (writes w1) looks at")
+    assert details.startswith("▁b (writes w1) attends to")
     listed = re.findall(r"(\S+)\n(\d\.\d{4})", details)
     assert listed[0] == (stack.columns[best], f"{row[best]:.4f}")
     assert [float(weight) for _, weight in listed] == pytest.approx(
         sorted(row, reverse=True), abs=1e-4
     )
     browser.hover("#stage [data-column='2']")
-    assert browser.text("#details").startswith("<eos> is looked at by")
+    assert browser.text("#details").startswith("<eos> receives attention from")
     place = browser.script(
         "return [place.left, place.top, place.cell, stage.offsetWidth, stage.offsetHeight]"
     )
     left, top, cell, width, height = place
     x, y = left + 3.5 * cell - width / 2, top + 2.5 * cell - height / 2
-    browser.hover("#stage", int(x), int(y))  # row 3, column 4, as a person points
+    browser.hover("#stage", int(x), int(y))  # row 3, column 4, by mouse
     assert browser.text("#details").startswith(
-        f"<eos> (writes w2) looks at c: {stack.weights[0, 1, 2, 3]:.4f}"
+        f"<eos> (writes w2) attends to c: {stack.weights[0, 1, 2, 3]:.4f}"
     )
     browser.hover("h1")
     assert browser.text("#details") == ""
@@ -258,9 +258,9 @@ def test_pointing_at_a_token_tells_where_it_looks(browser, tmp_path):
 
 
 @NEEDS
-def test_every_stack_head_and_kind_can_be_chosen(browser, tmp_path):
-    seen = attention()
-    write_page(seen, VIEW, tmp_path / "a.html")
+def test_every_stack_head_and_kind_can_be_selected(browser, tmp_path):
+    sample = attention()
+    write_page(sample, VIEW, tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     browser.click("#grid button[aria-label='layer 2, head 2']")
     assert browser.text("#shown") == "Cross-attention: layer 2, head 2"
@@ -268,16 +268,16 @@ def test_every_stack_head_and_kind_can_be_chosen(browser, tmp_path):
     assert browser.script(pressed) == ["layer 2, head 2"]
     browser.click("[name=stack][value=decoder]")
     assert browser.text("#shown") == "Self-attention of the decoder: layer 2, head 2"
-    stack = seen.stacks["decoder"]
-    for what, title, matrix in (
+    stack = sample.stacks["decoder"]
+    for weights_of, title, matrix in (
         ("mean", "layer 2, mean over heads", stack.weights[1].mean(0)),
         ("rollout", "rollout through layer 2", stack.rollout[1]),
         ("head", "layer 2, head 2", stack.weights[1, 1]),
     ):
-        browser.click(f"[name=what][value={what}]")
+        browser.click(f"[name=what][value={weights_of}]")
         assert browser.text("#shown") == f"Self-attention of the decoder: {title}"
-        for how in ("lines", "map"):
-            browser.click(f"[name=how][value={how}]")
+        for drawing in ("lines", "map"):
+            browser.click(f"[name=how][value={drawing}]")
             browser.hover("#stage [data-row='0']")
             weights = re.findall(r"\d\.\d{4}", browser.text("#details"))
             assert [float(w) for w in weights] == pytest.approx(sorted(matrix[0])[::-1], abs=1e-4)
@@ -286,16 +286,16 @@ def test_every_stack_head_and_kind_can_be_chosen(browser, tmp_path):
 
 
 @NEEDS
-def test_the_keyboard_is_enough(browser, tmp_path):
-    seen = attention()
-    write_page(seen, View("head", "cross", 1, 1), tmp_path / "a.html")
+def test_keyboard_reaches_every_function(browser, tmp_path):
+    sample = attention()
+    write_page(sample, View("head", "cross", 1, 1), tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     browser.script("stage.focus()")
     browser.press(ARROW_DOWN, ARROW_DOWN, ARROW_RIGHT)
-    weights = seen.stacks["cross"].weights[0, 0]
-    assert browser.text("#details").startswith(f"▁b (writes w1) looks at a: {weights[1, 0]:.4f}")
+    weights = sample.stacks["cross"].weights[0, 0]
+    assert browser.text("#details").startswith(f"▁b (writes w1) attends to a: {weights[1, 0]:.4f}")
     browser.press(ARROW_UP, ARROW_UP, ARROW_UP)
-    assert browser.text("#details").startswith("a is looked at by")
+    assert browser.text("#details").startswith("a receives attention from")
     browser.press(ESCAPE)
     assert browser.text("#details") == ""
     order = "return [...document.querySelectorAll('input, select, button, [tabindex]')].every((e) => e.tabIndex >= 0)"
@@ -307,28 +307,31 @@ def test_the_keyboard_is_enough(browser, tmp_path):
 
 @NEEDS
 def test_markup_in_a_text_stays_text(browser, tmp_path):
-    seen = attention(tokens=(EVIL, "b", "<img src=x onerror=alert(1)>", "d"))
-    seen = Attention("m", "translate", "encoder-decoder", EVIL, EVIL, seen.stacks)
-    write_page(seen, VIEW, tmp_path / "a.html")
+    sample = attention(tokens=(EVIL, "b", "<img src=x onerror=alert(1)>", "d"))
+    sample = Attention("m", "translate", "encoder-decoder", EVIL, EVIL, sample.stacks)
+    write_page(sample, VIEW, tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
     assert browser.text("#text") == EVIL
     browser.hover("#stage [data-row='0']")
-    assert browser.text("#details").startswith(f"{EVIL} (writes w0) looks at")
-    assert browser.script("return [document.images.length, document.title]") == [0, "Where m looks"]
+    assert browser.text("#details").startswith(f"{EVIL} (writes w0) attends to")
+    assert browser.script("return [document.images.length, document.title]") == [
+        0,
+        "Attention of m",
+    ]
     assert browser.complaints() == []
     assert browser.requests() == [(tmp_path / "a.html").as_uri()]
 
 
 @NEEDS
 @pytest.mark.parametrize("size", [1, 200])
-def test_one_token_and_two_hundred_fit(browser, tmp_path, size):
-    seen = attention(size, size, 1, 1)
-    write_page(seen, View("head", "cross", 1, 1), tmp_path / "a.html")
+def test_pages_of_1_and_200_tokens_fit(browser, tmp_path, size):
+    sample = attention(size, size, 1, 1)
+    write_page(sample, View("head", "cross", 1, 1), tmp_path / "a.html")
     browser.open(tmp_path / "a.html")
-    for how in ("map", "lines"):
-        browser.click(f"[name=how][value={how}]")
+    for drawing in ("map", "lines"):
+        browser.click(f"[name=how][value={drawing}]")
         browser.hover(f"#stage [data-row='{size - 1}']")
-        assert "looks at" in browser.text("#details")
+        assert "attends to" in browser.text("#details")
         lines = browser.script("return document.querySelectorAll('#details li').length")
         assert lines == min(size, 12)
     assert browser.script("return document.documentElement.scrollWidth <= innerWidth")

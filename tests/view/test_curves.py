@@ -1,4 +1,4 @@
-"""The picture of a run says what its metrics say, in two files, whatever state the run is in."""
+"""`regard view curves`: the picture shows the metrics of finished, running and damaged runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLEU = {100: 12.5, 150: 31.25, 200: 30.75}
 
 
 def records(shift: float = 0.0) -> list[dict[str, Any]]:
-    """A whole run whose best validation is not its last; only line 7 is the best BLEU."""
+    """A finished run whose best validation is not its last; line 7 has the best BLEU."""
     lines: list[dict[str, Any]] = []
     for step in STEPS:
         lines.append(
@@ -58,7 +58,7 @@ def size(png: Path) -> tuple[int, int]:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A run and the two files that were drawn of it, in a program with settings of its own."""
+    """A run and the two files of its picture, drawn by a program with its own matplotlib settings."""
     import matplotlib
 
     run = write(tmp_path_factory.mktemp("drawn") / "first", records())
@@ -91,14 +91,18 @@ def test_the_best_validation_is_the_lowest_loss_and_the_highest_score(
     assert {"best 5.125", "best 31.25", "at step 150"} <= set(words(svg))
 
 
-def test_the_final_line_is_no_point_of_the_training_loss(tmp_path: Path) -> None:
+def test_final_record_is_not_a_point_of_the_training_loss(tmp_path: Path) -> None:
     curves = read_curves(write(tmp_path / "run", records()), "run")
     assert [point.step for point in curves.series["loss"]] == list(STEPS)
     assert curves.series["loss"][-1].value == 4.0
 
 
 def test_several_runs_share_a_picture_and_each_is_named_beside_its_lines(tmp_path: Path) -> None:
-    names = ["_hidden", "$d_{model}$", "翻译"]  # marks of matplotlib; not in its font
+    names = [
+        "_hidden",
+        "$d_{model}$",
+        "翻译",
+    ]  # special characters of matplotlib; the last name is not in its font
     runs = [write(tmp_path / name, records(shift)) for shift, name in enumerate(names)]
     png, svg = draw_curves(runs, tmp_path / "new" / "all.png")
     assert (png, svg) == (tmp_path / "new" / "all.png", tmp_path / "new" / "all.svg")
@@ -114,12 +118,12 @@ def test_several_runs_share_a_picture_and_each_is_named_beside_its_lines(tmp_pat
         assert legend in texts
 
 
-def test_runs_of_the_same_name_are_told_apart_by_their_paths_even_if_both_are_empty(
+def test_runs_with_equal_names_are_labelled_by_their_paths(
     tmp_path: Path,
 ) -> None:
     runs = [write(tmp_path / folder / "run", []) for folder in "ab"]
     texts = words(draw_curves(runs, tmp_path / "both.svg")[1])
-    assert texts.count("nothing recorded") == 4
+    assert texts.count("no values") == 4
     for run in runs:
         assert any(text.endswith(f"{run.parent.name}/run: 0 steps, not finished") for text in texts)
 
@@ -142,7 +146,7 @@ def test_the_same_metrics_give_the_same_bytes_in_another_process_with_other_sett
 
 
 @pytest.mark.parametrize("torn", ['{"step": 250, "lo', '{"step": 250, "loss": 1', "{", "\x00\x00"])
-def test_a_torn_last_line_is_as_if_it_was_never_written(tmp_path: Path, torn: str) -> None:
+def test_incomplete_last_line_is_ignored(tmp_path: Path, torn: str) -> None:
     whole = read_curves(write(tmp_path / "whole", records()[:-1]), "run")
     assert read_curves(write(tmp_path / "torn", records()[:-1], torn), "run") == whole
 
@@ -169,14 +173,14 @@ def test_any_other_broken_line_is_named_by_file_and_number(
     assert not (run / "curves.png").exists()
 
 
-def test_a_folder_that_is_no_run_is_refused_in_one_line_that_says_what_to_do(
+def test_folder_without_a_run_is_refused_with_a_hint(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(InputError) as caught:
         draw_curves([write(tmp_path / "run", []), tmp_path], tmp_path / "x.png")
     assert str(caught.value) == (
         f"{tmp_path / 'metrics.jsonl'}: cannot be read (No such file or directory): "
-        "give the folder of a run, as regard train --out RUN makes it"
+        "give the folder of a run, as regard train --out RUN writes it"
     )
     assert not (tmp_path / "x.png").exists()
 
@@ -186,21 +190,21 @@ def test_another_kind_of_picture_is_refused(tmp_path: Path) -> None:
         draw_curves([write(tmp_path / "run", records())], tmp_path / "x.pdf")
 
 
-def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) -> None:
+def test_unwritable_destination_is_an_input_error(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [])
     with pytest.raises(InputError, match=r"x\.png cannot be written: "):
         draw_curves([run], run / "metrics.jsonl" / "x.png")
 
 
-def test_a_run_that_has_just_begun_is_drawn(tmp_path: Path) -> None:
+def test_run_that_has_just_started_is_drawn(tmp_path: Path) -> None:
     png, svg = draw_curves([write(tmp_path / "run", records()[:1])], None)
     assert size(png) == (1600, 1000)
     texts = words(svg)
     assert "run: 1 step, not finished" in texts
-    assert texts.count("nothing recorded") == 1, "only the validation has no point yet"
+    assert texts.count("no values") == 1, "only the validation has no point yet"
 
 
-def test_losses_that_are_not_finite_leave_a_gap_and_are_never_the_best(tmp_path: Path) -> None:
+def test_nan_and_infinite_losses_leave_a_gap_and_are_never_the_best(tmp_path: Path) -> None:
     lines = records()[:-1]
     lines[4]["loss"] = float("nan")
     lines[3]["valid_loss"], lines[7]["valid_loss"] = float("inf"), -float("inf")
@@ -216,7 +220,7 @@ def test_a_run_that_was_resumed_after_its_end_is_not_finished(tmp_path: Path) ->
     assert curves.summary() == "run: 250 steps, best BLEU 31.25, not finished"
 
 
-def test_a_run_that_is_a_link_loop_is_one_line(tmp_path, call):
+def test_run_that_is_a_link_loop_is_a_one_line_error(tmp_path, call):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     code, _, err = call("view", "curves", tmp_path / "loop" / "x", "--out", tmp_path / "a.png")
     assert (code, err.count("\n")) == (2, 1)

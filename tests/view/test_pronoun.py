@@ -1,4 +1,4 @@
-"""The head that tells what "it" is, is found: where it was planted, and by the weights."""
+"""The search for the head that resolves a pronoun, in weights with a known best head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIDES = [(side, text) for side in (0, 1) for text in (pair[side] for pair in PRO
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "character"])
 @pytest.mark.parametrize(("side", "text"), SIDES)
-def test_the_tokens_of_a_phrase_spell_it(kind, side, text):
+def test_tokens_of_a_phrase_decode_to_the_phrase(kind, side, text):
     lines = [english for english, _ in PRONOUN_SENTENCE] + [
         german for _, german in PRONOUN_SENTENCE
     ]
@@ -45,8 +45,8 @@ def sentences(model):
 
 
 def planted(sentences, name, head, right=(0.75, 0.875)):
-    """The same, with a head of layer 2 that looks at the right phrase by so much."""
-    calls = []
+    """The sentences, with a head of layer 2 that has the weights `right` on the correct phrases."""
+    results = []
     for sentence, phrase, weight in zip(sentences, (0, 1), right, strict=True):
         stack = sentence.attention.stacks[name]
         weights = stack.weights.copy()
@@ -55,20 +55,20 @@ def planted(sentences, name, head, right=(0.75, 0.875)):
         weights[1, head - 1, rows, columns[0]] = weight
         weights[1, head - 1, rows, 0 if 0 not in columns else -1] += 1 - weight
         stacks = {**sentence.attention.stacks, name: replace(stack, weights=weights)}
-        calls.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
-    return tuple(calls)
+        results.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
+    return tuple(results)
 
 
 @pytest.mark.parametrize("name", ["encoder", "decoder", "cross"])
 def test_the_head_that_resolves_the_pronoun_is_identified_in_every_stack(sentences, name, tmp_path):
     changed = planted(sentences, name, head=3)
-    looks = find_heads(changed)
-    assert len(looks) == 3 * 2 * 4
-    best = looks[0]
+    heads = find_heads(changed)
+    assert len(heads) == 3 * 2 * 4
+    best = heads[0]
     assert (best.stack, best.layer, best.head) == (name, 2, 3)
     assert best.weights[0][0] >= 0.75
     assert best.weights[1][1] >= 0.875
-    text = "\n".join(describe_heads(looks))
+    text = "\n".join(describe_heads(heads))
     assert f"{best.name} shows it best (of 24 heads)." in text
     assert f"{best.weights[0][0]:.2f}, " in text
     assert ('In the encoder, at "it": no head shows it clearly' in text) == (name != "encoder")
@@ -81,7 +81,7 @@ def test_the_head_that_resolves_the_pronoun_is_identified_in_every_stack(sentenc
         assert english.partition("'")[0] in drawn
 
 
-def test_a_head_that_always_prefers_the_animal_does_not_win():
+def test_head_that_always_prefers_the_animal_is_not_selected():
     stubborn = PronounHead("encoder", 1, 1, ((0.9, 0.0), (0.9, 0.0)))
     faint = PronounHead("encoder", 1, 2, ((0.06, 0.05), (0.05, 0.06)))
     assert stubborn.margin == pytest.approx(-0.9)
@@ -96,13 +96,13 @@ def test_the_report_states_that_no_head_resolves_the_pronoun(sentences):
             for name, stack in sentence.attention.stacks.items()
         }
         even.append(replace(sentence, attention=replace(sentence.attention, stacks=stacks)))
-    looks = find_heads(tuple(even))
-    text = describe_heads(looks)
+    heads = find_heads(tuple(even))
+    text = describe_heads(heads)
     assert text[0].startswith('What "it" refers to: no head shows it clearly; head ')
     assert any("The animal 0." in line or "Das Tier 0." in line for line in text)
 
 
-def test_rows_are_those_that_write_the_pronoun_and_columns_those_of_the_phrases(sentences, model):
+def test_rows_write_the_pronoun_and_columns_are_the_phrases(sentences, model):
     spell = model("translate", "encoder-decoder").task.tokenizer
     for sentence, (_, german), word in zip(sentences, PRONOUN_SENTENCE, ("es", "sie"), strict=True):
         for name in ("decoder", "cross"):

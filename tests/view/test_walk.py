@@ -1,4 +1,4 @@
-"""The walk shows the model's own numbers, whatever the options are, to people and to programs."""
+"""`regard view walk`: its numbers equal those of the model for all options, in text and in JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.view import terminal, trace
 from regard.view.walk import SPECIALS, Step, read, walk_config, walk_steps, write_walk
 
 TEXT = "你好啊。"
-STEPS_OF_THE_ISSUE = [
+EXPECTED_STEPS = [
     "characters and ids", "embedding", "position added", "query, key, value", "heads split",
     "scores", "scaling", "mask", "softmax", "weighted sum", "heads joined", "residual and norm",
     "feed-forward", "residual and norm", "stack", "cross-attention", "logits", "probabilities",
@@ -59,7 +59,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@cache  # a walk is a pure function of its options, and many tests look at the same one
+@cache  # a walk is a pure function of its options, and many tests use the same one
 def cached(
     text: str, target: str | None, style: str, seed: int, changes: tuple[tuple[str, Any], ...]
 ) -> list[Step]:
@@ -87,7 +87,7 @@ def names(steps: list[Step]) -> list[str]:
 def separate_logits(
     style: str, seed: int, changes: dict[str, Any], text: str = TEXT
 ) -> torch.Tensor:
-    """The logits of a forward pass that knows nothing of the walk."""
+    """The logits of a forward pass that is independent of the walk."""
     config = walk_config(text, None, style, changes)
     ids = [len(SPECIALS) + list(dict.fromkeys(text)).index(character) for character in text]
     bos, eos, cls, mask = range(4)
@@ -102,12 +102,12 @@ def separate_logits(
         )
 
 
-# ---- what is shown ------------------------------------------------------------------------
+# ---- displayed values ------------------------------------------------------------------------
 
 
-def test_every_step_of_the_issue_is_there_in_order() -> None:
-    shown = iter(names(walk()))
-    assert all(name in shown for name in STEPS_OF_THE_ISSUE)
+def test_all_steps_are_present_and_in_order() -> None:
+    displayed = iter(names(walk()))
+    assert all(name in displayed for name in EXPECTED_STEPS)
 
 
 def test_the_steps_are_numbered_and_each_is_one_sentence_with_a_shape() -> None:
@@ -121,16 +121,14 @@ def test_the_steps_are_numbered_and_each_is_one_sentence_with_a_shape() -> None:
         assert step.section.startswith("3.")
 
 
-def test_the_parts_are_those_that_the_style_has() -> None:
+def test_parts_are_the_stacks_of_the_style() -> None:
     for style in STYLES:
         parts = list(dict.fromkeys(step.part for step in walk(style=style)))
         assert parts == [*(stack.capitalize() for stack in style.split("-")), "Output"]
 
 
 @pytest.mark.parametrize(("style", "changes"), OPTIONS)
-def test_every_option_can_be_walked_and_every_table_fits_its_labels(
-    style: str, changes: dict[str, Any]
-) -> None:
+def test_tables_match_their_labels_for_every_option(style: str, changes: dict[str, Any]) -> None:
     for step in walk(style=style, **changes):
         assert len(step.values) == len(step.rows)
         assert {len(row) for row in step.values} == {len(step.columns)}
@@ -139,7 +137,7 @@ def test_every_option_can_be_walked_and_every_table_fits_its_labels(
 
 
 @pytest.mark.parametrize(("style", "changes"), OPTIONS)
-def test_the_output_shown_is_that_of_a_separate_forward_pass(
+def test_displayed_output_equals_a_separate_forward_pass(
     style: str, changes: dict[str, Any]
 ) -> None:
     steps = walk(style=style, **changes)
@@ -150,13 +148,13 @@ def test_the_output_shown_is_that_of_a_separate_forward_pass(
             torch.tensor(named(steps, "pooling").values), logits, atol=1e-4, rtol=0
         )
         return
-    shown = torch.tensor(named(steps, "probabilities").values)
-    torch.testing.assert_close(shown, logits.softmax(-1), atol=1e-4, rtol=0)
+    displayed = torch.tensor(named(steps, "probabilities").values)
+    torch.testing.assert_close(displayed, logits.softmax(-1), atol=1e-4, rtol=0)
     assert named(steps, "logits").shape == list(logits.shape)
 
 
 @pytest.mark.parametrize(("style", "changes"), OPTIONS)
-def test_weights_sum_to_one_and_what_is_masked_is_null_in_the_scores_and_0_in_the_weights(
+def test_weights_sum_to_1_and_masked_positions_are_null_or_0(
     style: str, changes: dict[str, Any]
 ) -> None:
     steps = walk(style=style, **changes)
@@ -177,7 +175,7 @@ def test_weights_sum_to_one_and_what_is_masked_is_null_in_the_scores_and_0_in_th
         assert all(sum(x or 0.0 for x in row) == pytest.approx(1, abs=1e-3) for row in cross.values)
 
 
-def test_each_step_inside_attention_follows_from_the_one_before() -> None:
+def test_each_step_of_attention_follows_from_the_previous_step() -> None:
     steps = walk()
     scores, scaled, mask, weights = (
         torch.tensor(named(steps, name).values) for name in ("scores", "scaling", "mask", "softmax")
@@ -194,7 +192,7 @@ def test_the_norm_gives_every_token_mean_0_and_variance_1() -> None:
     torch.testing.assert_close(x.var(-1, correction=0), torch.ones(5), atol=1e-3, rtol=0)
 
 
-def test_pre_norm_normalises_before_the_sub_layer_and_closes_the_stack_with_a_norm() -> None:
+def test_pre_norm_normalises_before_each_sub_layer_and_after_the_stack() -> None:
     steps = walk(norm_first=True)
     order = names(steps)
     assert order.index("norm") < order.index("query, key, value") < order.index("residual")
@@ -202,17 +200,17 @@ def test_pre_norm_normalises_before_the_sub_layer_and_closes_the_stack_with_a_no
     assert named(steps, "stack").rows[-1] == "norm"
 
 
-def test_rotary_positions_are_a_step_of_their_own_and_nothing_is_added() -> None:
+def test_rotary_positions_are_a_separate_step_and_are_not_added() -> None:
     order = names(walk(positions="rotary"))
     assert "position added" not in order
     assert "positional encoding" not in order
     assert order.index("heads split") < order.index("rotation") < order.index("scores")
 
 
-# ---- what goes in -------------------------------------------------------------------------
+# ---- inputs -------------------------------------------------------------------------
 
 
-def test_the_target_is_shifted_right_and_the_answers_stand_beside_the_probabilities() -> None:
+def test_target_is_shifted_right_and_probabilities_have_correct_tokens() -> None:
     steps = walk(target="hi")
     assert named(steps, "target shifted right").columns == ["<bos>", "h", "i"]
     assert named(steps, "probabilities").answers == ["h", "i", "<eos>"]
@@ -220,20 +218,20 @@ def test_the_target_is_shifted_right_and_the_answers_stand_beside_the_probabilit
     assert named(steps, "cross-attention").columns == [*TEXT, "<eos>"]
 
 
-def test_ids_are_special_tokens_first_and_then_characters_as_they_appear() -> None:
+def test_ids_number_special_tokens_then_characters_in_order_of_appearance() -> None:
     assert named(walk("好好学习"), "characters and ids").values == [[4, 4, 5, 6, 1]]
 
 
-def test_a_masked_language_model_says_which_character_is_hidden() -> None:
+def test_sentence_of_a_masked_language_model_names_the_masked_character() -> None:
     steps = walk(style="encoder")
     first = named(steps, "characters and ids")
     assert first.columns == ["<cls>", "你", "好", "<mask>", "。"]
-    assert "<mask> hides 啊" in first.sentence
+    assert "<mask> replaces 啊" in first.sentence
     assert named(steps, "probabilities").answers == [None, None, None, "啊", None]
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_one_character_is_enough_and_300_are_not_too_many(style: str) -> None:
+def test_texts_of_1_and_of_300_characters_are_accepted(style: str) -> None:
     assert walk("x", style=style)
     assert walk("x" * 300, style=style)
 
@@ -269,7 +267,7 @@ def test_a_narrow_column_has_a_label_of_one_character() -> None:
     ]  # fmt: skip
 
 
-def test_a_title_and_its_shape_never_touch(
+def test_title_and_shape_are_separated_by_spaces(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -286,7 +284,7 @@ def test_a_title_and_its_shape_never_touch(
         ("x", "", "encoder-decoder", {}, "the target is empty"),
         ("x" * 301, None, "decoder", {}, "the text has 301 characters, but at most 300"),
         ("x", "y" * 301, "encoder-decoder", {}, "the target has 301 characters, but at most 300"),
-        ("x", "y", "decoder", {}, "leave --target out"),
+        ("x", "y", "decoder", {}, "omit --target"),
         ("x", None, "encoder", {"vocabulary_size": 9}, "vocabulary_size .* comes from the text"),
         ("x", None, "encoder-decoder", {"source_vocabulary_size": 9}, "comes from the text"),
         ("x", None, "sideways", {}, "model.style"),
@@ -301,7 +299,7 @@ def test_bad_input_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_seed_that_torch_cannot_take_is_refused() -> None:
+def test_seed_outside_the_range_of_torch_is_refused() -> None:
     for seed in (-1, 2**63):
         with pytest.raises(InputError, match="--seed"):
             walk(seed=seed)
@@ -312,16 +310,16 @@ def test_a_sentence_longer_than_the_learned_positions_is_refused() -> None:
         walk(positions="learned", max_length=2)
 
 
-# ---- the same again -----------------------------------------------------------------------
+# ---- reproducibility -----------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_steps_and_another_seed_others() -> None:
+def test_steps_depend_on_the_seed_only() -> None:
     config = walk_config(TEXT, None, "encoder-decoder", {})
     assert walk_steps(TEXT, None, config, 1) == walk_steps(TEXT, None, config, 1)
     assert named(walk(seed=1), "embedding").values != named(walk(seed=2), "embedding").values
 
 
-def test_the_callers_random_numbers_are_not_disturbed() -> None:
+def test_random_state_of_the_caller_does_not_change() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -336,27 +334,27 @@ def test_the_callers_random_numbers_are_not_disturbed() -> None:
         ("attention_weights", lambda query, key, _: scaled_scores(query, key).softmax(-1)),
     ],
 )
-def test_a_picture_that_is_not_the_model_is_never_shown(
+def test_value_that_differs_from_the_model_raises_an_error(
     monkeypatch: pytest.MonkeyPatch, function: str, wrong: Any
 ) -> None:
     monkeypatch.setattr(trace, function, wrong)
-    with pytest.raises(RuntimeError, match="not what the model did"):
+    with pytest.raises(RuntimeError, match="differs from the model's"):
         cached.__wrapped__(TEXT, None, "decoder", 0, ())
 
 
-def test_every_sub_layer_of_every_layer_is_held_to_the_model() -> None:
+def test_every_sub_layer_of_every_layer_is_compared_with_the_model() -> None:
     config = walk_config(TEXT, None, "encoder-decoder", {})
     rows = read(TEXT, None, config)
     for name in ("self_attention", "cross_attention", "feed_forward"):
         model = Transformer(config)
-        seen = trace.Trace(model, rows["encoder"].packed, rows["decoder"].packed)
-        seen.layers("decoder")
-        seen.outputs[f"decoder.layers.1.{name}"][0] += 1
+        traced = trace.Trace(model, rows["encoder"].packed, rows["decoder"].packed)
+        traced.layers("decoder")
+        traced.outputs[f"decoder.layers.1.{name}"][0] += 1
         with pytest.raises(RuntimeError, match=rf"decoder\.layers\.1\.{name}"):
-            seen.layers("decoder")
+            traced.layers("decoder")
 
 
-# ---- how it looks -------------------------------------------------------------------------
+# ---- layout -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])
@@ -378,7 +376,7 @@ def test_no_line_is_wider_than_the_terminal_and_wide_characters_count_double(
     assert any(line.endswith("N D") for line in lines)
 
 
-def test_the_columns_of_a_matrix_stand_under_their_characters(
+def test_columns_of_a_matrix_are_aligned_with_their_labels(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
@@ -405,21 +403,21 @@ def regard(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
 
 
 def test_the_command_prints_the_walk_without_colour_codes_into_a_pipe() -> None:
-    done = regard(TEXT)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout
-    for name in STEPS_OF_THE_ISSUE:
-        assert f"  {name}  " in done.stdout
+    completed = regard(TEXT)
+    assert completed.returncode == 0, completed.stderr
+    assert "\x1b" not in completed.stdout
+    for name in EXPECTED_STEPS:
+        assert f"  {name}  " in completed.stdout
 
 
 def test_json_is_one_valid_object_a_line_without_nan_or_infinity() -> None:
-    done = regard(TEXT, "--style", "decoder", "--json", "--set", "model.window=2")
-    assert done.returncode == 0, done.stderr
+    completed = regard(TEXT, "--style", "decoder", "--json", "--set", "model.window=2")
+    assert completed.returncode == 0, completed.stderr
 
     def refuse(literal: str) -> None:
         raise AssertionError(literal)
 
-    steps = [json.loads(line, parse_constant=refuse) for line in done.stdout.splitlines()]
+    steps = [json.loads(line, parse_constant=refuse) for line in completed.stdout.splitlines()]
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
     keys = {
         "step",
@@ -439,7 +437,7 @@ def test_json_is_one_valid_object_a_line_without_nan_or_infinity() -> None:
 
 def test_bad_input_is_exit_code_2_and_one_line_on_standard_error() -> None:
     for arguments in (["x" * 301], ["x", "--set", "model.vocabulary_size=99"]):
-        done = regard(*arguments)
-        assert done.returncode == 2
-        assert done.stdout == ""
-        assert len(done.stderr.splitlines()) == 1
+        completed = regard(*arguments)
+        assert completed.returncode == 2
+        assert completed.stdout == ""
+        assert len(completed.stderr.splitlines()) == 1

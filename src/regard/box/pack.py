@@ -43,10 +43,19 @@ ELSEWHERE = rf"{BEGINS}{ROOT}(?:(?:{NAME}/+)*(?={NAME}/+{NAME})|(?={NAME}))"
 
 @dataclass(frozen=True)
 class PackedModel:
+    """The result of `pack`.
+
+    Attributes:
+        folder: the folder of the packed model.
+        parameters: the number of parameters.
+        size: bytes of all its files.
+        before: bytes of the weights before packing.
+    """
+
     folder: Path
     parameters: int
-    size: int  # bytes of all files
-    before: int  # bytes of the weights before
+    size: int
+    before: int
 
 
 def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> PackedModel:
@@ -68,8 +77,8 @@ def pack(model: str | Path, out: str | Path, *, replace_old: bool = False) -> Pa
     opened = load(folder, "cpu", "float32")
     weights = opened.transformer.state_dict()
     metrics, card = (
-        read_bounded(folder / name, most, what) if (folder / name).exists() else None
-        for name, most, what in (
+        read_bounded(folder / name, largest, description) if (folder / name).exists() else None
+        for name, largest, description in (
             ("metrics.jsonl", LARGEST_METRICS, "the metrics of a run"),
             ("README.md", LARGEST_CARD, "a model card"),
         )
@@ -119,14 +128,14 @@ def short_path(path: str) -> str:
 
 
 def portable(text: str, paths: Collection[str] = ()) -> str:
-    """A text without the folders of this machine.
+    """Shorten the absolute paths in a text, so that it does not name the folders of this machine.
 
     paths: paths that the text may contain. These, and paths that are quoted for a shell, may
         contain characters that end any other path, such as spaces and quotes.
     """
 
-    def shorter(found: re.Match[str]) -> str:
-        word = found["word"] or ""
+    def shorten(matched: re.Match[str]) -> str:
+        word = matched["word"] or ""
         if not word or word in paths:
             return short_path(word)
         return shlex.quote(short_path(word[1:-1].replace(QUOTE, "'")))
@@ -136,4 +145,4 @@ def portable(text: str, paths: Collection[str] = ()) -> str:
     known = {form for path in paths for form in (path, shlex.quote(path)) if form in text}
     forms = "|".join(re.escape(form) for form in sorted(known, key=len, reverse=True))
     words = [rf"{BEGINS}(?:{forms})(?![\w/-])"] if known else []
-    return re.sub(rf"(?P<word>{'|'.join([*words, QUOTED])})|{ELSEWHERE}", shorter, text)
+    return re.sub(rf"(?P<word>{'|'.join([*words, QUOTED])})|{ELSEWHERE}", shorten, text)

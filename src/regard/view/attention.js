@@ -1,12 +1,12 @@
 "use strict";
-// Draws the weights that stand in this page. Every token is set as text, never as markup.
+// Draws the weights in this page. Every token is inserted as text, never as markup.
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (selector) => document.querySelector(selector);
 const [form, grid, stage, details] = ["#controls", "#grid", "#stage", "#details"].map(find);
 const [canvas, svg] = [stage.querySelector("canvas"), stage.querySelector("svg")];
 const state = { ...data.view, row: -1, column: -1 };
 const LISTED = 12, CELL = 34, SMALLEST = 12, LINE = 22, SPAN = 300;
-let place = {};  // where things stand in the stage
+let place = {};  // the positions and sizes of the current drawing
 
 function make(name, text, parent, attributes = {}) {
   const drawn = ["text", "rect"].includes(name);
@@ -26,7 +26,7 @@ for (const stack of data.stacks) {
   stack.weights = numbers(stack.weights);
   stack.rollout = numbers(stack.rollout);
 }
-const stack = () => data.stacks.find((one) => one.name === state.stack);
+const stack = () => data.stacks.find(({ name }) => name === state.stack);
 
 function head(layer, head) {
   const { weights, heads, rows, columns } = stack(), size = rows.length * columns.length;
@@ -34,7 +34,7 @@ function head(layer, head) {
   return weights.subarray(start, start + size);
 }
 
-function matrix() {  // what is shown, row by row
+function matrix() {  // the selected weights, row by row
   const { rollout, heads, rows, columns } = stack(), size = rows.length * columns.length;
   if (state.what === "rollout") return rollout.subarray((state.layer - 1) * size, state.layer * size);
   if (state.what === "head") return head(state.layer, state.head);
@@ -106,7 +106,7 @@ function change(changes) {
   if (other) [state.row, state.column] = [-1, -1];
   if (other) refill();
   for (const name of ["layer", "head"]) form.elements[name].value = state[name];
-  for (const one of form.querySelectorAll("[type=radio]")) one.checked = state[one.name] === one.value;
+  for (const radio of form.querySelectorAll("[type=radio]")) radio.checked = state[radio.name] === radio.value;
   form.elements.head.disabled = state.what !== "head";
   const { heads } = stack();
   grid.querySelectorAll("button").forEach((button, i) => {
@@ -130,7 +130,7 @@ function widest(tokens, size) {
   return Math.ceil(Math.max(...tokens.map((token) => measure.measureText(token).width)));
 }
 
-function available() {  // the width that the picture may have; it scrolls if it needs more
+function available() {  // the available width; a wider picture scrolls
   const whole = find("#both").clientWidth - 8;
   return matchMedia("(max-width: 40rem)").matches ? whole : whole - details.offsetWidth - 16;
 }
@@ -239,36 +239,36 @@ function point(row, column) {
     for (const [key, value] of Object.entries(box)) frame.setAttribute(key, value);
     frame.setAttribute("visibility", row < 0 && column < 0 ? "hidden" : "visible");
   }
-  tell(row, column);
+  showDetails(row, column);
 }
 
-function tell(row, column) {
+function showDetails(row, column) {
   details.replaceChildren();
   if (row < 0 && column < 0) return;
   const { rows, columns, writes } = stack(), m = columns.length, weights = matrix();
-  const looks = state.what === "rollout" ? "is made of" : "looks at";
-  const who = (i) => writes[i] ? `${rows[i]} (writes ${writes[i]})` : rows[i];
+  const verb = state.what === "rollout" ? "depends on" : "attends to";
+  const tokenName = (i) => writes[i] ? `${rows[i]} (writes ${writes[i]})` : rows[i];
   if (row >= 0 && column >= 0) {
     const weight = weights[row * m + column].toFixed(4);
-    make("p", `${who(row)} ${looks} ${columns[column]}: ${weight}`, details);
+    make("p", `${tokenName(row)} ${verb} ${columns[column]}: ${weight}`, details);
   }
-  const seen = row >= 0
+  const entries = row >= 0
     ? columns.map((token, j) => [token, weights[row * m + j]])
-    : rows.map((_, i) => [who(i), weights[i * m + column]]);
-  const by = state.what === "rollout" ? "is a part of" : "is looked at by";
-  make("p", row >= 0 ? `${who(row)} ${looks}` : `${columns[column]} ${by}`, details);
+    : rows.map((_, i) => [tokenName(i), weights[i * m + column]]);
+  const by = state.what === "rollout" ? "contributes to" : "receives attention from";
+  make("p", row >= 0 ? `${tokenName(row)} ${verb}` : `${columns[column]} ${by}`, details);
   const list = make("ol", null, details);
-  seen.sort((a, b) => b[1] - a[1]);
-  for (const [token, weight] of seen.slice(0, LISTED)) {
+  entries.sort((a, b) => b[1] - a[1]);
+  for (const [token, weight] of entries.slice(0, LISTED)) {
     const line = make("li", null, list);
     make("span", token, line);
     make("b", weight.toFixed(4), line);
     make("i", null, line).style.width = `${100 * weight}%`;
   }
-  if (seen.length > LISTED) make("p", `and ${seen.length - LISTED} with less`, details);
+  if (entries.length > LISTED) make("p", `and ${entries.length - LISTED} with smaller weights`, details);
 }
 
-function under(event) {  // [row, column] of the mouse, -1 for none
+function under(event) {  // [row, column] below the mouse pointer; -1: none
   const { row, column } = event.target.dataset;
   if (row !== undefined) return [Number(row), -1];
   if (column !== undefined) return [-1, Number(column)];
@@ -300,7 +300,7 @@ stage.addEventListener("keydown", (event) => {
   point(clamp(state.row + down, rows.length), clamp(state.column + right, columns.length));
 });
 
-// ---- begin ------------------------------------------------------------------------------
+// ---- start ------------------------------------------------------------------------------
 
 find("#text").textContent = data.text;
 find("#target").textContent = data.target;

@@ -20,15 +20,15 @@ from regard.errors import InputError
 from regard.files import write_result
 from regard.predictor.attention import Attention, View
 
-MOST_WEIGHTS = 8_000_000  # of a page: 21 MB
+MOST_WEIGHTS = 8_000_000  # weights of a page, which is then 21 MB large
 
 
 def write_page(attention: Attention, view: View, out: Path) -> list[Path]:
     """Write NAME.html; returns the file."""
     if attention.size > MOST_WEIGHTS:
         raise InputError(
-            f"{out}: {attention.size:,} weights, a page has room for "
-            f"{MOST_WEIGHTS:,}: shorten the text"
+            f"{out}: the page would have {attention.size:,} weights, but at most "
+            f"{MOST_WEIGHTS:,} fit: shorten the text"
         )
     write_result(out, page(attention, view))
     return [out]
@@ -44,7 +44,7 @@ def page(attention: Attention, view: View) -> str:
             "default-src 'none'", f"style-src '{digest(style)}'", f"script-src '{digest(script)}'",
             "base-uri 'none'", "form-action 'none'",
         ]),
-        "title": html.escape(f"Where {attention.model} looks"),
+        "title": html.escape(f"Attention of {attention.model}"),
         "style": style, "script": script, "data": safe(content(attention, view)),
     }  # fmt: skip
     first, *rest = template.split("{{")
@@ -54,21 +54,22 @@ def page(attention: Attention, view: View) -> str:
 
 def content(attention: Attention, view: View) -> dict[str, object]:
     """The data for the script, and the initial view."""
-    stack = attention.stacks[view.stack]
+    layers = len(attention.stacks[view.stack].weights)
     return {
         "text": attention.text, "target": attention.target,
         "view": {
-            "stack": view.stack, "layer": view.layer or len(stack.weights), "head": view.head or 1,
+            "stack": view.stack, "layer": view.layer or layers, "head": view.head or 1,
             "what": view.kind if view.kind in ("mean", "rollout") else "head",
             "how": "lines" if view.kind == "lines" else "map",
         },
         "stacks": [
             {
-                "name": one.name, "rows": one.rows, "columns": one.columns, "writes": one.writes,
-                "layers": len(one.weights), "heads": one.weights.shape[1],
-                "weights": encode(one.weights), "rollout": encode(one.rollout),
+                "name": stack.name, "rows": stack.rows, "columns": stack.columns,
+                "writes": stack.writes, "layers": len(stack.weights),
+                "heads": stack.weights.shape[1],
+                "weights": encode(stack.weights), "rollout": encode(stack.rollout),
             }
-            for one in attention.stacks.values()
+            for stack in attention.stacks.values()
         ],
     }  # fmt: skip
 

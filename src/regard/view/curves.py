@@ -83,7 +83,7 @@ def read_curves(run: Path, name: str) -> Curves:
     try:
         lines = read_bounded(path, LARGEST_METRICS, "the metrics of a run").splitlines()
     except InputError as error:
-        hint = "give the folder of a run, as regard train --out RUN makes it"
+        hint = "give the folder of a run, as regard train --out RUN writes it"
         raise InputError(f"{error}: {hint}") from None
     steps, final = 0, {}
     series: dict[str, list[Point]] = {}
@@ -95,7 +95,7 @@ def read_curves(run: Path, name: str) -> Curves:
                 break  # incomplete: the run was killed while it wrote this line
             raise InputError(f"{path}:{number}: {error}") from None
         steps = max(steps, record["step"])
-        final = record if "final" in record else {}  # no longer, if the run was resumed after it
+        final = record if "final" in record else {}  # dropped if the run was resumed later
         for key, value in record.items():
             if isinstance(value, float) and not final and key.isidentifier():
                 series.setdefault(key, []).append(Point(record["step"], value))
@@ -142,7 +142,7 @@ def draw(curves: list[Curves]) -> Figure:
         names = ["run"] * len(lines)
         legend = picture.legend(lines, names, loc="outside lower center", handlelength=5)
         for text, run in zip(legend.get_texts(), curves, strict=True):
-            text.set(text=run.summary(), parse_math=False)  # here _names and $names are names
+            text.set(text=run.summary(), parse_math=False)  # _ and $ are ordinary characters
     return picture
 
 
@@ -155,11 +155,11 @@ def draw_panel(panel: Axes, curves: list[Curves], key: str) -> None:
         words = [shorten(run.name, 22)] if len(curves) > 1 else []
         if best := run.best(key) if key.startswith("valid_") else None:
             panel.scatter(*best, s=400, c=colour, marker="*", ec="white", zorder=5, clip_on=False)
-            near = " " if words else "\n"  # a run alone has the margin to itself
+            near = " " if words else "\n"  # the label of a single run has more room
             words.append(f"best {figure(key, best.value)}{near}at step {best.step:,}")
         labels.append((end or behind, "\n".join(words), colour))
     if not any((*ends, *training)):
-        panel.text(0.5, 0.5, "nothing recorded", transform=panel.transAxes, ha="center")
+        panel.text(0.5, 0.5, "no values", transform=panel.transAxes, ha="center")
         panel.set_yticks([])
     elif not key.startswith("valid_"):
         panel.set_ylim(bottom=0)

@@ -16,6 +16,8 @@ from regard.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class ParameterTable:
+    """The number of parameters of each part, by formula and counted in the tensors."""
+
     config: ModelConfig
     formula: dict[str, Part]
     tensors: dict[str, int]
@@ -29,7 +31,7 @@ class ParameterTable:
         return all(self.formula[part].parameters == self.tensors[part] for part in PARTS)
 
     def to_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """The table as JSON values, for `--json`."""
         return {
             "parameters": self.total,
             "parts": {part: size for part, size in self.tensors.items() if size},
@@ -38,6 +40,7 @@ class ParameterTable:
         }
 
     def show(self, preset: str) -> None:
+        """Print the table; `preset` is the name of the configuration in its title."""
         c = self.config
         layers = " + ".join(str(n) for n in (c.encoder_layers, c.decoder_layers) if n)
         title = (
@@ -61,6 +64,14 @@ class ParameterTable:
 
 
 def parameter_table(config: ModelConfig) -> ParameterTable:
+    """Count the parameters of a model of this configuration, without allocating it.
+
+    Args:
+        config: the configuration of the model.
+
+    Returns:
+        The parameters of each part.
+    """
     with torch.device("meta"):  # shapes without memory: `big` in milliseconds
         model = Transformer(config)
     tensors = count((name, p.numel()) for name, p in model.named_parameters())

@@ -32,7 +32,7 @@ NOT_XML = bytes({*range(32)} - {9, 10, 13})  # control characters that XML does 
 def picture_name(out: Path) -> Path:
     """Check that both files of `--out` can be written; call it before the work."""
     if out.suffix not in ("", ".png", ".svg"):
-        raise InputError(f"--out {out}: write NAME.png or NAME.svg (both files are made)")
+        raise InputError(f"--out {out}: write NAME.png or NAME.svg (both files are written)")
     for path in both_files(out):
         check_destination(path)
     return out

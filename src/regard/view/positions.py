@@ -1,8 +1,8 @@
 """`regard view positions`: the position encodings (section 3.5 of the paper) as PNG and SVG.
 
 A heat map has a row for each position; beside it is the dot product of one position's row with all
-others. Rotary positions add nothing to the embeddings: there a row is the rotated vector (1, 0) of
-each pair, its cosine and sine.
+others. Rotary positions are not added to the embeddings: there, a row is the rotated vector (1, 0)
+of each pair, its cosine and sine.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LENGTH, D_MODEL, BASE = 256, 512, 10_000.0  # defaults
-MOST_BASE = 1e100  # the wavelengths are still finite
-MOST = 2**25  # numbers in a picture
+LENGTH, D_MODEL, BASE = 256, 512, 10_000.0  # defaults of the options
+MOST_BASE = 1e100  # a larger base could give infinite wavelengths
+MOST = 2**25  # values in a picture
 
 
 class Encodings(NamedTuple):
@@ -80,17 +80,17 @@ def check_sizes(length: int, d_model: int, base: float) -> None:
     if not 1 < base <= MOST_BASE:
         end = f" and at most {MOST_BASE:g}" if base > MOST_BASE else ""
         raise InputError(
-            f"--base must be above 1{end}, not {base:g}: it is what wavelengths grow by"
+            f"--base must be above 1{end}, not {base:g}: wavelengths grow by this factor"
         )
     if length * d_model > MOST:
         raise InputError(
-            f"--length {length} of {d_model} features is more than a picture shows: "
-            f"at most {MOST // d_model} positions"
+            f"--length {length} of {d_model} features is too large for a picture: "
+            f"use at most {MOST // d_model} positions"
         )
 
 
 def formula(length: int, d_model: int, base: float) -> Encodings:
-    """The formula of the paper: PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos(the same)."""
+    """The sinusoids of the paper: PE(p, 2i) = sin(a), PE(p, 2i+1) = cos(a), a = p / base^(2i/D)."""
     rows = sinusoids(torch.arange(length), d_model, base)
     return Encodings(f"sinusoidal, base {base:,g}", rows, "feature (even: sine, odd: cosine)")
 
@@ -121,7 +121,9 @@ def of_model(folder: Path, length: int | None) -> list[Encodings]:
     for stack in (s for s in ("encoder", "decoder") if getattr(config, f"has_{s}")):
         table = weights.get(name := f"{stack}.positions.weight")
         if table is None or table.shape != (config.max_length, size):
-            raise InputError(f"{folder}: its weights have no {name} as its config.yaml says")
+            raise InputError(
+                f"{folder}: config.yaml requires {name}, which the weights do not contain"
+            )
         tables.append(Encodings(f"learned by the {stack}", table[:length].double(), "feature"))
     return tables
 
@@ -140,47 +142,47 @@ def rotary(config: ModelConfig, length: int) -> Encodings:
 def draw(heading: str, drawn: Sequence[Encodings]) -> Figure:
     picture = new_figure(16, 0.8 + 6.4 * len(drawn), heading)
     panels = picture.subplots(len(drawn), 2, squeeze=False, gridspec_kw={"width_ratios": (3, 2)})
-    for (left, right), one in zip(panels, drawn, strict=True):
-        draw_heat(left, one)
-        draw_products(right, one)
+    for (left, right), data in zip(panels, drawn, strict=True):
+        draw_heat(left, data)
+        draw_products(right, data)
     return picture
 
 
-def draw_heat(panel: Axes, one: Encodings) -> None:
+def draw_heat(panel: Axes, data: Encodings) -> None:
     """A row for each position. The colour map is monotonic in lightness, so it works in grey."""
     from matplotlib.ticker import MaxNLocator
 
-    n, size = one.rows.shape
-    most = float(one.rows.abs().max())
+    n, size = data.rows.shape
+    most = float(data.rows.abs().max())
     image = panel.imshow(
-        one.rows.numpy(), cmap="cividis", vmin=-most, vmax=most, aspect="auto",
+        data.rows.numpy(), cmap="cividis", vmin=-most, vmax=most, aspect="auto",
         interpolation_stage="data",
     )  # fmt: skip
     panel.grid(False)
-    panel.set(xlabel=one.features, ylabel="position")
+    panel.set(xlabel=data.features, ylabel="position")
     for axis in (panel.xaxis, panel.yaxis):
         axis.set_major_locator(MaxNLocator("auto", integer=True))
         axis.set_major_formatter("{x:,.0f}")
-    panel.set_title(f"{one.name}: {n:,} × {size:,}", loc="left", pad=12)
+    panel.set_title(f"{data.name}: {n:,} × {size:,}", loc="left", pad=12)
     bar = panel.figure.colorbar(image, ax=panel, pad=0.02)
     bar.set_label(f"value: dark {-most:.2f}, light {most:.2f}")
 
 
-def draw_products(panel: Axes, one: Encodings) -> None:
+def draw_products(panel: Axes, data: Encodings) -> None:
     """The dot products of row p with all rows, over their distance from p. Where only the distance
     matters, the lines coincide, so each is thinner than the one before it."""
-    n = len(one.rows)
+    n = len(data.rows)
     for i, p in enumerate(places(n)):
         panel.plot(
-            torch.arange(n) - p, one.rows @ one.rows[p], color=COLOURS[i], linestyle=DASHES[i],
+            torch.arange(n) - p, data.rows @ data.rows[p], color=COLOURS[i], linestyle=DASHES[i],
             linewidth=(6, 4, 2.5, 1.2)[i], label=f"p = {p:,}", alpha=(0.35, 0.6, 1, 1)[i],
         )  # fmt: skip
-    panel.set(xlabel="k: how far the other position is", ylabel=one.product)
+    panel.set(xlabel="k: distance to the other position", ylabel=data.product)
     panel.xaxis.set_major_formatter("{x:,.0f}")
-    panel.set_title(f"{one.product} over k", loc="left", pad=12)
+    panel.set_title(f"{data.product} over k", loc="left", pad=12)
     panel.legend(frameon=False, handlelength=4)
 
 
 def places(n: int) -> list[int]:
-    """The positions that are compared with all others: up to four, evenly apart."""
+    """Up to four evenly spaced positions, which are compared with all others."""
     return sorted({0, n // 4, n // 2, 3 * n // 4})

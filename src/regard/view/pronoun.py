@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from regard.predictor.model import Model
 
-CLEAR = 0.1  # the smallest margin of a head that resolves the pronoun
+CLEAR = 0.1  # smallest margin of a head that counts as resolving the pronoun
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Sentence:
 
     def weights(self, stack: str, layer: int, head: int) -> tuple[float, float]:
         """The weights on the animal and on the street: sums over a phrase, means over the rows."""
-        look = self.attention.stacks[stack].weights[layer - 1, head - 1]  # [n, m]
-        seen = look[self.rows[stack]].mean(0)
-        animal, street = (float(seen[places].sum()) for places in self.phrases[stack])
+        weights = self.attention.stacks[stack].weights[layer - 1, head - 1]  # [n, m]
+        mean = weights[self.rows[stack]].mean(0)
+        animal, street = (float(mean[places].sum()) for places in self.phrases[stack])
         return animal, street
 
 
@@ -70,7 +70,7 @@ class PronounHead:
 
 
 def read_sentences(model: Model) -> tuple[Sentence, Sentence]:
-    """Both sentences with their correct translations, as the model reads them."""
+    """The attention of both sentences, each with its correct translation."""
     tired, wide = PRONOUN_SENTENCE
     return read_sentence(model, *tired), read_sentence(model, *wide)
 
@@ -106,16 +106,16 @@ def find_heads(sentences: tuple[Sentence, Sentence]) -> list[PronounHead]:
     heads = []
     for name, stack in sentences[0].attention.stacks.items():
         for layer, head in np.ndindex(stack.weights.shape[:2]):
-            tired, wide = (one.weights(name, layer + 1, head + 1) for one in sentences)
+            tired, wide = (sentence.weights(name, layer + 1, head + 1) for sentence in sentences)
             heads.append(PronounHead(name, layer + 1, head + 1, (tired, wide)))
-    return sorted(heads, key=lambda look: -look.margin)
+    return sorted(heads, key=lambda candidate: -candidate.margin)
 
 
-def describe_heads(looks: list[PronounHead]) -> list[str]:
+def describe_heads(candidates: list[PronounHead]) -> list[str]:
     """Lines about the best head, and about the best head of the encoder, with their weights."""
-    best = looks[0]
-    lines = [f'What "it" refers to: {verdict(best)} (of {len(looks)} heads).', *numbers(best)]
-    own = next((look for look in looks if look.stack == "encoder"), best)
+    best = candidates[0]
+    lines = [f'What "it" refers to: {verdict(best)} (of {len(candidates)} heads).', *numbers(best)]
+    own = next((candidate for candidate in candidates if candidate.stack == "encoder"), best)
     if own is not best:
         lines += [f'In the encoder, at "it": {verdict(own)}.', *numbers(own)]
     return lines
@@ -127,38 +127,48 @@ def verdict(best: PronounHead) -> str:
     return f"no head shows it clearly; {best.name} is closest"
 
 
-def numbers(look: PronounHead) -> list[str]:
+def numbers(candidate: PronounHead) -> list[str]:
     """Lines with the four weights of a head."""
-    phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
+    phrases = PRONOUN_PHRASES[1 if candidate.stack == "decoder" else 0]
     lines = []
-    for (english, german), weights in zip(PRONOUN_SENTENCE, look.weights, strict=True):
+    for (english, german), weights in zip(PRONOUN_SENTENCE, candidate.weights, strict=True):
         subject = (
-            '"it"' if look.stack == "encoder" else f'before it writes "{pronoun_of(german)}" it'
+            '"it"'
+            if candidate.stack == "encoder"
+            else f'before it writes "{pronoun_of(german)}" it'
         )
         seen = ", ".join(f"{p} {w:.2f}" for p, w in zip(phrases, weights, strict=True))
-        lines.append(f"  {english.rpartition(' was ')[2][:-1] + ':':10} {subject} looks at {seen}")
+        lines.append(
+            f"  {english.rpartition(' was ')[2][:-1] + ':':10} {subject} attends to {seen}"
+        )
     return lines
 
 
-def draw_pronoun(sentences: tuple[Sentence, Sentence], look: PronounHead, out: Path) -> list[Path]:
+def draw_pronoun(
+    sentences: tuple[Sentence, Sentence], candidate: PronounHead, out: Path
+) -> list[Path]:
     """Draw the two sentences side by side, with a head's weights as lines from the pronoun."""
-    phrases = PRONOUN_PHRASES[1 if look.stack == "decoder" else 0]
+    phrases = PRONOUN_PHRASES[1 if candidate.stack == "decoder" else 0]
 
     def draw() -> Figure:
-        stacks = [sentence.attention.stacks[look.stack] for sentence in sentences]
+        stacks = [sentence.attention.stacks[candidate.stack] for sentence in sentences]
         tall = max(len(side) for stack in stacks for side in (stack.rows, stack.columns))
         picture = new_figure(15, 0.33 * tall + 2.4)
-        panels = zip(picture.subplots(1, 2), sentences, stacks, look.weights, strict=True)
+        panels = zip(picture.subplots(1, 2), sentences, stacks, candidate.weights, strict=True)
         for panel, sentence, stack, weights in panels:
-            rows = sentence.rows[look.stack]
-            draw_lines(panel, stack, stack.weights[look.layer - 1, look.head - 1], rows)
+            rows = sentence.rows[candidate.stack]
+            draw_lines(panel, stack, stack.weights[candidate.layer - 1, candidate.head - 1], rows)
             panel.set_title(sentence.attention.text, fontsize=12, pad=12)
             seen = ",  ".join(f"{p}: {w:.2f}" for p, w in zip(phrases, weights, strict=True))
             panel.text(0.5, -0.02, seen, transform=panel.transAxes, ha="center", va="top",
                        fontsize=14, weight="bold")  # fmt: skip
-        name = look.name[0].upper() + look.name[1:]
-        what = '"it" looks' if look.stack == "encoder" else 'it looks to write the pronoun for "it"'
-        picture.suptitle(f"{name}: where {what}", fontsize=15, weight="bold")
+        name = candidate.name[0].upper() + candidate.name[1:]
+        query = (
+            '"it" attends to'
+            if candidate.stack == "encoder"
+            else "it attends to before the pronoun"
+        )
+        picture.suptitle(f"{name}: what {query}", fontsize=15, weight="bold")
         return picture
 
     return save_picture(draw, out)

@@ -18,7 +18,7 @@ Values = list[list[float | None]]
 
 SHADES = " ░▒▓█"
 EIGHTHS = " ▏▎▍▌▋▊▉█"
-MOST_ROWS, MOST_COLUMNS, MOST_GUESSES = 9, 8, 3  # of a table that need not be complete
+MOST_ROWS, MOST_COLUMNS, MOST_PREDICTIONS = 9, 8, 3  # of a table that is not always complete
 MOST_TOKENS, MOST_LABELS = 25, 60  # of a matrix or a list of predictions; of a strip of labels
 GAP = "…"  # label of the rows or columns that are left out
 SHORTEST_BAR = 6
@@ -65,18 +65,20 @@ def vectors(rows: Sequence[str], columns: Sequence[str], values: Values, width: 
 def matrix(rows: Sequence[str], columns: Sequence[str], values: Values, width: int) -> list[Text]:
     """Rows are queries, columns are keys: number and shade, or only shades if the numbers do not
     fit. A value of None is masked. Of more than 25 rows or columns the middle is left out."""
-    seen = [value for row in values for value in row if value is not None]
-    low, high = min(0.0, *seen), max(seen)  # weights are shaded from 0, whatever the smallest is
+    finite = [value for row in values for value in row if value is not None]
+    low, high = min(0.0, *finite), max(finite)  # weights are shaded from 0, not from their minimum
     largest = max(high, -low) or 1.0
     across = middle_out(len(columns))
-    shown = [GAP if j is None else columns[j] for j in across]
+    headings = [GAP if j is None else columns[j] for j in across]
     figures = [[GAP if j is None else _figure(row[j]) for j in across] for row in values]
     label = _widest(rows) + 1
     figure = max(len(text) for row in figures for text in row)
-    cells = [1 + max(figure, cell_len(name)) for name in shown]  # and one for the shade
+    cells = [1 + max(figure, cell_len(name)) for name in headings]  # the shade takes one more
     fits = label + sum(cells) + len(cells) <= width
-    wide = " ".join(_pad(name, cell, right=True) for name, cell in zip(shown, cells, strict=True))
-    narrow = "".join(_pad(_short(name), 2) for name in shown)
+    wide = " ".join(
+        _pad(name, cell, right=True) for name, cell in zip(headings, cells, strict=True)
+    )
+    narrow = "".join(_pad(_short(name), 2) for name in headings)
     lines = [Text(" " * label + (wide if fits else narrow), "dim")]
     for i in middle_out(len(rows)):
         if i is None:
@@ -137,7 +139,7 @@ def strip(titled: Mapping[str, Sequence[str]], width: int) -> list[Text]:
     return lines
 
 
-def guesses(
+def predictions(
     rows: Sequence[str],
     columns: Sequence[str],
     values: Values,
@@ -149,19 +151,19 @@ def guesses(
     label, names = _widest(rows) + 1, _widest(columns) + 1
     room = width - label - names - len("0.00   ")
     guess = names + len("0.00   ")  # and a bar
-    count = max(1, min(MOST_GUESSES, len(columns), room // (guess + SHORTEST_BAR)))
+    count = max(1, min(MOST_PREDICTIONS, len(columns), room // (guess + SHORTEST_BAR)))
     bar = max(SHORTEST_BAR, min(12, room // count - guess))
     largest = max(value or 0.0 for row in values for value in row)
     lines = []
     if any(answers):
         header = f"{'':{label}}{_pad('answer', names + 7)}most probable"
         lines.append(Text(header, "dim"))
-    shown = [i for i in range(len(rows)) if not any(answers) or answers[i] is not None]
-    for place in middle_out(len(shown)):
+    chosen = [i for i in range(len(rows)) if not any(answers) or answers[i] is not None]
+    for place in middle_out(len(chosen)):
         if place is None:
             lines.append(Text("⋮", "dim"))
             continue
-        i = shown[place]
+        i = chosen[place]
         row, answer = values[i], answers[i] if answers else None
         line = Text(_pad(rows[i], label))
         if answer is not None:

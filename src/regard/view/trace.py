@@ -3,7 +3,7 @@
 Hooks store the inputs and outputs of modules. A plan that replaces the model's own stores the
 queries, keys and values that attention used, after any rotation. The steps between them (scores,
 mask, softmax) are computed with the model's own functions, and `agree` compares each of them with
-what the model computed next, so the displayed values cannot differ from the model's.
+the next tensor of the model, so the displayed values cannot differ from the model's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from regard.ops.reference import attention_weights, scaled_scores
 from regard.text.batching import Packed
 
 
-def agree(what: str, shown: Tensor, computed: Tensor) -> Tensor:
-    """Return `shown` if it equals what the model computed."""
-    if not torch.allclose(shown, computed, rtol=1e-4, atol=1e-4):
-        raise RuntimeError(f"what is shown is not what the model did: {what} differs")
-    return shown
+def agree(step: str, displayed: Tensor, computed: Tensor) -> Tensor:
+    """Return `displayed` if it equals `computed`, a tensor of the model; raise RuntimeError
+    otherwise."""
+    if not torch.allclose(displayed, computed, rtol=1e-4, atol=1e-4):
+        raise RuntimeError(f"a displayed value differs from the model's: {step}")
+    return displayed
 
 
 class TracedPlan:
@@ -87,18 +88,18 @@ class Trace:
     def attention(self, stack: str, layer: int, kind: str = "self") -> Attention:
         """The intermediate results of one attention (kind: self or cross)."""
         name = f"{stack}.layers.{layer}.{kind}_attention"
-        module, watched = self.modules[name], self.plans[name]
+        module, traced = self.modules[name], self.plans[name]
         assert isinstance(module, MultiHeadAttention)
         captured = self.capture.cross if kind == "cross" else getattr(self.capture, stack)
-        query, key = watched.query, watched.key
+        query, key = traced.query, traced.key
         scaled = scaled_scores(query, key)
-        visible = watched.plan.visibility.matrix(len(query), len(key))
+        visible = traced.plan.visibility.matrix(len(query), len(key))
         masked = scaled.masked_fill(~visible, -math.inf)
         weights = attention_weights(query, key, visible)
         agree(f"{name}: softmax", masked.softmax(-1), weights)
         agree(f"{name}: weights", weights, captured[layer][0])
-        mixed = (weights @ watched.value.transpose(0, 1)).transpose(0, 1)  # [H, N, K] -> [N, H, K]
-        agree(f"{name}: weighted sum", mixed, watched.mixed)
+        mixed = (weights @ traced.value.transpose(0, 1)).transpose(0, 1)  # [H, N, K] -> [N, H, K]
+        agree(f"{name}: weighted sum", mixed, traced.mixed)
         output = F.linear(mixed.flatten(1), module.output.weight, module.output.bias)
         agree(f"{name}: heads joined", output, self.outputs[name][0])
         return Attention(scaled, masked, weights, mixed, output)

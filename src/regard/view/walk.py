@@ -1,7 +1,8 @@
-"""`regard view walk`: what happens to a sentence, step by step, in a real model (section 3).
+"""`regard view walk`: the forward pass of a sentence, step by step (section 3 of the paper).
 
-The model is small and its weights are random, but it is the model of this package, run once:
-every number shown comes from a tensor of that pass (`trace`), not from a second implementation.
+The model is small and its weights are random, but it is the `Transformer` of this package. It runs
+once, and every displayed number comes from a tensor of that pass (`trace`), not from a second
+implementation.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from regard.view import terminal
 from regard.view.steps import Row, Step, Targets, Walk
 
 SPECIALS = ("<bos>", "<eos>", "<cls>", "<mask>")
-LONGEST = 300  # characters: a few lines of text; tables show the first and the last of them
+LONGEST = 300  # characters of a text; tables of long texts leave out the middle
 SMALL = {"d_model": 16, "heads": 2, "d_ff": 32, "dropout": 0.0}
-LAYERS = 2  # of each stack that the style has
-WIDEST = 100  # cells
+LAYERS = 2  # layers of each stack
+WIDEST = 100  # terminal cells of a line
 
 
 def walk_config(text: str, target: str | None, style: str, changes: dict[str, Any]) -> ModelConfig:
-    """A small model whose vocabulary is the special tokens and the characters of both texts."""
+    """The configuration of a small model whose vocabulary is the special tokens and the characters
+    of both texts."""
     for name in ("vocabulary_size", "source_vocabulary_size"):
         if name in changes:
             raise InputError(f"model.{name} cannot be set here: it comes from the text")
@@ -38,20 +40,20 @@ def walk_config(text: str, target: str | None, style: str, changes: dict[str, An
     values = {"style": style, **SMALL, **{f"{stack}_layers": LAYERS for stack in stacks}}
     config = ModelConfig.from_dict({**values, **changes, "vocabulary_size": size})
     if target is not None and config.style != "encoder-decoder":
-        raise InputError(f"model.style={config.style} reads one text: leave --target out")
+        raise InputError(f"model.style={config.style} reads one text: omit --target")
     if config.mixer != "attention":
-        raise InputError(f"model.mixer={config.mixer} cannot be walked through: only attention can")
+        raise InputError(f"model.mixer={config.mixer} cannot be shown: set model.mixer=attention")
     return config
 
 
 def vocabulary(text: str, target: str | None) -> list[str]:
     """The special tokens, then the characters in the order of their first appearance."""
-    for what, characters in (("text", text), ("target", text if target is None else target)):
+    for name, characters in (("text", text), ("target", text if target is None else target)):
         if not characters:
-            raise InputError(f"the {what} is empty: give at least one character")
+            raise InputError(f"the {name} is empty: give at least one character")
         if len(characters) > LONGEST:
             raise InputError(
-                f"the {what} has {len(characters)} characters, but at most {LONGEST} can be shown"
+                f"the {name} has {len(characters)} characters, but at most {LONGEST} can be shown"
             )
     return [*SPECIALS, *dict.fromkeys(text + (target or ""))]
 
@@ -61,35 +63,37 @@ def label(token: str) -> str:
 
 
 def read(text: str, target: str | None, config: ModelConfig) -> dict[str, Row]:
-    """The row of each stack that the model has."""
+    """The input of each stack of the model."""
     names = vocabulary(text, target)
 
     def row(tokens: list[str], sentence: str, answers: Targets) -> Row:
         ids = Packed.of([[names.index(token) for token in tokens]])
-        shown = [None if answer is None else label(answer) for answer in answers]
+        labels = [None if answer is None else label(answer) for answer in answers]
         focus = int(tokens[0] in SPECIALS)  # the first character of the text
-        return Row([label(token) for token in tokens], ids, focus, sentence, shown)
+        return Row([label(token) for token in tokens], ids, focus, sentence, labels)
 
-    each = "Each character becomes a token, known by a number, its id"
+    each = "Each character is a token with a number, its id"
     written = text if target is None else target
     answers: Targets = [] if config.head == "pooling" else [*written, "<eos>"]
     if config.style == "encoder-decoder":
-        late = "The decoder reads the target one place late, behind <bos>: at each place it has to "
-        late += "say the answer before it sees it."
+        shifted = (
+            "The decoder reads the target shifted right by one position, after <bos>: at each "
+        )
+        shifted += "position it has to predict the next token."
         return {
-            "encoder": row([*text, "<eos>"], f"{each}; <eos> closes the sentence.", []),
-            "decoder": row(["<bos>", *written], late, answers),
+            "encoder": row([*text, "<eos>"], f"{each}; <eos> ends the sentence.", []),
+            "decoder": row(["<bos>", *written], shifted, answers),
         }
     if config.style == "decoder":
-        return {"decoder": row(["<bos>", *text], f"{each}; <bos> opens the sentence.", answers)}
-    opens = f"{each}; <cls> opens the sentence"
+        return {"decoder": row(["<bos>", *text], f"{each}; <bos> starts the sentence.", answers)}
+    start = f"{each}; <cls> starts the sentence"
     if config.head != "masked-language-model":
-        return {"encoder": row(["<cls>", *text], f"{opens}.", [])}
+        return {"encoder": row(["<cls>", *text], f"{start}.", [])}
     at = len(text) // 2
-    hides = f"{opens}, and <mask> hides {label(text[at])}, which has to be guessed."
+    sentence = f"{start}, and <mask> replaces {label(text[at])}, which the model has to predict."
     tokens = ["<cls>", *text[:at], "<mask>", *text[at + 1 :]]
     hidden = [text[at] if token == "<mask>" else None for token in tokens]
-    return {"encoder": row(tokens, hides, hidden)}
+    return {"encoder": row(tokens, sentence, hidden)}
 
 
 def walk_steps(text: str, target: str | None, config: ModelConfig, seed: int) -> list[Step]:
@@ -109,7 +113,7 @@ def walk_steps(text: str, target: str | None, config: ModelConfig, seed: int) ->
 
 
 def write_walk(steps: list[Step], config: ModelConfig, seed: int) -> None:
-    """Print the steps; a sentence is beside its table if there is room for both."""
+    """Print the steps. A sentence is printed beside its table if both fit, otherwise above it."""
     console = make_console()
     width = min(console.width, WIDEST)
     layers = " + ".join(str(n) for n in (config.encoder_layers, config.decoder_layers) if n)
@@ -118,7 +122,7 @@ def write_walk(steps: list[Step], config: ModelConfig, seed: int) -> None:
         f"{config.style}, {layers} layers, {norm}, {config.positions} positions, seed {seed}",
         f"D = {config.d_model} d_model, H = {config.heads} heads of K = {config.head_size}, "
         f"F = {config.d_ff} d_ff, V = {config.vocabulary_size} vocabulary",
-        f"N tokens, M keys; shades run from blank (the smallest) over {terminal.SHADES[1:]} up",
+        f"N tokens, M keys; shades: blank is the smallest value, then {terminal.SHADES[1:]}",
     )
     console.print(Text("A sentence in the Transformer, step by step", "bold"))
     console.print(*(Text(line, "dim") for line in legend), sep="\n", end="\n\n")
@@ -133,8 +137,8 @@ def write_walk(steps: list[Step], config: ModelConfig, seed: int) -> None:
 
 def draw(step: Step, width: int) -> list[Text]:
     title = Text.assemble((f" {step.step:2} ", "bold reverse"), (f" {step.name}", "bold"))
-    where = (step.shown, f"section {step.section}" if step.section else "")
-    title.append("".join(f"  {text}" for text in where if text), "dim")
+    notes = (step.shown, f"section {step.section}" if step.section else "")
+    title.append("".join(f"  {text}" for text in notes if text), "dim")
     shape = f"{step.shape} {step.dimensions}"
     head = [title]
     if title.cell_len + 2 + len(shape) > width:
@@ -144,7 +148,7 @@ def draw(step: Step, width: int) -> list[Text]:
     indent, gap = 5, 2
     room = width - indent - gap
     text = max(26, room * 36 // 100)  # cells of a sentence beside its table
-    # Vectors may be cut, other tables should be complete.
+    # A table of vectors may leave out columns; other tables should be complete.
     table = picture(step, room - text if step.picture == "vectors" else room)
     if max(line.cell_len for line in table) <= room - text:
         sentence = terminal.wrap(step.sentence, text)
@@ -157,7 +161,7 @@ def picture(step: Step, width: int) -> list[Text]:
     if step.picture == "matrix":
         return terminal.matrix(step.rows, step.columns, step.values, width)
     if step.picture == "guesses":
-        return terminal.guesses(step.rows, step.columns, step.values, step.answers, width)
+        return terminal.predictions(step.rows, step.columns, step.values, step.answers, width)
     if step.picture == "ids":
         titled = {"token": step.columns, "id": [str(n) for n in step.values[0]]}
         if step.answers:

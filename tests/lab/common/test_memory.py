@@ -1,4 +1,4 @@
-"""What does not fit is refused in one line, with the estimate."""
+"""Free memory, and the refusal of work that does not fit."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from regard.lab.common import memory
 CPU = torch.device("cpu")
 
 
-def test_what_the_system_says_is_available_is_what_is_free(tmp_path, monkeypatch):
+def test_free_memory_is_the_available_memory_of_the_system(tmp_path, monkeypatch):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16 kB\nMemFree:        2 kB\nMemAvailable:   8 kB\n")
     monkeypatch.setattr(memory, "MEMORY", meminfo)
@@ -18,17 +18,17 @@ def test_what_the_system_says_is_available_is_what_is_free(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("limit", "free"), [("3000", 2000), ("max", 8192), ("500", 0)])
-def test_the_limit_of_a_container_counts(tmp_path, monkeypatch, limit, free):
-    meminfo, most, used = (tmp_path / name for name in ("meminfo", "max", "current"))
+def test_container_limit_restricts_free_memory(tmp_path, monkeypatch, limit, free):
+    meminfo, limit_file, used = (tmp_path / name for name in ("meminfo", "max", "current"))
     meminfo.write_text("MemAvailable:   8 kB\n")
-    most.write_text(f"{limit}\n")
+    limit_file.write_text(f"{limit}\n")
     used.write_text("1000\n")
     monkeypatch.setattr(memory, "MEMORY", meminfo)
-    monkeypatch.setattr(memory, "GROUPS", ((str(most), str(used)),))
+    monkeypatch.setattr(memory, "GROUPS", ((str(limit_file), str(used)),))
     assert memory.available_memory(CPU) == free
 
 
-def test_more_than_is_free_is_refused_with_the_estimate(monkeypatch):
+def test_work_that_exceeds_free_memory_is_refused_with_the_estimate(monkeypatch):
     monkeypatch.setattr(memory, "available_memory", lambda device: 21_300_000_000)
     memory.check_memory(21.3e9, CPU, "--lengths 16384")
     with pytest.raises(InputError) as refused:
@@ -39,7 +39,7 @@ def test_more_than_is_free_is_refused_with_the_estimate(monkeypatch):
     )
 
 
-def test_without_what_linux_says_all_memory_counts(tmp_path, monkeypatch):
+def test_total_memory_counts_as_free_without_linux_statistics(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "MEMORY", tmp_path / "nothing")
     monkeypatch.setattr(memory, "GROUPS", ())
     assert memory.available_memory(CPU) > 2**28

@@ -26,14 +26,14 @@ def integral(function, low, high, pieces=20_000):
 
 
 @pytest.mark.parametrize("t", [0.0, 0.1, 1.0, 2.5, 12.706, 300.0])
-def test_the_tails_of_students_t_have_their_closed_forms(t):
+def test_tails_of_students_t_equal_their_closed_forms(t):
     assert two_sided_p(t, 1) == pytest.approx(1 - 2 / math.pi * math.atan(t), abs=1e-12)
     assert two_sided_p(-t, 2) == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-12)
     assert two_sided_p(t, 1e7) == pytest.approx(math.erfc(t / math.sqrt(2)), abs=1e-6)
 
 
 @pytest.mark.parametrize(("t", "freedom"), [(2.228, 10), (0.7, 3.6), (4.1, 1.3), (2.0, 57.2)])
-def test_the_tails_of_students_t_are_the_integral_of_the_density(t, freedom):
+def test_tails_of_students_t_equal_the_integral_of_the_density(t, freedom):
     log = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)
     front = math.exp(log) / math.sqrt(freedom * math.pi)
     body = integral(lambda x: front * (1 + x * x / freedom) ** (-(freedom + 1) / 2), -t, t)
@@ -46,7 +46,7 @@ def test_far_tails_are_not_lost_in_rounding():
     assert two_sided_p(math.inf, 5) == 0
 
 
-def test_student_gives_the_figures_of_a_published_example():
+def test_t_test_reproduces_a_published_example():
     # https://en.wikipedia.org/wiki/Welch%27s_t-test, the first example of its table
     first = [27.5, 21.0, 19.0, 23.6, 17.0, 17.9, 16.9, 20.1, 21.9, 22.6, 23.1, 19.6, 19.0, 21.7,
              21.4]  # fmt: skip
@@ -59,17 +59,17 @@ def test_student_gives_the_figures_of_a_published_example():
     assert test.p == pytest.approx(0.021, abs=0.0005)
 
 
-def test_without_variance_a_difference_is_certain():
+def test_any_difference_is_significant_without_variance():
     assert t_test([2.0, 2.0], [1.0, 1.0], PooledDeviation(0.0, 2)).p == 0
     assert t_test([2.0, 2.0], [2.0, 2.0], PooledDeviation(0.0, 2)).p == 1
 
 
-def test_the_pooled_of_all_rows_is_that_around_their_own_means():
+def test_pooled_deviation_is_around_the_mean_of_each_group():
     pooled = pool([[1.0, 3.0], [10.0, 10.0], [5.0, 6.0, 7.0]])
     assert pooled == PooledDeviation(pytest.approx(math.sqrt((2 + 0 + 2) / 4)), 4)
 
 
-def test_holm_multiplies_by_what_is_left_and_never_turns_the_order():
+def test_holm_multiplies_by_remaining_comparisons_and_keeps_the_order():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1, 1]
     assert holm([]) == []

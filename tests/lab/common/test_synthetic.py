@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def repeat(random: np.random.Generator, length: int) -> Example:
-    """Predict the token itself: no position needs another."""
+    """Predict the token itself, which needs no other position."""
     tokens = random.integers(8, size=length)
     return Example(tokens, np.arange(length), tokens)
 
@@ -21,7 +21,7 @@ def small(**changes):
     return small_encoder({**options, **changes})
 
 
-def test_a_batch_has_the_examples_end_to_end_and_the_positions_of_targets():
+def test_batch_concatenates_examples_and_has_positions_of_targets():
     def last(random: np.random.Generator, length: int) -> Example:
         return Example(np.full(length, length), np.array([length - 1]), np.array([length]))
 
@@ -32,20 +32,20 @@ def test_a_batch_has_the_examples_end_to_end_and_the_positions_of_targets():
     assert batch.labels.tolist() == [3, 5, 2]
 
 
-def test_training_learns_what_can_be_learned():
-    done = train_synthetic(
+def test_training_learns_a_solvable_task():
+    trained = train_synthetic(
         small(), repeat, [4, 6], steps=40, device="cpu",
         training={"batch_tokens": 256, "learning_rate": 1e-2, "warmup": 5},
     )  # fmt: skip
-    assert done.steps == 40
-    assert done.seconds > 0
-    assert SyntheticTask(repeat).accuracy(done.model, 5, 100, 7) > 0.95
+    assert trained.steps == 40
+    assert trained.seconds > 0
+    assert SyntheticTask(repeat).accuracy(trained.model, 5, 100, 7) > 0.95
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_gives_others():
+def test_weights_depend_on_the_seed_only():
     def weights(seed: int) -> torch.Tensor:
-        done = train_synthetic(small(), repeat, [5], steps=3, device="cpu", seed=seed)
-        return torch.cat([p.detach().flatten() for p in done.model.parameters()])
+        trained = train_synthetic(small(), repeat, [5], steps=3, device="cpu", seed=seed)
+        return torch.cat([p.detach().flatten() for p in trained.model.parameters()])
 
     assert torch.equal(weights(1), weights(1))
     assert not torch.equal(weights(1), weights(2))
@@ -55,24 +55,24 @@ def test_training_continues_from_a_model_and_a_callback_can_end_it():
     config = small()
     model = Transformer(config)
     before = model.output_matrix().detach().clone()
-    seen = []
-    done = train_synthetic(
+    steps_so_far = []
+    trained = train_synthetic(
         config, repeat, [5], steps=9, device="cpu", start=model,
-        after_step=lambda done: seen.append(done.steps) or done.steps == 4,
+        after_step=lambda trained: steps_so_far.append(trained.steps) or trained.steps == 4,
     )  # fmt: skip
-    assert done.model is model
-    assert done.steps == 4
-    assert seen == [1, 2, 3, 4]
+    assert trained.model is model
+    assert trained.steps == 4
+    assert steps_so_far == [1, 2, 3, 4]
     assert not torch.equal(before, model.output_matrix())
 
 
-def test_time_ends_training():
+def test_time_limit_ends_training():
     assert train_synthetic(small(), repeat, [5], seconds=1e-9, device="cpu").steps == 1
 
 
 @pytest.mark.parametrize("count", [1, 37])
-def test_accuracy_counts_every_question(count):
-    """A model whose answers are its input, against exercises half of which ask for just that."""
+def test_accuracy_counts_every_target(count):
+    """The model predicts its input, which is correct for half of the targets."""
     model = Transformer(small(d_model=16, mixer="none")).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -82,7 +82,7 @@ def test_accuracy_counts_every_question(count):
     def half(random: np.random.Generator, length: int) -> Example:
         tokens = random.integers(8, size=length)
         predicted = tokens.copy()
-        predicted[1] = 8  # a token that never stands there
+        predicted[1] = 8  # a token that is never in the input
         return Example(tokens, np.array([0, 1]), predicted[:2])
 
     accuracy = SyntheticTask(half).accuracy(model, 2, count, 3)

@@ -2,10 +2,10 @@
 
 Each variant (variants.py) is the base with one change. It is trained from scratch with each seed
 (processes.py), on the same files and vocabulary. Finished runs are kept in --out and reused. The
-report says how much a variant differs from the base, and whether chance would explain it: with
-several seeds by Student's t-test over the runs, with one seed by the paired bootstrap of `regard
-evaluate --against` over the examples, which does not cover the variation between seeds. Times are
-measured again at every call.
+report says how much a variant differs from the base, and whether the difference is significant:
+with several seeds by Student's t-test over the runs, with one seed by the paired bootstrap of
+`regard evaluate --against` over the examples, which does not cover the variation between seeds.
+Times are measured again at every call.
 """
 
 from __future__ import annotations
@@ -76,25 +76,27 @@ def measure_ablation(
     for seed, variant in product(options.seeds, variants):
         name, config = f"{variant.name}-{seed}", training.with_seed(variant.config, seed)
         runs[variant.name, seed] = TrainingProcess(name, config, options.out)
-    missing = [one for one in runs.values() if not training.is_finished(one.run, one.config, store)]
+    missing = [
+        entry for entry in runs.values() if not training.is_finished(entry.run, entry.config, store)
+    ]
     training.create_out(options.out, NAME)
     if missing:
         train_all(missing, jobs, options.device, console)
     failed: dict[str, str] = {}
-    for (name, seed), one in runs.items():
-        if not one.failed and "loss" not in final_scores(one.run):
-            one.failed = "its loss is NaN or infinity"
-        if one.failed:
-            failed.setdefault(name, f"seed {seed}: {one.failed}")
+    for (name, seed), entry in runs.items():
+        if not entry.failed and "loss" not in final_scores(entry.run):
+            entry.failed = "its loss is NaN or infinity"
+        if entry.failed:
+            failed.setdefault(name, f"seed {seed}: {entry.failed}")
     if BASE in failed:
         raise TrainingFailed(
-            f"the base could not be trained, so there is nothing to compare with: {failed[BASE]}; "
+            f"the base could not be trained, so no comparison is possible: {failed[BASE]}; "
             f"see {options.out / 'logs'}"
         )
     results = [
-        VariantResult(one, [runs[one.name, seed].run for seed in options.seeds])
-        for one in variants
-        if one.name not in failed
+        VariantResult(variant, [runs[variant.name, seed].run for seed in options.seeds])
+        for variant in variants
+        if variant.name not in failed
     ]
     evaluate_all(results, examples, test, options.device, options.quiet)
     compare(results)
@@ -102,7 +104,7 @@ def measure_ablation(
     return AblationReport(
         options.task, "test" if test else "valid", len(examples), list(options.seeds),
         machine_name(device), results, skipped,
-        [(one.name, failed[one.name]) for one in variants if one.name in failed],
+        [(variant.name, failed[variant.name]) for variant in variants if variant.name in failed],
     )  # fmt: skip
 
 
@@ -136,8 +138,8 @@ def evaluate_all(
                     ranges, differences = training.bootstrap(model, own, base, BASE)
                     result.interval = ranges[result.metric]
                     if base is not None:
-                        one = differences[result.metric]
-                        result.difference = Difference(one.difference, one.p)
+                        entry = differences[result.metric]
+                        result.difference = Difference(entry.difference, entry.p)
                     base = base or own
             show_done(i + 1)
 
@@ -151,9 +153,9 @@ def compare(results: Sequence[VariantResult]) -> None:
         for result in others:
             test = t_test(result.qualities, base.qualities, pooled)
             result.difference = Difference(test.difference, test.p, test.error)
-    differences = [one.difference for one in others if one.difference is not None]
-    for one, p in zip(differences, holm([one.p for one in differences]), strict=True):
-        one.adjusted = p
+    differences = [other.difference for other in others if other.difference is not None]
+    for difference, p in zip(differences, holm([d.p for d in differences]), strict=True):
+        difference.adjusted = p
     goal = NEAR * statistics.fmean(base.valid)
     for result in results:
         for run in result.runs:

@@ -129,7 +129,7 @@ def train_all(
                     running[-1].start(device, threads)
                     progress.started(running[-1])
                 time.sleep(PAUSE)
-                for training in [one for one in running if one.ended()]:
+                for training in [entry for entry in running if entry.ended()]:
                     running.remove(training)
                     done += 1
                     progress.ended(training, done)
@@ -137,7 +137,7 @@ def train_all(
             if running:
                 console.print(f"stopping {len(running)} training runs; each saves its state")
     finally:
-        children = [one.process for one in running if one.process is not None]
+        children = [entry.process for entry in running if entry.process is not None]
         for child in children:
             child.send_signal(signal.SIGINT)
         for child in children:
@@ -158,7 +158,7 @@ class RunsProgress:
             disable=console.quiet or not console.is_terminal, refresh_per_second=2,
             speed_estimate_period=300,
         )  # fmt: skip
-        total = sum(one.config.training.steps for one in processes)
+        total = sum(entry.config.training.steps for entry in processes)
         self.all = self.bars.add_task(f"{len(processes)} training runs", total=total)
 
     def started(self, training: TrainingProcess) -> None:
@@ -171,9 +171,11 @@ class RunsProgress:
         for training in running:
             assert training.task is not None
             self.bars.update(training.task, completed=training.step())
-        ended = [one for one in self.processes if one.process is not None and one not in running]
-        whole = sum(one.config.training.steps for one in ended)
-        self.bars.update(self.all, completed=whole + sum(one.step() for one in running))
+        ended = [
+            entry for entry in self.processes if entry.process is not None and entry not in running
+        ]
+        whole = sum(entry.config.training.steps for entry in ended)
+        self.bars.update(self.all, completed=whole + sum(entry.step() for entry in running))
 
     def ended(self, training: TrainingProcess, done: int) -> None:
         if training.task is not None:

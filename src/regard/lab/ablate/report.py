@@ -97,8 +97,8 @@ class VariantResult:
             figures[f"test_{self.metric}"] = summary(self.tests)
         if self.interval is not None:
             figures["interval"] = list(self.interval)
-        if (one := self.difference) is not None:
-            figures["difference"] = {**vars(one), "significant": one.significant}
+        if (entry := self.difference) is not None:
+            figures["difference"] = {**vars(entry), "significant": entry.significant}
         return figures | {
             "ms_per_step": self.ms, "steps_to_quality": self.reached,
             "seconds_to_quality": self.seconds_to_quality,
@@ -164,17 +164,17 @@ class AblationReport(LabReport):
     def csv_rows(self) -> list[dict[str, Any]]:
         """The table, with figures that are not rounded."""
         rows = []
-        for one in (result.to_dict() for result in self.results):
-            difference = one.get("difference", {})
-            row = {key: one[key] for key in ("name", "group", "differs", "parameters")}
+        for entry in (result.to_dict() for result in self.results):
+            difference = entry.get("difference", {})
+            row = {key: entry[key] for key in ("name", "group", "differs", "parameters")}
             for key in ("perplexity", f"valid_{self.metric}", f"test_{self.metric}"):
-                if key in one:
-                    row |= {key: one[key]["value"], f"{key}_spread": one[key].get("spread")}
+                if key in entry:
+                    row |= {key: entry[key]["value"], f"{key}_spread": entry[key].get("spread")}
             rows.append(row | {
                 "difference": difference.get("value"), "p": difference.get("p"),
                 "p_holm": difference.get("adjusted"),
-                "significant": difference.get("significant"), "ms_per_step": one["ms_per_step"],
-                "seconds_to_quality": one["seconds_to_quality"],
+                "significant": difference.get("significant"), "ms_per_step": entry["ms_per_step"],
+                "seconds_to_quality": entry["seconds_to_quality"],
             })  # fmt: skip
         return rows
 
@@ -240,11 +240,11 @@ class AblationReport(LabReport):
         for values in (result.valid, result.tests):
             if values:
                 cells.append(format_mean([self.scale * value for value in values], 1))
-        if (one := result.difference) is None:
+        if (entry := result.difference) is None:
             cells += ["", ""]
         else:
-            mark = STAR if one.significant else " "
-            cells += [f"{self.scale * one.value:+.1f}{mark}", format_p(one.adjusted)]
+            mark = STAR if entry.significant else " "
+            cells += [f"{self.scale * entry.value:+.1f}{mark}", format_p(entry.adjusted)]
         seconds = result.seconds_to_quality
         return [*cells, f"{result.ms:.1f}", "never" if seconds is None else duration(seconds)]
 
@@ -296,12 +296,12 @@ def draw(picture: Figure, report: AblationReport) -> None:
         heights.append((heights[-1] + 1 + 0.5 * new_group) if heights else 0.0)
         draw_variant(panel, heights[-1], result, scale, base)
     if len(report.seeds) > 1:
-        deviation = statistics.stdev(scale * one for one in report.base.qualities)
+        deviation = statistics.stdev(scale * quality for quality in report.base.qualities)
         panel.axvspan(-deviation, deviation, color="#e0e0e0", zorder=0)
     panel.axvline(0, color="#222222", linewidth=1)
     labels = [  # with the changes that the name does not contain
-        one.name + (f"   {one.describe()}" if one.changes.keys() & SIGNS.keys() else "")
-        for one in (result.variant for result in results)
+        variant.name + (f"   {variant.describe()}" if variant.changes.keys() & SIGNS.keys() else "")
+        for variant in (result.variant for result in results)
     ]
     panel.set_yticks(heights, labels)
     panel.grid(axis="y", visible=False)
@@ -329,7 +329,7 @@ def draw_variant(panel: Axes, y: float, result: VariantResult, scale: int, base:
         low, high = value - error, value + error
     panel.plot([low, high], [y, y], color=colour, linewidth=2)
     if len(result.runs) > 1:
-        each = [scale * one - base for one in result.qualities]
+        each = [scale * quality - base for quality in result.qualities]
         panel.plot(each, [y] * len(each), "|", color=colour, markersize=9)
     panel.plot(
         value, y, marker, color=colour, markersize=10, markeredgewidth=1.6, zorder=3,

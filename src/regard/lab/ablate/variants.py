@@ -76,7 +76,7 @@ def make_variants(
             continue
         try:
             variant = make_variant(group, name, changes, build)
-            same = [one.name for one in variants if one.config == variant.config]
+            same = [other.name for other in variants if other.config == variant.config]
             if same:
                 raise InputError(f"it is the same as {same[0]}")
             variants.append(variant)

@@ -1,1 +1,1 @@
-"""What the measurements share."""
+"""Code that several measurements share."""

@@ -49,7 +49,7 @@ class Counter(TorchDispatchMode):
         if count := OPERATIONS.get(func._overloadpacket):
             self.operations += count(*args, **kwargs, out_val=result)
         changes = func._schema.is_mutable
-        before = max((self.depth.get(one, 0) for one in inputs), default=0)
+        before = max((self.depth.get(item, 0) for item in inputs), default=0)
         for tensor in tensors(result if isinstance(result, tuple | list) else (result,)):
             if changes or storage(tensor) not in inputs:
                 self.depth[storage(tensor)] = before + 1
@@ -63,7 +63,7 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, tuple | list):
-            yield from (one for one in value if isinstance(one, Tensor))
+            yield from (item for item in value if isinstance(item, Tensor))
 
 
 def storage(tensor: Tensor) -> int:

@@ -27,18 +27,18 @@ def available_memory(device: torch.device) -> int:
     if MEMORY.exists():
         lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
         free = 1024 * int(lines["MemAvailable"].split()[0])
-    for most, used in GROUPS:
-        if Path(most).is_file() and (limit := Path(most).read_text().strip()).isdigit():
+    for limit_file, used in GROUPS:
+        if Path(limit_file).is_file() and (limit := Path(limit_file).read_text().strip()).isdigit():
             free = min(free, max(0, int(limit) - int(Path(used).read_text())))
     return free
 
 
-def check_memory(needed: float, device: torch.device, what: str) -> None:
-    """Refuse work that needs more bytes than are free; `what` names the options that cause it."""
+def check_memory(needed: float, device: torch.device, work: str) -> None:
+    """Refuse work that needs more bytes than are free; `work` names the options that cause it."""
     free = available_memory(device)
     if needed > free:
         raise InputError(
-            f"{what} needs about {gigabytes(needed)} but {gigabytes(free)} are free on the "
+            f"{work} needs about {gigabytes(needed)} but {gigabytes(free)} are free on the "
             f"{device.type}: choose smaller sizes, or use a machine with more memory"
         )
 

@@ -50,9 +50,9 @@ Advance = Callable[[float, int], None]  # called with seconds and steps since th
 def recall_example(random: np.random.Generator, length: int, distance: int) -> Example:
     """A sequence whose last token queries the one `distance` before it."""
     tokens = random.integers(SYMBOLS, size=length)
-    where = length - 1 - distance
-    target = tokens[where]
-    tokens[where] += SYMBOLS
+    marked = length - 1 - distance
+    target = tokens[marked]
+    tokens[marked] += SYMBOLS
     tokens[-1] = QUERY
     return Example(tokens, np.array([length - 1]), np.array([target]))
 
@@ -145,11 +145,11 @@ class RecallTraining:
     def budget(self) -> str:
         return f"{self.steps} steps" if self.seconds is None else f"{self.seconds:g} s"
 
-    def check(self, farthest: int, sequences: int, what: str) -> None:
+    def check(self, farthest: int, sequences: int, request: str) -> None:
         """Refuse settings that are wrong or that do not fit into memory.
 
         farthest: the longest distance. sequences: the number of those whose gradients are measured.
-        what: the option that determines both.
+        request: the option that determines both, for the error message.
         """
         check_layer_kinds(self.kinds)
         check_seeds(self.seeds)
@@ -158,7 +158,7 @@ class RecallTraining:
         check_budget(self.seconds, self.steps)
         device = choose_device(self.device)
         longest = farthest + 1 + self.before(farthest)
-        sizes = f"{what} with --layers {self.layers}, --d-model {self.d_model}"
+        sizes = f"{request} with --layers {self.layers}, --d-model {self.d_model}"
         if not {"convolution", "dilated"}.isdisjoint(self.kinds):
             sizes += f", --kernel {self.kernel}"
         check_memory(self.needed_memory(longest, sequences, device), device, sizes)
@@ -170,7 +170,7 @@ class RecallTraining:
         memory until the end."""
         tested = max(longest, min(synthetic.AT_ONCE, QUESTIONS * longest))  # tokens at once
         measured = max(longest, min(AT_ONCE, sequences * longest))
-        kept, most = 0.0, 0.0
+        permanent, peak = 0.0, 0.0
         for name in self.kinds:
             weights = sum(part.parameters for part in closed_form(self.config(name)).values())
             # Numbers for each feature of a token: a convolution also has its k neighbours.
@@ -183,8 +183,8 @@ class RecallTraining:
             if device.type == "cuda" and name == "attention":
                 # No efficient kernel there supports float64: every layer keeps its n x n matrix.
                 needed += 8 * HEADS * (self.layers + 1) * longest * measured
-            kept, most = kept + 4.0 * weights * len(self.seeds), max(most, needed)
-        return kept + most
+            permanent, peak = permanent + 4.0 * weights * len(self.seeds), max(peak, needed)
+        return permanent + peak
 
     def config(self, name: str) -> ModelConfig:
         return synthetic.small_encoder({

@@ -48,7 +48,7 @@ class Picture(NamedTuple):
 
 @dataclass
 class LabReport:
-    """The result of one `regard lab` command. Subclasses say what it holds and how it looks."""
+    """The result of one `regard lab` command. Subclasses define its content and its layout."""
 
     command: ClassVar[str]
     width: ClassVar[int | None] = None  # of the console; None: as wide as the terminal
@@ -77,12 +77,12 @@ class LabReport:
         """Write all files to the folder `out`; the tables first, since drawing can fail."""
         pictures = self.pictures()
         self.files = [out / f"{self.command}.{suffix}" for suffix in ("json", "csv")]
-        self.files += [path for one in pictures for path in both_files(out / one.name)]
+        self.files += [path for drawing in pictures for path in both_files(out / drawing.name)]
         text = json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
         write_result(self.files[0], f"{text}\n")
         write_csv(self.files[1], self.csv_rows())
-        for one in pictures:
-            save_picture(partial(one.make, self), out / one.name)
+        for drawing in pictures:
+            save_picture(partial(drawing.make, self), out / drawing.name)
 
     def show(self) -> None:
         """Print the report and the names of the files on standard output."""

@@ -69,10 +69,12 @@ class SyntheticTask:
     def make_batch(self, lengths: Ids, device: torch.device, random: np.random.Generator) -> Batch:
         examples = [self.generate(random, int(length)) for length in lengths]
         starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        where = np.concatenate([one.where + at for one, at in zip(examples, starts, strict=True)])
-        targets = np.concatenate([one.targets for one in examples])
+        where = np.concatenate(
+            [example.where + at for example, at in zip(examples, starts, strict=True)]
+        )
+        targets = np.concatenate([example.targets for example in examples])
         return Batch(
-            packed([one.tokens for one in examples], device), None,
+            packed([example.tokens for example in examples], device), None,
             torch.from_numpy(targets).to(device), torch.from_numpy(where).to(device),
         )  # fmt: skip
 
@@ -136,8 +138,8 @@ def train_synthetic(
     mixed = np.resize(np.asarray(lengths, dtype=np.int64), EXAMPLES)
     # The order of batches depends on the fingerprint: with another text, results would change.
     store = Lengths([mixed], f"drill {sorted(lengths)}")
-    most = 1_000_000 if steps is None else steps
-    processes, progress = Processes(device), Progress(most, quiet=True)
+    limit = 1_000_000 if steps is None else steps
+    processes, progress = Processes(device), Progress(limit, quiet=True)
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -146,7 +148,7 @@ def train_synthetic(
         )  # fmt: skip
         progress.pause()  # starts its clock
         trained = TrainedModel(trainer.model)
-        while trained.steps < most and (seconds is None or trained.seconds < seconds):
+        while trained.steps < limit and (seconds is None or trained.seconds < seconds):
             began = time.perf_counter()
             trainer.step()
             synchronise(processes.device)

@@ -1,4 +1,4 @@
-"""What the measurements that train models share: the output folder, the data, finished runs, and
+"""Shared by the measurements that train models: the output folder, the data, finished runs, and
 the evaluation of a trained model."""
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def check_out(out: Path, command: str) -> None:
 
 
 def create_out(out: Path, command: str) -> None:
-    """Create the folder before the work starts, with a file that marks it as ours."""
+    """Create the folder before the work starts, with a file that marks it as its own."""
     write_result(out / f"regard-{command}", "")
 
 
@@ -133,7 +133,7 @@ def read_data(config: Config, test: Sequence[str], quiet: bool) -> tuple[Task, S
     find_task(config.task).check_files(paths)
     examples = list(task.read(paths, config))
     if not examples:
-        raise InputError(f"{paths[0]} is empty: there is nothing to evaluate")
+        raise InputError(f"{paths[0]} is empty: evaluation needs at least one example")
     for example in examples:
         task.check(example)
     return task, store, examples

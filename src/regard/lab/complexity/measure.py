@@ -79,20 +79,20 @@ def measure_complexity(
     limit: a pass that would take more seconds is left out.
     out: the folder of the report, which is created before the work.
     """
-    where = choose_device(device)
-    check_sizes(kinds, lengths, widths, window, kernel, where)
+    chosen_device = choose_device(device)
+    check_sizes(kinds, lengths, widths, window, kernel, chosen_device)
     if out is not None:
         check_out(out, "complexity")
         create_out(out, "complexity")
-    gpu = where.type == "cuda"
+    gpu = chosen_device.type == "cuda"
     if dtype == "auto":
         dtype = "bfloat16" if gpu else "float32"
     torch_dtype: torch.dtype = getattr(torch, dtype)
-    machine = torch.cuda.get_device_name(where) if gpu else machine_name(where)
+    machine = torch.cuda.get_device_name(chosen_device) if gpu else machine_name(chosen_device)
     measured = LayerMeasurements(
         list(kinds) or list(LAYERS), sorted(set(lengths)) or list(LENGTHS),
         sorted(set(widths)) or list(WIDTHS), window, kernel, f"{machine}, {dtype}",
-        peak(where, torch_dtype),
+        peak(chosen_device, torch_dtype),
     )  # fmt: skip
     work = len(measured.kinds) * len(measured.lengths)
     with make_progress(make_console(stderr=True, quiet=quiet)) as bar:
@@ -100,10 +100,12 @@ def measure_complexity(
         for name in measured.kinds:
             count(measured, name, lambda: bar.advance(counting))
         memory = bar.add_task("measuring memory", total=work * len(measured.widths))
-        measure_memory(measured, where, torch_dtype, limit, lambda: bar.advance(memory))
+        measure_memory(measured, chosen_device, torch_dtype, limit, lambda: bar.advance(memory))
         timing = bar.add_task("timing", total=ROUNDS * len(measured.times))
-        measure_times(measured, where, torch_dtype, lambda: bar.advance(timing))
-    measured.peak = max(measured.peak, peak(where, torch_dtype))  # the machine may have been busy
+        measure_times(measured, chosen_device, torch_dtype, lambda: bar.advance(timing))
+    measured.peak = max(
+        measured.peak, peak(chosen_device, torch_dtype)
+    )  # the machine may have been busy
     return measured
 
 
@@ -111,7 +113,7 @@ def check_sizes(
     kinds: Sequence[str], lengths: Sequence[int], widths: Sequence[int], window: int, kernel: int,
     device: torch.device,
 ) -> None:  # fmt: skip
-    """Refuse what cannot be measured, before anything is."""
+    """Refuse invalid sizes before the first measurement."""
     check_layer_kinds(kinds, LAYERS)
     for width in widths:
         if width % 2 or (width > HEAD and width % HEAD):
@@ -124,8 +126,8 @@ def check_sizes(
             continue  # not requested by name: it is measured as far as it fits
         for length in lengths or LENGTHS[:1]:
             for width in widths or WIDTHS:
-                what = f"{name} with a length of {length} and a width of {width}"
-                check_memory(needed_memory(name, length, width, window, kernel), device, what)
+                request = f"{name} with a length of {length} and a width of {width}"
+                check_memory(needed_memory(name, length, width, window, kernel), device, request)
 
 
 def count(measured: LayerMeasurements, name: str, advance: Callable[[], None]) -> None:
@@ -175,10 +177,10 @@ def measure_memory(
     length before it."""
     r, k = measured.window, measured.kernel
     for d in measured.widths:
-        made = {name: Layer(name, d, r, k, device, dtype) for name in measured.kinds}
+        built = {name: Layer(name, d, r, k, device, dtype) for name in measured.kinds}
         before: dict[tuple[str, str], tuple[int, float]] = {}
         for n in measured.lengths:
-            for name, layer in made.items():
+            for name, layer in built.items():
                 for which in PASSES:
                     place = {"kind": name, "n": n, "d": d, "pass": which}
                     needed = needed_memory(name, n, d, r, k)
@@ -190,10 +192,10 @@ def measure_memory(
                     elif last and last[1] * growth > limit:
                         why = f"would take about {last[1] * growth:.1g} s"
                     else:
-                        one = Pass(layer, n, which == "training")
-                        point = {**place, "seconds": math.inf, "memory": one.memory()}
+                        layer_pass = Pass(layer, n, which == "training")
+                        point = {**place, "seconds": math.inf, "memory": layer_pass.memory()}
                         measured.times.append(point)
-                        before[name, which] = n, one.seconds(enough=0.02)
+                        before[name, which] = n, layer_pass.seconds(enough=0.02)
                         continue
                     measured.left_out.append({**place, "why": why})
                 advance()
@@ -210,12 +212,12 @@ def measure_times(
     if device.type == "cpu":
         keep_freed_memory()  # as in training: pages that were returned to the system are slow
     for _ in range(ROUNDS):
-        made: dict[tuple[str, int], Layer] = {}
+        built: dict[tuple[str, int], Layer] = {}
         for point in measured.times:  # width by width
             key = point["kind"], point["d"]
-            if key not in made:
-                made = {one: layer for one, layer in made.items() if one[1] == key[1]}
-                made[key] = Layer(*key, measured.window, measured.kernel, device, dtype)
-            seconds = Pass(made[key], point["n"], point["pass"] == "training").seconds()
+            if key not in built:
+                built = {name: layer for name, layer in built.items() if name[1] == key[1]}
+                built[key] = Layer(*key, measured.window, measured.kernel, device, dtype)
+            seconds = Pass(built[key], point["n"], point["pass"] == "training").seconds()
             point["seconds"] = min(point["seconds"], seconds)
             advance()

@@ -91,15 +91,15 @@ class ComplexityReport(LabReport):
     def csv_rows(self) -> list[dict[str, Any]]:
         """One row per figure."""
         rows: list[dict[str, Any]] = []
-        for what in ("parameters", "operations", "steps", "paths"):
-            for point in self.measured.points(what):
-                where = {"kind": point["kind"], "n": point.get("n", ""), "d": point.get("d", "")}
+        for quantity in ("parameters", "operations", "steps", "paths"):
+            for point in self.measured.points(quantity):
+                place = {"kind": point["kind"], "n": point.get("n", ""), "d": point.get("d", "")}
                 values = {"measured": point["counted"], "expected": point.get("expected", "")}
-                rows.append({"what": what, **where, **values})
+                rows.append({"what": quantity, **place, **values})
         for point in self.measured.times:
-            where = {key: point[key] for key in ("kind", "n", "d")}
+            place = {key: point[key] for key in ("kind", "n", "d")}
             for unit in ("seconds", "memory"):
-                rows.append({"what": f"{point['pass']} {unit}", **where, "measured": point[unit]})
+                rows.append({"what": f"{point['pass']} {unit}", **place, "measured": point[unit]})
         return rows
 
     def print_tables(self, console: Console) -> None:
@@ -166,13 +166,14 @@ class ComplexityReport(LabReport):
         )
         table = layer_table("layer", "pass", "n", "ms", "exponent", "MB", "exponent", "peak")
         for row in self.layers:
-            for which, one in row.longest.items():
-                memory = "" if one["memory"] is None else f"{one['memory'] / 1e6:,.0f}"
-                share = "" if which == "training" else f"{one['fraction_of_peak']:.0%}"
+            for which, entry in row.longest.items():
+                memory = "" if entry["memory"] is None else f"{entry['memory'] / 1e6:,.0f}"
+                share = "" if which == "training" else f"{entry['fraction_of_peak']:.0%}"
                 table.add_row(
                     self.measured.title(row.kind) if which == PASSES[0] else "", which,
-                    f"{one['n']:,}", f"{1000 * one['seconds']:,.1f}",
-                    str(one["seconds_in_n"] or ""), memory, str(one["memory_in_n"] or ""), share,
+                    f"{entry['n']:,}", f"{1000 * entry['seconds']:,.1f}",
+                    str(entry["seconds_in_n"] or ""), memory, str(entry["memory_in_n"] or ""),
+                    share,
                 )  # fmt: skip
         return title, table
 
@@ -180,14 +181,14 @@ class ComplexityReport(LabReport):
         title = "Self-attention takes longer than this layer from n = ... on"
         widths = self.measured.widths
         table = layer_table("layer", "by", *(f"d = {d:,}" for d in widths))
-        for rival in dict.fromkeys(one["rival"] for one in self.crossings):
+        for rival in dict.fromkeys(entry["rival"] for entry in self.crossings):
             counts = (crossing_by_operations(self.measured, rival, d) for d in widths)
             table.add_row(self.measured.title(rival), "count", *(f"{n:,.0f}" for n in counts))
             for which in PASSES:
                 cells = {
-                    one["d"]: format_crossing(one)
-                    for one in self.crossings
-                    if (one["rival"], one["pass"]) == (rival, which)
+                    entry["d"]: format_crossing(entry)
+                    for entry in self.crossings
+                    if (entry["rival"], entry["pass"]) == (rival, which)
                 }
                 table.add_row("", which, *(cells.get(d, "") for d in widths))
         return title, table
@@ -309,10 +310,10 @@ def layer_table(*columns: str) -> Table:
     return plain_table(*columns, left=(0, 1), wrap=range(1, len(columns)))
 
 
-def format_crossing(one: dict[str, Any]) -> str:
-    if one["n"] is not None:
-        return f"{one['n']:,.0f}"
-    return "always" if one["above"] else f"not up to {one['to']:,}"
+def format_crossing(entry: dict[str, Any]) -> str:
+    if entry["n"] is not None:
+        return f"{entry['n']:,.0f}"
+    return "always" if entry["above"] else f"not up to {entry['to']:,}"
 
 
 def draw(picture: Figure, report: ComplexityReport) -> None:

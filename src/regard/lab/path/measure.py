@@ -67,20 +67,20 @@ def measure_model(
 ) -> ModelGradients:
     """The gradients over sequences in which the token to be recalled is at each distance."""
     random = np.random.default_rng(seed)
-    where = np.repeat(distances, SEQUENCES)
-    sequences = [recall_example(random, length, int(t)).tokens for t in where]
+    repeated = np.repeat(distances, SEQUENCES)
+    sequences = [recall_example(random, length, int(t)).tokens for t in repeated]
     norms = gradient_norms(model, sequences, seed)  # [T x SEQUENCES, n]
-    recalled = np.array([root_mean_square(norms[where == t, t]) for t in distances])
-    others = np.array([root_mean_square(norms[where != t, t]) for t in range(length)])
+    recalled = np.array([root_mean_square(norms[repeated == t, t]) for t in distances])
+    others = np.array([root_mean_square(norms[repeated != t, t]) for t in range(length)])
     return ModelGradients(recalled, others)
 
 
 def summary(models: Sequence[ModelGradients], distances: Sequence[int]) -> dict[str, Any]:
     """Geometric means over seeds, since a decaying gradient varies in its magnitude; the reach; and
     the factor per step where the gradient reaches the first input."""
-    others = np.array([one.others for one in models])  # [seeds, n]
-    recalled = np.array([one.recalled for one in models])  # [seeds, T]
-    farthest = max(reach(one) for one in others)
+    others = np.array([measured.others for measured in models])  # [seeds, n]
+    recalled = np.array([measured.recalled for measured in models])  # [seeds, T]
+    farthest = max(reach(measured) for measured in others)
     whole = farthest == others.shape[1] - 1
     every = range(1, others.shape[1])
     return {

@@ -50,8 +50,10 @@ class PositionsOptions:
         check_budget(self.seconds, self.steps)
         check_seeds(self.seeds)
         check_out(self.out, "positions")
-        what = f"--length {self.length} with --d-model {self.d_model}"
-        check_memory(sinusoids.needed_memory(self.length, self.d_model), torch.device("cpu"), what)
+        request = f"--length {self.length} with --d-model {self.d_model}"
+        check_memory(
+            sinusoids.needed_memory(self.length, self.d_model), torch.device("cpu"), request
+        )
 
 
 def measure_positions(options: PositionsOptions) -> PositionsReport:

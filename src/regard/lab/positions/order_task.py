@@ -60,8 +60,8 @@ def position_kinds(bases: Sequence[float]) -> dict[str, dict[str, Any]]:
 def shifted(random: np.random.Generator, length: int, start: int = SHIFT) -> Example:
     """Random tokens with targets SHIFT places before, at all positions from `start` on."""
     tokens = random.integers(0, VOCABULARY, length)
-    where = np.arange(start, length)
-    return Example(tokens, where, tokens[where - SHIFT])
+    places = np.arange(start, length)
+    return Example(tokens, places, tokens[places - SHIFT])
 
 
 def beyond(random: np.random.Generator, length: int) -> Example:
@@ -102,9 +102,9 @@ def best_blind(length: int, seed: int) -> float:
     random = np.random.default_rng([seed, length])  # as in SyntheticTask.accuracy
     shares = []
     for _ in range(example_count(length)):
-        tokens, where, _ = shifted(random, length)
+        tokens, places, _ = shifted(random, length)
         counts = np.bincount(tokens, minlength=VOCABULARY)
-        others = counts - np.eye(VOCABULARY, dtype=np.int64)[tokens[where]]  # [t, V]
+        others = counts - np.eye(VOCABULARY, dtype=np.int64)[tokens[places]]  # [t, V]
         shares.append(others.max(-1) / (length - 1))
     return float(np.mean(shares))
 

@@ -46,12 +46,12 @@ class PositionsReport(LabReport):
 
     @property
     def kinds(self) -> list[str]:
-        return list(dict.fromkeys(one.kind for one in self.trained))
+        return list(dict.fromkeys(item.kind for item in self.trained))
 
     def accuracy(self, kind: str, length: int, beyond: bool = False) -> tuple[float, float]:
         """Mean and deviation over seeds."""
-        runs = [one for one in self.trained if one.kind == kind]
-        return mean([(one.beyond if beyond else one.right)[length] for one in runs])
+        runs = [item for item in self.trained if item.kind == kind]
+        return mean([(item.beyond if beyond else item.right)[length] for item in runs])
 
     def mean_map_errors(self) -> dict[str, tuple[float, float]]:
         every = self.map_errors
@@ -60,7 +60,7 @@ class PositionsReport(LabReport):
     def model_quantities(self) -> list[Quantity]:
         """Theory about the models: a model without positions can only guess."""
         measured, _ = self.accuracy("none", TRAINED)
-        best = f"none: right at {TRAINED}, best blind guess"
+        best = f"none: correct at {TRAINED}, best without order"
         return [
             Quantity("none: change when tokens are shuffled", None, max(self.changes), 0, 1e-3),
             Quantity(best, None, measured, self.blind[TRAINED], 0.03),
@@ -69,13 +69,13 @@ class PositionsReport(LabReport):
     def figures(self) -> dict[str, Any]:
         return {
             "length": self.length, "d_model": self.d_model, "bases": self.bases,
-            "findings": [one.to_dict() for one in [*self.quantities, *self.model_quantities()]],
+            "findings": [item.to_dict() for item in [*self.quantities, *self.model_quantities()]],
             "dot_product": {f"{base:g}": values for base, values in self.products.items()},
-            "nearest": [one.to_dict() for one in self.nearest],
+            "nearest": [item.to_dict() for item in self.nearest],
             "training": {
                 "task": f"predict the token {SHIFT} places before", "trained_up_to": TRAINED,
                 "chance": 1 / VOCABULARY, "best_without_order": self.blind, "seeds": self.seeds,
-                "device": self.device, "runs": [asdict(one) for one in self.trained],
+                "device": self.device, "runs": [asdict(item) for item in self.trained],
             },
             "table_maps": {name: value for name, (value, _) in self.mean_map_errors().items()},
         }  # fmt: skip
@@ -90,9 +90,9 @@ class PositionsReport(LabReport):
             values = near.to_dict()
             values["measured"] = values.pop("distance")
             rows.append({"part": "uniqueness", "what": "smallest distance", **values})
-        for one in self.trained:
-            run = {"part": "training", "kind": one.kind, "seed": one.seed}
-            for what, shares in (("correct", one.right), ("correct beyond training", one.beyond)):
+        for item in self.trained:
+            run = {"part": "training", "kind": item.kind, "seed": item.seed}
+            for what, shares in (("correct", item.right), ("correct beyond training", item.beyond)):
                 for length, share in shares.items():
                     rows.append({**run, "what": what, "length": length, "measured": share})
         for seed, errors in zip(self.seeds, self.map_errors, strict=True):
@@ -125,7 +125,9 @@ class PositionsReport(LabReport):
         console.print(quantity_table(self.model_quantities()))
         guess = self.model_quantities()[-1]
         if guess.theory is not None and guess.measured < guess.theory - guess.tolerance:
-            console.print("The model without positions has not yet learned to guess optimally.")
+            console.print(
+                "The model without positions is still below the best accuracy without order."
+            )
         console.print(
             f"\nA linear map from each of {TRAINED} rows to the one {SHIFT} places on, fitted on "
             "three quarters of them: relative error on the rest\n"
@@ -145,7 +147,7 @@ class PositionsReport(LabReport):
         return table
 
     def nearest_of(self, d_model: int, base: float) -> list[Nearest]:
-        return [one for one in self.nearest if (one.d_model, one.base) == (d_model, base)]
+        return [item for item in self.nearest if (item.d_model, item.base) == (d_model, base)]
 
     def training_table(self) -> Table:
         unseen = (TESTED[1], TESTED[-1])
@@ -158,7 +160,7 @@ class PositionsReport(LabReport):
             cells += [self.accuracy(kind, length, beyond=True) for length in unseen]
             table.add_row(kind, *(percent(cell, len(self.seeds)) for cell in cells))
         blind = [f"{100 * self.blind[length]:.1f}" for length in TESTED]
-        table.add_row("best blind guess", *blind)
+        table.add_row("best without order", *blind)
         table.add_row("chance", *[f"{100 / VOCABULARY:.1f}"] * len(columns))
         return table
 
@@ -172,12 +174,12 @@ class PositionsReport(LabReport):
     def explanations(self) -> Iterator[str]:
         """The reasons why theory and measurement differ, where they do."""
         wrong = [quantity.what for quantity in self.quantities if quantity.agrees is False]
-        if any("ln k" in what or "below half" in what for what in wrong):
+        if any("ln k" in name or "below half" in name for name in wrong):
             yield (
                 f"The law of ln k holds for very many pairs; {self.d_model // 2} are not enough "
                 "for it to hold everywhere."
             )
-        if any("fitted" in what for what in wrong):
+        if any("fitted" in name for name in wrong):
             yield (
                 "One linear map fits all positions, but a few positions do not determine it: the "
                 "slow waves hardly change over them, so that few of their rows are independent in "
@@ -196,10 +198,10 @@ class PositionsReport(LabReport):
 def quantity_table(quantities: Sequence[Quantity]) -> Table:
     names = ("", "base", "theory", "measured", "agrees")
     table = plain_table(*names, left=(0, 4), wrap=ALL_COLUMNS)
-    for one in quantities:
-        base = "" if one.base is None else f"{one.base:,g}"
-        theory = "" if one.theory is None else number(one.theory)
-        table.add_row(one.what, base, theory, number(one.measured), AGREES[one.agrees])
+    for item in quantities:
+        base = "" if item.base is None else f"{item.base:,g}"
+        theory = "" if item.theory is None else number(item.theory)
+        table.add_row(item.what, base, theory, number(item.measured), AGREES[item.agrees])
     return table
 
 
@@ -293,7 +295,7 @@ def draw_accuracy(panel: Axes, report: PositionsReport, beyond: bool) -> None:
         labels.append((Point(lengths[-1], shares[-1]), kind, style["color"]))
     blind = [100 * report.blind[n] for n in lengths]
     panel.plot(lengths, blind, color="#777777", linewidth=1)
-    labels.append((Point(lengths[-1], blind[-1]), "best blind guess", "#555555"))
+    labels.append((Point(lengths[-1], blind[-1]), "best without order", "#555555"))
     panel.axhline(100 / VOCABULARY, color="#777777", linewidth=1, linestyle=(0, (1.5, 1.5)))
     labels.append((Point(lengths[-1], 100 / VOCABULARY), "chance", "#555555"))
     panel.set(xscale="log", xlabel="tokens", ylabel="correct, %", ylim=(0, 103))

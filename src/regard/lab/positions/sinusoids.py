@@ -129,19 +129,19 @@ def compare_all(d_model: int, base: float) -> tuple[list[Nearest], float]:
     """The nearest of all pairs, for each number of positions; and the largest difference between
     two dot products of the same k, relative to PE(p)·PE(p). The products are computed in blocks,
     since all of them would fill gigabytes."""
-    most, block = POSITIONS[-1], POSITIONS[0]
-    rows = encodings(0, most, d_model, base)  # [n, D]
+    count, block = POSITIONS[-1], POSITIONS[0]
+    rows = encodings(0, count, d_model, base)  # [n, D]
     same = rows @ rows[0]  # [n]: k = 0, 1, ...
     # Row p of the matrix same[|p - q|], for all q, is a window of this: [2n - 1].
-    windows = torch.cat((same.flip(0), same[1:])).unfold(0, most, 1)
-    apart = torch.arange(1, most)[:, None] * frequencies(d_model, base) / 2  # [n - 1, D/2]
+    windows = torch.cat((same.flip(0), same[1:])).unfold(0, count, 1)
+    apart = torch.arange(1, count)[:, None] * frequencies(d_model, base) / 2  # [n - 1, D/2]
     theory = 2 * apart.sin().square().sum(-1).sqrt()
     nearest: list[Nearest] = []
     deviation, closest, pair = 0.0, -math.inf, (0, 0)
-    for end in range(block, most + 1, block):
+    for end in range(block, count + 1, block):
         start = end - block
         products = rows[start:end] @ rows[:end].t()  # [block, end]
-        expected = windows[most - end : most - start, :end].flip(0)
+        expected = windows[count - end : count - start, :end].flip(0)
         deviation = max(deviation, float((products - expected).abs_().max()))
         products[:, start:].fill_diagonal_(-math.inf)  # a position is not its own neighbour
         value, at = products.flatten().max(0)
@@ -188,9 +188,9 @@ def linear_maps(length: int, d_model: int, base: float) -> list[Quantity]:
         fitted, left_out = fit_map(rows[:positions], offset)
         beyond = torch.arange(positions, 2 * positions - offset)
         for name, matrix in (("by formula", linear_map(offset, d_model, base)), ("fitted", fitted)):
-            for where, p in (("between", left_out), ("beyond", beyond)):
+            for place, p in (("between", left_out), ("beyond", beyond)):
                 error = map_error(matrix, rows[p], rows[p + offset])
-                key = f"{name}: error {where}"
+                key = f"{name}: error {place}"
                 errors[key] = max(errors.get(key, 0.0), error)
     quantities = [Quantity(f"M_k {key}", base, error, 0.0, 1e-6) for key, error in errors.items()]
     independent = int(torch.linalg.matrix_rank(rows[:positions]))

@@ -71,15 +71,15 @@ def summary(
     distances: Sequence[int], trained: Sequence[RecallModel], correct: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
     """Accuracy over seeds, steps and seconds, and when each distance was learned."""
-    steps, seconds = [one.steps for one in trained], [one.seconds for one in trained]
+    steps, seconds = [result.steps for result in trained], [result.seconds for result in trained]
     accuracies = []
     for i, distance in enumerate(distances):
-        counts = [one[i] for one in correct]
+        counts = [result[i] for result in correct]
         low, high = wilson(sum(counts), QUESTIONS * len(counts))
         accuracies.append({
             "distance": distance, "accuracy": sum(counts) / (QUESTIONS * len(counts)),
             "low": low, "high": high, "seeds": [count / QUESTIONS for count in counts],
-            "learned_after_seconds": [one.learned.get(distance) for one in trained],
+            "learned_after_seconds": [result.learned.get(distance) for result in trained],
         })  # fmt: skip
     return {
         "accuracies": accuracies, "steps": steps, "seconds": seconds,

@@ -31,12 +31,12 @@ class RecallReport(common.LabReport):
 
     def csv_rows(self) -> list[dict[str, Any]]:
         return [
-            {"kind": name, "distance": one["distance"], "seed": seed, "accuracy": accuracy,
+            {"kind": name, "distance": entry["distance"], "seed": seed, "accuracy": accuracy,
              "learned_after_seconds": after, "steps": steps, "seconds": seconds}
             for name, kind in self.kinds.items()
-            for one in kind["accuracies"]
+            for entry in kind["accuracies"]
             for seed, accuracy, after, steps, seconds in zip(
-                self.training.seeds, one["seeds"], one["learned_after_seconds"], kind["steps"],
+                self.training.seeds, entry["seeds"], entry["learned_after_seconds"], kind["steps"],
                 kind["seconds"], strict=True,
             )
         ]  # fmt: skip
@@ -74,15 +74,15 @@ class RecallReport(common.LabReport):
         ]
 
 
-def format_accuracy(one: dict[str, Any]) -> str:
-    low, high = min(one["seeds"]), max(one["seeds"])
+def format_accuracy(entry: dict[str, Any]) -> str:
+    low, high = min(entry["seeds"]), max(entry["seeds"])
     spread = f" ({100 * low:.0f}-{100 * high:.0f})" if high - low > 0.1 else ""
-    return f"{100 * one['accuracy']:.0f}{spread}"
+    return f"{100 * entry['accuracy']:.0f}{spread}"
 
 
-def format_seconds(one: dict[str, Any]) -> str:
+def format_seconds(entry: dict[str, Any]) -> str:
     """The mean over the seeds; empty unless all have learned the distance."""
-    times = one["learned_after_seconds"]
+    times = entry["learned_after_seconds"]
     return "" if None in times else f"{sum(times) / len(times):.1f}"
 
 
@@ -114,19 +114,19 @@ def draw_accuracies(panel: Axes, report: RecallReport) -> None:
     for i, (kind, style) in enumerate(lines):
         points = kind["accuracies"]
         # Slightly shifted, so that lines at the top do not cover each other.
-        x = [one["distance"] * 1.015 ** (i - len(report.kinds) // 2) for one in points]
-        y = [100 * one["accuracy"] for one in points]
+        x = [entry["distance"] * 1.015 ** (i - len(report.kinds) // 2) for entry in points]
+        y = [100 * entry["accuracy"] for entry in points]
         panel.plot(x, y, **style, label=kind["title"], zorder=3)
-        for at, one in zip(x, points, strict=True):
-            ends = [100 * min(one["seeds"]), 100 * max(one["seeds"])]
+        for at, entry in zip(x, points, strict=True):
+            ends = [100 * min(entry["seeds"]), 100 * max(entry["seeds"])]
             panel.plot([at, at], ends, color=style["color"], linewidth=1.5)
 
 
 def draw_reaches(panel: Axes, report: RecallReport) -> None:
     """Mark where the reach of a kind ends; labels that would overlap are at two heights."""
-    ends = [one for one in report.kinds.values() if 0 < one["reach"] < report.distances[-1]]
+    ends = [entry for entry in report.kinds.values() if 0 < entry["reach"] < report.distances[-1]]
     raised, before = 0, 0.0
-    for kind in sorted(ends, key=lambda one: one["reach"]):
+    for kind in sorted(ends, key=lambda entry: entry["reach"]):
         raised = 1 - raised if kind["reach"] < 1.9 * before else 0
         before = kind["reach"]
         gap = "\n" * (1 + raised)

@@ -108,7 +108,7 @@ def plan(
     both = build(STYLES[0])
     learned, store, examples = training.read_data(both, test, quiet)
     held_out, _ = learned.build([Path(file) for file in test], cache_folder(), both, quiet)
-    goal, most = 0, 4 * (both.model.encoder_layers + both.model.decoder_layers)
+    goal, limit = 0, 4 * (both.model.encoder_layers + both.model.decoder_layers)
     styles: list[StyleResult] = []
     for name in STYLES:
         config = both if name == STYLES[0] else build(name, **{f"{name}_layers": 1})
@@ -116,16 +116,19 @@ def plan(
         model = replace(config.model, **own.model_options())
         if name != STYLES[0]:
             sizes = [
-                replace(model, **dict[str, Any]({f"{name}_layers": n})) for n in range(1, most)
+                replace(model, **dict[str, Any]({f"{name}_layers": n})) for n in range(1, limit)
             ]
-            model = min(sizes, key=lambda one: abs(parameters(one) - goal))
+            model = min(sizes, key=lambda candidate: abs(parameters(candidate) - goal))
         goal = goal or parameters(model)
         everything = own.batch(held_out, np.arange(len(held_out)), torch.device("cpu"))
         read = float(sum(side.mean() for side in own.sizes(held_out)))
         targets = everything.tokens / len(held_out)
         styles.append(StyleResult(replace(config, model=model), own, [], read, targets))
     usual = find_task(task).defaults.get("model", {}).get("style", STYLES[0])
-    counted = {one.name: one.task.sizes(store)[one.task.counted].mean() for one in styles}
+    counted = {
+        candidate.name: candidate.task.sizes(store)[candidate.task.counted].mean()
+        for candidate in styles
+    }
     for style in styles:
         settings = style.config.training
         tokens = round(settings.batch_tokens * counted[style.name] / counted[usual])

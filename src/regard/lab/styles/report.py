@@ -54,7 +54,7 @@ class StyleResult:
 
     def quality(self, name: str) -> dict[str, Any]:
         """The mean over the seeds, with their deviation or with the interval of one seed."""
-        values = [one[name] for one in self.qualities]
+        values = [result[name] for result in self.qualities]
         figures: dict[str, Any] = {"value": statistics.mean(values), "seeds": values}
         if len(values) > 1:
             return figures | {"spread": statistics.stdev(values)}
@@ -97,19 +97,20 @@ class StylesReport(LabReport):
     def figures(self) -> dict[str, Any]:
         return {
             "task": self.task, "examples": self.examples, "seeds": self.seeds,
-            "machine": self.machine, "styles": {one.name: one.to_dict() for one in self.styles},
+            "machine": self.machine,
+            "styles": {result.name: result.to_dict() for result in self.styles},
         }  # fmt: skip
 
     def csv_rows(self) -> list[dict[str, Any]]:
         rows = []
-        for name, one in self.figures()["styles"].items():
-            row = {"style": name, "parameters": one["parameters"]}
-            row |= {metric: value["value"] for metric, value in one["quality"].items()}
-            row |= one["training"] | {"decoding_steps": one["decoding"]["steps"]}
+        for name, result in self.figures()["styles"].items():
+            row = {"style": name, "parameters": result["parameters"]}
+            row |= {metric: value["value"] for metric, value in result["quality"].items()}
+            row |= result["training"] | {"decoding_steps": result["decoding"]["steps"]}
             for batch in (1, SENTENCES):
-                ms = one["decoding"][f"batch_{batch}"]["ms_per_sentence"]
+                ms = result["decoding"][f"batch_{batch}"]["ms_per_sentence"]
                 row[f"ms_per_sentence_batch_{batch}"] = ms
-            rows.append(row | {key: one[key] for key in ("tokens_read", "target_share")})
+            rows.append(row | {key: result[key] for key in ("tokens_read", "target_share")})
         return rows
 
     def print_tables(self, console: Console) -> None:
@@ -119,7 +120,7 @@ class StylesReport(LabReport):
             table.add_row(row[0][0], *(value for _, value in row))
         console.print(f"{self.task}, {self.examples:,} test examples, {self.machine}\n")
         console.print(table)
-        sizes = [one.parameters for one in self.styles]
+        sizes = [result.parameters for result in self.styles]
         console.print(
             f"\nA style of one stack has as many layers as come nearest to the {sizes[0]:,} "
             f"parameters of the encoder-decoder (largest / smallest: {max(sizes) / min(sizes):.3f})"
@@ -127,20 +128,20 @@ class StylesReport(LabReport):
         )
         if len(self.seeds) > 1:
             console.print(f"Times are those of the models of seed {self.seeds[0]}.")
-        for name, one in styles.items():
-            console.print(sentence(name, one))
+        for name, result in styles.items():
+            console.print(sentence(name, result))
 
     def pictures(self) -> list[Picture]:
         title = f"Three styles, one task: {self.task}"
         return [Picture(self.command, (16, 7.5), title, draw)]
 
 
-def cells(one: dict[str, Any]) -> list[tuple[str, str]]:
+def cells(result: dict[str, Any]) -> list[tuple[str, str]]:
     """The column of a style: (name, figure) of each row."""
-    training, decoding = one["training"], one["decoding"]
-    layers = " + ".join(map(str, one["layers"]))
-    rows = [("layers", layers), ("parameters", f"{one['parameters']:,}")]
-    for name, quality in one["quality"].items():
+    training, decoding = result["training"], result["decoding"]
+    layers = " + ".join(map(str, result["layers"]))
+    rows = [("layers", layers), ("parameters", f"{result['parameters']:,}")]
+    for name, quality in result["quality"].items():
         rows.append((metric_name(name), figure(name, quality["value"])))
         if "spread" in quality:
             label = f"  deviation, {len(quality['seeds'])} seeds"
@@ -154,8 +155,8 @@ def cells(one: dict[str, Any]) -> list[tuple[str, str]]:
         ("  ms a step", f"{training['ms_per_step']:.1f}"),
         ("  targets a second", f"{training['targets_per_second']:,.0f}"),
         ("reading", ""),
-        ("  tokens of an example", f"{one['tokens_read']:.1f}"),
-        ("  targets among them", f"{one['target_share']:.1%}"),
+        ("  tokens of an example", f"{result['tokens_read']:.1f}"),
+        ("  targets among them", f"{result['target_share']:.1%}"),
         ("prediction", ""),
         ("  steps in sequence", f"{decoding['steps']:.1f}"),
     ]
@@ -167,16 +168,17 @@ def cells(one: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def sentence(name: str, one: dict[str, Any]) -> str:
+def sentence(name: str, result: dict[str, Any]) -> str:
     """The main figures of a style as a sentence."""
     qualities = ", ".join(
-        f"{metric_name(key)} {figure(key, value['value'])}" for key, value in one["quality"].items()
+        f"{metric_name(key)} {figure(key, value['value'])}"
+        for key, value in result["quality"].items()
     )
-    decoding = one["decoding"]
+    decoding = result["decoding"]
     tokens = f"{decoding['tokens']:.1f} tokens" if "tokens" in decoding else "a label"
     alone, among = (decoding[f"batch_{n}"]["ms_per_sentence"] for n in (1, SENTENCES))
     return (
-        f"{name}: {qualities}; {one['training']['ms_per_step']:.0f} ms a training step; it "
+        f"{name}: {qualities}; {result['training']['ms_per_step']:.0f} ms a training step; it "
         f"predicts {tokens} in {decoding['steps']:.1f} steps, in {alone:.1f} ms a sentence alone "
         f"and {among:.2f} ms in a batch of {SENTENCES}."
     )
@@ -204,7 +206,8 @@ def draw(picture: Figure, report: StylesReport) -> None:
     right.xaxis.get_major_locator().set_params(integer=True)
     right.set_title("Validation during training", loc="left", pad=14)
     add_labels(right, [
-        (end, one.name, colour) for end, one, colour in zip(ends, styles, COLOURS, strict=False)
+        (end, result.name, colour)
+        for end, result, colour in zip(ends, styles, COLOURS, strict=False)
     ])  # fmt: skip
 
 
@@ -241,8 +244,8 @@ def draw_quality(panel: Axes, name: str, styles: list[StyleResult]) -> None:
     )
     bar = "deviation over seeds" if len(styles[0].runs) > 1 else "95% interval"
     panel.set_title(f"Quality and time of a prediction (bar: {bar})", loc="left", pad=14)
-    where: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
-    panel.legend(**where, frameon=False, title="area of a mark: parameters")
+    location: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
+    panel.legend(**location, frameon=False, title="area of a mark: parameters")
 
 
 def mean_curve(style: StyleResult, key: str) -> Curves:
