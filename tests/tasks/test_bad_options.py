@@ -182,5 +182,5 @@ def test_training_does_not_overwrite_existing_run(call, trained, data, small_opt
         *small_options("fill"),
     )
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{folder} is already a run" in err
+    assert f"{folder} already contains a run" in err
     assert {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")} == before

@@ -54,7 +54,7 @@ def test_part_applies_only_to_the_training_files():
     assert part_of([Path("5%")], data) == Part([a, b], 0.05, True)
     assert part_of([a], data) is None
     assert part_of([a, b], DataConfig(train=["a", "b"], valid=["c"])) is None
-    with pytest.raises(InputError, match="10% is not the part of the training data that was held"):
+    with pytest.raises(InputError, match="10%: the model was not trained with data.valid=10%"):
         part_of([Path("10%")], data)
 
 

@@ -7,6 +7,7 @@ one line: `--samples must be at least 1, not 0`.
 from __future__ import annotations
 
 import math
+import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import fields
@@ -19,7 +20,7 @@ from regard.config.settings import section_settings
 from regard.errors import InputError
 from regard.tasks.registry import find_task, task_names
 from regard.tasks.task import Option
-from regard.training.shipped import boxed
+from regard.training.shipped import boxed, contents
 
 Number = TypeVar("Number", int, float)
 
@@ -105,8 +106,24 @@ def file_path(text: str) -> Path:
     return Path(file_name(text))
 
 
+def valid_name(text: str) -> str:
+    """An argparse type: the name of a file, or a percentage of the training data."""
+    name = file_name(text)
+    number = re.fullmatch(r"(\d*\.)?\d+", name)
+    if number and not Path(name).exists() and 0 < (value := float(name)) < 100:
+        share = 100 * value if value < 1 else value
+        raise ArgumentTypeError(
+            f"must be files or a percentage of the training data, not {shortened(name)!r}; did you "
+            f"mean {share:g}%?"
+        )
+    return name
+
+
 def columns(text: str) -> dict[str, str]:
     """An argparse type: `text=review,label=stars`."""
+    names = [item.partition("=")[0].strip() for item in text.split(",")]
+    if len(set(names)) < len(names):
+        raise ArgumentTypeError(f"must name each field once, not {shortened(text)!r}")
     try:
         return dict(as_columns(text))
     except InputError:
@@ -151,9 +168,11 @@ def columns_option(verb: ArgumentParser) -> None:
 
 def model_to_use(verb: ArgumentParser, task: str) -> None:
     """Add the options for a trained model; the default is the model in the box for the task."""
+    exists = task in contents()
+    default = f"default: {boxed(task)}" if exists else "required: the box has none for this task"
     verb.add_argument(
-        "-m", "--model", type=file_path, default=Path(boxed(task)), metavar="MODEL",
-        help=f"folder of a trained model, or a model in the box (default: {boxed(task)})",
+        "-m", "--model", type=file_path, default=Path(boxed(task)) if exists else None,
+        metavar="MODEL", help=f"folder of a trained model, or a model in the box ({default})",
     )  # fmt: skip
     verb.add_argument(
         "--dtype", default="auto", choices=DTYPES,
@@ -194,7 +213,7 @@ def decoding_options(verb: ArgumentParser) -> None:
         ("length-penalty", float, "length penalty; higher values favour longer outputs"),
         ("max-length", int,
          "maximum number of output tokens; translate, answer: beyond the source length"),
-        ("min-length", int, "minimum number of output tokens"),
+        ("min-length", int, "minimum number of output tokens; the maximum has precedence"),
         ("no-repeat", int, "do not repeat any sequence of N tokens in an output; 0: no limit"),
         ("temperature", float, "sampling temperature; 0: search instead of sampling"),
         ("top-k", int, "sample from the N most probable tokens; 0: from all tokens"),

@@ -95,9 +95,12 @@ def print_block(
 
     sizes = [len(text) for text in texts[: len(inputs)]]
     for group, finished in results_in_order(sizes, compute, pace):
-        for i, _ in finished:
+        for i, prediction in finished:
             for message in warnings.pop(i, []):
                 place.warn(i, message)
+            outputs = len(getattr(prediction, "n_best", ())) or options.n_best
+            if outputs < options.n_best and texts[i].strip():
+                place.warn(i, few_outputs(outputs, options.n_best))
         if store is not None and finished:
             store([prediction for _, prediction in finished])
         for i, prediction in finished if store is None else ():
@@ -109,6 +112,12 @@ def print_block(
         advance([texts[i] for i in group])
     if error is not None:
         raise error
+
+
+def few_outputs(count: int, requested: int) -> str:
+    """The warning that a search or sampling has returned fewer outputs than requested."""
+    different = "output was" if count == 1 else "outputs were"
+    return f"only {count} different {different} found, but {requested} were requested"
 
 
 def stream_block(

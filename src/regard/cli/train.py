@@ -21,6 +21,7 @@ from regard.cli.options import (
     machine_options,
     option_of,
     preset_option,
+    valid_name,
 )
 from regard.config.sections import Config
 from regard.config.settings import read_yaml, settings
@@ -41,7 +42,7 @@ def train_options(verb: argparse.ArgumentParser) -> None:
         help=f"training data; formats by task: {file_formats()}",
     )  # fmt: skip
     verb.add_argument(
-        "--valid", nargs="+", type=file_name, metavar="FILE",
+        "--valid", nargs="+", type=valid_name, metavar="FILE",
         help="validation data, or a percentage of the training data to hold out, e.g. 5%% "
         "(default: no validation)",
     )  # fmt: skip
@@ -98,7 +99,9 @@ def train(options: argparse.Namespace) -> int:
     task = options.task or values.pop("task", None)
     values.pop("task", None)
     if options.steps is not None and options.epochs is not None:
-        raise InputError("--steps and --epochs cannot be combined: both set the length of the training")
+        raise InputError(
+            "--steps and --epochs cannot be combined: both set the length of the training"
+        )
     selected: dict[str, dict[str, Any]] = {
         "data": {
             "train": options.train, "valid": options.valid, "columns": options.columns,

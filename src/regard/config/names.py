@@ -140,7 +140,9 @@ _OPTIONS: dict[Option, str] = {
     Option("data.train", "it takes the source and the target file"): (
         "src tgt source target trainpref train_src train_tgt src_train tgt_train train_sets"
     ),
-    Option("data.train"): "data dataset corpus train_file train_data training_data train_files trainset train_path",
+    Option("data.train"): (
+        "data dataset corpus train_file train_data training_data train_files trainset train_path"
+    ),
     Option("data.valid", "it takes the source and the target file"): (
         "valid_src valid_tgt validpref valid_sets val_src val_tgt dev_src dev_tgt"
     ),
@@ -189,7 +191,8 @@ VERBS = {
     "plot": "did you mean 'view'?", "show": "did you mean 'view' or 'info'?",
     "list": "write: regard info, which lists the models in the box",
     "models": "write: regard info, which lists the models in the box",
-    "bench": "did you mean 'lab'?", "benchmark": "did you mean 'lab'?", "profile": "did you mean 'lab'?",
+    "bench": "did you mean 'lab'?", "benchmark": "did you mean 'lab'?",
+    "profile": "did you mean 'lab'?",
     "help": "write: regard --help", "version": "write: regard --version",
     "serve": "this version has no HTTP service", "chat": "did you mean 'generate'?",
 }  # fmt: skip

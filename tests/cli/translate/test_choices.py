@@ -85,7 +85,7 @@ def test_seed_determines_the_samples(folder, translator, texts, verb):
         ("--temperature 1 --top-p 0", "decoding.top_p must be above 0, not 0.0"),
         ("--temperature 1 --top-k -2", "decoding.top_k must be at least 0, not -2"),
         ("--dtype float16", "--dtype must be auto, float32, bfloat16 or int8, not 'float16'"),
-        ("--model /nowhere", "/nowhere is not a model: it has no config.yaml"),
+        ("--model /nowhere", "/nowhere: no such folder (expected a model folder or box:NAME)"),
     ],
 )
 def test_invalid_option_prints_one_line_and_no_translation(options, message, folder, verb):
