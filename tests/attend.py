@@ -1,4 +1,4 @@
-"""Attention of packed rows given as tensors and offsets."""
+"""Attention of packed sequences as tensors and offsets."""
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ def attend(
     backend: str = "auto",
     dropout: float = 0.0,
 ) -> Tensor:
-    """Scaled dot-product attention of packed rows.
+    """Scaled dot-product attention of packed sequences.
 
     query[N, H, K], key[M, H, K], value[M, H, K], offsets[B+1] on both sides -> [N, H, K].
     """

@@ -1,4 +1,4 @@
-"""The command line in this process: what it prints and says, and its exit code."""
+"""Run the command line in this process: its output, messages and exit code."""
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
@@ -9,9 +9,11 @@ from regard.cli.main import main
 
 
 def run(*arguments):
-    """The exit code; what is printed goes where it always goes."""
+    """Run a command and return its exit code; the output is not captured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GOMP_SPINCOUNT", "3000")  # or `main` would set it for all that follows
+        patch.setenv(
+            "GOMP_SPINCOUNT", "3000"
+        )  # otherwise `main` would set it for the following tests
         patch.setattr("sys.argv", ["regard", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -19,7 +21,7 @@ def run(*arguments):
 
 
 def regard(*arguments):
-    """Standard output, standard error and exit code."""
+    """Run a command and return its standard output, standard error and exit code."""
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         code = run(*arguments)

@@ -1,4 +1,4 @@
-"""Hostile variants of a model folder: `VARIANTS` maps a name to what does the damage."""
+"""Hostile variants of a model folder: `VARIANTS` maps a name to a function that damages the folder."""
 
 import json
 import os
@@ -54,12 +54,12 @@ SECTIONS = {"model": ModelConfig, "data": DataConfig, "training": TrainingConfig
             "decoding": DecodingConfig}  # fmt: skip
 
 
-def content(what):
-    return lambda path: path.write_bytes(what if isinstance(what, bytes) else what.encode())
+def content(data):
+    return lambda path: path.write_bytes(data if isinstance(data, bytes) else data.encode())
 
 
 def instead(make):
-    """The file is replaced by something else."""
+    """Replace the file by the result of `make`."""
 
     def damage(path):
         path.unlink()
@@ -78,7 +78,7 @@ def loop(path):
 
 
 KINDS = {
-    **{name: content(what) for name, what in CONTENTS.items()},
+    **{name: content(data) for name, data in CONTENTS.items()},
     "missing": instead(lambda path: None), "folder": instead(lambda path: path.mkdir()),
     "pipe": instead(os.mkfifo), "/dev/zero": instead(lambda path: path.symlink_to("/dev/zero")),
     "/dev/null": instead(lambda path: path.symlink_to("/dev/null")), "loop": instead(loop),
@@ -110,7 +110,7 @@ def tensors(folder, change):
 
 
 def header(folder, change):
-    """The header of the weights with a change; `change` gives the JSON, and its length if it lies."""
+    """Change the header of the weights. `change` returns the JSON, optionally with a false length."""
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
@@ -140,20 +140,20 @@ def filled(value):
 HEADERS = {
     "length of 2^63": lambda whole: (json.dumps(whole).encode(), 2**63),
     "length of 90 MB": lambda whole: (json.dumps(whole).encode(), 90 * 10**6),
-    "shape of 10^18": dumped(lambda whole, one: one.update(shape=[10**18, 10**18])),
-    "shape of 5,000 digits": dumped(lambda whole, one: one.update(shape=[10**4000])),
-    "negative shape": dumped(lambda whole, one: one.update(shape=[-1, 4])),
-    "shape of texts": dumped(lambda whole, one: one.update(shape=["4", "4"])),
-    "no shape": dumped(lambda whole, one: one.pop("shape")),
-    "other type": dumped(lambda whole, one: one.update(dtype="I64")),
-    "no type": dumped(lambda whole, one: one.update(dtype=None)),
-    "offsets": dumped(lambda whole, one: one.update(data_offsets=[0, 2**62])),
-    "offsets of text": dumped(lambda whole, one: one.update(data_offsets="all")),
-    "metadata of numbers": dumped(lambda whole, one: whole.update(__metadata__={"sha256": 1})),
-    "metadata of lists": dumped(lambda whole, one: whole.update(__metadata__=[1])),
-    "files that are no JSON": dumped(lambda whole, one: whole.update(__metadata__={"files": "{"})),
-    "files that are a list": dumped(lambda whole, one: whole.update(__metadata__={"files": "[]"})),
-    "files elsewhere": dumped(lambda whole, one: whole.update(
+    "shape of 10^18": dumped(lambda whole, entry: entry.update(shape=[10**18, 10**18])),
+    "shape of 5,000 digits": dumped(lambda whole, entry: entry.update(shape=[10**4000])),
+    "negative shape": dumped(lambda whole, entry: entry.update(shape=[-1, 4])),
+    "shape of texts": dumped(lambda whole, entry: entry.update(shape=["4", "4"])),
+    "no shape": dumped(lambda whole, entry: entry.pop("shape")),
+    "other type": dumped(lambda whole, entry: entry.update(dtype="I64")),
+    "no type": dumped(lambda whole, entry: entry.update(dtype=None)),
+    "offsets": dumped(lambda whole, entry: entry.update(data_offsets=[0, 2**62])),
+    "offsets of text": dumped(lambda whole, entry: entry.update(data_offsets="all")),
+    "metadata of numbers": dumped(lambda whole, entry: whole.update(__metadata__={"sha256": 1})),
+    "metadata of lists": dumped(lambda whole, entry: whole.update(__metadata__=[1])),
+    "files that are no JSON": dumped(lambda whole, entry: whole.update(__metadata__={"files": "{"})),
+    "files that are a list": dumped(lambda whole, entry: whole.update(__metadata__={"files": "[]"})),
+    "files elsewhere": dumped(lambda whole, entry: whole.update(
         __metadata__={"files": json.dumps({"../../etc/passwd": "0" * 64})})),
     "a list": lambda whole: b"[]" + b" " * 1000, "no JSON": lambda whole: b"x" * 1000,
     "brackets": lambda whole: b"[" * 100_000, "lists": lambda whole: b"[" + b"[]," * 3_000_000 + b"[]]",

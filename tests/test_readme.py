@@ -1,4 +1,4 @@
-"""The commands of README.md, the quick start and the tutorials print what the pages show.
+"""The commands of README.md, the quick start, the tutorials and a guide print what the pages show.
 
 Words must be equal; numbers may differ by 0.005, because processors round differently. Commands
 that only train are run with fewer steps by tests/cli/test_walkthroughs.py. `make demo` is tested by

@@ -50,6 +50,10 @@ def write_files(folder):
         "long.en": [english[0], " ".join(english[:20])],
         "train.tsv": labelled,
         "spaces.tsv": [labelled[0], labelled[1].replace("\t", " ")],
+        "header.tsv": ["sentiment\ttweet", *labelled],
+        "swapped.tsv": [
+            f"{text}\t{label}" for label, text in zip(["en", "de"] * 30, english, strict=True)
+        ],
         "french.tsv": [labelled[0], "fr\tLe chien dort."],
         "english.tsv": labelled[::2],
         "questions.jsonl": ['{"context": "Mary went home.", "question": "Where is Mary?"}'],

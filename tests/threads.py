@@ -23,8 +23,8 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 def check_concurrent(
     calls: dict[str, Callable[[], object]], threads: int = 8, rounds: int = 10
 ) -> int:
-    """Run every call in every thread `rounds` times, each thread in an order of its own, and
-    compare each result with the one that the call gives alone. Returns how many calls there were."""
+    """Run every call in every thread `rounds` times, each thread in a different order, and
+    compare each result with that of a sequential call. Returns the number of calls."""
     alone = {name: repr(call()) for name, call in calls.items()}
     names = list(calls)
 
@@ -39,5 +39,5 @@ def check_concurrent(
         return different
 
     different = at_once([lambda number=number: work(number) for number in range(threads)])
-    assert not any(different), f"results that differ: {[one for one in different if one]}"
+    assert not any(different), f"results that differ: {[names for names in different if names]}"
     return threads * rounds * len(names)

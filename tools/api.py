@@ -28,8 +28,11 @@ GROUPS = {
         "train", "make_config", "Config", "ModelConfig", "DataConfig", "TrainingConfig",
         "DecodingConfig", "Trainer", "losses",
     ),
-    "The architecture": ("Transformer", "Packed", "AttentionCapture"),
-    "Extend the package": ("Task", "register_task"),
+    "The architecture": ("Transformer", "Packed", "AttentionCapture", "generate"),
+    "Extend the package": (
+        "Positions", "register_positions", "MultiHeadAttention", "register_attention",
+        "register_mixer", "register_schedule", "register_metric", "Task", "register_task",
+    ),
     "Errors": ("InputError", "TrainingFailed"),
 }  # fmt: skip
 SECTION = re.compile(r"^(Args|Attributes|Returns|Yields|Raises):$", re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Run the commands in README.md, the quick start and the tutorials; write their output below them.
+"""Run the commands in README.md and in pages of docs; write their output below them.
 
 Each `console` block runs line by line with bash in an empty folder, with the shipped models.
 Pictures go to docs/. tests/test_readme.py runs the same commands and compares the outputs: run this
@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = (
     "README.md",
     "docs/quickstart.md",
+    "docs/guides/decoding.md",
     *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/tutorials/*.md")),
 )
 BLOCK = re.compile(r"(?<=^```console\n)(.*?)(?=^```$)", re.MULTILINE | re.DOTALL)

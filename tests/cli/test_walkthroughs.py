@@ -20,7 +20,7 @@ TUTORIALS = sorted(path.name for path in (DOCS / "tutorials").glob("*.md"))
 # Pages of a group run in one folder, so that later ones can use the models of the first.
 GUIDES = [
     ["data.md", "decoding.md"], ["training.md"], ["fine-tuning.md"], ["interrupted-runs.md"],
-    ["evaluation.md"], ["sharing.md"],
+    ["evaluation.md"], ["sharing.md"], ["looking-inside.md"],
 ]  # fmt: skip
 BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = [
@@ -63,6 +63,8 @@ def write_files(folder):
         ):  # fmt: skip
             text = "".join(f"{row}\n" for row in rows[lines])
             (folder / f"{part}.{name}").write_text(text, encoding="utf-8")
+    stars = "".join(f'{i % 5},"{english[i]}"\n' for i in range(90))
+    (folder / "reviews.csv").write_text(f"stars,body\n{stars}", encoding="utf-8")
     (folder / "source.txt").write_text("".join(f"{line}\n" for line in english), encoding="utf-8")
 
 

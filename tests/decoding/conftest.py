@@ -1,4 +1,4 @@
-"""What the tests of decoding share: lively random models, requests, and slow, plain references."""
+"""Fixtures of the decoding tests: random models, requests and slow reference implementations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,26 +18,26 @@ BOS, EOS = 1, 2
 
 @pytest.fixture(scope="session")
 def net(model) -> Callable[..., Transformer]:
-    """net(seed=3, style="decoder", ...): as `model`, but with weights that the seed decides. The
-    output has a matrix of its own and embeddings are large, or else a random model would say one
-    word again and again, whatever it reads."""
+    """net(seed=3, style="decoder", ...): as `model`, but with weights that depend on the seed.
+    The output matrix is not tied and the embeddings are large; otherwise a random model would
+    repeat one token for any input."""
 
     @cache
     def make(seed: int = 2, **changes) -> Transformer:
         torch.manual_seed(seed)
         both = changes.get("style", "encoder-decoder") == "encoder-decoder"
         own = {"tie_embeddings": "source-target" if both else "none", "vocabulary_size": 12}
-        made = model(**{**own, **changes})
-        for table in made.embeddings.values():
+        transformer = model(**{**own, **changes})
+        for table in transformer.embeddings.values():
             table.weight.data *= 2
-        return made
+        return transformer
 
     return make
 
 
 @pytest.fixture(scope="session")
-def ask() -> Callable[..., list[Request]]:
-    """ask(5): five requests with sources of uneven length, closed by <eos>."""
+def make_requests() -> Callable[..., list[Request]]:
+    """make_requests(5): five requests with sources of different length that end with <eos>."""
 
     def make(count: int, seed: int = 0, vocabulary: int = 12, **more) -> list[Request]:
         random = np.random.default_rng(seed)
@@ -51,8 +51,8 @@ def ask() -> Callable[..., list[Request]]:
 
 @pytest.fixture(scope="session")
 def following() -> Callable[..., np.ndarray]:
-    """following(net, request, answers): log-probabilities [n, V] of the token that comes after each
-    of the answers, by full passes: no cache, no search, nothing of regard.decoding."""
+    """following(net, request, answers): log-probabilities [n, V] of the token after each of the
+    answers, computed by full passes without regard.decoding."""
 
     @torch.no_grad()
     def full_pass(net: Transformer, request: Request, answers: Sequence[Sequence[int]]):
@@ -68,14 +68,14 @@ def following() -> Callable[..., np.ndarray]:
 
 @pytest.fixture(scope="session")
 def beam_search(following) -> Callable[..., list[tuple[list[int], float]]]:
-    """The answers of beam search with their scores, the best first: a few lines of plain Python."""
+    """A short beam search in plain Python: predictions with their scores, the best first."""
 
     def search(net: Transformer, request: Request, options: DecodingConfig, limit: int):
         width, prefix = options.beam, list(request.prefix)
         live, ended = [(0.0, [])], []
         rows = [prefix[:i] for i in range(len(prefix))]
-        given = following(net, request, rows) if rows else []
-        before = sum(float(row[token]) for row, token in zip(given, prefix, strict=True))
+        prefix_logprobs = following(net, request, rows) if rows else []
+        before = sum(float(row[token]) for row, token in zip(prefix_logprobs, prefix, strict=True))
         for step in range(limit - len(prefix)):
             odds = following(net, request, [prefix + tokens for _, tokens in live])
             candidates = []
@@ -108,13 +108,13 @@ def divisor(tokens: int, options: DecodingConfig) -> float:
 
 
 def completes(tokens: Sequence[int], size: int) -> bool:
-    """Do the last `size` of these tokens stand there before?"""
+    """Whether the last `size` tokens also occur earlier in the sequence."""
     last = list(tokens[-size:])
     return size > 0 and any(list(tokens[i : i + size]) == last for i in range(len(tokens) - size))
 
 
 def repeats(tokens: Sequence[int], size: int) -> bool:
-    """Does any sequence of `size` tokens stand twice in these?"""
+    """Whether any n-gram of `size` tokens occurs twice."""
     parts = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
     return size > 0 and len(set(parts)) < len(parts)
 
@@ -126,20 +126,20 @@ def repeated() -> Callable[[Sequence[int], int], bool]:
 
 @pytest.fixture(scope="session")
 def all_of() -> Callable[[Prediction], list[Prediction]]:
-    """The n-best list: the answer and those behind it."""
+    """The n-best list: the best prediction and the others."""
     return lambda answer: [answer, *answer.others]
 
 
 @pytest.fixture(scope="session")
 def same(all_of) -> Callable[..., None]:
-    """same(got, expected): the same tokens and reasons; numbers within a tolerance (0: equal)."""
+    """same(results, expected): check equal tokens and stop reasons, and scores within `atol`."""
 
     def check(
-        got: Sequence[Prediction], expected: Sequence[Prediction], atol: float = 1e-5
+        results: Sequence[Prediction], expected: Sequence[Prediction], atol: float = 1e-5
     ) -> None:
-        assert len(got) == len(expected)
-        for one, other in zip(got, expected, strict=True):
-            mine, theirs = all_of(one), all_of(other)
+        assert len(results) == len(expected)
+        for result, reference in zip(results, expected, strict=True):
+            mine, theirs = all_of(result), all_of(reference)
             assert [a.token_ids for a in mine] == [a.token_ids for a in theirs]
             assert [a.stopped for a in mine] == [a.stopped for a in theirs]
             for a, b in zip(mine, theirs, strict=True):

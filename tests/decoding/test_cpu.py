@@ -21,7 +21,7 @@ OPTIONS = [
     {"positions": "rotary", "embedding_norm": True, "scale_embeddings": False},
 ]
 STYLES = ["encoder-decoder", "decoder"]
-# Largest difference of a logit; they are about 1 to 3.
+# Largest difference between logits, whose values are about 1 to 3.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 0.1, "int8": 0.2}
 VARIANTS = [name for name, (_, needed) in native.VARIANTS.items() if needed <= native.features()]
 
@@ -35,7 +35,7 @@ def built(model, precision="float32", **options):
 
 
 def began(net, row, sentences, width):
-    """The same search before its first step, by PyTorch and by the CPU engine."""
+    """The same search before its first step, with PyTorch and with the CPU engine."""
     source = row([1 + i % 5 for i in range(sentences)]) if net.config.has_encoder else None
     read = row([1 + i % 3 for i in range(sentences)])
     ours = cpu_model(net)
@@ -50,9 +50,7 @@ def began(net, row, sentences, width):
 @pytest.mark.parametrize(("sentences", "width"), [(1, 1), (1, 3), (2, 20), (30, 3)])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("style", STYLES)
-def test_a_step_equals_that_of_the_transformer(
-    style, options, sentences, width, precision, model, row
-):
+def test_step_equals_transformer_step(style, options, sentences, width, precision, model, row):
     net = built(model, precision, style=style, **options)
     plain, cache, step = began(net, row, sentences, width)
     for number in range(4):
@@ -70,7 +68,7 @@ def test_a_step_equals_that_of_the_transformer(
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("style", ["encoder", *STYLES])
-def test_a_pass_equals_that_of_the_transformer(
+def test_full_pass_equals_transformer_forward(
     style, options, precision, variant, model, row, monkeypatch
 ):
     monkeypatch.setenv("REGARD_NATIVE", variant)
@@ -78,12 +76,12 @@ def test_a_pass_equals_that_of_the_transformer(
     packed = row([5, 1, 9, 130, 2], vocabulary=75)
     with torch.no_grad():
         expected = net.encode(packed) if net.config.has_encoder else net.decode(packed)
-    # One number of thousands may be as far off as a few roundings add up to.
+    # A few of thousands of numbers can differ by several rounding errors.
     tolerance = 2 * TOLERANCE[precision]
     torch.testing.assert_close(cpu_model(net).hidden(packed), expected, rtol=0, atol=tolerance)
 
 
-def test_an_encoder_knows_what_a_lower_precision_costs(model, row):
+def test_lower_precision_error_of_encoder_is_bounded(model, row):
     net, packed = built(model, style="encoder"), row([9] * 20)
     exact = cpu_model(net).hidden(packed)
     errors = []
@@ -95,20 +93,20 @@ def test_an_encoder_knows_what_a_lower_precision_costs(model, row):
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-def test_a_row_does_not_depend_on_the_rows_around_it_in_a_single_bit(precision, model, row):
+def test_row_is_bit_identical_in_any_batch(precision, model, row):
     net = built(model, precision, style="encoder")
     packed = row([7, 3, 11, 4] * 9, vocabulary=75)
     together = packed.split(cpu_model(net).hidden(packed))
-    for tokens, found in zip(packed.split(packed.tokens), together, strict=True):
+    for tokens, results in zip(packed.split(packed.tokens), together, strict=True):
         alone = cpu_model(net).hidden(type(packed).of([tokens]))
-        assert alone.equal(found)
+        assert alone.equal(results)
 
 
 SEARCHES = {
     "greedy": {"beam": 1},
     "beam": {"beam": 4, "n_best": 4},
     "wide beam": {"beam": 9, "n_best": 3},
-    "least length": {"beam": 2, "min_length": 5},
+    "minimum length": {"beam": 2, "min_length": 5},
     "no repeat": {"beam": 3, "no_repeat": 2, "n_best": 2},
     "samples": {"beam": 1, "temperature": 1.3, "n_best": 3},
 }
@@ -117,7 +115,7 @@ REQUESTS = [Request([3 + (5 * i + j) % 9 for j in range(1 + i % 7)] + [EOS]) for
 
 @pytest.fixture
 def torch_decode(monkeypatch):
-    """decode by the eager engine."""
+    """`decode` with the eager engine."""
 
     def run(*arguments):
         with monkeypatch.context() as patch:
@@ -129,51 +127,58 @@ def torch_decode(monkeypatch):
 
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize("style", STYLES)
-def test_a_search_finds_what_the_eager_engine_finds(style, search, net, same, torch_decode):
+def test_search_equals_eager_engine(style, search, net, same, torch_decode):
     options = DecodingConfig(max_length=8, **SEARCHES[search])
-    one = net(style=style, dtype=torch.float32)
-    found = decode(one, REQUESTS, options)
-    same(found, torch_decode(one, REQUESTS, options))
-    assert len({len(answer.token_ids) for answer in found}) > 1
+    transformer = net(style=style, dtype=torch.float32)
+    results = decode(transformer, REQUESTS, options)
+    same(results, torch_decode(transformer, REQUESTS, options))
+    assert len({len(answer.token_ids) for answer in results}) > 1
 
 
-def test_the_history_equals_that_of_the_eager_engine(net, torch_decode):
+def test_history_equals_eager_engine(net, torch_decode):
     options, details = DecodingConfig(beam=3, max_length=5), Details(history=True)
-    one = net(dtype=torch.float32)
+    transformer = net(dtype=torch.float32)
     histories = [
-        [[(c.token, c.parent, c.fate) for step in answer.history for c in step] for answer in found]
-        for found in (f(one, REQUESTS, options, details) for f in (decode, torch_decode))
+        [
+            [(c.token, c.parent, c.fate) for step in answer.history for c in step]
+            for answer in results
+        ]
+        for results in (f(transformer, REQUESTS, options, details) for f in (decode, torch_decode))
     ]
     assert histories[0] == histories[1]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_lower_precision_answers_alike_alone_and_in_company(
+def test_lower_precision_prediction_does_not_depend_on_batch(
     precision, variant, net, same, monkeypatch
 ):
     monkeypatch.setenv("REGARD_NATIVE", variant)
-    one = net(seed=5, dtype=torch.float32, d_model=32)
-    one.precision = precision
+    transformer = net(seed=5, dtype=torch.float32, d_model=32)
+    transformer.precision = precision
     options = DecodingConfig(beam=2, max_length=8)
-    same(decode(one, REQUESTS, options), [decode(one, [r], options)[0] for r in REQUESTS], atol=0)
+    same(
+        decode(transformer, REQUESTS, options),
+        [decode(transformer, [r], options)[0] for r in REQUESTS],
+        atol=0,
+    )
 
 
-@pytest.mark.parametrize("way", ["load", "in place", "behind its back", "type"])
-def test_weights_that_change_are_the_ones_that_are_used(way, model, same, torch_decode):
-    net, other = (model(dtype=torch.float32, d_model=32) for _ in range(2))
+@pytest.mark.parametrize("update", ["load", "in place", "through .data", "type"])
+def test_changed_weights_are_used(update, model, same, torch_decode):
+    net, source = (model(dtype=torch.float32, d_model=32) for _ in range(2))
     options = DecodingConfig(beam=2, max_length=6)
     before = decode(net, REQUESTS, options)
-    if way == "load":
-        net.load_state_dict(other.state_dict())
-    elif way == "in place":
+    if update == "load":
+        net.load_state_dict(source.state_dict())
+    elif update == "in place":
         with torch.no_grad():
             net.decoder.layers[0].feed_forward.outer.bias[3] += 5
-    elif way == "behind its back":
-        for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
-            mine.data[...] = theirs.data
+    elif update == "through .data":
+        for target, parameter in zip(net.parameters(), source.parameters(), strict=True):
+            target.data[...] = parameter.data
     else:
-        net.load_state_dict(other.state_dict())
+        net.load_state_dict(source.state_dict())
         net.double().float()
     after = decode(net, REQUESTS, options)
     assert [a.token_ids for a in after] != [a.token_ids for a in before]
@@ -195,11 +200,11 @@ def test_unsupported_models_use_the_eager_engine(model, monkeypatch):
     assert engine_of(model(dtype=torch.float32)) is EagerSearch
 
 
-def test_two_threads_find_what_one_finds(net, same):
-    one, options = net(dtype=torch.float32), DecodingConfig(beam=3, max_length=6)
-    expected = decode(one, REQUESTS, options)
+def test_number_of_threads_does_not_change_predictions(net, same):
+    transformer, options = net(dtype=torch.float32), DecodingConfig(beam=3, max_length=6)
+    expected = decode(transformer, REQUESTS, options)
     torch.set_num_threads(2)
     try:
-        same(decode(one, REQUESTS, options), expected, atol=0)
+        same(decode(transformer, REQUESTS, options), expected, atol=0)
     finally:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The host's part of the GPU engine, with a stand-in for CUDA graphs: a function that is called.
+"""The host code of the GPU engine, with an ordinary function in place of CUDA graphs.
 tests/gpu runs the same on a GPU."""
 
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ MODES = [
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch):
     def make_graph(body, pool):
-        body()  # as when libraries set up their memory
+        body()  # a warm-up call, in which libraries allocate memory
         return SimpleNamespace(replay=body)
 
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
@@ -37,7 +37,7 @@ def _stand_in(monkeypatch):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """decode by the GPU engine."""
+    """`decode` with the GPU engine."""
 
     def run(*arguments, **options):
         with monkeypatch.context() as patch:
@@ -58,43 +58,41 @@ def requests(count, prefixes=False):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("prefixes", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"window": 4, "positions": "rotary"}], ids=str)
-def test_graph_search_finds_what_the_eager_engine_finds(
-    style, mode, prefixes, changes, model, replayed, same
-):
+def test_graph_search_equals_eager_engine(style, mode, prefixes, changes, model, replayed, same):
     net, options = model(style=style, **changes), DecodingConfig(max_length=12, **mode)
-    asked = requests(11, prefixes)
-    expected = decode(net, asked, options)
-    same(replayed(net, asked, options), expected)
-    same(replayed(net, asked[::-1], options, batch_tokens=300)[::-1], expected)
+    batch = requests(11, prefixes)
+    expected = decode(net, batch, options)
+    same(replayed(net, batch, options), expected)
+    same(replayed(net, batch[::-1], options, batch_tokens=300)[::-1], expected)
 
 
-def test_sentences_that_are_not_done_move_to_smaller_buffers(model, replayed, same, monkeypatch):
+def test_unfinished_sentences_move_to_smaller_buffers(model, replayed, same, monkeypatch):
     net, moved, move_from = model(), [], cuda_graph.GraphBuffers.move_from
-    asked = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 40) for i in range(64)]
+    batch = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 40) for i in range(64)]
     options = DecodingConfig(beam=2, min_length=40)
     monkeypatch.setattr(
         cuda_graph.GraphBuffers,
         "move_from",
         lambda *args: (moved.append(len(args[2])), move_from(*args)),
     )
-    same(replayed(net, asked, options), decode(net, asked, options))
+    same(replayed(net, batch, options), decode(net, batch, options))
     assert moved == [4]
 
 
-def test_two_searches_at_once_do_not_share_buffers(model, same, monkeypatch):
+def test_concurrent_searches_do_not_share_buffers(model, same, monkeypatch):
     net, options = model(), DecodingConfig(beam=2, max_length=9, min_length=9)
-    asked = [[Request([3, 4, 5, 2])], [Request([9, 8, 7, 2])]]
-    expected = [decode(net, one, options)[0] for one in asked]
+    batch = [[Request([3, 4, 5, 2])], [Request([9, 8, 7, 2])]]
+    expected = [decode(net, requests, options)[0] for requests in batch]
     monkeypatch.setattr(search, "choose_engine", cuda_graph.GraphSearch)
-    both = [Search(net, one, options) for one in asked]
-    steps = [iter(one) for one in both]
-    while [next(step, "end") for step in steps] != ["end", "end"]:  # in turns
+    both = [Search(net, requests, options) for requests in batch]
+    steps = [iter(job) for job in both]
+    while [next(step, "end") for step in steps] != ["end", "end"]:  # alternately
         pass
     assert len(cuda_graph._buffers[net]) == 2
-    same([one.predictions()[0] for one in both], expected)
+    same([job.predictions()[0] for job in both], expected)
 
 
-def test_a_search_that_is_abandoned_gives_its_buffers_back(model, monkeypatch):
+def test_abandoned_search_releases_its_buffers(model, monkeypatch):
     net, options = model(), DecodingConfig(beam=2, min_length=9)
     monkeypatch.setattr(search, "choose_engine", cuda_graph.GraphSearch)
     for _ in range(3):

@@ -88,7 +88,7 @@ def test_scores_are_those_of_the_search():
         ("encoder-decoder", {"source": SOURCES, "beam": 0}, "beam must be at least 1"),
     ],
 )
-def test_a_wrong_call_is_one_line(style, arguments, message):
+def test_invalid_call_raises_one_line_error(style, arguments, message):
     with pytest.raises(InputError, match=message) as error:
         regard.generate(make(style), **arguments)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""An answer does not depend on what else is in the batch."""
+"""A prediction does not depend on the other sentences of its batch."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ MODES = {
     "beam": {"beam": 4},
     "n-best": {"beam": 4, "n_best": 3, "length_penalty": 1.0},
     "no repeat": {"beam": 3, "no_repeat": 2, "n_best": 2},
-    "least length": {"beam": 2, "min_length": 5},
+    "minimum length": {"beam": 2, "min_length": 5},
     "sample": {"beam": 1, "temperature": 1.0},
     "samples": {"beam": 1, "temperature": 1.3, "n_best": 3},
     "best samples": {"beam": 1, "temperature": 0.7, "top_k": 5, "top_p": 0.8, "n_best": 2},
@@ -30,7 +30,7 @@ OPTIONS = [
     {"positions": "rotary", "norm_first": True},
     {"positions": "learned", "max_length": 16},
 ]
-# Sources and prefixes of uneven length, limits of their own, a prefix that leaves nothing to do.
+# Sources and prefixes of different length, different limits, and a complete prefix.
 REQUESTS = [
     Request([5, 7, 3, 9, EOS]),
     Request([4, EOS], prefix=[8, 3]),
@@ -44,13 +44,17 @@ REQUESTS = [
 
 
 def alone(net, style, options, mode, remembered={}):  # noqa: B006
-    """The answers to all requests, each decoded by itself; computed once."""
+    """The predictions of all requests, each decoded alone; computed once."""
     key = style, str(options), mode
     if key not in remembered:
         layers = {"encoder_layers": 1} if style == "encoder-decoder" else {}
-        one = net(style=style, dtype=torch.float32, **layers, **options)
+        transformer = net(style=style, dtype=torch.float32, **layers, **options)
         search = DecodingConfig(max_length=4, **MODES[mode])
-        remembered[key] = one, search, [decode(one, [request], search)[0] for request in REQUESTS]
+        remembered[key] = (
+            transformer,
+            search,
+            [decode(transformer, [request], search)[0] for request in REQUESTS],
+        )
     return remembered[key]
 
 
@@ -60,11 +64,11 @@ everything = list(range(len(REQUESTS)))
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("style", STYLES)
-def test_every_kind_of_search_answers_alike_alone_and_in_company(style, options, mode, net, same):
-    one, search, expected = alone(net, style, options, mode)
+def test_every_kind_of_search_is_independent_of_batch(style, options, mode, net, same):
+    transformer, search, expected = alone(net, style, options, mode)
     chosen = [*everything, 5, 0, 5, 0][::-1]
-    got = decode(one, [REQUESTS[i] for i in chosen], search)
-    same(got, [expected[i] for i in chosen])
+    results = decode(transformer, [REQUESTS[i] for i in chosen], search)
+    same(results, [expected[i] for i in chosen])
 
 
 @settings(max_examples=60)
@@ -75,26 +79,24 @@ def test_every_kind_of_search_answers_alike_alone_and_in_company(style, options,
     chosen=st.lists(st.sampled_from(everything), min_size=1, max_size=24),
     batch_tokens=st.sampled_from([1, 50, 150, 400, 16_384]),
 )
-def test_an_answer_does_not_depend_on_the_batch(
-    style, options, mode, chosen, batch_tokens, net, same
-):
-    one, search, expected = alone(net, style, options, mode)
-    got = decode(one, [REQUESTS[i] for i in chosen], search, batch_tokens=batch_tokens)
-    same(got, [expected[i] for i in chosen])
+def test_prediction_does_not_depend_on_batch(style, options, mode, chosen, batch_tokens, net, same):
+    transformer, search, expected = alone(net, style, options, mode)
+    results = decode(transformer, [REQUESTS[i] for i in chosen], search, batch_tokens=batch_tokens)
+    same(results, [expected[i] for i in chosen])
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_requests_that_prove_it_have_answers_of_many_lengths(mode, net):
+def test_test_requests_have_predictions_of_many_lengths(mode, net):
     answers = alone(net, "encoder-decoder", {}, mode)[2]
     assert len({len(answer.token_ids) for answer in answers}) > 2
     assert len({answer.stopped for answer in answers}) > 1
 
 
 @pytest.mark.parametrize("mode", ["greedy", "beam", "samples"])
-def test_sentences_that_are_done_leave_the_batch(mode, net, ask, same, monkeypatch):
-    one, requests = net(seed=4, vocabulary_size=6), ask(20, vocabulary=6)
+def test_finished_sentences_leave_the_batch(mode, net, make_requests, same, monkeypatch):
+    transformer, requests = net(seed=4, vocabulary_size=6), make_requests(20, vocabulary=6)
     options = DecodingConfig(max_length=12, **MODES[mode])
-    expected = [decode(one, [request], options)[0] for request in requests]
+    expected = [decode(transformer, [request], options)[0] for request in requests]
     assert len({len(answer.token_ids) for answer in expected}) > 5
     sizes, keep = [], Cache.keep
 
@@ -105,7 +107,7 @@ def test_sentences_that_are_done_leave_the_batch(mode, net, ask, same, monkeypat
         assert {len(table) for table in tables} == {len(rows)}
 
     monkeypatch.setattr(Cache, "keep", spy)
-    same(decode(one, requests, options), expected)
+    same(decode(transformer, requests, options), expected)
     assert sizes
     assert all(
         after < before for before, after in zip([len(requests), *sizes], sizes, strict=False)
@@ -114,18 +116,18 @@ def test_sentences_that_are_done_leave_the_batch(mode, net, ask, same, monkeypat
 
 
 @pytest.mark.parametrize("beam", [1, 3])
-def test_learned_positions_run_out_for_one_sentence_and_not_for_the_others(beam, net, same):
-    # One of sixteen is done long before the others, and so few do not leave the batch.
-    one = net(style="decoder", positions="learned", max_length=12)
+def test_end_of_position_table_affects_only_its_sentence(beam, net, same):
+    # One of sixteen sentences ends early; it stays in the batch until enough others have ended.
+    transformer = net(style="decoder", positions="learned", max_length=12)
     requests = [*(Request([3 + i % 9, 4]) for i in range(15)), Request([5] * 10)]
     options = DecodingConfig(beam=beam, min_length=50)
-    expected = [decode(one, [request], options)[0] for request in requests]
+    expected = [decode(transformer, [request], options)[0] for request in requests]
     assert [len(answer.token_ids) for answer in expected] == [11] * 15 + [3]
-    same(decode(one, requests, options), expected)
+    same(decode(transformer, requests, options), expected)
 
 
-def test_the_order_of_the_answers_is_that_of_the_requests(net, ask):
-    requests = ask(10)
+def test_predictions_are_in_order_of_requests(net, make_requests):
+    requests = make_requests(10)
     options = DecodingConfig(beam=2, max_length=5)
     forward = [answer.token_ids for answer in decode(net(), requests, options, batch_tokens=60)]
     backward = [
@@ -135,8 +137,8 @@ def test_the_order_of_the_answers_is_that_of_the_requests(net, ask):
     assert len({tuple(tokens) for tokens in forward}) > 4
 
 
-def test_a_batch_of_several_sentences_can_be_searched_step_by_step(net, ask, same):
-    requests, options = ask(6), DecodingConfig(beam=3, max_length=6)
+def test_batch_can_be_searched_step_by_step(net, make_requests, same):
+    requests, options = make_requests(6), DecodingConfig(beam=3, max_length=6)
     search = Search(net(), requests, options)
     steps = sum(1 for _ in search)
     answers = search.predictions()
@@ -145,7 +147,7 @@ def test_a_batch_of_several_sentences_can_be_searched_step_by_step(net, ask, sam
 
 
 @pytest.mark.parametrize("turn", [1, -1])
-def test_a_search_with_and_without_prefixes_is_right_or_refused(turn, net, same):
+def test_search_of_requests_with_and_without_prefix(turn, net, same):
     # decode keeps them apart; one Search of both has nothing to read for one and something for the
     # other. It may refuse that, but not answer as if nothing had been read.
     requests = [Request([5, 7, 3, EOS]), Request([4, 9, EOS], prefix=[8, 3, 5])][::turn]

@@ -1,4 +1,4 @@
-"""DecodingConfig refuses what cannot be, before any work, and names both sides of a contradiction."""
+"""DecodingConfig refuses invalid values and names both of two conflicting options."""
 
 import pytest
 
@@ -21,7 +21,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ({"n_best": 2, "beam": 1}, "decoding.n_best=2", "decoding.beam=1"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused_by_name(values, first, second):
+def test_conflicting_options_are_refused_by_name(values, first, second):
     with pytest.raises(InputError, match="cannot be combined") as caught:
         DecodingConfig(**values)
     assert first in str(caught.value)
@@ -97,5 +97,5 @@ def test_more_hypotheses_than_memory_has_room_for_are_refused(values):
     ],
     ids=str,
 )
-def test_what_goes_together_is_accepted(values, width):
+def test_compatible_options_are_accepted(values, width):
     assert DecodingConfig(**values).width == width

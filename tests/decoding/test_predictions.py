@@ -1,4 +1,4 @@
-"""What is told of an answer beside itself: its history, alternatives and attention."""
+"""Details of a prediction: its history, alternatives and attention."""
 
 import numpy as np
 import pytest
@@ -34,13 +34,17 @@ SAMPLINGS = [
     ids=str,
 )
 @pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
-def test_asking_for_more_changes_no_answer(mode, details, net, ask, same):
-    requests = ask(4, limit=7) + ask(2, limit=7, prefix=(4, 6)) + [Request([3, EOS], [EOS])]
+def test_details_do_not_change_predictions(mode, details, net, make_requests, same):
+    requests = (
+        make_requests(4, limit=7)
+        + make_requests(2, limit=7, prefix=(4, 6))
+        + [Request([3, EOS], [EOS])]
+    )
     plain = decode(net(), requests, DecodingConfig(**mode))
-    asked = decode(net(), requests, DecodingConfig(**mode), details)
-    same(asked, plain, atol=0)
+    detailed = decode(net(), requests, DecodingConfig(**mode), details)
+    same(detailed, plain, atol=0)
     assert all(not a.history and not a.alternatives and not a.attention for a in plain)
-    for answer in asked[:-1]:
+    for answer in detailed[:-1]:
         assert bool(answer.history) == details.history
         assert bool(answer.alternatives) == bool(details.alternatives)
         assert bool(answer.attention) == details.attention
@@ -51,13 +55,17 @@ def test_asking_for_more_changes_no_answer(mode, details, net, ask, same):
 
 @pytest.mark.parametrize("mode", [*SEARCHES, SAMPLINGS[0]], ids=str)
 @pytest.mark.parametrize("style", STYLES)
-def test_alternatives_are_the_most_probable_tokens_at_each_place(style, mode, net, ask, following):
-    one = net(style=style)
-    requests = ask(3, limit=7) + ask(2, limit=7, prefix=(4, 6, 8))
-    answers = decode(one, requests, DecodingConfig(**mode), Details(alternatives=5))
+def test_alternatives_are_most_probable_tokens_at_each_position(
+    style, mode, net, make_requests, following
+):
+    network = net(style=style)
+    requests = make_requests(3, limit=7) + make_requests(2, limit=7, prefix=(4, 6, 8))
+    answers = decode(network, requests, DecodingConfig(**mode), Details(alternatives=5))
     for request, answer in zip(requests, answers, strict=True):
         assert len(answer.alternatives) == len(answer.token_ids)
-        rows = following(one, request, [answer.token_ids[:i] for i in range(len(answer.token_ids))])
+        rows = following(
+            network, request, [answer.token_ids[:i] for i in range(len(answer.token_ids))]
+        )
         for i, (alternatives, row) in enumerate(zip(answer.alternatives, rows, strict=True)):
             tokens, logprobs = zip(*alternatives, strict=True)
             assert list(tokens) == np.argsort(-row)[:5].tolist()
@@ -69,16 +77,18 @@ def test_alternatives_are_the_most_probable_tokens_at_each_place(style, mode, ne
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_the_first_alternatives_of_greedy_search_are_its_answer(style, net, ask):
-    one, options = net(style=style), DecodingConfig(beam=1)
-    for answer in decode(one, ask(6, limit=8), options, Details(alternatives=1)):
+def test_first_alternatives_of_greedy_search_are_its_tokens(style, net, make_requests):
+    network, options = net(style=style), DecodingConfig(beam=1)
+    for answer in decode(network, make_requests(6, limit=8), options, Details(alternatives=1)):
         assert [tops[0][0] for tops in answer.alternatives] == answer.token_ids
         firsts = [tops[0][1] for tops in answer.alternatives]
         np.testing.assert_allclose(firsts, answer.logprobs, rtol=0, atol=1e-5)
 
 
-def test_there_are_no_more_alternatives_than_tokens(net, ask):
-    answer = decode(net(), ask(1, limit=5), DecodingConfig(), Details(alternatives=1000))[0]
+def test_number_of_alternatives_is_at_most_vocabulary_size(net, make_requests):
+    answer = decode(net(), make_requests(1, limit=5), DecodingConfig(), Details(alternatives=1000))[
+        0
+    ]
     for tops in answer.alternatives:
         assert sorted(token for token, _ in tops) == list(range(12))
         assert sum(np.exp(logprob) for _, logprob in tops) == pytest.approx(1, abs=1e-5)
@@ -90,10 +100,10 @@ def test_there_are_no_more_alternatives_than_tokens(net, ask):
 @pytest.mark.parametrize("mode", [SEARCHES[0], SEARCHES[1], SAMPLINGS[1]], ids=str)
 @pytest.mark.parametrize("options", [{}, {"window": 2}, {"heads": 4, "decoder_layers": 3}], ids=str)
 @pytest.mark.parametrize("style", STYLES)
-def test_attention_of_every_layer_and_head_is_that_of_the_full_pass(style, options, mode, net, ask):
-    one, both = net(style=style, **options), style == "encoder-decoder"
-    requests = ask(3, limit=6) + ask(2, limit=6, prefix=(4, 6, 8))
-    answers = decode(one, requests, DecodingConfig(**mode), Details(attention=True))
+def test_attention_of_every_head_equals_full_pass(style, options, mode, net, make_requests):
+    network, both = net(style=style, **options), style == "encoder-decoder"
+    requests = make_requests(3, limit=6) + make_requests(2, limit=6, prefix=(4, 6, 8))
+    answers = decode(network, requests, DecodingConfig(**mode), Details(attention=True))
     for request, answer in zip(requests, answers, strict=True):
         begin, m = [BOS] if both else list(request.source), len(request.source)
         n = len(begin) + len(answer.token_ids) - 1
@@ -101,14 +111,14 @@ def test_attention_of_every_layer_and_head_is_that_of_the_full_pass(style, optio
         assert set(answer.attention) == (set(shapes) if both else {"decoder"})
         capture = AttentionCapture()
         target = Packed.of([[*begin, *answer.token_ids[:-1]]])
-        one(Packed.of([request.source]) if both else None, target, capture)
+        network(Packed.of([request.source]) if both else None, target, capture)
         for part, layers in answer.attention.items():
             assert len(layers) == getattr(
-                one.config, "encoder_layers" if part == "encoder" else "decoder_layers"
+                network.config, "encoder_layers" if part == "encoder" else "decoder_layers"
             )
             for layer, expected in zip(layers, getattr(capture, part), strict=True):
                 weights = np.asarray(layer)
-                assert weights.shape == (one.config.heads, *shapes[part])
+                assert weights.shape == (network.config.heads, *shapes[part])
                 np.testing.assert_allclose(weights.sum(-1), 1, rtol=0, atol=1e-9)
                 np.testing.assert_allclose(weights, expected[0].detach(), rtol=0, atol=1e-9)
                 if part == "decoder":
@@ -119,35 +129,41 @@ def test_attention_of_every_layer_and_head_is_that_of_the_full_pass(style, optio
 
 
 def paths_of(history, limit):
-    """Follow the parents through a history: every complete answer with its log-probability."""
-    kept, complete = [([], 0.0)], []
+    """Follow the parents through a history: all complete sequences with their log-probabilities."""
+    live, complete = [([], 0.0)], []
     for step, candidates in enumerate(history):
         going = []
-        for one in candidates:
-            assert step == 0 or 0 <= one.parent < len(kept)
-            tokens, total = kept[one.parent if step else 0]
-            assert one.score == pytest.approx(total + one.logprob, abs=1e-9)
-            path = [*tokens, one.token], one.score
-            assert one.fate in ("kept", "ended", "pruned")
-            if one.fate == "ended":
+        for candidate in candidates:
+            assert step == 0 or 0 <= candidate.parent < len(live)
+            tokens, total = live[candidate.parent if step else 0]
+            assert candidate.score == pytest.approx(total + candidate.logprob, abs=1e-9)
+            path = [*tokens, candidate.token], candidate.score
+            assert candidate.fate in ("kept", "ended", "pruned")
+            if candidate.fate == "ended":
                 complete.append(path)
-            elif one.fate == "kept":
+            elif candidate.fate == "kept":
                 going.append(path)
-        kept = going
-    return complete + (kept if len(history) == limit else [])
+        live = going
+    return complete + (live if len(history) == limit else [])
 
 
 def ranked(complete, options, count):
     scored = [(s / ((5 + len(t)) / 6) ** options.length_penalty, t) for t, s in complete]
-    return sorted(scored, key=lambda one: -one[0])[:count]
+    return sorted(scored, key=lambda entry: -entry[0])[:count]
 
 
 @pytest.mark.parametrize("search", [*SEARCHES, {"beam": 20, "n_best": 20}], ids=str)
 @pytest.mark.parametrize("style", STYLES)
-def test_the_history_of_a_beam_tells_how_its_answers_came_about(style, search, net, ask, all_of):
-    one, options, limit = net(seed=1, style=style, vocabulary_size=7), DecodingConfig(**search), 6
+def test_beam_history_explains_predictions(style, search, net, make_requests, all_of):
+    network, options, limit = (
+        net(seed=1, style=style, vocabulary_size=7),
+        DecodingConfig(**search),
+        6,
+    )
     fates = set()
-    for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Details(history=True)):
+    for answer in decode(
+        network, make_requests(9, vocabulary=7, limit=limit), options, Details(history=True)
+    ):
         assert max(len(a.token_ids) for a in all_of(answer)) <= len(answer.history) <= limit
         for candidates in answer.history:
             assert 0 < len(candidates) <= 2 * options.beam
@@ -157,23 +173,25 @@ def test_the_history_of_a_beam_tells_how_its_answers_came_about(style, search, n
             for rank, candidate in enumerate(candidates):
                 end = candidate.token == EOS
                 going += not end
-                kept = not end and going <= options.beam
+                live = not end and going <= options.beam
                 ended = end and rank < options.beam
-                assert candidate.fate == ("ended" if ended else "kept" if kept else "pruned")
+                assert candidate.fate == ("ended" if ended else "kept" if live else "pruned")
             fates |= {candidate.fate for candidate in candidates}
         expected = ranked(paths_of(answer.history, limit), options, options.n_best)
         assert [a.token_ids for a in all_of(answer)] == [tokens for _, tokens in expected]
-        got = [a.score for a in all_of(answer)]
-        np.testing.assert_allclose(got, [s for s, _ in expected], rtol=0, atol=1e-9)
+        result_scores = [a.score for a in all_of(answer)]
+        np.testing.assert_allclose(result_scores, [s for s, _ in expected], rtol=0, atol=1e-9)
         assert all(not other.history for other in answer.others)
     assert fates == {"kept", "ended", "pruned"}
 
 
 @pytest.mark.parametrize("mode", SAMPLINGS, ids=str)
-def test_the_history_of_samples_follows_each_of_them(mode, net, ask, all_of):
-    one, options, limit = net(seed=1, vocabulary_size=7), DecodingConfig(**mode), 6
+def test_sampling_history_follows_each_sample(mode, net, make_requests, all_of):
+    network, options, limit = net(seed=1, vocabulary_size=7), DecodingConfig(**mode), 6
     lengths = set()
-    for answer in decode(one, ask(9, vocabulary=7, limit=limit), options, Details(history=True)):
+    for answer in decode(
+        network, make_requests(9, vocabulary=7, limit=limit), options, Details(history=True)
+    ):
         assert len(answer.history) == max(len(a.token_ids) for a in all_of(answer))
         assert {c.fate for candidates in answer.history for c in candidates} <= {"kept", "ended"}
         expected = ranked(paths_of(answer.history, limit), options, options.n_best)
@@ -185,8 +203,8 @@ def test_the_history_of_samples_follows_each_of_them(mode, net, ask, all_of):
 
 
 @pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
-def test_a_history_does_not_depend_on_the_batch(mode, net, ask):
-    requests, options = ask(9, limit=6), DecodingConfig(**mode)
+def test_history_does_not_depend_on_batch(mode, net, make_requests):
+    requests, options = make_requests(9, limit=6), DecodingConfig(**mode)
     together = decode(net(), requests, options, Details(history=True))
     for request, answer in zip(requests, together, strict=True):
         alone = decode(net(), [request], options, Details(history=True))[0].history
@@ -196,30 +214,30 @@ def test_a_history_does_not_depend_on_the_batch(mode, net, ask):
 
 
 @pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
-def test_a_search_takes_no_step_after_its_last(mode, net, ask):
-    one, options, steps = net(seed=1, vocabulary_size=7), DecodingConfig(**mode), set()
-    for request in ask(9, vocabulary=7, limit=12):
-        search = Search(one, [request], options)
-        steps.add(taken := sum(1 for _ in search))
-        assert len(search.predictions(history=True)[0].history) == taken
+def test_search_takes_no_unnecessary_step(mode, net, make_requests):
+    network, options, steps = net(seed=1, vocabulary_size=7), DecodingConfig(**mode), set()
+    for request in make_requests(9, vocabulary=7, limit=12):
+        search = Search(network, [request], options)
+        steps.add(step_count := sum(1 for _ in search))
+        assert len(search.predictions(history=True)[0].history) == step_count
     assert min(steps) < 12
 
 
-# ---- what is settled while the search is on its way ---------------------------------------
+# ---- tokens that are settled during the search --------------------------------------------
 
 
 def follow(search):
-    """What was settled after each step."""
+    """The settled tokens after each step."""
     return [search.settled() for _ in search]
 
 
 @pytest.mark.parametrize("mode", SEARCHES + SAMPLINGS, ids=str)
 @pytest.mark.parametrize("prefix", [(), (5, 8)], ids=str)
 @pytest.mark.parametrize("style", STYLES)
-def test_what_is_settled_only_grows_into_the_answer(style, prefix, mode, net, ask):
-    for request in ask(9, limit=9, vocabulary=7, prefix=prefix):
-        one = net(seed=1, style=style, vocabulary_size=9)
-        search = Search(one, [request], DecodingConfig(**mode))
+def test_settled_tokens_grow_into_the_prediction(style, prefix, mode, net, make_requests):
+    for request in make_requests(9, limit=9, vocabulary=7, prefix=prefix):
+        network = net(seed=1, style=style, vocabulary_size=9)
+        search = Search(network, [request], DecodingConfig(**mode))
         assert search.settled() == list(prefix)
         seen = [list(prefix), *follow(search)]
         tokens = search.predictions()[0].token_ids
@@ -228,15 +246,15 @@ def test_what_is_settled_only_grows_into_the_answer(style, prefix, mode, net, as
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_beam_settles_tokens_before_its_end(style, net, ask):
-    one, options = net(seed=1, style=style), DecodingConfig(beam=2, min_length=30)
-    settled = [len(follow(Search(one, [r], options))[-2]) for r in ask(6, limit=15)]
+def test_beam_settles_tokens_before_its_end(style, net, make_requests):
+    network, options = net(seed=1, style=style), DecodingConfig(beam=2, min_length=30)
+    settled = [len(follow(Search(network, [r], options))[-2]) for r in make_requests(6, limit=15)]
     assert max(settled) > 5
 
 
 @pytest.mark.parametrize("mode", [SEARCHES[0], SAMPLINGS[0]], ids=str)
-def test_a_single_hypothesis_settles_a_token_with_every_step(mode, net, ask):
-    for request in ask(5, limit=9):
+def test_single_hypothesis_settles_one_token_per_step(mode, net, make_requests):
+    for request in make_requests(5, limit=9):
         search = Search(net(), [request], DecodingConfig(**mode))
         seen = follow(search)
         tokens = search.predictions()[0].token_ids
@@ -244,7 +262,7 @@ def test_a_single_hypothesis_settles_a_token_with_every_step(mode, net, ask):
 
 
 @pytest.mark.parametrize("mode", [SEARCHES[0], SEARCHES[1], SAMPLINGS[0]], ids=str)
-def test_what_is_settled_stays_when_the_search_runs_into_a_dead_end(mode, net):
+def test_settled_tokens_remain_when_search_is_blocked(mode, net):
     options = DecodingConfig(**{**mode, "no_repeat": 1, "min_length": 30})
     search = Search(net(vocabulary_size=5), [Request([3, 4, EOS])], options)
     seen = follow(search)
@@ -255,7 +273,7 @@ def test_what_is_settled_stays_when_the_search_runs_into_a_dead_end(mode, net):
 
 
 @pytest.mark.parametrize("mode", [SEARCHES[0], SEARCHES[1], SAMPLINGS[0]], ids=str)
-def test_what_is_settled_stays_while_the_neighbours_go_on(mode, net):
+def test_settled_tokens_remain_while_other_sentences_continue(mode, net):
     options = DecodingConfig(**{**mode, "min_length": 9})
     requests = [Request([3, EOS], limit=2), *(Request([4 + i, 5, EOS], limit=7) for i in range(3))]
     search = Search(net(), requests, options)
@@ -267,7 +285,7 @@ def test_what_is_settled_stays_while_the_neighbours_go_on(mode, net):
         assert after[: len(before)] == before
 
 
-def test_a_prefix_that_leaves_nothing_to_do_is_settled_at_once(net):
+def test_complete_prefix_is_settled_immediately(net):
     search = Search(net(), [Request([4, EOS], prefix=[5, EOS, 7])], DecodingConfig())
     assert search.settled() == [5, EOS]
     assert follow(search) == []

@@ -1,4 +1,4 @@
-"""A text that is too long is cut between sentences, else between words, else anywhere."""
+"""A long text is split between sentences, otherwise between words, otherwise between characters."""
 
 from functools import cache
 
@@ -32,25 +32,25 @@ TEXTS = st.lists(st.tuples(WORDS, SPACES), min_size=1, max_size=30).map(
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "character"])
-@given(text=st.one_of(TEXTS, st.text(min_size=1, max_size=60)), most=st.integers(4, 40))
-@example(text="Haus Hund Haus Hund", most=4)
-@example(text="x" * 41, most=4)
-def test_pieces_fit_and_hold_everything_in_order(kind, text, most):
+@given(text=st.one_of(TEXTS, st.text(min_size=1, max_size=60)), limit=st.integers(4, 40))
+@example(text="Haus Hund Haus Hund", limit=4)
+@example(text="x" * 41, limit=4)
+def test_pieces_fit_limit_and_preserve_text(kind, text, limit):
     count = counter(kind)
-    pieces = split_pieces(text, count, most)
-    assert all(count(piece) <= most for piece in pieces)
+    pieces = split_pieces(text, count, limit)
+    assert all(count(piece) <= limit for piece in pieces)
     assert "".join("".join(pieces).split()) == "".join(text.split())
     words = text.split()
-    if all(count(" " + word) <= most and count(word) <= most for word in words):
+    if all(count(" " + word) <= limit and count(word) <= limit for word in words):
         assert " ".join(pieces).split() == words
 
 
-def test_a_text_that_fits_stays_as_it_is():
+def test_text_within_limit_is_not_split():
     text = "  Ein Hund.  Und \n noch  einer! "
     assert split_pieces(text, len, len(text)) == [text]
 
 
-def test_a_text_is_cut_between_sentences_where_that_is_enough():
+def test_text_is_split_between_sentences_if_that_suffices():
     text = "Eins zwei. Drei vier! Fünf sechs? Sieben acht… 九十。 Elf."
     assert split_pieces(text, len, 12) == [
         "Eins zwei.",
@@ -66,7 +66,7 @@ def test_a_text_is_cut_between_sentences_where_that_is_enough():
     ]
 
 
-def test_a_long_sentence_is_cut_between_words_and_the_short_ones_are_not():
+def test_only_long_sentences_are_split_between_words():
     text = "Kurz hier. Das ist ein langer Satz mit Wörtern. Kurz da."
     pieces = split_pieces(text, len, 20)
     assert pieces[0] == "Kurz hier."
@@ -75,7 +75,7 @@ def test_a_long_sentence_is_cut_between_words_and_the_short_ones_are_not():
     assert " ".join(pieces) == text
 
 
-def test_a_point_inside_a_word_is_no_end():
+def test_period_inside_a_word_does_not_end_a_sentence():
     assert split_pieces("Version 3.11 ist da. Gut so.", len, 21) == [
         "Version 3.11 ist da.",
         "Gut so.",
@@ -84,7 +84,7 @@ def test_a_point_inside_a_word_is_no_end():
 
 @pytest.mark.parametrize("letter", ["x", "ß", "語", "😀"])
 @pytest.mark.parametrize("kind", ["bpe", "byte", "character"])
-def test_a_word_of_ten_thousand_characters_is_cut_anywhere(kind, letter):
+def test_very_long_word_is_split_between_characters(kind, letter):
     count, word = counter(kind), letter * 10_000
     for text in (word, f"Ein {word} Hund."):
         pieces = split_pieces(text, count, 100)
@@ -92,13 +92,13 @@ def test_a_word_of_ten_thousand_characters_is_cut_anywhere(kind, letter):
         assert "".join("".join(pieces).split()) == "".join(text.split())
 
 
-def test_only_white_space_has_no_pieces():
+def test_white_space_gives_no_pieces():
     assert "".join(split_pieces(" \n" * 500, len, 10)).strip() == ""
     assert Translate(tokenizer("byte"), tokenizer("byte")).requests([" \n" * 500], 20) == [[]]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "character"])
-def test_requests_are_closed_and_never_longer_than_asked(kind):
+def test_requests_end_with_eos_and_respect_limit(kind):
     task = Translate(tokenizer(kind), tokenizer(kind))
     texts = ["", "  \n", "Haus", "Das Haus. " * 30, "Haus Hund " * 40, "x" * 500, "Das Haus steht"]
     for longest in (8, 20, 64):

@@ -30,7 +30,7 @@ IMPLEMENTATIONS = [
     )),
 ]  # fmt: skip
 DECODER = {"style": "decoder", "positions": "learned", "bias": False}
-SEARCHES = {  # changes of the model, beam, sentences, steps, min_length
+SEARCHES = {  # changes to the model, beam, sentences, steps, min_length
     "greedy": ({}, 1, 2, 5, 0),
     "beam": ({}, 4, 3, 5, 3),  # 12 rows: products with tensor cores
     "large batch": ({}, 4, 5, 3, 0),
@@ -48,10 +48,11 @@ def make_model(model, changes):
 
 def make_search(net, beam, sentences, steps, min_length, compiled=None):
     """Beams and a cache before the first step; `compiled`: the CpuModel that fills the cache."""
-    most = min(50, net.config.vocabulary_size)
+    upper = min(50, net.config.vocabulary_size)
     generator = torch.Generator().manual_seed(0)
     sources = [
-        torch.randint(3, most, (2 + 3 * i,), generator=generator).tolist() for i in range(sentences)
+        torch.randint(3, upper, (2 + 3 * i,), generator=generator).tolist()
+        for i in range(sentences)
     ]
     options = DecodingConfig(beam=beam, min_length=min_length)
     beams = Beams(options, sentences, steps, 0, EOS, torch.device("cpu"))
@@ -90,7 +91,7 @@ def make_step(implementation, net, search):
         def step():
             logits = fused._logits(net)
             fused._advance(logits)
-            assert done.equal(beams.done)  # what the host reads
+            assert done.equal(beams.done)  # the flags that the host reads
             return logits
 
     return beams, cache, step
@@ -119,7 +120,7 @@ def compare(implementation, net, search):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("search", SEARCHES)
-def test_a_step_equals_its_specification(implementation, search, model):
+def test_step_equals_its_specification(implementation, search, model):
     changes, *sizes = SEARCHES[search]
     compare(implementation, make_model(model, changes), sizes)
 
@@ -127,8 +128,8 @@ def test_a_step_equals_its_specification(implementation, search, model):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])
 @pytest.mark.parametrize("rows", [(2, 8), (2, 4)], ids=["tiled", "by PyTorch"])
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_products_of_many_rows(implementation, rows, norm_first, model, monkeypatch):
-    """As if 8 rows were many."""
+def test_step_with_products_of_many_rows(implementation, rows, norm_first, model, monkeypatch):
+    """Lower the threshold of many rows to 8."""
     from regard.decoding.engines import cuda_step
 
     monkeypatch.setattr(cuda_step, "FUSED_ROWS", rows[0])
@@ -156,7 +157,7 @@ def test_the_encoder_equals_its_specification(implementation, model):
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu tests the compiled kernels")
 def test_triton_in_the_interpreter():
-    """In a process of its own, because Triton reads the variable when it is imported."""
+    """Run in a subprocess, because Triton reads the variable when it is imported."""
     command = [sys.executable, "-m", "pytest", "-x", "-k", "triton and not interpreter", __file__]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)

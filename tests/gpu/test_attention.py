@@ -1,6 +1,6 @@
 """Backends on a CUDA device equal the reference, forward and backward.
 
-Where there is none, these are skipped: CI has no GPU. By hand: `pytest tests/gpu`.
+They are skipped without a GPU, as in CI. Run them with `pytest tests/gpu`.
 """
 
 import pytest
@@ -20,7 +20,7 @@ VISIBILITIES = [Visibility(causal, window) for causal in (False, True) for windo
 
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch):
-    """float32 products in float32, not in the tensor cores' shorter format."""
+    """Compute float32 products in float32, not in TF32."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 

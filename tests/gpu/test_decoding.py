@@ -1,4 +1,4 @@
-"""A search by CUDA graphs finds what the eager engine and the CPU find."""
+"""A search with CUDA graphs equals the eager engine and the CPU."""
 
 import pytest
 import torch
@@ -26,24 +26,24 @@ MODES = [
 
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch):
-    """float32 products in float32, not in the tensor cores' shorter format."""
+    """Compute float32 products in float32, not in TF32."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
 def requests(count, prefixes):
-    made = []
+    batch = []
     for i in range(count):
         source = torch.randint(3, 20, (1 + 7 * i % 41,)).tolist()
-        made.append(Request(source, [5, 9, 11][: i % 4] if prefixes else []))
-    return made
+        batch.append(Request(source, [5, 9, 11][: i % 4] if prefixes else []))
+    return batch
 
 
 def same(ours, theirs):
     for a, b in zip(ours, theirs, strict=True):
-        for one, other in zip((a, *a.others), (b, *b.others), strict=True):
-            assert one.token_ids == other.token_ids
-            assert one.stopped == other.stopped
-            assert one.score == pytest.approx(other.score, abs=1e-4)
+        for prediction, reference in zip((a, *a.others), (b, *b.others), strict=True):
+            assert prediction.token_ids == reference.token_ids
+            assert prediction.stopped == reference.stopped
+            assert prediction.score == pytest.approx(reference.score, abs=1e-4)
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
@@ -53,23 +53,23 @@ def same(ours, theirs):
 def test_graph_search_equals_eager_and_the_cpu(
     style, options, prefixes, changes, model, monkeypatch
 ):
-    # A random number may fall between two roundings, so sampling is compared in float64.
+    # Rounding can change a sampled token, so sampling is compared in float64.
     dtype = torch.float64 if options.temperature else torch.float32
     net = model(style=style, dtype=dtype, d_model=32, **changes)
-    asked = requests(11, prefixes)
-    on_cpu = search.decode(net, asked, options)
+    batch = requests(11, prefixes)
+    on_cpu = search.decode(net, batch, options)
     net.cuda()
-    found = search.decode(net, asked, options)
-    again = search.decode(net, asked[::-1], options, batch_tokens=400)[::-1]
+    predictions = search.decode(net, batch, options)
+    again = search.decode(net, batch[::-1], options, batch_tokens=400)[::-1]
     monkeypatch.setattr(search, "choose_engine", EagerSearch)
-    same(found, search.decode(net, asked, options))
-    same(found, on_cpu)
-    same(found, again)
+    same(predictions, search.decode(net, batch, options))
+    same(predictions, on_cpu)
+    same(predictions, again)
 
 
-def test_sentences_that_are_not_done_move_to_smaller_buffers(model, monkeypatch):
+def test_unfinished_sentences_move_to_smaller_buffers(model, monkeypatch):
     net = model(dtype=torch.float32, d_model=32).cuda()
-    asked = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 60) for i in range(64)]
+    batch = [Request([3 + i % 17, 5, 2], limit=2 if i % 16 else 60) for i in range(64)]
     options = DecodingConfig(beam=2, min_length=60)
     moved = []
     move_from = cuda_graph.GraphBuffers.move_from
@@ -78,26 +78,26 @@ def test_sentences_that_are_not_done_move_to_smaller_buffers(model, monkeypatch)
         "move_from",
         lambda *args: (moved.append(len(args[2])), move_from(*args)),
     )
-    found = search.decode(net, asked, options)
+    predictions = search.decode(net, batch, options)
     assert moved == [4]
     monkeypatch.setattr(search, "choose_engine", EagerSearch)
-    same(found, search.decode(net, asked, options))
+    same(predictions, search.decode(net, batch, options))
 
 
-def test_weights_that_change_are_the_ones_that_are_used(model):
+def test_changed_weights_are_used(model):
     net = model(dtype=torch.float32, d_model=32).cuda()
-    other = model(dtype=torch.float32, d_model=32)
-    torch.nn.init.normal_(other.table("target").weight)
-    asked, options = requests(5, False), DecodingConfig(beam=2)
-    before = search.decode(net, asked, options)
-    net.load_state_dict(other.state_dict())
-    after = search.decode(net, asked, options)
+    source = model(dtype=torch.float32, d_model=32)
+    torch.nn.init.normal_(source.table("target").weight)
+    batch, options = requests(5, False), DecodingConfig(beam=2)
+    before = search.decode(net, batch, options)
+    net.load_state_dict(source.state_dict())
+    after = search.decode(net, batch, options)
     assert [a.token_ids for a in after] != [a.token_ids for a in before]
-    same(after, search.decode(other, asked, options))
-    same(search.decode(net.double().float(), asked, options), after)
+    same(after, search.decode(source, batch, options))
+    same(search.decode(net.double().float(), batch, options), after)
 
 
-def test_many_shapes_do_not_pile_up(model):
+def test_number_of_buffers_is_bounded(model):
     net = model(dtype=torch.float32, d_model=32).cuda()
     for count in range(1, 2 * cuda_graph.MAX_BUFFERS, 2):
         search.decode(net, requests(count, False)[-3:], DecodingConfig(beam=1 + count % 7))

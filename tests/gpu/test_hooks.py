@@ -92,7 +92,7 @@ def engine(net):
     return type(search.engine)
 
 
-def test_cuda_graphs_are_used_again_when_the_hook_is_gone(model):
+def test_cuda_graphs_are_used_again_after_hook_is_removed(model):
     net = make(model)
     assert engine(net) is GraphSearch
     hook = net.decoder.layers[0].cross_attention.register_forward_hook(disturb)

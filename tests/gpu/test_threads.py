@@ -26,26 +26,26 @@ REQUESTS = [Request([3 + (5 * i + j) % 9 for j in range(1 + 6 * i)]) for i in ra
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_concurrent_searches_find_what_they_find_alone(style, model):
+def test_concurrent_searches_equal_sequential_searches(style, model):
     net = model(style=style, dtype=torch.float32, d_model=32, positions="rotary").cuda()
 
     alone = {}
 
     def close(name, rows):
-        """Log-probabilities may differ in their last digits: when a sentence moves to smaller
-        buffers depends on how fast the host is, and how a product rounds on its size."""
+        """Compare log-probabilities with a tolerance: the moment at which a sentence moves to smaller
+        buffers depends on the speed of the host, and rounding depends on the buffer size."""
         numbers = torch.tensor([x for row in rows for x in row])
         torch.testing.assert_close(numbers, alone.setdefault(name, numbers), rtol=0, atol=1e-4)
 
-    def found(name, count):
+    def decoded(name, count):
         answers = decode(net, REQUESTS[:count], MODES[name])
-        every = [one for answer in answers for one in (answer, *answer.others)]
-        close((name, count), [one.logprobs for one in every])
-        return [one.token_ids for one in every]
+        every = [prediction for answer in answers for prediction in (answer, *answer.others)]
+        close((name, count), [prediction.logprobs for prediction in every])
+        return [prediction.token_ids for prediction in every]
 
-    calls = {f"{name} {count}": partial(found, name, count) for name in MODES for count in (1, 5)}
+    calls = {f"{name} {count}": partial(decoded, name, count) for name in MODES for count in (1, 5)}
     calls["score"] = lambda: close(
-        "score", [one.logprobs for one in score(net, REQUESTS, [[5, 6, 2]] * 5)]
+        "score", [prediction.logprobs for prediction in score(net, REQUESTS, [[5, 6, 2]] * 5)]
     )
     assert check_concurrent(calls, threads=6, rounds=4) == 6 * 4 * 9
     assert net.backend == "auto"

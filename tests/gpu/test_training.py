@@ -1,6 +1,6 @@
-"""What a training step on a CUDA device fuses and records equals the plain code.
+"""Fused kernels and CUDA graphs of a training step equal plain PyTorch.
 
-By hand, where there is one: `pytest tests/gpu`.
+Run them on a machine with a GPU: `pytest tests/gpu`.
 """
 
 import pytest
@@ -24,7 +24,7 @@ N, D = 301, 48
 
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch):
-    """float32 products in float32, not in the tensor cores' shorter format."""
+    """Compute float32 products in float32, not in TF32."""
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
@@ -34,7 +34,7 @@ def error(ours, expected):
 
 
 def assert_same(ours, theirs, inputs, tolerance=1e-5):
-    """Two results and their gradients."""
+    """Compare two results and their gradients."""
     upstream = torch.randn_like(ours)
     pairs = zip(
         (ours, *torch.autograd.grad(ours, inputs, upstream)),
@@ -51,7 +51,7 @@ def leaf(*shape):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("make", [None, nn.LayerNorm, nn.RMSNorm])
 @pytest.mark.parametrize("rows", [1, N])
-def test_add_and_norm_equals_pytorchs_with_the_same_mask(make, dropout, rows):
+def test_add_norm_equals_pytorch_with_same_mask(make, dropout, rows):
     norm = None if make is None else make(D, eps=1e-5).cuda()
     x, y = leaf(rows, D), leaf(rows, D)
     torch.manual_seed(3)
@@ -64,12 +64,12 @@ def test_add_and_norm_equals_pytorchs_with_the_same_mask(make, dropout, rows):
     assert_same(ours, total if norm is None else norm(total), inputs)
 
 
-def test_dropout_keeps_as_many_as_it_should_and_other_numbers_for_another_seed():
+def test_dropout_fraction_and_seed():
     x, ones = torch.zeros(4000, 512, device="cuda"), torch.ones(4000, 512, device="cuda")
     masks = [fused.add_norm(x, ones, None, 0.1) > 0 for _ in range(2)]
     for mask in masks:
         assert abs(mask.double().mean() - 0.9) < 5 * (0.09 / mask.numel()) ** 0.5
-        for dim in (0, 1):  # and evenly over rows and columns
+        for dim in (0, 1):  # and uniformly over rows and columns
             spread = mask.double().mean(dim).std() / (0.09 / mask.shape[dim]) ** 0.5
             assert 0.8 < spread < 1.2
     both = (masks[0] & masks[1]).double().mean()
@@ -78,20 +78,20 @@ def test_dropout_keeps_as_many_as_it_should_and_other_numbers_for_another_seed()
 
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_product_with_its_activation_equals_pytorchs(activation, biased):
+def test_linear_with_activation_equals_pytorch(activation, biased):
     x, weight = leaf(N, D), leaf(70, D)
     bias = leaf(70) if biased else None
     with torch.autocast("cuda", torch.bfloat16):
         ours = fused.linear(x, weight, bias, activation)
     assert ours.dtype == torch.bfloat16
     plain = F.linear(x, weight, bias)
-    # What is rounded to the other side of zero would count as an error of ReLU's gradient.
+    # A value that is rounded across zero would count as an error of ReLU's gradient.
     kinds = {"none": plain, "relu": plain * (ours > 0), "gelu": F.gelu(plain)}
     assert_same(ours.float(), kinds[activation], [x, weight, *([bias] if biased else [])], 2e-2)
 
 
 @pytest.mark.parametrize("learned", [True, False])
-def test_the_embedding_equals_pytorchs_with_the_same_mask(learned):
+def test_embedding_equals_pytorch_with_same_mask(learned):
     table, add = nn.Embedding(30, D).cuda(), leaf(20, D)
     tokens, positions = torch.randint(30, (N,)).cuda(), torch.randint(20, (N,)).cuda()
     torch.manual_seed(3)
@@ -106,7 +106,7 @@ def test_the_embedding_equals_pytorchs_with_the_same_mask(learned):
 @pytest.mark.parametrize("vocabulary", [64, 1000, 9001])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("biased", [True, False])
-def test_the_loss_equals_pytorchs(vocabulary, smoothing, biased, monkeypatch):
+def test_loss_equals_pytorch(vocabulary, smoothing, biased, monkeypatch):
     monkeypatch.setattr(fused, "PIECE", 128 * vocabulary)  # several pieces
     hidden, matrix = leaf(N, D), leaf(vocabulary, D)
     bias = leaf(vocabulary) if biased else None
@@ -119,7 +119,7 @@ def test_the_loss_equals_pytorchs(vocabulary, smoothing, biased, monkeypatch):
 
 
 @pytest.mark.parametrize("vocabulary", [48, 8013])
-def test_how_much_two_passes_disagree_equals_pytorchs(vocabulary, monkeypatch):
+def test_divergence_equals_pytorch(vocabulary, monkeypatch):
     first, second, matrix = leaf(N, D), leaf(N, D), leaf(vocabulary, D)
     labels = torch.randint(-1, 3, (N,), device="cuda")
     ours = divergence(first, second, matrix, None, labels)
@@ -156,8 +156,8 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_in_bfloat16_gradients_are_as_near_to_the_exact_ones_as_without_kernels(shape, monkeypatch):
-    found = {}
+def test_bfloat16_gradients_are_as_accurate_as_without_kernels(shape, monkeypatch):
+    all_gradients = {}
     for name in ("exact", "plain", "fused"):
         model = small_model(dropout=0.0, **shape)
         with monkeypatch.context() as patch:
@@ -169,14 +169,14 @@ def test_in_bfloat16_gradients_are_as_near_to_the_exact_ones_as_without_kernels(
             with torch.autocast("cuda", torch.bfloat16, enabled=name != "exact"):
                 loss, _ = token_loss(model, batch, 0.1, 0.0)
             loss.backward()
-        found[name] = gradients(model)
-    for exact, plain, ours in zip(*found.values(), strict=True):
+        all_gradients[name] = gradients(model)
+    for exact, plain, ours in zip(*all_gradients.values(), strict=True):
         assert error(ours, exact) < max(2 * error(plain, exact), 1e-2)
 
 
 @pytest.mark.parametrize("r_drop", [0.0, 3.0])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_replayed_row_has_the_gradients_of_the_row_itself(shape, r_drop):
+def test_replayed_graph_has_gradients_of_eager_step(shape, r_drop):
     model = small_model(dropout=0.2 if r_drop else 0.0, **shape)
     budgets = [220, 220] if model.encoder is not None else [220]
     graphs = StepGraphs(model, lambda b: token_loss(model, b, 0.1, r_drop), budgets, torch.float32)
@@ -188,35 +188,35 @@ def test_a_replayed_row_has_the_gradients_of_the_row_itself(shape, r_drop):
         replayed = gradients(model)
         model.zero_grad(set_to_none=True)
         rows = [None if row is None else row.to("cuda") for row in (batch.source, batch.target)]
-        torch.manual_seed(0)  # with the seed that is added, the masks of the replay
+        torch.manual_seed(0)  # with the added seed, the dropout masks of the replay
         with fused.seeded_dropout(torch.tensor([7], device="cuda")):
             loss, likelihood = token_loss(model, Batch(*rows, batch.labels.cuda()), 0.1, r_drop)
         loss.backward()
         assert error(sums, torch.stack([loss.detach(), likelihood])) < 1e-5
-        del loss, likelihood  # a capture fails while an autograd graph of before exists
+        del loss, likelihood  # a capture fails while an earlier autograd graph exists
         for ours, expected in zip(replayed, gradients(model), strict=True):
             assert error(ours, expected) < 1e-4
     assert len(graphs.graphs) == 3  # of full, less full and short rows
 
 
-def test_a_seed_decides_what_a_replay_drops_and_gradients_add_up():
+def test_replay_dropout_depends_on_seed_and_gradients_accumulate():
     model = small_model(dropout=0.3)
     graphs = StepGraphs(model, lambda b: token_loss(model, b, 0.1, 0.0), [220] * 2, torch.bfloat16)
     batch = batch_of(model, LENGTHS, "cpu")
-    found = []
+    all_gradients = []
     for seeds in ([7], [8], [7], [7, 8]):
         model.zero_grad(set_to_none=True)
         for seed in seeds:
             graphs.gradients(batch, seed, graphs.size(batch))
-        found.append(gradients(model))
-    for one, other, again, both in zip(*found, strict=True):
-        assert torch.equal(one, again)
-        assert not torch.equal(one, other)
-        torch.testing.assert_close(both, one + other)
+        all_gradients.append(gradients(model))
+    for first, second, repeated, both in zip(*all_gradients, strict=True):
+        assert torch.equal(first, repeated)
+        assert not torch.equal(first, second)
+        torch.testing.assert_close(both, first + second)
 
 
 @pytest.mark.parametrize("cuda_graphs", [True, False])
-def test_a_run_on_a_gpu_resumes_to_the_same_bits(cuda_graphs, tmp_path):
+def test_resumed_run_on_gpu_is_bit_identical(cuda_graphs, tmp_path):
     from safetensors.torch import load_file
 
     from regard.tasks.builtin import write_corpus

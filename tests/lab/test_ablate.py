@@ -261,7 +261,7 @@ def weights(folder):
 def test_failed_row_is_reported_with_its_last_log_line_and_others_continue(first, folder):
     out, err, code = first
     assert code == 1
-    why = f"{folder}/lab/runs/A-heads-1-2 exists and is not a run: choose a different --out"
+    why = f"{folder}/lab/runs/A-heads-1-2 exists and is not a run: choose a different folder"
     assert f"A-heads-1-2: failed: {why}" in err
     assert f"failed: A-heads-1: seed 2: {why}" in " ".join(out.split())
     assert "4 of 4" in err

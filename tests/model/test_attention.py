@@ -41,8 +41,8 @@ def assert_backends_equal_reference(*case):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-# Lengths where something changes: one token, two, the edges of tiles of 64, the point
-# where the padded backend cuts a windowed sequence, and very uneven neighbours.
+# Edge cases of the lengths: one token, two tokens, the edges of tiles of 64, the length
+# at which the padded backend splits a windowed sequence, and very different lengths.
 lengths_strategy = st.lists(
     st.one_of(st.integers(1, 12), st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 200])),
     min_size=1,
@@ -85,8 +85,8 @@ def test_cross_attention_of_every_backend_equals_the_reference(lengths, heads):
     causal=st.booleans(),
     window=st.sampled_from([None, 2, 30]),
 )
-def test_fewer_queries_than_keys_stand_at_the_last_keys(lengths, causal, window):
-    """What a cache needs: the new queries see the old keys."""
+def test_fewer_queries_than_keys_align_with_last_keys(lengths, causal, window):
+    """As with a cache, in which new queries see old keys."""
     queries = [q for q, _ in lengths]
     keys = [q + before for q, before in lengths]
     query = random_heads(sum(queries), 2, 4)
@@ -103,8 +103,8 @@ def test_fewer_queries_than_keys_stand_at_the_last_keys(lengths, causal, window)
     lengths=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=8),
     visibility=st.sampled_from(VISIBILITIES),
 )
-def test_tiles_hold_every_token_once_and_walk_over_all_they_see(lengths, visibility):
-    """The tables of the kernels that only a GPU runs; tests/gpu holds their results."""
+def test_tiles_cover_each_token_once_and_all_visible_keys(lengths, visibility):
+    """The tables of the GPU kernels; tests/gpu tests the results of the kernels."""
     queries, keys = zip(*lengths, strict=True)
     if not visibility.full:
         queries = keys
@@ -117,12 +117,12 @@ def test_tiles_hold_every_token_once_and_walk_over_all_they_see(lengths, visibil
         for start, end, low, high, inner, outer in tiles.tolist():
             assert 0 < end - start <= TILE
             held += range(start, end)
-            found = seen[start:end].any(0).nonzero().flatten()
-            # nothing visible is left out, and no more is walked over than from first to last
-            assert (low, high) == (int(found[0]), int(found[-1]) + 1)
+            visible_keys = seen[start:end].any(0).nonzero().flatten()
+            # the range is exactly from the first to the last visible key
+            assert (low, high) == (int(visible_keys[0]), int(visible_keys[-1]) + 1)
             assert seen[start:end, inner:outer].all()
         assert sorted(held) == list(range(len(seen)))
-    # With room to spare: the same runs and tiles, then tokens that change nothing.
+    # With spare capacity: the same runs and tiles, followed by tokens without effect.
     room = len(visible) + 100, visible.shape[1] + 70
     runs, query_tiles, key_tiles = tables(queries, keys, visibility.causal, visibility.window, room)
     assert torch.equal(torch.from_numpy(runs)[:, : len(visible)], layout.runs)
@@ -147,10 +147,10 @@ def test_gradcheck_through_attention(backend, visibility):
 @pytest.mark.parametrize("variant", native.possible())
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
-def test_every_variant_of_native_attention_is_near_the_exact_one(
+def test_every_native_variant_is_close_to_exact_attention(
     variant, visibility, dtype, tolerance, monkeypatch
 ):
-    """In the types that are trained with, from parts of one product as the model has them."""
+    """In the dtypes of training, with slices of one product as in the model."""
     monkeypatch.setenv("REGARD_NATIVE", variant)
     lengths = [40, 1, 17, 33]
     product = torch.randn(sum(lengths), 3, 2, 20).to(dtype)
@@ -168,7 +168,7 @@ def test_every_variant_of_native_attention_is_near_the_exact_one(
 @pytest.mark.skipif("cpu" not in CPU_BACKENDS, reason="no native code here")
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_neighbours_and_threads_change_no_bit_of_native_attention(visibility, dtype):
+def test_native_attention_is_bit_identical_for_any_batch_and_threads(visibility, dtype):
     lengths = [19, 50, 7]
     tensors = [torch.randn(sum(lengths), 3, 16).to(dtype) for _ in range(4)]
     threads = torch.get_num_threads()
@@ -184,7 +184,7 @@ def test_neighbours_and_threads_change_no_bit_of_native_attention(visibility, dt
         torch.set_num_threads(threads)
 
 
-def test_the_reference_is_the_formula_of_the_paper():
+def test_reference_equals_formula_of_the_paper():
     """softmax(Q K^T / sqrt(K)) V, written out with loops."""
     n, size = 4, 3
     query, key, value = (torch.randn(n, 1, size, dtype=torch.float64) for _ in range(3))
@@ -203,7 +203,7 @@ def test_the_reference_is_the_formula_of_the_paper():
             assert math.isclose(float(output[i, 0, f]), expected, abs_tol=1e-12)
 
 
-def test_visibility_is_a_matrix_one_can_look_at():
+def test_visibility_matrix():
     def picture(visibility):
         return ["".join(".X"[int(seen)] for seen in line) for line in visibility.matrix(4)]
 
@@ -213,7 +213,7 @@ def test_visibility_is_a_matrix_one_can_look_at():
     assert picture(Visibility(causal=True, window=1)) == ["X...", "XX..", ".XX.", "..XX"]
 
 
-def test_weights_are_a_distribution_over_what_is_visible():
+def test_weights_are_a_distribution_over_visible_keys():
     visibility = Visibility(causal=True, window=2)
     query, key = torch.randn(6, 3, 4), torch.randn(6, 3, 4)
     weights = attention_weights(query, key, visibility.matrix(len(query), len(key)))  # [H, n, m]
@@ -222,9 +222,11 @@ def test_weights_are_a_distribution_over_what_is_visible():
     assert (weights[:, visibility.matrix(6)] > 0).all()
 
 
-@pytest.mark.parametrize("backend", ["reference", *CPU_BACKENDS])  # cuda keeps finite numbers apart
+@pytest.mark.parametrize(
+    "backend", ["reference", *CPU_BACKENDS]
+)  # the cuda backend separates finite numbers only
 @pytest.mark.parametrize("visibility", VISIBILITIES, ids=str)
-def test_a_nan_stays_in_its_own_sequence(backend, visibility):
+def test_nan_does_not_spread_to_other_sequences(backend, visibility):
     lengths = [5, 9, 3]
     tensors = [torch.randn(sum(lengths), 2, 16) for _ in range(3)]
     for tensor in tensors:
@@ -249,7 +251,7 @@ def test_attention_dropout_keeps_the_expectation(backend):
     torch.testing.assert_close(torch.stack(runs).mean(0), expected, rtol=0, atol=0.1)
 
 
-def test_bad_input_is_refused_in_words():
+def test_invalid_input_is_refused():
     query = torch.randn(5, 2, 4)
     bounds = offsets([5])
     with pytest.raises(InputError, match="do not match offsets that end at 4 queries"):

@@ -18,7 +18,7 @@ OPTIONS = [
 
 
 def stepwise(net, source, target, read):
-    """Read the first tokens of each sequence at once, then step: logits of all that was stepped."""
+    """Read the first tokens of each sequence at once, then step. Returns the logits of the steps."""
     sequences = target.split(target.tokens)
     before = Packed.of([s[:n] for s, n in zip(sequences, read, strict=True)]) if min(read) else None
     steps = min(len(s) - n for s, n in zip(sequences, read, strict=True))
@@ -37,24 +37,24 @@ def test_stepping_equals_the_full_pass(style, options, read, model, row):
     net, target = model(style=style, **options), row([7, 7, 7])
     source = row([5, 1, 9]) if style == "encoder-decoder" else None
     expected = net(source, target).view(3, 7, -1)[:, read:]
-    got = stepwise(net, source, target, [read] * 3)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    results = stepwise(net, source, target, [read] * 3)
+    torch.testing.assert_close(results, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
 @given(prompts=st.lists(st.integers(1, 12), min_size=1, max_size=5), steps=st.integers(1, 6))
-def test_prompts_of_uneven_length_continue_as_if_each_were_alone(style, prompts, steps, model, row):
+def test_prompts_of_different_length_are_independent(style, prompts, steps, model, row):
     net = model(style=style, window=5)
     full = row([length + steps for length in prompts])
     source = row([3 + 2 * i for i in range(len(prompts))]) if style != "decoder" else None
     expected = [part[-steps:] for part in full.split(net(source, full))]
-    got = stepwise(net, source, full, prompts)
-    torch.testing.assert_close(got, torch.stack(expected), rtol=0, atol=1e-12)
+    results = stepwise(net, source, full, prompts)
+    torch.testing.assert_close(results, torch.stack(expected), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
-def test_hypotheses_that_split_and_die_see_their_own_past_only(style, options, model, row):
+def test_hypotheses_see_only_their_own_past(style, options, model, row):
     net, width, steps, sentences = model(style=style, **options), 3, 6, 2
     source = row([4, 9]) if style == "encoder-decoder" else None
     read = row([2, 5])
@@ -76,7 +76,7 @@ def test_hypotheses_that_split_and_die_see_their_own_past_only(style, options, m
             torch.testing.assert_close(logits[b], expected, rtol=0, atol=1e-12)
 
 
-def test_sentences_that_leave_change_nothing_for_the_others(model, row):
+def test_removing_sentences_does_not_change_the_others(model, row):
     net, tokens = model(), torch.randint(20, (4, 6, 2))
     source, read = row([3, 8, 2, 5]), row([2, 1, 4, 3])
     whole = net.start(source, read, width=2, steps=6)
@@ -88,13 +88,13 @@ def test_sentences_that_leave_change_nothing_for_the_others(model, row):
         if step == 2:
             some.keep(rows)
         if step >= 2:
-            got = net.step(tokens[rows, step], parents[rows], some)
-            torch.testing.assert_close(got, expected[rows], rtol=0, atol=1e-12)
+            results = net.step(tokens[rows, step], parents[rows], some)
+            torch.testing.assert_close(results, expected[rows], rtol=0, atol=1e-12)
         else:
             net.step(tokens[:, step], parents, some)
 
 
-def test_looking_at_more_slots_than_are_used_changes_nothing(model, row):
+def test_unused_slots_do_not_change_the_result(model, row):
     net, source, tokens = model(), row([3, 8]), torch.randint(20, (5, 2, 1))
     exact, wide = (net.start(source, steps=5) for _ in range(2))
     for step in range(5):
@@ -104,20 +104,20 @@ def test_looking_at_more_slots_than_are_used_changes_nothing(model, row):
         )  # fmt: skip
 
 
-def test_in_float32_the_difference_is_rounding(model, row):
+def test_float32_differs_by_rounding_only(model, row):
     net = model(dtype=torch.float32, d_model=64, heads=4)
     source, target = row([30, 4]), row([20, 20])
     expected = net(source, target).view(2, 20, -1)
     torch.testing.assert_close(stepwise(net, source, target, [0, 0]), expected, rtol=0, atol=1e-5)
 
 
-def test_bad_use_of_the_cache_is_refused_in_words(model, row):
+def test_invalid_use_of_the_cache_is_refused(model, row):
     both, decoder = model(), model(style="decoder", positions="learned", max_length=6)
     with pytest.raises(InputError, match="needs a source if and only if"):
         both.start(steps=5)
     with pytest.raises(InputError, match="needs a source if and only if"):
         decoder.start(row([3]), steps=5)
-    with pytest.raises(InputError, match="it has no decoder"):
+    with pytest.raises(InputError, match="encoder has no decoder"):
         model(style="encoder").start(row([3]), steps=5)
     with pytest.raises(InputError, match="the learned position table has 6 rows"):
         decoder.start(read=row([7]), steps=1)

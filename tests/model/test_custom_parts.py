@@ -123,7 +123,7 @@ CUSTOM = [
 
 @pytest.mark.parametrize("options", CUSTOM, ids=str)
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_search_gives_what_full_passes_give(options, width):
+def test_search_equals_full_passes(options, width):
     """The steps of decoding use the same positions, biases and weights as the full pass."""
     model = make(**options)
     outputs, scores = regard.generate(

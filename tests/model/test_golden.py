@@ -1,7 +1,7 @@
-"""Golden values: a silent change of behaviour fails here.
+"""Golden values, which detect unintended changes of the model.
 
 A seeded model of each preset and style on one fixed row: a few logits, their spread, and the
-loss. `python tests/model/test_golden.py` writes the file anew after a change that is meant.
+loss. `python tests/model/test_golden.py` rewrites the file after an intended change.
 """
 
 import json
@@ -25,7 +25,7 @@ CASES = {f"{preset} {style}": {"style": style} for preset in PRESETS for style i
 
 
 def compute(case: str) -> dict:
-    """What the model says of 3 fixed sequences; ids from a formula, weights from a seed."""
+    """Outputs of the model for 3 fixed sequences; ids from a formula, weights from a seed."""
     config = ModelConfig.preset(case.split()[0], vocabulary_size=1000, **CASES[case])
     torch.manual_seed(1234)
     model = Transformer(config).eval()
@@ -37,21 +37,21 @@ def compute(case: str) -> dict:
     ]
     with torch.no_grad():
         logits = model(*rows)
-    wanted = torch.arange(len(logits)) % logits.shape[1]
+    labels = torch.arange(len(logits)) % logits.shape[1]
     picked = logits.flatten()[:: logits.numel() // 6][:6]
     return {
         "logits": [round(float(x), 5) for x in picked],
         "spread": round(float(logits.std()), 5),
-        "loss": round(float(cross_entropy(logits, wanted)), 5),
+        "loss": round(float(cross_entropy(logits, labels)), 5),
     }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_seeded_logits_and_loss_are_what_they_were(case):
+def test_seeded_logits_and_loss_equal_golden_values(case):
     golden = json.loads(FILE.read_text())[case]
     now = compute(case)
     for key, expected in golden.items():
-        # other processors round differently; a change of behaviour is far larger
+        # processors round differently; a change of the model is far larger
         torch.testing.assert_close(
             torch.tensor(now[key]), torch.tensor(expected), rtol=1e-3, atol=1e-3
         )

@@ -61,7 +61,7 @@ def disturb(*arguments):
 
 
 def flat(values):
-    """All numbers of nested lists."""
+    """Flatten nested lists into a list of numbers."""
     if isinstance(values, list):
         return [number for part in values for number in flat(part)]
     return [values]
@@ -111,7 +111,7 @@ OUTPUT_ONLY = ("head", "head.output", "decoder", "decoder.final_norm")  # after 
 
 
 def both_hooks(module, run):
-    """The results with a hook that changes nothing, and with one that changes the output."""
+    """The results with a hook that has no effect, and with a hook that changes the output."""
     results = []
     for hook in (lambda *_: None, disturb):
         handle = module.register_forward_hook(hook)
@@ -127,7 +127,7 @@ def parts(net):
 
 
 def without_effect(use, name, net):
-    """Whether a module comes after everything that a use reads."""
+    """Whether a module cannot affect the values that a use reads."""
     last = f"decoder.layers.{len(net.decoder.layers) - 1}." if net.decoder else ""
     after = ("feed_forward", "cross_attention.output", "cross_attention_norm")
     if use != "attention":
@@ -143,36 +143,36 @@ def without_effect(use, name, net):
 @pytest.mark.parametrize("style", [s for s in STYLES if s != "encoder"])
 @pytest.mark.parametrize("use", USES)
 def test_a_hook_on_any_module_is_called_and_changes_the_result(style, use, net):
-    made = net(style)
-    before = USES[use](made)
-    for name in parts(made):
+    network = net(style)
+    before = USES[use](network)
+    for name in parts(network):
         calls = []
-        module = made.get_submodule(name)
+        module = network.get_submodule(name)
         counter = module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
-        eager = USES[use](made)
+        eager = USES[use](network)
         counter.remove()
         assert calls, name
         assert close(eager, before), name
         hook = module.register_forward_hook(disturb)
-        after = USES[use](made)
+        after = USES[use](network)
         hook.remove()
-        if not without_effect(use, name, made):
+        if not without_effect(use, name, network):
             assert after != eager, name
-    assert USES[use](made) == before
+    assert USES[use](network) == before
 
 
 def test_a_hook_on_any_module_of_an_encoder_changes_its_predictions(net):
-    made = net("encoder")
+    network = net("encoder")
     options, requests = DecodingConfig(), [Request([5, 3, 4, 4, 2], limit=2)]
     uses = {
-        "slots": lambda: [p.logprobs for p in decode(made, requests, options)],
-        "training": lambda: trained(made),
+        "slots": lambda: [p.logprobs for p in decode(network, requests, options)],
+        "training": lambda: trained(network),
     }
-    made.get_submodule("head").bias.data.normal_()
+    network.get_submodule("head").bias.data.normal_()
     for use, run in uses.items():
         before = run()
-        for name in parts(made):
-            eager, after = both_hooks(made.get_submodule(name), run)
+        for name in parts(network):
+            eager, after = both_hooks(network.get_submodule(name), run)
             assert close(eager, before), (use, name)
             assert after != eager, (use, name)
 
@@ -198,7 +198,7 @@ def test_a_hook_on_any_module_changes_the_predictions_of_a_task(task):
 
 
 class Doubled(MultiHeadAttention):
-    """Computes everything itself, from the memory."""
+    """An attention that computes its output from the memory."""
 
     def forward(self, x, plan, memory=None, rotation=None, capture=None, **more):
         if memory is None:
@@ -239,7 +239,7 @@ def change_memory(net):
 
 CHANGES = {
     "subclass": (change_class, "decoder.layers.0.cross_attention is a Doubled"),
-    "forward": (change_forward, "feed_forward.outer has a forward method"),
+    "forward": (change_forward, "feed_forward.outer has its own forward method"),
     "replaced": (replace_linear, "encoder.layers.0.feed_forward.inner is a Linear"),
     "memory": (change_memory, "cross_attention has a forward pre-hook"),
     "parametrised": (
@@ -273,19 +273,19 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_module_changes_the_search_and_its_steps_agree_with_the_full_pass(name, net):
     change, reason = CHANGES[name]
-    made, requests = net("encoder-decoder"), [Request(SOURCE), Request([6, 4, 2])]
+    network, requests = net("encoder-decoder"), [Request(SOURCE), Request([6, 4, 2])]
     options = DecodingConfig(beam=3, max_length=5)
-    before = [p.logprobs for p in decode(made, requests, options)]
+    before = [p.logprobs for p in decode(network, requests, options)]
     torch.manual_seed(5)
-    change(made)
-    made.eval()
-    assert reason in find_override(made)
-    predictions = decode(made, requests, options)
+    change(network)
+    network.eval()
+    assert reason in find_override(network)
+    predictions = decode(network, requests, options)
     assert not close([p.logprobs for p in predictions], before)
-    scored = score(made, requests, [p.tokens for p in predictions])
+    scored = score(network, requests, [p.token_ids for p in predictions])
     for prediction, full in zip(predictions, scored, strict=True):
         assert prediction.logprobs == pytest.approx(full.logprobs, abs=1e-4)
-    trained(made)
+    trained(network)
 
 
 def job_of(net):
@@ -294,77 +294,77 @@ def job_of(net):
     return search.engine.__class__
 
 
-def test_the_fast_engine_is_used_again_when_the_hook_is_gone(net, caplog):
+def test_fast_engine_is_used_again_after_hook_is_removed(net, caplog):
     caplog.set_level(logging.DEBUG, "regard")
-    made = net("encoder-decoder")
-    assert job_of(made) is CpuSearch
-    hook = made.decoder.layers[0].cross_attention.register_forward_hook(disturb)
-    assert job_of(made) is job_of(made) is EagerSearch
+    network = net("encoder-decoder")
+    assert job_of(network) is CpuSearch
+    hook = network.decoder.layers[0].cross_attention.register_forward_hook(disturb)
+    assert job_of(network) is job_of(network) is EagerSearch
     messages = [record.message for record in caplog.records if record.name == "regard"]
     assert len(messages) == 1
     assert "decoder.layers.0.cross_attention has a forward hook" in messages[0]
     hook.remove()
-    assert job_of(made) is CpuSearch
-    made.probe = nn.Linear(3, 3)  # which no module calls
-    made.decoder.register_full_backward_hook(lambda *_: None)  # which inference does not call
-    assert job_of(made) is CpuSearch
+    assert job_of(network) is CpuSearch
+    network.probe = nn.Linear(3, 3)  # which no module calls
+    network.decoder.register_full_backward_hook(lambda *_: None)  # which inference does not call
+    assert job_of(network) is CpuSearch
 
 
-def test_hooks_for_all_modules_and_replaced_methods_of_a_class_count(net, monkeypatch):
-    made = net("encoder-decoder")
-    before = searched(made, SEARCHES["beam"])
+def test_global_hooks_and_replaced_class_methods_are_detected(net, monkeypatch):
+    network = net("encoder-decoder")
+    before = searched(network, SEARCHES["beam"])
     calls = []
     hook = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(1))
     try:
-        assert close(searched(made, SEARCHES["beam"]), before)
+        assert close(searched(network, SEARCHES["beam"]), before)
     finally:
         hook.remove()
     assert calls
     monkeypatch.setattr(MultiHeadAttention, "forward", lambda self, x, *_, **__: x)
-    assert find_override(made) == "MultiHeadAttention.forward was replaced"
-    assert not close(searched(made, SEARCHES["beam"]), before)
+    assert find_override(network) == "MultiHeadAttention.forward was replaced"
+    assert not close(searched(network, SEARCHES["beam"]), before)
 
 
 def test_a_part_in_training_mode_is_honoured(model):
-    made = model(dtype=torch.float32, dropout=0.5)
-    made.encoder.train()
-    assert find_override(made).startswith("encoder is in training mode")
+    network = model(dtype=torch.float32, dropout=0.5)
+    network.encoder.train()
+    assert find_override(network).startswith("encoder is in training mode")
 
 
 def test_hooks_that_predictions_never_call_are_refused(net):
-    made = net("encoder-decoder")
-    for module in (made, made.decoder.layers, made.embeddings):
+    network = net("encoder-decoder")
+    for module in (network, network.decoder.layers, network.embeddings):
         hook = module.register_forward_hook(lambda *_: None)
         for use in ("greedy", "score"):
             with pytest.raises(InputError, match="never call this module"):
-                USES[use](made)
+                USES[use](network)
         hook.remove()
     calls = []
-    made.register_forward_hook(lambda *_: calls.append(1))
-    trained(made)  # a training step calls the Transformer
+    network.register_forward_hook(lambda *_: calls.append(1))
+    trained(network)  # a training step calls the Transformer
     assert calls
 
 
 def test_backward_hooks_of_any_module_are_called_in_training(net):
-    made = net("encoder-decoder")
-    for name in parts(made):
+    network = net("encoder-decoder")
+    for name in parts(network):
         calls = []
-        hook = made.get_submodule(name).register_full_backward_hook(
+        hook = network.get_submodule(name).register_full_backward_hook(
             lambda *_, calls=calls: calls.append(1)
         )
-        trained(made)
+        trained(network)
         hook.remove()
         assert calls, name
 
 
 def test_a_hook_on_the_head_does_not_change_the_loss_or_its_gradient(net):
-    made = net("encoder-decoder")
+    network = net("encoder-decoder")
     for r_drop in (0.0, 1.0):
         results = []
         for hooked in (False, True):
-            hook = made.head.register_forward_hook(lambda *_: None) if hooked else None
-            loss, likelihood = token_loss(made, batch(made), 0.1, r_drop)
-            gradients = torch.autograd.grad(loss, list(made.parameters()))
+            hook = network.head.register_forward_hook(lambda *_: None) if hooked else None
+            loss, likelihood = token_loss(network, batch(network), 0.1, r_drop)
+            gradients = torch.autograd.grad(loss, list(network.parameters()))
             results.append([loss, likelihood, *gradients])
             if hook:
                 hook.remove()
@@ -409,14 +409,14 @@ def positions(net):
     "change", [in_place, by_data, by_loading, by_parameter, by_optimiser, by_module, positions]
 )
 def test_the_cpu_engine_reads_changed_weights(change, net):
-    made = net("encoder-decoder")
-    before = searched(made, SEARCHES["beam"])
-    change(made)
-    assert find_override(made) is None
-    after = searched(made, SEARCHES["beam"])
+    network = net("encoder-decoder")
+    before = searched(network, SEARCHES["beam"])
+    change(network)
+    assert find_override(network) is None
+    after = searched(network, SEARCHES["beam"])
     assert not close(after, before)
-    made.decoder.register_forward_hook(lambda *_: None)  # for the eager engine
-    assert close(after, searched(made, SEARCHES["beam"]))
+    network.decoder.register_forward_hook(lambda *_: None)  # for the eager engine
+    assert close(after, searched(network, SEARCHES["beam"]))
 
 
 def test_a_head_can_be_removed_by_a_hook_on_the_output_projection():
@@ -460,10 +460,10 @@ def test_int8_with_a_hook_uses_the_dequantised_weights():
 
 
 def test_the_search_for_overrides_takes_little_time():
-    made = regard.Transformer(regard.ModelConfig.preset("base", vocabulary_size=50)).eval()
+    network = regard.Transformer(regard.ModelConfig.preset("base", vocabulary_size=50)).eval()
     times = []
     for _ in range(50):
         start = time.perf_counter()
-        find_override(made)
+        find_override(network)
         times.append(time.perf_counter() - start)
     assert min(times) < 5e-4

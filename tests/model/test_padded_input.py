@@ -19,7 +19,7 @@ def make(**options):
     return Transformer(ModelConfig(**sizes, **layers, **options))
 
 
-def test_padded_in_gives_padded_out_with_zeros_for_the_padding():
+def test_padded_input_gives_padded_output_with_zeros():
     model = make()
     source = Packed.from_padded(SOURCE, SOURCE_LENGTHS)
     target = Packed.from_padded(TARGET, TARGET_LENGTHS)
@@ -34,7 +34,7 @@ def test_padded_in_gives_padded_out_with_zeros_for_the_padding():
     assert torch.equal(mixed, packed)
 
 
-def test_left_padding_gives_the_logits_at_the_places_of_the_tokens():
+def test_left_padding_gives_logits_at_token_positions():
     model = make(style="decoder")
     tokens = torch.tensor([[0, 0, 5, 3], [1, 2, 3, 4]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
@@ -107,7 +107,7 @@ def test_gradients_of_the_padded_path_are_those_of_the_packed_path():
         ),
     ],
 )
-def test_a_wrong_call_is_one_line_that_says_what_to_do(arguments, options, message):
+def test_invalid_call_raises_error_with_advice(arguments, options, message):
     with pytest.raises(InputError, match=message) as error:
         make()(*arguments, **options)
     assert "\n" not in str(error.value)

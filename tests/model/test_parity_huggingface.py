@@ -1,4 +1,4 @@
-"""The same weights in Hugging Face's BERT, GPT-2, Marian and Llama and in ours: the same outputs,
+"""regard equals Hugging Face's BERT, GPT-2, Marian and Llama with the same weights: outputs,
 gradients and attention weights.
 
 The models are small, made from a configuration with random weights: nothing is downloaded. For
@@ -21,7 +21,7 @@ ENCODER_LAYERS, DECODER_LAYERS = 3, 2
 SOURCE_LENGTHS = (5, 17, 1, 14, 3)  # uneven enough that our padded backend makes several groups
 TARGET_LENGTHS = (9, 2, 4, 19, 1)
 PAD = 0  # their embedding gives this id no gradient, so no real token is 0
-SIZES = {  # what their configurations call alike
+SIZES = {  # options with the same name in all their configurations
     "vocab_size": VOCABULARY,
     "hidden_size": D,
     "num_attention_heads": HEADS,
@@ -122,8 +122,8 @@ def converted(theirs, names, ours="", layer=""):
 
 
 def check_one_stack(theirs, weights, read, tolerance=TOLERANCE, **options):
-    """Output, gradients and attention of an encoder or a decoder. `read` takes what is to be
-    compared from their answer and the mask of the real tokens."""
+    """Output, gradients and attention of an encoder or a decoder. `read` selects the values to
+    compare from their output and the mask of the real tokens."""
     ours = make_ours(weights, scale_embeddings=False, **options)
     sequences = random_sequences(SOURCE_LENGTHS)
     tokens, real = pad(sequences)

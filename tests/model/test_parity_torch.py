@@ -1,4 +1,4 @@
-"""The same weights in `torch.nn.Transformer` and in ours: the same outputs, the same gradients.
+"""`regard.Transformer` equals `torch.nn.Transformer` with the same weights: outputs and gradients.
 
 Theirs gets padded batches and masks, ours packed rows. Around their layers stand the embedding,
 the positions and the logits of the paper (sections 3.4 and 3.5), written out here once more.
@@ -21,7 +21,13 @@ from regard.model.positions import Rotation
 from regard.model.visibility import Visibility
 
 TOLERANCE = 1e-10  # absolute, in float64: rounding leaves 3e-13, a wrong formula 1e-3 or more
-VOCABULARY, SOURCE_VOCABULARY, D, HEADS, D_FF = 31, 37, 24, 3, 40  # all different: no lucky shapes
+VOCABULARY, SOURCE_VOCABULARY, D, HEADS, D_FF = (
+    31,
+    37,
+    24,
+    3,
+    40,
+)  # all different, so that swapped dimensions are detected
 ENCODER_LAYERS, DECODER_LAYERS = 3, 2
 SOURCE_LENGTHS = (5, 17, 1, 14, 3)  # uneven enough that our padded backend makes several groups
 TARGET_LENGTHS = (9, 2, 4, 19, 1)
@@ -46,15 +52,15 @@ def embed(table, tokens):
 
 
 def pad(sequences):
-    """Padded tokens[B, T] and True where there is nothing. The padding is an ordinary token:
-    only their mask keeps it out."""
+    """Padded tokens[B, T] and True at padding. The padding is an ordinary token:
+    only their mask excludes it."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     tokens = pad_sequence(sequences, batch_first=True, padding_value=7)
     return tokens, torch.arange(tokens.shape[1]) >= lengths[:, None]
 
 
 def future(length):
-    """True where a query must not look."""
+    """True where a query must not attend."""
     return torch.ones(length, length, dtype=torch.bool).triu(1)
 
 
@@ -287,7 +293,7 @@ def test_decoder_logits_and_gradients_equal_torch_encoder_layers_under_a_causal_
     assert_same_outputs_and_gradients(ours, logits, theirs, expected)
 
 
-# ---- what PyTorch's layers do not have ------------------------------------------------------
+# ---- parts that PyTorch's layers do not have ------------------------------------------------
 
 
 def assert_equals_formula(module, run, formula, *inputs):

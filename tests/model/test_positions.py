@@ -1,4 +1,4 @@
-"""What section 3.5 claims of its sinusoids, and what later positions claim, is true here."""
+"""Properties of position encodings that section 3.5 of the paper and later papers state."""
 
 import math
 
@@ -9,7 +9,7 @@ from regard import InputError
 from regard.model.positions import Rotation, sinusoids
 
 
-def test_sinusoids_are_the_formula_of_the_paper():
+def test_sinusoids_equal_formula_of_the_paper():
     table = sinusoids(torch.arange(50), 12, base=10_000.0)
     for position in (0, 1, 7, 49):
         for i in range(6):
@@ -23,7 +23,7 @@ def test_sinusoids_are_bounded_and_unique_to_ten_thousand_positions(d_model):
     table = sinusoids(torch.arange(10_000), d_model).float()  # as a model adds them
     assert table.abs().max() <= 1
     assert len(torch.unique(table, dim=0)) == 10_000
-    # Not only different but apart: no dot product comes near that of a position with itself.
+    # Encodings are well separated: no dot product is close to that of a position with itself.
     for block in torch.arange(10_000).split(2_500):
         dots = table[block] @ table.T
         dots[torch.arange(2_500), block] = 0
@@ -31,12 +31,12 @@ def test_sinusoids_are_bounded_and_unique_to_ten_thousand_positions(d_model):
 
 
 @pytest.mark.parametrize("base", [100.0, 10_000.0])
-def test_a_shift_is_one_fixed_linear_map_for_every_position(base):
+def test_shift_is_same_linear_map_at_every_position(base):
     d_model, positions = 32, torch.arange(5_000)
     table = sinusoids(positions, d_model, base)
     for shift in (1, 17, 400):
         moved = sinusoids(positions + shift, d_model, base)
-        # The map turns each sine and cosine pair by the shift's angle; it does not know p.
+        # The map rotates each sine and cosine pair by the angle of the shift; it does not depend on p.
         angle = shift * base ** (-torch.arange(0, d_model, 2).double() / d_model)
         turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).view(-1, 2, 2)
         torch.testing.assert_close(table @ torch.block_diag(*turn), moved, rtol=0, atol=1e-10)

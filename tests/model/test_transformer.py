@@ -91,8 +91,10 @@ def test_changing_one_sequence_changes_no_bit_of_another(backend, style, options
             tokens[start:end] = (tokens[start:end] + 7) % 20
             rows.append(Packed(tokens, packed.offsets))
         after = run(net, *rows)
-        shown = source if style == "encoder" else target
-        for b, (old, new) in enumerate(zip(shown.split(before), shown.split(after), strict=True)):
+        output_row = source if style == "encoder" else target
+        for b, (old, new) in enumerate(
+            zip(output_row.split(before), output_row.split(after), strict=True)
+        ):
             assert torch.equal(old, new) == (b != changed)
 
 
@@ -102,11 +104,11 @@ def test_changing_one_sequence_changes_no_bit_of_another(backend, style, options
     + [("encoder", options) for options in ENCODER_HEADS],
     ids=lambda value: value if isinstance(value, str) else name(value),
 )
-def test_a_sequence_gives_the_same_alone_and_in_company(style, options, model, row, run):
+def test_output_does_not_depend_on_batch(style, options, model, row, run):
     net, source, target = model(style=style, **options), row(SOURCE), row(TARGET)
     together = run(net, source, target)
-    shown = source if style == "encoder" else target
-    parts = together if options.get("head") else shown.split(together)
+    output_row = source if style == "encoder" else target
+    parts = together if options.get("head") else output_row.split(together)
     for b, (s, t) in enumerate(
         zip(source.split(source.tokens), target.split(target.tokens), strict=True)
     ):
@@ -199,8 +201,8 @@ def test_capture_has_every_head_of_every_layer_and_leaves_the_output_bit_identic
                 assert kind != "decoder" or not weights.triu(1).any()
 
 
-def test_captured_weights_are_those_that_made_the_output(model, row):
-    """Weights times values, joined and projected, is what the fast path put out."""
+def test_captured_weights_reproduce_the_output(model, row):
+    """Weights times values, concatenated and projected, equal the output of the fast path."""
     net, source, capture = model("padded", style="encoder"), row([4, 6]), AttentionCapture()
     attention = net.encoder.layers[0].self_attention
     seen = {}
@@ -228,7 +230,7 @@ def test_dropout_is_where_the_paper_has_it_and_off_in_evaluation(model, row):
         assert torch.equal(net(source, target), first)
 
 
-def test_tied_matrices_are_one_tensor_and_untied_are_not(model):
+def test_tied_matrices_are_one_tensor(model):
     expected = {
         "all": ["embeddings.shared.weight"],
         "source-target": ["embeddings.shared.weight", "head.output.weight"],
@@ -243,12 +245,12 @@ def test_tied_matrices_are_one_tensor_and_untied_are_not(model):
     assert untied.table("source").weight.shape == (11, 16)
 
 
-def test_rows_that_do_not_fit_the_style_are_refused(model, row):
+def test_inputs_that_do_not_match_the_style_are_refused(model, row):
     both, encoder, decoder = (model(style=style) for style in STYLES)
     line = row([3])
     cases = [
-        (decoder, (line, line), "model.style=decoder takes no source: give the tokens as target"),
-        (encoder, (line, line), "model.style=encoder takes no target: give the tokens as source"),
+        (decoder, (line, line), "model.style=decoder takes no source: pass the tokens as target"),
+        (encoder, (line, line), "model.style=encoder takes no target: pass the tokens as source"),
         (both, (line, None), "the target is missing: a model of style encoder-decoder needs it"),
         (both, (row([3, 2]), line), "the source has 2 sequences and the target 1"),
     ]
@@ -276,7 +278,7 @@ def test_a_sequence_longer_than_the_learned_table_is_refused(model, row):
         net(row([2, 9]))
 
 
-def test_cuda_and_attention_dropout_exclude_each_other_when_the_model_is_built():
+def test_cuda_backend_with_attention_dropout_is_refused_at_construction():
     config = ModelConfig.preset("tiny", vocabulary_size=9, attention_dropout=0.1)
     with pytest.raises(
         InputError, match="backend=cuda and attention_dropout=0.1 cannot be combined"

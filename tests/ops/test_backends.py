@@ -1,7 +1,7 @@
-"""Every backend that runs here computes what ops/reference.py defines, forward and backward.
+"""Every available backend equals ops/reference.py, forward and backward.
 
 `cuda` runs compiled on a GPU, or interpreted by Triton on a CPU if TRITON_INTERPRET is set
-(test_training_kernels.py does so in a process of its own).
+(test_training_kernels.py does so in a subprocess).
 """
 
 import os
@@ -46,7 +46,7 @@ def backend(request, monkeypatch):
 def compare(ours, exact, inputs, device, tolerance=1e-5, shared=()):
     """Values and gradients of `ours` in float32 beside those of `exact` in float64.
 
-    inputs: float tensors, which get gradients; shared: what both are called with in addition.
+    inputs: float tensors, which get gradients; shared: further arguments of both.
     """
     results = []
     for function, dtype, place in ((ours, torch.float32, device), (exact, torch.float64, "cpu")):
@@ -80,8 +80,8 @@ def test_linear(backend, activation, biased):
         if activation != "relu":
             return reference.linear(x, weight, bias, activation)
         with torch.no_grad():
-            kept = ours(x.float(), weight.float(), None if bias is None else bias.float()) > 0
-        return reference.linear(x, weight, bias, "none") * kept
+            positive = ours(x.float(), weight.float(), None if bias is None else bias.float()) > 0
+        return reference.linear(x, weight, bias, "none") * positive
 
     compare(ours, exact, [x, *weights], device, 2e-2)
 
@@ -105,19 +105,19 @@ def test_linear_of_few_rows(rows, outputs, biased, activation):
 def test_add_norm(backend, width, norm, adds):
     module, device = backend
     if norm is None and not adds:
-        return  # nothing to do
+        return  # no operation
     inputs = [torch.randn(N, width) for _ in range(1 + adds)]
     inputs += [torch.randn(width) for _ in range({"layer": 2, "rms": 1, None: 0}[norm])]
 
     def function(add_norm, x, *others):
         y, weights = (others[0], others[1:]) if adds else (None, others)
-        made = None
+        module = None
         if norm is not None:
-            made = nn.LayerNorm(width) if norm == "layer" else nn.RMSNorm(width, eps=1e-5)
+            module = nn.LayerNorm(width) if norm == "layer" else nn.RMSNorm(width, eps=1e-5)
             for name, weight in zip(("weight", "bias"), weights, strict=False):
-                del made._parameters[name]  # so that gradients reach the test's own tensors
-                setattr(made, name, weight)
-        return add_norm(x, y, made, 0.0)
+                del module._parameters[name]  # so that gradients reach the test's own tensors
+                setattr(module, name, weight)
+        return add_norm(x, y, module, 0.0)
 
     both = (partial(function, m.add_norm) for m in (module, reference))
     compare(*both, inputs, device)
@@ -131,10 +131,10 @@ def test_embed(backend, learned):
 
     def function(embed, table, *others):
         *rows, tokens, positions = others
-        made = nn.Embedding(1, 1)
-        del made._parameters["weight"]
-        made.weight = table
-        return embed(made, tokens, 3.0, rows[0] if learned else None, positions, 0.0)
+        module = nn.Embedding(1, 1)
+        del module._parameters["weight"]
+        module.weight = table
+        return embed(module, tokens, 3.0, rows[0] if learned else None, positions, 0.0)
 
     both = (partial(function, m.embed) for m in (module, reference))
     compare(*both, inputs, device, shared=(tokens, positions))
@@ -171,7 +171,7 @@ def test_cross_entropy(backend, vocabulary, smoothing, biased, pieces, monkeypat
         assert likelihoods[0] == pytest.approx(likelihoods[1], rel=1e-5)
 
 
-def test_tokens_with_label_minus_1_do_not_count_on_a_gpu(backend):
+def test_tokens_with_label_minus_1_are_ignored_on_a_gpu(backend):
     module, device = backend
     if module is not cuda:
         return

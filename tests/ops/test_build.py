@@ -1,4 +1,4 @@
-"""Native code is built on first use, for this processor, and never needed."""
+"""Native code is built on first use for this processor, and is optional."""
 
 import os
 import runpy
@@ -24,14 +24,14 @@ ANSWER = 'extern "C" long answer() { return 42; }'
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    """An empty cache, and sources of this test's own."""
-    for known in (native.opened, native.missing, native.left_for_later):
+    """An empty cache, and a source folder for this test."""
+    for known in (native.opened, native.report_missing, native.left_for_later):
         known.cache_clear()
     monkeypatch.setenv("REGARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     monkeypatch.delenv("REGARD_NATIVE", raising=False)
     yield
-    for known in (native.opened, native.missing, native.left_for_later):
+    for known in (native.opened, native.report_missing, native.left_for_later):
         known.cache_clear()
 
 
@@ -41,7 +41,7 @@ def files(tmp_path):
 
 @needs_compiler
 @pytest.mark.parametrize("chosen", native.possible())
-def test_a_library_is_built_once_and_again_when_its_source_changes(tmp_path, monkeypatch, chosen):
+def test_library_is_rebuilt_only_when_its_source_changes(tmp_path, monkeypatch, chosen):
     monkeypatch.setenv("REGARD_NATIVE", chosen)
     source = tmp_path / "one.cpp"
     source.write_text(ANSWER)
@@ -50,7 +50,7 @@ def test_a_library_is_built_once_and_again_when_its_source_changes(tmp_path, mon
     assert len(built) == 1
     assert built[0].startswith(f"one-{chosen}-")
     with monkeypatch.context() as patch:
-        patch.setattr(native.subprocess, "run", None)  # whoever compiles now fails
+        patch.setattr(native.subprocess, "run", None)  # any further compilation fails
         native.opened.cache_clear()
         assert native.library("one").answer() == 42
     source.write_text(ANSWER.replace("42", "43"))
@@ -70,13 +70,13 @@ def test_flags_from_the_environment_reach_the_compiler_and_the_name(tmp_path, mo
 
 
 @needs_compiler
-def test_threads_open_a_library_once(tmp_path, monkeypatch):
+def test_concurrent_threads_load_a_library_once(tmp_path, monkeypatch):
     (tmp_path / "one.cpp").write_text(ANSWER)
     built, calls = native.built, []
 
     def slow(*arguments):
         calls.append(arguments)
-        time.sleep(0.1)  # so that all threads are there before the first is done
+        time.sleep(0.1)  # so that all threads have started before the first one ends
         return built(*arguments)
 
     monkeypatch.setattr(native, "built", slow)
@@ -85,27 +85,27 @@ def test_threads_open_a_library_once(tmp_path, monkeypatch):
     assert {id(library) for library in libraries} == {id(libraries[0])}
 
 
-def test_without_a_compiler_one_line_says_so_once_for_all_libraries(tmp_path, monkeypatch, capsys):
+def test_missing_compiler_is_reported_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
     for name in ("one", "two"):
         (tmp_path / f"{name}.cpp").write_text(ANSWER)
         assert native.library(name) is None
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1
-    assert "there is no C++ compiler" in said[0]
+    output = capsys.readouterr().err.splitlines()
+    assert len(output) == 1
+    assert "there is no C++ compiler" in output[0]
 
 
 @needs_compiler
-def test_what_the_compiler_refuses_is_told_and_leaves_nothing_behind(tmp_path, capsys):
+def test_compiler_error_is_reported_and_leaves_no_files(tmp_path, capsys):
     (tmp_path / "wrong.cpp").write_text("int answer() { return unknown; }")
     assert native.library("wrong") is None
-    said = capsys.readouterr().err
-    assert "unknown" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "unknown" in output
+    assert output.count("\n") == 1
     assert files(tmp_path) == []
 
 
-def test_off_means_off_and_an_impossible_variant_is_refused(monkeypatch):
+def test_off_disables_native_code_and_unsupported_variant_is_refused(monkeypatch):
     monkeypatch.setenv("REGARD_NATIVE", "off")
     assert native.library("anything") is None
     monkeypatch.setenv("REGARD_NATIVE", "avx9000")
@@ -114,7 +114,7 @@ def test_off_means_off_and_an_impossible_variant_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("before", [None, "plain"])
-def test_without_gives_back_what_was_chosen(monkeypatch, before):
+def test_without_restores_the_setting(monkeypatch, before):
     if before:
         monkeypatch.setenv("REGARD_NATIVE", before)
     with native.without():
@@ -122,7 +122,7 @@ def test_without_gives_back_what_was_chosen(monkeypatch, before):
     assert os.environ.get("REGARD_NATIVE") == before
 
 
-def test_without_and_later_apply_to_no_other_thread(tmp_path, started):
+def test_without_and_later_do_not_affect_other_threads(tmp_path, started):
     (tmp_path / "one.cpp").write_text(ANSWER)
     with ThreadPoolExecutor(1) as elsewhere, native.later(True), native.without():
         assert native.variant() is None
@@ -134,7 +134,7 @@ def test_without_and_later_apply_to_no_other_thread(tmp_path, started):
 
 @pytest.fixture
 def started(monkeypatch):
-    """The commands that were started for later, and are not."""
+    """Background build commands are recorded instead of run."""
     commands, real = [], subprocess.Popen
 
     def popen(command, **options):
@@ -147,29 +147,27 @@ def started(monkeypatch):
 
 
 @needs_compiler
-def test_who_is_hurried_waits_for_no_compiler_and_another_process_is_asked_once(
-    tmp_path, monkeypatch, started
-):
+def test_later_starts_one_background_build(tmp_path, monkeypatch, started):
     threads = [5]
     (tmp_path / "one.cpp").write_text(ANSWER)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     with native.later(True), monkeypatch.context() as patch:
-        patch.setattr(native.subprocess, "run", None)  # whoever compiles now fails
+        patch.setattr(native.subprocess, "run", None)  # any further compilation fails
         assert native.library("one") is None
         assert threads == [5, 1]
         assert native.library("one") is None
-        assert started == []  # while somebody waits, nobody else is in the way
+        assert started == []  # only one background build at a time
     assert threads == [5, 1, 5]
     ((command, options),) = started
     assert command[1:4] == ["-P", "-m", "regard.ops.cpu"]
     assert command[4:] == ["one", native.variant()]
     assert options["start_new_session"]
-    assert native.library("one").answer() == 42  # in no hurry: built now
+    assert native.library("one").answer() == 42  # outside of later(): built now
 
 
 @needs_compiler
-def test_who_is_hurried_uses_what_is_there(tmp_path, started):
+def test_later_uses_existing_library(tmp_path, started):
     (tmp_path / "one.cpp").write_text(ANSWER)
     native.library("one")
     native.opened.cache_clear()
@@ -178,7 +176,7 @@ def test_who_is_hurried_uses_what_is_there(tmp_path, started):
     assert started == []
 
 
-def test_who_is_hurried_and_has_no_compiler_is_told_as_ever(tmp_path, monkeypatch, started, capsys):
+def test_later_reports_missing_compiler(tmp_path, monkeypatch, started, capsys):
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
     (tmp_path / "one.cpp").write_text(ANSWER)
     with native.later(True):
@@ -188,9 +186,7 @@ def test_who_is_hurried_and_has_no_compiler_is_told_as_ever(tmp_path, monkeypatc
 
 
 @needs_compiler
-def test_what_could_not_be_built_for_later_is_tried_again_where_somebody_is_told(
-    tmp_path, monkeypatch, started, capsys
-):
+def test_failed_background_build_is_repeated_and_reported(tmp_path, monkeypatch, started, capsys):
     (tmp_path / "wrong.cpp").write_text("int answer() { return unknown; }")
     monkeypatch.setattr(os, "nice", lambda _: 0)
     monkeypatch.setattr(sys, "argv", ["regard.ops.cpu", "wrong", native.variant()])
@@ -203,13 +199,13 @@ def test_what_could_not_be_built_for_later_is_tried_again_where_somebody_is_told
 
 
 @needs_compiler
-def test_one_process_at_a_time_builds_and_the_next_finds_it(tmp_path):
-    """Three processes want the same library at once, and a fourth was killed while it built."""
+def test_concurrent_processes_build_a_library_once(tmp_path):
+    """Three processes need the same library at once; a fourth one was killed while it built."""
     (tmp_path / "one.cpp").write_text(ANSWER)
     (tmp_path / "cache/native").mkdir(parents=True)
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+    dead_pid = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
-    (tmp_path / f"cache/native/.tmp-{gone}-one-plain.so").touch()
+    (tmp_path / f"cache/native/.tmp-{dead_pid}-one-plain.so").touch()
     code = (
         "import sys, pathlib, subprocess; from regard.ops.cpu import build as native\n"
         "native.FOLDER, run = pathlib.Path(sys.argv[1]), subprocess.run\n"

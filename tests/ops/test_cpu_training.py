@@ -33,18 +33,18 @@ def test_a_label_outside_the_vocabulary_is_refused():
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5])
-def test_dropout_drops_its_fraction_and_the_backward_pass_drops_the_same(fraction, dtype):
+def test_dropout_fraction_and_backward_mask(fraction, dtype):
     x, y = torch.zeros(400, 128, dtype=dtype), torch.ones(400, 128, dtype=dtype, requires_grad=True)
     torch.manual_seed(1)
     out = training.add_norm(x, y, None, fraction)
-    kept = out != 0
+    nonzero = out != 0
     assert set(out.unique().tolist()) == {0.0, float(torch.tensor(1 / (1 - fraction), dtype=dtype))}
     bound = 4 * math.sqrt(fraction * (1 - fraction) / out.numel())
-    assert abs(float(kept.float().mean()) - (1 - fraction)) < bound
-    # neither rows nor columns nor neighbours are alike
-    for mean in (kept.float().mean(0), kept.float().mean(1)):
+    assert abs(float(nonzero.float().mean()) - (1 - fraction)) < bound
+    # rows, columns and neighbours are independent
+    for mean in (nonzero.float().mean(0), nonzero.float().mean(1)):
         assert float((mean - (1 - fraction)).abs().max()) < 6 * math.sqrt(0.25 / 128)
-    pairs = (kept[:, 1:] & kept[:, :-1]).float().mean()
+    pairs = (nonzero[:, 1:] & nonzero[:, :-1]).float().mean()
     assert abs(float(pairs) - (1 - fraction) ** 2) < 3 * bound
     (gradient,) = torch.autograd.grad(out, y, torch.ones_like(out))
     assert torch.equal(gradient, out)
@@ -54,8 +54,8 @@ def test_dropout_drops_its_fraction_and_the_backward_pass_drops_the_same(fractio
     assert torch.equal(out, training.add_norm(x, y, None, fraction))
 
 
-def test_norm_and_embedding_drop_the_same_forward_and_backward():
-    """A finite difference of the whole, with the seed held."""
+def test_norm_and_embedding_use_same_dropout_mask_backward():
+    """Compare with a finite difference at a fixed seed."""
     table = torch.randn(9, 32, requires_grad=True)
     tokens, positions = torch.randint(9, (50,)), torch.zeros(50, dtype=torch.long)
     y, upstream = torch.randn(50, 32, requires_grad=True), torch.randn(50, 32)
@@ -102,7 +102,7 @@ def step(model, dtype):
      {"activation": "gelu", "window": 3}, {"activation": "swiglu", "bias": False}],
     ids=str,
 )  # fmt: skip
-def test_a_whole_step_has_pytorchs_loss_and_gradients(changes, dtype, monkeypatch):
+def test_training_step_equals_pytorch_loss_and_gradients(changes, dtype, monkeypatch):
     model = small_model(**changes)
     ours = step(model, dtype)
     monkeypatch.setenv("REGARD_NATIVE", "off")
@@ -114,28 +114,28 @@ def test_a_whole_step_has_pytorchs_loss_and_gradients(changes, dtype, monkeypatc
     assert float(error / size) < (1e-5 if dtype == torch.float32 else 6e-2)
 
 
-def test_the_number_of_threads_changes_no_bit(dtype):
+def test_result_is_bit_identical_for_any_number_of_threads(dtype):
     inputs = [torch.randn(300, 32).to(dtype) for _ in range(2)]
     leaves = [x.requires_grad_() for x in (*inputs, torch.randn(32), torch.randn(32))]
     tokens, table = torch.randint(40, (300,)), torch.randn(40, 32, requires_grad=True)
-    threads, found = torch.get_num_threads(), []
+    threads, results = torch.get_num_threads(), []
     try:
         for number in (1, 2, 3):
             torch.set_num_threads(number)
             torch.manual_seed(7)
             out = training.AddNorm.apply(*leaves, 1, 1e-5, 0.2)
             rows = training.Embed.apply(table, tokens, 2.0, None, tokens, 0.2)
-            found.append((
+            results.append((
                 out, *torch.autograd.grad(out, leaves, torch.ones_like(out)),
                 rows, *torch.autograd.grad(rows, table, torch.ones_like(rows)),
             ))  # fmt: skip
     finally:
         torch.set_num_threads(threads)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    for repeated in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], repeated, strict=True))
 
 
-def test_training_is_in_bfloat16_only_where_the_processor_multiplies_it(monkeypatch):
+def test_training_uses_bfloat16_only_if_processor_supports_it(monkeypatch):
     cpu = torch.device("cpu")
     for known, expected in (({"avx2"}, torch.float32), ({"avx512_bf16"}, torch.bfloat16)):
         monkeypatch.setattr(native, "features", lambda known=known: frozenset(known))

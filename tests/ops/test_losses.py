@@ -1,4 +1,4 @@
-"""The loss in pieces is the loss; `divergence` is symmetric and counts the tokens it should."""
+"""The loss in chunks equals PyTorch's loss; `divergence` is symmetric and can be masked."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from regard.ops import cross_entropy, divergence, reference
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("piece", [7, 1 << 22])
-def test_the_loss_in_pieces_equals_pytorchs_with_its_gradients(smoothing, piece, monkeypatch):
+def test_loss_in_chunks_and_its_gradients_equal_pytorch(smoothing, piece, monkeypatch):
     monkeypatch.setattr(reference, "PIECE", piece * 11)
     hidden = torch.randn(23, 6, dtype=torch.float64, requires_grad=True)
     matrix = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
@@ -36,7 +36,7 @@ def test_gradcheck_through_the_loss():
     )
 
 
-def test_in_bfloat16_the_loss_is_near_the_exact_one():
+def test_bfloat16_loss_is_close_to_exact_loss():
     hidden, matrix = torch.randn(40, 16), torch.randn(30, 16, requires_grad=True)
     labels = torch.randint(30, (40,))
     exact, _ = cross_entropy(hidden, matrix, labels, 0.1)
@@ -48,20 +48,20 @@ def test_in_bfloat16_the_loss_is_near_the_exact_one():
     assert matrix.grad.dtype == torch.float32
 
 
-def test_divergence_is_zero_for_equal_passes_symmetric_and_of_tokens_that_are_asked():
+def test_divergence_is_symmetric_zero_for_equal_passes_and_masked():
     first, second, matrix = torch.randn(6, 4), torch.randn(6, 4), torch.randn(9, 4)
     every = torch.arange(6)
 
-    def apart(one, other, labels=every):
-        return divergence(one, other, matrix, None, labels)
+    def distance(hidden_p, hidden_q, labels=every):
+        return divergence(hidden_p, hidden_q, matrix, None, labels)
 
-    assert float(apart(first, first)) == 0
-    torch.testing.assert_close(apart(first, second), apart(second, first))
+    assert float(distance(first, first)) == 0
+    torch.testing.assert_close(distance(first, second), distance(second, first))
     p, q = (F.linear(x, matrix).log_softmax(-1) for x in (first, second))
     theirs = F.kl_div(p, q, log_target=True, reduction="sum")
     theirs = 0.5 * (theirs + F.kl_div(q, p, log_target=True, reduction="sum"))
-    torch.testing.assert_close(apart(first, second).float(), theirs)
+    torch.testing.assert_close(distance(first, second).float(), theirs)
     some = torch.tensor([3, -1, 0, -1, 1, 2])
     torch.testing.assert_close(
-        apart(first, second, some), apart(first[some >= 0], second[some >= 0], every[:4])
+        distance(first, second, some), distance(first[some >= 0], second[some >= 0], every[:4])
     )

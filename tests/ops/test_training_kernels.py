@@ -78,7 +78,7 @@ for name, function in (("none", lambda x: 1 * x), ("relu", F.relu), ("gelu", F.g
     out = function(x)
     expected, = torch.autograd.grad(out, x, gradient)
     seen = (out if name == "relu" else x).detach()
-    result, bias = training.through_bias(gradient, seen, training.ACTIVATIONS[name])
+    result, bias = training.through_bias(gradient, seen, training.ACTIVATION_CODES[name])
     torch.testing.assert_close(result, expected)
     torch.testing.assert_close(bias, expected.sum(0), rtol=1e-4, atol=1e-4)
 

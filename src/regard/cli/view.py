@@ -110,7 +110,9 @@ def positions(options: argparse.Namespace) -> int:
 
     model = None if options.model is None else folder_of(options.model)
     sizes = options.length, options.d_model, options.base
-    return print_files(draw_positions(model, *sizes, options.out), options)
+    shipped = options.model is not None and is_boxed(options.model)
+    out = options.out or (Path("positions.png") if shipped else None)
+    return print_files(draw_positions(model, *sizes, out), options)
 
 
 def attention_options(verb: argparse.ArgumentParser) -> None:

@@ -150,11 +150,11 @@ class Beams:
 
     def _best(self, logprobs: Tensor) -> tuple[Tensor, ...]:
         """The 2W best candidates of each sentence: token, parent, log-probability, score."""
-        most = min(self.candidates, logprobs.shape[-1])  # candidates of one hypothesis
-        logprob, token = logprobs.topk(most)  # [B, W, most]
+        top_count = min(self.candidates, logprobs.shape[-1])  # candidates of one hypothesis
+        logprob, token = logprobs.topk(top_count)  # [B, W, top_count]
         total = (self.scores[..., None] + logprob).flatten(1)
         score, chosen = total.topk(self.candidates)
-        parent = chosen.div(most, rounding_mode="floor")
+        parent = chosen.div(top_count, rounding_mode="floor")
         token, logprob = (x.flatten(1).gather(1, chosen) for x in (token, logprob))
         return token, parent, logprob, score
 
@@ -198,9 +198,9 @@ def sample(logprobs: Tensor, noise: Tensor, options: DecodingConfig) -> Tensor:
     highest = logprobs.amax(-1, keepdim=True)  # subtracted, so that no temperature overflows
     scores = (logprobs - highest).double() / options.temperature
     size = logprobs.shape[-1]
-    most = min(options.top_k or size, size)
+    top_count = min(options.top_k or size, size)
     sort = options.top_k or options.top_p < 1
-    scores, tokens = scores.topk(most) if sort else (scores, None)
+    scores, tokens = scores.topk(top_count) if sort else (scores, None)
     probability = scores.softmax(-1)
     if options.top_p < 1:  # drop the tokens after the mass is reached, never the first
         before = probability.cumsum(-1) - probability

@@ -289,13 +289,13 @@ def read_predictions(
     # Convert to lists in one call: reading single elements of an array is slow.
     arrays = step, tokens, logprobs, score, stopped
     columns = (x.reshape(-1, *x.shape[2:]).tolist() for x in arrays)
-    made = [
+    all_predictions = [
         Prediction(its_tokens[: last + 1], its[: last + 1], total, why)
         for last, its_tokens, its, total, why in zip(*columns, strict=True)
     ]
-    best_predictions, most = [], step.shape[1]
+    best_predictions, group_size = [], step.shape[1]
     for b, (old_tokens, old_logprobs) in enumerate(prefixes):
-        group = made[b * most : (b + 1) * most]
+        group = all_predictions[b * group_size : (b + 1) * group_size]
         predictions = [prediction for prediction in group if prediction.score > -np.inf]
         if not predictions:  # not even a first token was allowed
             predictions = [

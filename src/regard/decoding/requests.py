@@ -57,7 +57,7 @@ class Request:
         """The tokens that the decoder reads before the first token that it writes."""
         return [*self.begin(encoder), *self.prefix]
 
-    def most(self, model: ModelConfig, options: DecodingConfig) -> int:
+    def max_tokens(self, model: ModelConfig, options: DecodingConfig) -> int:
         """The largest number of tokens of the output, including the prefix and <eos>."""
         encoder = model.has_encoder
         more = len(self.source) if encoder else 0

@@ -47,8 +47,8 @@ def score(
     for batch in by_size(sizes, SCORED_TOKENS):
         chosen = [nonempty[i] for i in batch]
         pairs = [(requests[i], outputs[i]) for i in chosen]
-        for i, one in zip(chosen, _score(model, pairs, alternatives, attention), strict=True):
-            scored[i] = one
+        for i, result in zip(chosen, _score(model, pairs, alternatives, attention), strict=True):
+            scored[i] = result
     return scored
 
 
@@ -82,9 +82,9 @@ def _score(
             tops += [list(zip(tokens, values, strict=True)) for tokens, values in lists]
     scored = []
     for b, (start, end) in enumerate(pairwise(accumulate(map(len, outputs), initial=0))):
-        one = Scored(logprobs[start:end], tops[start:end])
+        result = Scored(logprobs[start:end], tops[start:end])
         for part, layers in vars(capture).items() if capture else ():
             if layers:
-                one.attention[part] = [layer[b] for layer in layers]
-        scored.append(one)
+                result.attention[part] = [layer[b] for layer in layers]
+        scored.append(result)
     return scored

@@ -109,7 +109,7 @@ def batches(
     for reads in (False, True):
         chosen = [i for i in range(len(requests)) if reads_first[i] == reads]
         sizes = [
-            len(requests[i].source) + options.width * requests[i].most(model.config, options)
+            len(requests[i].source) + options.width * requests[i].max_tokens(model.config, options)
             for i in chosen
         ]
         for batch in by_size(sizes, batch_tokens):
@@ -135,12 +135,12 @@ class Search:
             raise InputError("all requests of one search must have the same eos")
         self.prefixes = [until_eos(request.prefix, self.eos) for request in requests]
         # Requests whose prefix is already a complete output need no search.
-        most = [request.most(model.config, options) for request in requests]
+        max_tokens = [request.max_tokens(model.config, options) for request in requests]
         self.searched = [
             i for i, prefix in enumerate(self.prefixes)
-            if self.eos not in prefix and len(prefix) < most[i]
+            if self.eos not in prefix and len(prefix) < max_tokens[i]
         ]  # fmt: skip
-        self.limits = [most[i] - len(self.prefixes[i]) for i in self.searched]
+        self.limits = [max_tokens[i] - len(self.prefixes[i]) for i in self.searched]
         self.scored = score(model, requests, self.prefixes)  # nothing for an empty prefix
         self.engine: Engine | None = None
 

@@ -42,8 +42,10 @@ def fill_slots(
         counts = [list(requests[i].source).count(Tokenizer.mask) for i in batch]
         parts = best.indices.split(counts), best.values.split(counts)
         for i, tokens, logprobs in zip(batch, *parts, strict=True):
-            most = requests[i].most(model.config, options)
-            by_index[i] = read(tokens[:most].tolist(), logprobs.tolist(), requests[i], options)
+            max_tokens = requests[i].max_tokens(model.config, options)
+            by_index[i] = read(
+                tokens[:max_tokens].tolist(), logprobs.tolist(), requests[i], options
+            )
     return [by_index[i] for i in range(len(requests))]
 
 

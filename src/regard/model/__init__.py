@@ -1,1 +1,1 @@
-"""The architecture, and nothing else: positions, attention, block, Transformer, cache."""
+"""The architecture: positions, attention, block, Transformer, cache."""

@@ -29,8 +29,8 @@ AttentionWeights = list[list[Tensor]]  # layer, sequence -> [H, n, m]
 
 
 class Plan:
-    """What one kind of attention (encoder, decoder, cross) of a batch needs besides queries, keys
-    and values. Made once for a batch and shared by all its layers.
+    """The inputs of one kind of attention (encoder, decoder, cross) besides queries, keys and
+    values. It is created once per batch and shared by all layers.
 
     backend: the attention backend, one of ops.ATTENTION_BACKENDS.
     """
@@ -162,7 +162,7 @@ class MultiHeadAttention(nn.Module):
             query, key, value = ops.split_heads(self.query_key_value(x), 3, self.heads)
         else:
             query = ops.split_heads(self._project(x, slice(None, self.width)), 1, self.heads)[0]
-            if isinstance(memory, CachedMemory):  # with keys and values computed before
+            if isinstance(memory, CachedMemory):  # keys and values were computed before
                 attended = (
                     memory.attend_with(query, self._weigh) if explicit else memory.attend(query)
                 )
@@ -171,7 +171,7 @@ class MultiHeadAttention(nn.Module):
         if rotation is not None:
             query, key = rotation(query), rotation(key)
         assert plan is not None
-        if capture is not None:  # computed separately, so that capturing changes nothing
+        if capture is not None:  # computed separately, so that capturing does not change the output
             assert not isinstance(plan, CachedSelf | Reading)  # only the full pass has it
             with torch.no_grad():
                 weigh = self.weights if explicit else None
@@ -229,10 +229,10 @@ def make_attention(config: ModelConfig) -> MultiHeadAttention:
     """The self-attention or cross-attention of `model.attention`."""
     if not ATTENTION.is_custom(config.attention):
         return MultiHeadAttention(config)
-    made = ATTENTION.call(config.attention, config)
-    if not isinstance(made, MultiHeadAttention):
+    attention = ATTENTION.call(config.attention, config)
+    if not isinstance(attention, MultiHeadAttention):
         raise InputError(
             f"model.attention={config.attention}: the factory must return a "
-            f"regard.MultiHeadAttention, not {type(made).__name__}"
+            f"regard.MultiHeadAttention, not {type(attention).__name__}"
         )
-    return made
+    return attention

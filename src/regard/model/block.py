@@ -2,7 +2,7 @@
 memory, feed-forward, and around each of them add & norm.
 
 An encoder layer is a block that sees all positions, a decoder-only layer is a block that sees the
-past, a decoder layer has cross-attention as well. The plan determines what a block may see.
+past, a decoder layer has cross-attention as well. The plan determines which tokens a block sees.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class AddAndNorm(nn.Module):
-    """The residual connection around a sub-layer f, with dropout on what f adds (section 5.4).
+    """The residual connection around a sub-layer f, with dropout on the output of f (section 5.4).
 
     post-norm, as published:  norm(x + f(x))
     pre-norm (norm_first):    x + f(norm(x))

@@ -48,21 +48,27 @@ class Cache:
         self.values = [both[1] for both in self.slots_of]
         self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]
         self.vectors: MemoryVectors | None = None  # instead of `memory`, see there
-        self.memory_mask: Tensor | None = None  # [B, 1, 1, M], to be added; None: all is visible
+        self.memory_mask: Tensor | None = (
+            None  # [B, 1, 1, M], added to the scores; None: all are visible
+        )
         self.memory_lengths: Tensor | None = None  # the same as numbers [B], for kernels
         self.visible = torch.zeros(sentences, width, slots, dtype=torch.bool, device=device)
-        self.positions = torch.zeros(sentences, dtype=torch.long, device=device)  # of what is next
+        self.positions = torch.zeros(
+            sentences, dtype=torch.long, device=device
+        )  # the positions of the next tokens
         self.slot_positions = torch.zeros(sentences, slots, dtype=torch.long, device=device)
         self.next = torch.arange(width, device=device)  # [W]: the slots of the next step
         self.own = torch.eye(width, dtype=torch.bool, device=device)  # [W, W]
         self.used = 0  # slots; the host's copy of next[0]
-        self.uneven = width > 1 or config.window is not None  # does `visible` hide any used slot?
+        self.uneven = (
+            width > 1 or config.window is not None
+        )  # whether `visible` hides any used slot
         # Whether `slot_positions` is read: by a window, or by the bias of registered positions.
         self.tracks_positions = config.window is not None or POSITIONS.is_custom(config.positions)
-        self.position_rows: Tensor | None = None  # [slots, D]: what a position adds to a token
+        self.position_rows: Tensor | None = None  # [slots, D]: the encoding of each position
 
     def restart(self) -> None:
-        """Forget everything but the memory."""
+        """Reset the cache to its state before the first step; the memory stays."""
         self.visible.zero_()
         self.positions.zero_()
         self.slot_positions.zero_()
@@ -103,7 +109,7 @@ class Cache:
         self.uneven = self.uneven or min(lengths) != max(lengths)
 
     def keep(self, rows: Tensor) -> None:
-        """Continue with these sentences only (rising numbers); the others are forgotten."""
+        """Continue with these sentences only (indices in ascending order)."""
         for i, both in enumerate(self.slots_of):
             both[:, : len(rows), :, : self.used] = both[:, rows, :, : self.used]
             self.slots_of[i] = both[:, : len(rows)]
@@ -133,11 +139,11 @@ class MemoryVectors:
 
 
 class Step:
-    """One new token of every hypothesis: where it goes and what it sees; shared by all layers."""
+    """The slots of the new token of each hypothesis and the slots that it sees, for all layers."""
 
     def __init__(self, cache: Cache, parents: Tensor | None, seen: int) -> None:
-        """parents[B, W]: the hypothesis of the last step that each one goes on with; None: itself.
-        seen: slots to look at, at least those in use with the new ones."""
+        """parents[B, W]: the hypothesis of the last step that each one continues; None: itself.
+        seen: the number of slots to read, at least those in use and the new ones."""
         if seen > cache.slots:
             raise InputError(f"the cache has {cache.slots} slots, but this step needs {seen}")
         self.cache, self.seen = cache, seen
@@ -178,7 +184,7 @@ class Step:
 
 
 class CachedSelf:
-    """Self-attention of one layer in one step: add the new keys and values, see what is mine."""
+    """Self-attention of one layer in one step: store the new keys and values, then attend."""
 
     def __init__(self, step: Step, layer: int) -> None:
         self.step, self.layer = step, layer
@@ -194,7 +200,7 @@ class CachedSelf:
         return self.step.attend_with(query, *self._add(key, value), self.step.mask, weigh, bias)
 
     def _add(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values; return all that are seen, [B, H, seen, K] each."""
+        """Write the new keys and values; return those of the `seen` slots, [B, H, seen, K] each."""
         cache, seen = self.step.cache, slice(0, self.step.seen)
         keys, values = cache.keys[self.layer], cache.values[self.layer]
         for slots, new in ((keys, key), (values, value)):
@@ -204,7 +210,7 @@ class CachedSelf:
 
 
 class CachedMemory:
-    """Cross-attention of one layer in one step, to keys and values that never change."""
+    """Cross-attention of one layer in one step, with keys and values that do not change."""
 
     def __init__(self, step: Step, layer: int) -> None:
         self.step, self.layer = step, layer
@@ -220,8 +226,8 @@ class CachedMemory:
 
 
 class Reading:
-    """Self-attention of one layer over what is read before the search: the full pass, whose keys
-    and values are kept. Each sentence is read once, for all its hypotheses."""
+    """Self-attention of one layer over the tokens before the search: the full pass, whose keys and
+    values are stored. Each sentence is read once for all its hypotheses."""
 
     def __init__(self, plan: Plan, cache: Cache, layer: int) -> None:
         self.plan, self.cache, self.layer = plan, cache, layer

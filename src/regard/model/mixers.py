@@ -27,13 +27,13 @@ warnings.filterwarnings("ignore", "RNN module weights are not part of single con
 
 
 class RowPlan:
-    """The structure of a packed row for a mixer. Made once for a batch, shared by its layers."""
+    """The structure of a packed row for a mixer, created once per batch for all layers."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str) -> None:
         length, position = torch.tensor(lengths), positions_of(lengths)
         self.before = position.to(device)  # [N]: tokens of the same sequence before each token
         self.after = (length.repeat_interleave(length) - 1 - position).to(device)  # and after it
-        # As recurrence goes: all first tokens, then all second ones, longest sequences first.
+        # The order of recurrence: all first tokens, then all second ones; longest sequences first.
         rank = length.argsort(descending=True, stable=True).argsort()
         order = (position * len(length) + rank.repeat_interleave(length)).argsort()  # [N]
         self.order, self.back = order.to(device), order.argsort().to(device)
@@ -52,9 +52,9 @@ class RowPlan:
 
 
 class Recurrence(nn.Module):
-    """An LSTM or GRU over each sequence: n steps, each of which waits for the one before.
+    """An LSTM or GRU over each sequence: n sequential steps.
 
-    Both ways, half of the width each; `causal`: from the left only, with the whole width.
+    Bidirectional, with half of the width for each direction; `causal`: left to right, full width.
     """
 
     def __init__(self, config: ModelConfig, causal: bool = False) -> None:
@@ -75,7 +75,7 @@ class Recurrence(nn.Module):
 class Convolution(nn.Module):
     """Each token and its neighbours, k of them with gaps of `dilation` between: k D -> D.
 
-    With dilation k^layer, `dilated`, the layers together reach k times as far with each of them.
+    With dilation k^layer, `dilated`, each layer multiplies the reach by k.
     """
 
     def __init__(self, config: ModelConfig, layer: int, causal: bool = False) -> None:
@@ -91,15 +91,15 @@ class Convolution(nn.Module):
 
 
 def make_mixer(config: ModelConfig, layer: int, causal: bool = False) -> nn.Module | None:
-    """The mixer of a layer, counted from 0; none at all for mixer=none."""
+    """The mixer of a layer (layers count from 0); None for mixer=none."""
     if MIXERS.is_custom(config.mixer):
-        made = MIXERS.call(config.mixer, config, layer)
-        if not isinstance(made, nn.Module):
+        module = MIXERS.call(config.mixer, config, layer)
+        if not isinstance(module, nn.Module):
             raise InputError(
                 f"model.mixer={config.mixer}: the factory must return a module, not "
-                f"{type(made).__name__}"
+                f"{type(module).__name__}"
             )
-        return made
+        return module
     if config.mixer in ("lstm", "gru"):
         return Recurrence(config, causal)
     return None if config.mixer == "none" else Convolution(config, layer, causal)

@@ -103,18 +103,18 @@ def make_positions(config: ModelConfig) -> nn.Module | None:
         return LearnedPositions(config.max_length, config.d_model)
     if not POSITIONS.is_custom(config.positions):
         return None
-    made = POSITIONS.call(config.positions, config)
-    if not isinstance(made, Positions):
+    module = POSITIONS.call(config.positions, config)
+    if not isinstance(module, Positions):
         raise InputError(
             f"model.positions={config.positions}: the factory must return a regard.Positions, not "
-            f"{type(made).__name__}"
+            f"{type(module).__name__}"
         )
-    return made
+    return module
 
 
 class Rotation:
-    """Rotary positions (Su et al. 2021): turn each pair of a query's or key's features by its
-    position's angle, so that their dot product depends only on how far apart the two are.
+    """Rotary positions (Su et al. 2021): rotate each pair of features of a query or key by the
+    angle of its position, so that their dot product depends only on their distance.
 
     Made once for a row and shared by all its layers.
     """

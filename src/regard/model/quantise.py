@@ -57,15 +57,15 @@ def dequantise_all(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
             continue
         scale = weights.pop(name + SUFFIX, None)
         if numbers.dim() != 2:
-            raise InputError(f"{path}: {name} is in bytes but no matrix: {list(numbers.shape)}")
+            raise InputError(f"{path}: {name} is int8 but not a matrix: {list(numbers.shape)}")
         if scale is None:
-            raise InputError(f"{path}: {name} is in bytes, but {name}{SUFFIX} is missing")
+            raise InputError(f"{path}: {name} is int8, but {name}{SUFFIX} is missing")
         if scale.dtype != torch.float32 or scale.shape != numbers.shape[:1]:
             raise InputError(
                 f"{path}: {name}{SUFFIX} is {list(scale.shape)} of {scale.dtype}, "
                 f"but {name} needs {list(numbers.shape[:1])} of {torch.float32}"
             )
         if not bool((scale.isfinite() & (scale >= 0)).all()):
-            raise InputError(f"{path}: {name}{SUFFIX} has a number that is no scale")
+            raise InputError(f"{path}: {name}{SUFFIX} has a scale that is negative or not finite")
         weights[name] = dequantise(numbers, scale)
     return weights

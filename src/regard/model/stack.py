@@ -48,7 +48,7 @@ class Stack(nn.Module):
         self.positions = make_positions(config)
         self.embedding_norm = make_norm(config) if config.embedding_norm else None
         self.layers = nn.ModuleList(Block(config, cross, i) for i in range(layers))
-        # Pre-norm leaves the sum of all layers unnormalised, so a norm closes the stack.
+        # The output of pre-norm layers is not normalised, so the stack ends with a norm.
         self.final_norm = make_norm(config) if config.norm_first else None
 
     def embed(
@@ -56,14 +56,14 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Sections 3.4 and 3.5: tokens[N], positions[N] -> [N, D].
 
-        rows: what each position adds (`rows_until`).
+        rows: the encodings of all positions (`rows_until`).
         """
         scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
         dropout = self.config.dropout if self.training else 0.0
         return ops.embed(table, tokens, scale, rows, positions, dropout, self.embedding_norm)
 
     def position_rows(self, positions: Tensor) -> Tensor | None:
-        """What positions[N] add to the embeddings of their tokens, [N, D]; None for nothing."""
+        """The encoding to add to the embeddings at positions[N], [N, D]; None: no encoding."""
         if isinstance(self.positions, LearnedPositions):
             return self.positions(positions)
         if isinstance(self.positions, Positions):
@@ -80,7 +80,7 @@ class Stack(nn.Module):
         return self.position_rows(torch.arange(length, device=device))
 
     def rotation(self, positions: Tensor) -> RotationFunction | None:
-        """What changes the queries and keys at positions[N]; None for nothing."""
+        """The function that changes queries and keys at positions[N]; None: no change."""
         own = self.positions
         if isinstance(own, Positions) and own.has("rotate"):
             return lambda x: own.rotate(x, positions)

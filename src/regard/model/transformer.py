@@ -34,7 +34,7 @@ from regard.text.batching import Packed
 class AttentionCapture:
     """Attention weights of a forward pass: `capture.cross[layer][sequence]` is [H, n, m].
 
-    Row i of a head's matrix says where query i looks and sums to 1. Dropout is not in it.
+    Row i of a head's matrix has the weights of query i and sums to 1, without dropout.
     """
 
     encoder: AttentionWeights = field(default_factory=list)
@@ -294,7 +294,7 @@ class Transformer(nn.Module):
             InputError: the model has no decoder, or a row does not fit the model.
         """
         if self.decoder is None:
-            raise InputError("model.style=encoder decodes nothing: it has no decoder")
+            raise InputError("model.style=encoder has no decoder: it cannot decode")
         if (self.encoder is not None) != (source is not None):
             raise InputError(
                 "decoding step by step needs a source if and only if there is an encoder"
@@ -372,7 +372,7 @@ class Transformer(nn.Module):
         step = Step(cache, parents, cache.used + cache.width if seen is None else seen)
         layers = range(len(self.decoder.layers))
         positions = cache.positions[:, None].expand_as(tokens).flatten()  # [N]
-        if self.config.positions == "learned":  # a sentence that is done may be past the table
+        if self.config.positions == "learned":  # a sentence that is done can be past the table
             positions = positions.clamp(max=self.config.max_length - 1)
         table, rows = self.table("target"), cache.position_rows
         x = self.decoder.embed(table, tokens.flatten(), positions, rows)
@@ -404,7 +404,7 @@ class Transformer(nn.Module):
             if row is not None and not needs[name]:
                 other = "target" if name == "source" else "source"
                 raise InputError(
-                    f"model.style={self.config.style} takes no {name}: give the tokens as {other}"
+                    f"model.style={self.config.style} takes no {name}: pass the tokens as {other}"
                 )
             if row is not None:
                 self.check_row(row, name)

@@ -31,5 +31,5 @@ class Visibility:
         return not self.causal and self.window is None
 
     def matrix(self, queries: int, keys: int | None = None) -> Tensor:
-        """[queries, keys] booleans, to look at: True where a query sees a key."""
+        """The [queries, keys] matrix of booleans: True where a query sees a key."""
         return ops.visible(queries, queries if keys is None else keys, self.causal, self.window)

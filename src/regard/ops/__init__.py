@@ -41,7 +41,7 @@ def backend(x: Tensor, training: bool | None = None) -> ModuleType:
 
     training: whether this is a training step; by default, whether gradients are enabled.
     """
-    if torch.compiler.is_compiling():  # which cannot trace calls of C++ code
+    if torch.compiler.is_compiling():  # torch.compile cannot trace calls of C++ code
         return reference
     if training is None:
         training = torch.is_grad_enabled()
@@ -81,7 +81,7 @@ def linear(
 def add_norm(x: Tensor, y: Tensor | None, norm: nn.Module | None, dropout: float = 0.0) -> Tensor:
     """norm(x + dropout(y)), all [N, D]: the residual connection and its norm in one pass.
 
-    y: None adds nothing. norm: an nn.LayerNorm or nn.RMSNorm, or any module if it must be called
+    y: may be None. norm: an nn.LayerNorm or nn.RMSNorm, or any module if it must be called
     (ops/overrides.py); None returns the sum.
     dropout: the fraction of y that is dropped; 0 outside training.
     """
@@ -96,7 +96,7 @@ def embed(
 ) -> Tensor:  # fmt: skip
     """dropout(norm(table[tokens] * scale + rows[positions])): tokens[N], positions[N] -> [N, D].
 
-    rows[T, D]: what each position adds; None adds nothing.
+    rows[T, D]: the encoding of each position; may be None.
     """
     arguments = table, tokens, scale, rows, positions, dropout
     # Only the reference has a norm.
@@ -111,7 +111,7 @@ def cross_entropy(
     """Cross-entropy of the logits hidden[N, D] @ matrix[V, D]ᵀ + bias[V] with labels[N].
 
     Returns the sums over the N tokens of the loss with label smoothing and of the negative
-    log-likelihood, float64 scalars. On a GPU a token with label -1 does not count.
+    log-likelihood, float64 scalars. On a GPU tokens with label -1 are ignored.
     """
     module = backend(hidden, training=True)
     return CrossEntropy.apply(module, hidden, matrix, labels, smoothing, bias)

@@ -49,7 +49,7 @@ def attention_layout(
     query_lengths: Sequence[int], key_lengths: Sequence[int], causal: bool, window: int | None, *,
     backend: str = "auto", device: torch.device, dropout: float = 0.0,
 ) -> Layout:  # fmt: skip
-    """What a backend computes once for a batch; its `attend` is called by every layer."""
+    """The object that a backend computes once per batch; each layer calls its `attend`."""
     name = attention_backend(backend, device, dropout)
     arguments = tuple(query_lengths), tuple(key_lengths), causal, window, device, dropout
     layout = LAYOUTS[name](*arguments)
@@ -70,7 +70,7 @@ def attention_backend(backend: str, device: torch.device, dropout: float) -> str
     if backend in ("cpu", "cuda") and dropout > 0:
         raise InputError(
             f"backend={backend} and attention_dropout={dropout} cannot be combined: this backend "
-            "never stores the weights that would be dropped; use backend=padded"
+            "does not store the attention weights, to which dropout applies; use backend=padded"
         )
     if backend == "cpu" and (device.type != "cpu" or build.library("attention") is None):
         raise InputError("backend=cpu needs a CPU and a C++ compiler: use backend=padded or auto")

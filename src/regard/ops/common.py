@@ -1,4 +1,4 @@
-"""What the `cpu` and `cuda` backends share: the dtype of results, norms, and copies of weights."""
+"""Helpers of the `cpu` and `cuda` backends: dtypes, codes in kernels, and copies of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor, nn
 
-LAYER, RMS = 1, 2  # kinds of norm; 0: none
+# Codes of norms (0: none) and of activations in the C++ code and in the Triton kernels.
+LAYER, RMS = 1, 2
+ACTIVATION_CODES = {"none": 0, "relu": 1, "gelu": 2, "swiglu": 3}
 
 # Copies of parameters in the autocast dtype, by the id of the parameter; set by `cast_once`.
 _copies: ContextVar[Mapping[int, Tensor] | None] = ContextVar("_copies", default=None)
@@ -21,7 +23,7 @@ def in_autocast(x: Tensor) -> bool:
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of products with x: that of autocast, or its own."""
+    """The dtype of products with x: the autocast dtype, or the dtype of x."""
     return torch.get_autocast_dtype(x.device.type) if in_autocast(x) else x.dtype
 
 
@@ -41,7 +43,7 @@ def norm_inputs(
 
 @contextmanager
 def cast_once(parameters: Sequence[Tensor], dtype: torch.dtype) -> Iterator[None]:
-    """Inside this block `cast` uses copies of all parameters that are made at once, here."""
+    """Copy all parameters at once; inside this block `cast` uses the copies."""
     copies = [torch.empty_like(p, dtype=dtype) for p in parameters]
     if copies:
         torch._foreach_copy_(copies, [p.detach() for p in parameters])

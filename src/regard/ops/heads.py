@@ -1,7 +1,7 @@
 """Queries, keys and values are parts of one product, [N, P*H*K]; so are their gradients.
 
-A backend of attention reads the parts where the product wrote them and writes their gradients side
-by side, so that nothing is copied.
+A backend of attention reads the parts where the product wrote them and writes their gradients next
+to each other, so that there are no copies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class SplitHeads(torch.autograd.Function):
-    """x[N, P*H*K] -> P tensors [N, H, K]; gradients that are side by side are not copied."""
+    """x[N, P*H*K] -> P tensors [N, H, K]; adjacent gradients are not copied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
@@ -38,7 +38,7 @@ def split_heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
 
 
 def gradients_like(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Memory for the gradients; those of the parts of one product are side by side."""
+    """Memory for the gradients; the parts of one product are adjacent."""
     if are_parts((query, key, value)):
         return parts_like(query, 3)
     if are_parts((key, value)):
@@ -47,7 +47,7 @@ def gradients_like(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, .
 
 
 def parts_like(x: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """Memory for so many tensors like x[N, H, K], side by side."""
+    """Memory for `count` adjacent tensors like x[N, H, K]."""
     rows, heads, size = x.shape
     return torch.empty((rows, parts, heads, size), dtype=x.dtype, device=x.device).unbind(1)
 
@@ -67,5 +67,5 @@ def are_parts(tensors: Sequence[Tensor]) -> bool:
 
 
 def heads_contiguous(x: Tensor) -> Tensor:
-    """x[N, H, K] with the heads of a row side by side; rows may be apart."""
+    """x[N, H, K] with the heads of a row contiguous; rows may be strided."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -1,8 +1,8 @@
-"""What all attention backends share: which keys of a packed row each query may attend to.
+"""Common to all attention backends: the keys of a packed row that each query may attend to.
 
 In a packed row these keys are always one run, from `first[n]` to `last[n]`. Full, causal, windowed,
-cross and cached attention differ only in these two numbers, so there is no mask in any signature,
-and no query without a key.
+cross and cached attention differ only in these two numbers, so no function has a mask argument,
+and each query has at least one key.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Ids = NDArray[np.int64]
 class Layout(ABC):
     """The lengths of B sequences on both sides, and what a query may attend to.
 
-    causal: only to keys up to its own position; window: at most so many positions away.
+    causal: only to keys up to its own position; window: the largest distance of positions.
     """
 
     query_lengths: Sequence[int]

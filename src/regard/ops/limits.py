@@ -1,4 +1,4 @@
-"""What devices lack: checks of devices and dtypes, and operations that avoid what is missing."""
+"""Limits of devices: checks of devices and dtypes, and replacements for missing operations."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Cross-entropy with label smoothing (section 5.4), computed from the last layer's vectors.
 
-The logits of a batch, N x V numbers, are by far the largest tensor of a training step, and nothing
-needs them once the loss and its gradient are known. So they are computed in pieces, and each piece
-is turned into its share of the gradient at once.
+The logits of a batch, N x V numbers, are by far the largest tensor of a training step. They are
+only needed for the loss and its gradient, so they are computed in pieces, and the gradient of each
+piece is computed immediately.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Classes:
         if (forward := self.forwards.get(kind)) is None:
             return f"is a {kind.__name__}"
         if kind.forward is not forward or "forward" in own:
-            return "has a forward method of its own"
+            return "has its own forward method"
         if "weight" in own:
             return "has a weight that is not a parameter"
         for name, hook in (FORWARD_HOOKS | BACKWARD_HOOKS if backward else FORWARD_HOOKS).items():
@@ -66,7 +66,7 @@ def global_hook() -> bool:
 
 
 def must_be_called(module: nn.Module | None, classes: Classes = KERNELS) -> bool:
-    """Whether a kernel must not replace a call of this module; None stands for no module.
+    """Whether a kernel must not replace a call of this module; None: there is no module.
     torch.compile and torch.export trace calls, so all modules are called then."""
     if torch.compiler.is_compiling():
         return module is not None

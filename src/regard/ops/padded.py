@@ -1,11 +1,11 @@
 """The attention backend that runs anywhere: PyTorch's scaled_dot_product_attention.
 
-A packed row is cut into segments (its sequences; pieces of them under a window, so that time
+A packed row is split into segments (its sequences; with a window pieces of them, so that time
 stays linear in the length), segments of similar size are padded to rectangles, and each
 rectangle is one call. Padding exists only inside this file.
 
-Padding repeats the last row of its own segment and its results are discarded, so that not even a
-NaN can pass from one sequence to another.
+Padding repeats the last row of its own segment and its results are discarded, so that even a
+NaN does not spread to another sequence.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PaddedLayout(Layout):
 
         overlap = False  # of the keys of neighbouring segments
         if window is not None:
-            cut = max(64, window)  # so that a piece of a sequence sees 3 cuts of keys
+            cut = max(64, window)  # a piece of a sequence sees the keys of up to 3 pieces
             if overlap := max(self.query_lengths) > 2 * cut:
                 query_start, query_count = pieces(query_start, query_count, cut)
                 key_start = first[query_start]
@@ -99,8 +99,8 @@ def attend_rectangles(
     query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """[S, H, T, K] each -> [S, H, T, K]. Without cuDNN, which makes a new plan for every new shape:
-    a step of uneven sentences took about ten times as long with it on an H200."""
+    """[S, H, T, K] each -> [S, H, T, K]. cuDNN is not used, because it creates a plan for every
+    new shape: steps of sentences of different lengths took ten times as long on an H200."""
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     eager_gpu = query.is_cuda and not torch.compiler.is_compiling()
     with sdpa_kernel(backends) if eager_gpu else nullcontext():
@@ -113,12 +113,12 @@ class Rows:
     def __init__(
         self, slots: list[tuple[Tensor, Tensor]], device: torch.device, overlap: bool = False
     ) -> None:
-        """slots: rectangles one after the other, as (packed row of each slot, is it real)."""
+        """slots: consecutive rectangles, as (packed row of each slot, whether it is real)."""
         padded = torch.cat([row.flatten() for row, _ in slots])
         real = torch.cat([real.flatten() for _, real in slots]).nonzero().flatten()
         self.same = torch.equal(padded, torch.arange(len(padded)))
         self.padded = padded.to(device, non_blocking=True)  # [P]: the packed row in each slot
-        self.packed: Tensor | None = None  # [N]: the slot of each packed row, if it has but one
+        self.packed: Tensor | None = None  # [N]: the slot of each packed row, if it has only one
         if not overlap:
             self.packed = torch.empty_like(real)
             self.packed[padded[real]] = real
@@ -127,7 +127,7 @@ class Rows:
     def pad(self, x: Tensor) -> Tensor:
         if self.same:
             return x
-        if self.packed is None:  # rows are in several segments: their gradients add up
+        if self.packed is None:  # a row is in several segments, whose gradients are added
             return x.index_select(0, self.padded)
         return Gather.apply(x, self.padded, self.packed, False)
 
@@ -136,8 +136,8 @@ class Rows:
 
 
 class Gather(torch.autograd.Function):
-    """x[forth], whose gradient is a gather too, since every row that counts is in both once:
-    several times faster on a CPU than the additions of autograd."""
+    """x[forth], whose gradient is a gather too, because each real row occurs once on both
+    sides. On a CPU this is several times faster than the additions of autograd."""
 
     @staticmethod
     def forward(x: Tensor, forth: Tensor, back: Tensor, holes: bool) -> Tensor:
@@ -171,10 +171,10 @@ def pieces(start: Tensor, count: Tensor, cut: int) -> tuple[Tensor, Tensor]:
 
 
 def similar(size: Tensor) -> tuple[Tensor, list[int]]:
-    """Order segments by size and say how many, one after the other, make a group.
+    """Sort segments by size and return the number of consecutive segments of each group.
 
     A group ends where a segment is less than three quarters of its longest (and 4 rows shorter):
-    at most a quarter of a rectangle is holes, and a batch has about ten groups.
+    at most a quarter of a rectangle is padding, and a batch has about ten groups.
     """
     order = size.argsort(descending=True, stable=True)
     groups: list[int] = []

@@ -69,7 +69,7 @@ class Questions(Sequences):
     """Question answering from a context."""
 
     name = "answer"
-    help = "Answer questions from a context; print one answer per line."
+    help = "Answer questions from a context, one line per question."
     doing = "answering"
     input_name = "QUESTION"
     files = "JSON lines"
@@ -83,8 +83,8 @@ class Questions(Sequences):
     config_options = ("data.bpe_dropout", "data.duplicates")
     options = (
         Option(
-            "context", "text that contains the answers (default: each input is "
-            "CONTEXT<tab>QUESTION or JSON)", str, metavar="TEXT", argument=False,
+            "context", "text that contains the answers (default: each line is CONTEXT<tab>QUESTION "
+            "or JSON)", str, metavar="TEXT", argument=False,
         ),
     )  # fmt: skip
     row_format = QUESTIONS

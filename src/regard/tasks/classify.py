@@ -23,12 +23,11 @@ from regard.console import visible_line
 from regard.errors import InputError, warn_user
 from regard.files import read_json, write_file
 from regard.tasks.common import count_cut, one_line, refuse_nan, warn_cut
-from regard.tasks.creation import Tokenizers
 from regard.tasks.diagnostics import LabelStatistics
-from regard.tasks.examples import Array, Say
+from regard.tasks.examples import Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import arrange, input_ids
-from regard.tasks.task import Context, Evaluation, Ids, Task
+from regard.tasks.task import Array, Context, Evaluation, Ids, Task, Tokenizers
 from regard.text.corpus import CLASSIFIED, Classified, CorpusReport
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class Classify(Task):
     """
 
     name = "classify"
-    help = "Classify texts; print the label of each text, a tab and its probability."
+    help = "Classify texts: print the label of each text and its probability."
     doing = "classifying"
     files = "label<tab>text"
     better = "accuracy"

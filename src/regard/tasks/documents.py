@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from regard.config.sections import Config
 from regard.errors import InputError
-from regard.tasks.examples import Array, Say
+from regard.tasks.examples import Say
 from regard.tasks.lazy import np, runtime
-from regard.tasks.task import Ids, Task
+from regard.tasks.task import Array, Ids, Task
 from regard.text.corpus import DOCUMENTS, CorpusReport, Document, read_documents
 from regard.text.pieces import in_chunks
 from regard.text.reading import Position

@@ -23,11 +23,10 @@ from regard.console import warn
 from regard.errors import InputError
 from regard.files import check_destination
 from regard.tasks.common import count_cut, exclude, refuse_nan, rounded, warn_cut
-from regard.tasks.creation import Tokenizers
-from regard.tasks.examples import Array, Say
+from regard.tasks.examples import Say
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import Sequences
-from regard.tasks.task import Context, Evaluation, Ids, Option, Task
+from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Task, Tokenizers
 from regard.text.corpus import SIMILAR, CorpusReport, Similar
 from regard.text.reading import Position
 
@@ -47,7 +46,7 @@ class Embed(Task):
     """
 
     name = "embed"
-    help = "Compute a vector for each text; print one line of numbers per text."
+    help = "Compute the vector of each text: one line of numbers per text."
     doing = "embedding"
     files = "JSON lines"
     better = "spearman"
@@ -57,15 +56,15 @@ class Embed(Task):
     options = (
         Option(
             "pooling",
-            "how token vectors become one: mean, cls or last (default: the model's)",
+            "how token vectors are combined: mean, cls or last (default: as in training)",
             str,
             "",
             "POOLING",
         ),
-        Option("tokens", "print a vector for each token instead of one per text"),
+        Option("tokens", "print one contextual vector per token"),
         Option(
             "out",
-            "write a NumPy array instead of printing",
+            "write the vectors to a NumPy file (named FILE.npy.partial until it is complete)",
             Path,
             metavar="FILE.npy",
             argument=False,

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from regard.config.sections import Config
 from regard.errors import InputError
 from regard.tasks.common import one_line, refuse_nan
-from regard.tasks.creation import Tokenizers
 from regard.tasks.documents import Documents, perplexity
-from regard.tasks.examples import Array
 from regard.tasks.lazy import np, runtime, torch
-from regard.tasks.task import Context, Evaluation, Ids, Option
+from regard.tasks.task import Array, Context, Evaluation, Ids, Option, Tokenizers
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Batch, Packed, Store, Transformer
@@ -71,15 +69,22 @@ class Fill(Documents):
     """
 
     name = "fill"
-    help = "Fill each <mask> of a text; print the best words with their probabilities."
+    help = "Replace each <mask> by its best word; print the best words with their probabilities."
     doing = "filling"
     styles = ("encoder",)
     defaults: ClassVar = {"model": {"style": "encoder"}, "training": {"label_smoothing": 0.0}}
     config_options = ("data.documents", "data.mask", "data.whole_words")
     options = (
-        Option("top", "number of words per <mask> (default: 5)", int, 5, least=1, most=1000),
+        Option(
+            "top",
+            "number of words to print for each <mask> (default: 5)",
+            int,
+            5,
+            least=1,
+            most=1000,
+        ),
     )
-    ends, before = 0, 1  # no <eos>, because an encoder sees where the text ends; but <cls>
+    ends, before = 0, 1  # <cls> before the text, and no <eos>
 
     mask: float = 0.15
     whole_words: bool = False

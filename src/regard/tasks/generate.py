@@ -38,10 +38,10 @@ class Generate(Documents):
     }
     config_options = ("data.documents",)
     options = (
-        Option("stream", "print the text while it is generated", argument=False),
+        Option("stream", "print text as soon as it is decoded", argument=False),
         Option(
             "until",
-            r"stop before this text, e.g. '\n' for one line (default: do not stop)",
+            r"stop before this text; '\n' stops at the end of a line or dialogue turn",
             str,
             "",
             "TEXT",

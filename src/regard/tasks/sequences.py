@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import in_pieces, one_line, refuse_nan
-from regard.tasks.creation import Tokenizers
-from regard.tasks.examples import Array
 from regard.tasks.lazy import np, runtime, torch
-from regard.tasks.task import Context, Ids, Task
+from regard.tasks.task import Array, Context, Ids, Task, Tokenizers
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import (

@@ -18,6 +18,8 @@ from regard.config.sections import Config, DataConfig, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.command import CommandMethods
 from regard.tasks.creation import TaskCreation
+from regard.tasks.creation import Tokenizers as Tokenizers  # for the files of tasks
+from regard.tasks.examples import Array as Array
 from regard.tasks.lazy import np, runtime, torch
 
 if TYPE_CHECKING:

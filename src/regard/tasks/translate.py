@@ -67,18 +67,18 @@ class Translate(Sequences):
             "split", "translate each line as one sentence (default: translate its sentences one by "
             "one)", default=True,
         ),
-        Option("prefix", "text with which every translation begins", str, "", "TEXT"),
-        Option("stream", "print the words while they are generated", argument=False),
+        Option("prefix", "text with which each translation must begin", str, "", "TEXT"),
+        Option("stream", "print words as soon as they are decoded", argument=False),
         Option(
-            "score", "score given translations: each input is SOURCE<tab>TRANSLATION, and is not "
-            "split into sentences",
+            "score", "print the log-probability of each translation; texts are "
+            "SOURCE<tab>TRANSLATION and are not split",
         ),
         Option(
             "alternatives", "with --json: the N most probable tokens at each position",
             int, 0, most=1000,
         ),
-        Option("history", "with --json: all hypotheses of the search, kept and pruned"),
-        Option("attention", "with --json: the attention weights of each sentence"),
+        Option("history", "with --json: the hypotheses kept and pruned at each step of the search"),
+        Option("attention", "with --json: the attention weights of all heads and layers"),
     )  # fmt: skip
 
     @classmethod

@@ -21,10 +21,10 @@ from regard.model.block import EPSILON, Block
 from regard.model.positions import angles
 from regard.model.quantise import quantise
 from regard.model.stack import Stack
+from regard.ops.common import ACTIVATION_CODES
 from regard.ops.cpu.build import once
 
 KINDS = {"float32": 0, "bfloat16": 1, "int8": 2}
-ACTIVATIONS = {"relu": 1, "gelu": 2, "swiglu": 3}
 MIN_POSITIONS = 256  # rows of the smallest position table
 
 
@@ -43,8 +43,8 @@ CLayer = structure("CLayer", {
     "feed_norm": CNorm, "inner outer": CMatrix,
 })  # fmt: skip
 CStack = structure("CStack", {
-    "kind activation norm_first heads head_size d_model layers embeddings_are_short": c_int64,
-    "scale epsilon": c_double, "embeddings place turn": c_void_p, "positions": c_int64,
+    "kind activation norm_first heads head_size d_model layers embeddings_are_bfloat16": c_int64,
+    "scale epsilon": c_double, "embeddings position_rows rotation": c_void_p, "positions": c_int64,
     "embedding_norm final_norm": CNorm, "layer": c_void_p, "output": CMatrix,
 })  # fmt: skip
 CSlots = structure("CSlots", {
@@ -88,13 +88,13 @@ class BlockedWeights:
     ) -> None:  # fmt: skip
         self.library, self.config, self.kind = library, config, KINDS[precision]
         self.position_rows = stack.position_rows
-        self.kept: list[Any] = []  # keeps alive what the structures point to
+        self.references: list[Any] = []  # keep alive the memory that the structures point to
         self._lock = Lock()  # held while position tables are computed
         blocks: Any = stack.layers
         layers = (CLayer * len(blocks))(*map(self._layer, blocks))
-        self.kept.append(layers)
+        self.references.append(layers)
         self._stack = CStack(
-            self.kind, ACTIVATIONS[config.activation], config.norm_first, config.heads,
+            self.kind, ACTIVATION_CODES[config.activation], config.norm_first, config.heads,
             config.head_size, config.d_model, len(layers), table.dtype == torch.bfloat16,
             config.d_model**0.5 if config.scale_embeddings else 1.0, EPSILON,
             self._pointer(table.detach()), None, None, 0,
@@ -103,7 +103,7 @@ class BlockedWeights:
         )  # fmt: skip
         if output is not None:
             self._stack.output = self._matrix(output, None)
-        self._stack.kept = self.kept
+        self._stack.references = self.references
 
     def reach(self, positions: int) -> Any:
         """A CStack with position tables for at least this many positions. It keeps everything that
@@ -122,24 +122,24 @@ class BlockedWeights:
         """A copy of the structure with longer position tables."""
         config, stack = self.config, CStack.from_buffer_copy(self._stack)
         count = max(MIN_POSITIONS, 1 << (positions - 1).bit_length())
-        where = torch.arange(positions if config.positions == "learned" else count)
-        place, turn = self.position_rows(where), None
-        if place is not None:
-            place = place.detach().float()
-            stack.place = place.data_ptr()
+        table_positions = torch.arange(positions if config.positions == "learned" else count)
+        rows, rotation = self.position_rows(table_positions), None
+        if rows is not None:
+            rows = rows.detach().float()
+            stack.position_rows = rows.data_ptr()
         if config.positions == "rotary":
-            angle = angles(where, config.head_size, config.position_base)
-            turn = torch.stack((angle.cos(), angle.sin()), -1).flatten(1).float()
-            stack.turn = turn.data_ptr()
-        stack.positions = len(where)
-        stack.kept = self.kept, place, turn
+            angle = angles(table_positions, config.head_size, config.position_base)
+            rotation = torch.stack((angle.cos(), angle.sin()), -1).flatten(1).float()
+            stack.rotation = rotation.data_ptr()
+        stack.positions = len(table_positions)
+        stack.references = self.references, rows, rotation
         return stack
 
     def _pointer(self, tensor: Tensor | None) -> int | None:
         if tensor is None:
             return None
         assert tensor.is_contiguous()
-        self.kept.append(tensor)
+        self.references.append(tensor)
         return tensor.data_ptr()
 
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> Any:
@@ -154,13 +154,13 @@ class BlockedWeights:
             scale, start = torch.zeros(padded), torch.empty(padded, dtype=torch.int)
             numbers, scale[:outputs] = quantise(weight)
             weight = numbers.float()
-        made = CMatrix(
+        matrix = CMatrix(
             self._pointer(tiles), self._pointer(scale), self._pointer(start),
             self._pointer(None if bias is None else bias.detach().float()), outputs, inputs,
         )  # fmt: skip
         pack = self.library.pack_matrix
-        pack(self.kind, weight.data_ptr(), outputs, inputs, made.tiles, made.start)
-        return made
+        pack(self.kind, weight.data_ptr(), outputs, inputs, matrix.tiles, matrix.start)
+        return matrix
 
     def _linear(self, layer: nn.Linear, rows: slice = slice(None)) -> Any:
         return self._matrix(layer.weight[rows], None if layer.bias is None else layer.bias[rows])

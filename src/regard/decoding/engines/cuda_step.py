@@ -22,6 +22,8 @@ from regard.model.block import EPSILON
 from regard.model.cache import Cache
 from regard.model.stack import Stack
 from regard.model.transformer import Transformer
+from regard.ops import reference
+from regard.ops.common import ACTIVATION_CODES, LAYER, RMS
 from regard.ops.cuda import decoding_kernels as kernels
 from regard.ops.cuda import search_kernels
 
@@ -30,6 +32,9 @@ FUSED_ROWS = 32  # up to this number of rows, a product includes the norm before
 TILED_ROWS, TILED_COLUMNS = 256, 1024  # up to these sizes, tile_kernel is faster than PyTorch
 MAX_SIZE = 4096  # largest layer size that the products support
 PIECE, PIECES = 128, 32  # logits of a piece, and pieces that one Triton program scans
+
+# The elementwise activations by their codes.
+ACTIVATIONS = {ACTIVATION_CODES[name]: f for name, f in reference.ACTIVATIONS.items()}
 
 # Attention of a layer: [N, H*K] or [N, 3*H*K] -> [N, H*K]
 Attend = Callable[[int, Tensor], Tensor]
@@ -83,11 +88,11 @@ def product(
         return fused_product(x, weight, bias, activation, residual)
     if in_triton(rows, len(weight)):
         return tiled_product(x.value, weight, bias, activation, residual)
-    if activation == kernels.RELU and bias is not None:
+    if activation == ACTIVATION_CODES["relu"] and bias is not None:
         out = torch._addmm_activation(bias, x.value, weight.t())  # one kernel
     else:
         out = F.linear(x.value, weight, bias)
-        out = F.gelu(out) if activation == kernels.GELU else F.relu(out) if activation else out
+        out = ACTIVATIONS[activation](out)
     return out if residual is None else out + residual.value
 
 
@@ -179,7 +184,7 @@ def add_sublayer(
 def norm_kind(rows: Pending) -> int:
     if rows.norm is None:
         return 0
-    return kernels.LAYER_NORM if isinstance(rows.norm, nn.LayerNorm) else kernels.RMS_NORM
+    return LAYER if isinstance(rows.norm, nn.LayerNorm) else RMS
 
 
 def norm_of(rows: Pending) -> tuple[Any, Any]:
@@ -198,7 +203,7 @@ def run_stack(
 ) -> Pending:
     """Run x[N, D] through all layers of an encoder or a decoder."""
     config = stack.config
-    first, relu = config.norm_first, kernels.RELU if config.activation == "relu" else kernels.GELU
+    first, activation = config.norm_first, ACTIVATION_CODES[config.activation]
     stream = Pending(x)
     for i, block in enumerate(stack.layers):
         own: Any = block.self_attention
@@ -213,7 +218,7 @@ def run_stack(
             stream = add_sublayer(attended, cross.output, stream, block.cross_attention_norm, first)
         feed: Any = block.feed_forward
         before = sublayer_input(stream, block.feed_forward_norm, first)
-        hidden = linear(before, feed.inner, relu)
+        hidden = linear(before, feed.inner, activation)
         stream = add_sublayer(hidden, feed.outer, stream, block.feed_forward_norm, first)
     return stream if stack.final_norm is None else Pending(stream.value, stack.final_norm)
 
@@ -249,7 +254,7 @@ class FusedStep:
             and model.output_matrix().dtype != torch.float64
             and max(3 * config.heads * size, config.d_model, config.d_ff) <= MAX_SIZE
             and config.window is None
-            and config.activation in ("relu", "gelu")
+            and config.activation in reference.ACTIVATIONS
             and config.positions in ("sinusoidal", "learned", "none")
             and not config.custom_parts
             and not config.embedding_norm
@@ -319,7 +324,7 @@ class FusedStep:
         sentences, width = beams.tokens.shape
         rows, vocabulary = logits.shape
         shape: dict[str, Any] = {"V": vocabulary, "WIDTH": width, **LAUNCH}
-        shape |= {"LEAST": beams.options.min_length > 0, "PIECE": PIECE, "PIECES": PIECES}
+        shape |= {"HAS_MIN_STEPS": beams.options.min_length > 0, "PIECE": PIECE, "PIECES": PIECES}
         shape["ALL"] = self.highest.shape[1]
         ending = beams.time, beams.min_steps, beams.eos
         search_kernels.scan_kernel[(rows, self.blocks)](
@@ -327,7 +332,7 @@ class FusedStep:
         )
         search_kernels.narrow_kernel[(rows,)](
             logits, self.highest, self.mass, self.best, self.best_tokens, *ending, **shape,
-            CANDIDATES=beams.candidates, MOST=power(beams.candidates), num_warps=1,
+            CANDIDATES=beams.candidates, MAX_CANDIDATES=power(beams.candidates), num_warps=1,
         )  # fmt: skip
         several = power(width * beams.candidates)
         search_kernels.choose_kernel[(sentences,)](

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from regard.ops.cpu.build import FAILED, built, place
 
-os.nice(10)  # predictions come first; at 19 a build would never end on a busy machine
+os.nice(10)  # predictions have priority; at 19 a build would not end on a busy machine
 try:
     built(sys.argv[1], sys.argv[2])
 except (OSError, subprocess.SubprocessError):

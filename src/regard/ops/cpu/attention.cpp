@@ -1,11 +1,11 @@
 // The specification is ops/reference.py: `attention`, over packed rows, forward and backward.
 //
-// One head of one sequence is one piece of work for one thread: its keys and values are copied to
-// the thread's own memory, where those of a sentence stay in the nearest cache. What a query sees
-// is a run of keys, so a block of queries needs the keys from the first of its runs to the last:
-// time is linear in the length under a window, and memory always is. Under a window a sequence is
-// gone through in pieces, whose keys stay in the nearest cache however long it is. Nothing depends
-// on other sequences nor on the number of threads.
+// One thread processes one head of one sequence. It copies the keys and values to its own memory,
+// so that those of a sentence stay in the first-level cache. A query sees a run of keys, so a block
+// of queries needs the keys from the first of its runs to the last: time is linear in the length
+// with a window, and memory always is. With a window a sequence is processed in pieces, so that the
+// keys of a piece fit into the cache for any length. The result of a sequence depends neither on
+// other sequences nor on the number of threads.
 
 #include <algorithm>
 #include <vector>
@@ -15,7 +15,7 @@
 namespace {
 
 constexpr long BLOCK = 16;                            // queries at a time
-constexpr long PIECE = 256;                           // queries of a piece, under a window
+constexpr long PIECE = 256;                           // queries of a piece, with a window
 constexpr int TALL = REGISTER_BYTES == 64 ? 8 : 4;    // a tile of results that fills the registers
 constexpr int WIDE = 2;
 
@@ -25,7 +25,7 @@ struct Shape {
     const int64_t *query_offsets, *key_offsets;
     long sequences, heads, size;
     long query_stride, key_stride, value_stride;
-    long causal, window;  // window < 0: there is none
+    long causal, window;  // window < 0: no window
 };
 
 struct Run {
@@ -58,9 +58,10 @@ struct Sequence {
     // The keys that a query sees: Visibility.runs of attention.py.
     Run run(long query) const {
         if (!shape.causal && shape.window < 0) return {0, keys - 1};
-        long own = query + ahead;
+        long position = query + ahead;
         long reach = shape.window < 0 ? keys : shape.window;
-        return {std::max(0L, own - reach), shape.causal ? own : std::min(own + reach, keys - 1)};
+        return {std::max(0L, position - reach),
+                shape.causal ? position : std::min(position + reach, keys - 1)};
     }
 };
 
@@ -113,7 +114,7 @@ void product(long rows, long columns, long depth, const C* left, long left_row, 
     with(strips<C, 1>);
 }
 
-// rows[count, size] with a stride -> to[count, width], the holes zero.
+// rows[count, size] with a stride -> to[count, width], padded with zeros.
 template <class T, class C>
 void copy_rows(const T* rows, long stride, long count, long size, C factor, C* to, long width) {
     for (long i = 0; i < count; i++)
@@ -124,9 +125,9 @@ void copy_rows(const T* rows, long stride, long count, long size, C factor, C* t
         }
 }
 
-// from[count, width] -> to[size, columns] turned over, the holes zero.
+// from[count, width] -> to[size, columns], transposed and padded with zeros.
 template <class C>
-void turn_over(const C* from, long count, long width, long size, C* to, long columns) {
+void transpose(const C* from, long count, long width, long size, C* to, long columns) {
     for (long k = 0; k < size; k++) {
         for (long j = 0; j < count; j++) to[k * columns + j] = from[j * width + k];
         for (long j = count; j < columns; j++) to[k * columns + j] = 0;
@@ -152,12 +153,12 @@ struct Block {
 };
 
 // The memory of one thread.
-template <class C> struct Room {
+template <class C> struct Workspace {
     long width, columns;  // of the rows of one head, of the scores
     std::vector<C> memory;
     C* next;
 
-    Room(const Shape& s, long rectangles) : width(rounded_up<C>(s.size)) {
+    Workspace(const Shape& s, long rectangles) : width(rounded_up<C>(s.size)) {
         long keys = 0;
         for (long b = 0; b < s.sequences; b++)
             keys = std::max<long>(keys, s.key_offsets[b + 1] - s.key_offsets[b]);
@@ -166,15 +167,15 @@ template <class C> struct Room {
         memory.resize(rectangles * columns * width + 3 * BLOCK * width + 2 * BLOCK * columns);
         next = memory.data();
     }
-    C* take(long size) { return (next += size) - size; }
+    C* allocate(long size) { return (next += size) - size; }
 };
 
-// Scores of a block of queries, in units of the scaled dot product; what is not seen: -infinity.
+// The scaled dot products of a block of queries; -infinity for keys that are not visible.
 template <class C>
-void score(const Sequence& s, const Block& block, const C* query, long width, const C* turned_key,
-           long columns, C* scores) {
+void score(const Sequence& s, const Block& block, const C* query, long width,
+           const C* transposed_key, long columns, C* scores) {
     product(block.rows, block.high - block.low, s.shape.size, query, width, 1L,
-            turned_key + block.low, columns, scores + block.low, columns, false);
+            transposed_key + block.low, columns, scores + block.low, columns, false);
     for (long i = 0; i < block.rows; i++) {
         Run run = s.run(block.start + i);
         C* row = scores + i * columns;
@@ -191,11 +192,13 @@ void forward(const Shape& shape, const T* query, const T* key, const T* value, T
     const C scale = 1 / std::sqrt(C(size));
 #pragma omp parallel
     {
-        Room<C> room(shape, 3);
-        const long width = room.width;
-        C *keys = room.take(room.columns * width), *values = room.take(room.columns * width);
-        C *turned = room.take(room.columns * width), *queries = room.take(BLOCK * width);
-        C *outputs = room.take(BLOCK * width), *scores = room.take(BLOCK * room.columns);
+        Workspace<C> workspace(shape, 3);
+        const long width = workspace.width;
+        const long rectangle = workspace.columns * width;
+        C *keys = workspace.allocate(rectangle), *values = workspace.allocate(rectangle);
+        C *transposed = workspace.allocate(rectangle), *queries = workspace.allocate(BLOCK * width);
+        C* outputs = workspace.allocate(BLOCK * width);
+        C* scores = workspace.allocate(BLOCK * workspace.columns);
 #pragma omp for schedule(dynamic)
         for (long unit = 0; unit < shape.sequences * H; unit++) {
             const Sequence whole(shape, unit / H);
@@ -205,7 +208,7 @@ void forward(const Shape& shape, const T* query, const T* key, const T* value, T
                 const long head = unit % H * size, columns = rounded_up<C>(s.keys);
                 copy_rows(key + s.key_start * shape.key_stride + head, shape.key_stride, s.keys,
                           size, C(1), keys, width);
-                turn_over(keys, s.keys, width, size, turned, columns);
+                transpose(keys, s.keys, width, size, transposed, columns);
                 copy_rows(value + s.key_start * shape.value_stride + head, shape.value_stride,
                           s.keys, size, C(1), values, width);
                 for (long start = 0; start < s.queries; start += BLOCK) {
@@ -213,30 +216,30 @@ void forward(const Shape& shape, const T* query, const T* key, const T* value, T
                     const long first = s.query_start + start;
                     copy_rows(query + first * shape.query_stride + head, shape.query_stride,
                               block.rows, size, scale, queries, width);
-                    score(s, block, queries, width, turned, columns, scores);
-                    C shares[BLOCK];
+                    score(s, block, queries, width, transposed, columns, scores);
+                    C inverses[BLOCK];
                     for (long i = 0; i < block.rows; i++) {
                         C* row = scores + i * columns;
-                        VectorOf<C> most = load(row + block.low), sum = {};
+                        VectorOf<C> maxima = load(row + block.low), sum = {};
                         for (long j = block.low; j < block.high; j += LANES<C>) {
                             VectorOf<C> x = load(row + j);
-                            most = x > most ? x : most;
+                            maxima = x > maxima ? x : maxima;
                         }
-                        const C largest = largest_of(most);
+                        const C largest = largest_of(maxima);
                         for (long j = block.low; j < block.high; j += LANES<C>) {
                             VectorOf<C> x = exponential(load(row + j) - largest);
                             store(row + j, x);
                             sum += x;
                         }
                         const C total = sum_of(sum);
-                        shares[i] = 1 / total;
+                        inverses[i] = 1 / total;
                         totals[(first + i) * H + unit % H] = largest + std::log(total);
                     }
                     const long high = std::min(block.high, s.keys);
                     product(block.rows, width, high - block.low, scores + block.low, columns, 1L,
                             values + block.low * width, width, outputs, width, false);
                     for (long i = 0; i < block.rows; i++)
-                        write_rows(outputs + i * width, width, 1, size, shares[i],
+                        write_rows(outputs + i * width, width, 1, size, inverses[i],
                                    output + (first + i) * H * size + head, H * size);
                 }
             }
@@ -244,7 +247,7 @@ void forward(const Shape& shape, const T* query, const T* key, const T* value, T
     }
 }
 
-// `to` has the strides of the grads that are written.
+// `to` has the strides of the gradients that are written.
 template <class T>
 void backward(const Shape& shape, const Shape& to, const T* query, const T* key, const T* value,
               const T* output, const NumberOf<T>* totals, const T* grad, T* query_grad,
@@ -254,14 +257,15 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
     const C scale = 1 / std::sqrt(C(size));
 #pragma omp parallel
     {
-        Room<C> room(shape, 3);
-        const long width = room.width, rectangle = room.columns * width;
-        C *keys = room.take(rectangle), *turned_key = room.take(rectangle);
-        C *turned_value = room.take(rectangle);
+        Workspace<C> workspace(shape, 3);
+        const long width = workspace.width, rectangle = workspace.columns * width;
+        C *keys = workspace.allocate(rectangle), *transposed_key = workspace.allocate(rectangle);
+        C *transposed_value = workspace.allocate(rectangle);
         std::vector<C> key_sums, value_sums;
-        C *queries = room.take(BLOCK * width), *grads = room.take(BLOCK * width);
-        C* results = room.take(BLOCK * width);
-        C *weights = room.take(BLOCK * room.columns), *products = room.take(BLOCK * room.columns);
+        C *queries = workspace.allocate(BLOCK * width), *grads = workspace.allocate(BLOCK * width);
+        C* results = workspace.allocate(BLOCK * width);
+        C* weights = workspace.allocate(BLOCK * workspace.columns);
+        C* products = workspace.allocate(BLOCK * workspace.columns);
 #pragma omp for schedule(dynamic)
         for (long unit = 0; unit < shape.sequences * H; unit++) {
             const Sequence whole(shape, unit / H);
@@ -276,10 +280,10 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
                 C* value_sum = value_sums.data() + (s.key_start - whole.key_start) * width;
                 copy_rows(value + s.key_start * shape.value_stride + head, shape.value_stride,
                           s.keys, size, C(1), keys, width);
-                turn_over(keys, s.keys, width, size, turned_value, columns);
+                transpose(keys, s.keys, width, size, transposed_value, columns);
                 copy_rows(key + s.key_start * shape.key_stride + head, shape.key_stride, s.keys,
                           size, C(1), keys, width);
-                turn_over(keys, s.keys, width, size, turned_key, columns);
+                transpose(keys, s.keys, width, size, transposed_key, columns);
                 for (long start = 0; start < s.queries; start += BLOCK) {
                     const Block block = Block::of(s, start, C());
                     const long first = s.query_start + start;
@@ -289,12 +293,12 @@ void backward(const Shape& shape, const Shape& to, const T* query, const T* key,
                               grads, width);
                     copy_rows(output + first * H * size + head, H * size, block.rows, size, C(1),
                               results, width);
-                    score(s, block, queries, width, turned_key, columns, weights);
+                    score(s, block, queries, width, transposed_key, columns, weights);
                     product(block.rows, block.high - block.low, size, grads, width, 1L,
-                            turned_value + block.low, columns, products + block.low, columns,
+                            transposed_value + block.low, columns, products + block.low, columns,
                             false);
                     for (long i = 0; i < block.rows; i++) {
-                        // The weights again, and the grad of the scores:
+                        // Recompute the weights; the gradient of the scores is
                         // weight (product - their mean).
                         VectorOf<C> mean = {};
                         for (long k = 0; k < width; k += LANES<C>)

@@ -4,7 +4,7 @@
 
 #include "product.h"
 
-constexpr long MANY = 32;  // rows of a sentence from which on it pays to copy its keys and values to blocks
+constexpr long MANY = 32;  // from so many rows on, keys and values are copied to blocks
 
 // Keys and values of one layer: the number at [sentence, head, slot, k].
 struct Slots {
@@ -29,24 +29,24 @@ inline float sum_across(Floats x) {
 #endif
 }
 
-// scores[count] -> their exponentials, up to whole registers; returns 1 / their sum.
-inline float soften(float* scores, long count) {
+// Replaces scores[count] by their exponentials, padded to whole registers; returns 1 / their sum.
+inline float exponentiate(float* scores, long count) {
     Floats highest = Floats{} - INFINITY, total = {};
     for (long i = count; i % WIDTH; i++) scores[i] = -INFINITY;
     for (long i = 0; i < count; i += WIDTH) {
         Floats part = load(scores + i);
         highest = part > highest ? part : highest;
     }
-    float most = largest_of(highest);
+    float largest = largest_of(highest);
     for (long i = 0; i < count; i += WIDTH) {
-        Floats powers = exponential(load(scores + i) - most);
+        Floats powers = exponential(load(scores + i) - largest);
         store(scores + i, powers);
         total += powers;
     }
     return 1 / sum_across(total);
 }
 
-// One query.
+// Attention of one query.
 inline void attend(const float* query, const Slots& slots, long at, const Seen& seen, long size,
                    float* scores, float* out) {
     float scale = 1 / std::sqrt(float(size));
@@ -57,7 +57,7 @@ inline void attend(const float* query, const Slots& slots, long at, const Seen& 
             sum += load(query + k, size - k) * load(key + k, size - k);
         scores[i] = sum_across(sum) * scale;
     }
-    float share = soften(scores, seen.count);
+    float inverse = exponentiate(scores, seen.count);
     for (long k = 0; k < size; k += 4 * WIDTH) {
         Floats sums[4] = {};
         for (long i = 0; i < seen.count; i++) {
@@ -66,19 +66,19 @@ inline void attend(const float* query, const Slots& slots, long at, const Seen& 
                 sums[j] += scores[i] * load(value + j * WIDTH, size - k - j * WIDTH);
         }
         for (long j = 0; j < 4 && k + j * WIDTH < size; j++)
-            store(out + k + j * WIDTH, sums[j] * share, size - k - j * WIDTH);
+            store(out + k + j * WIDTH, sums[j] * inverse, size - k - j * WIDTH);
     }
 }
 
-// Room for a sentence's keys and values as matrices, and for TILE rows.
+// Memory for the keys and values of a sentence as matrices, and for TILE rows.
 struct Sequence {
     float *keys, *values, *queries, *scores, *outputs;
 
     static long floats(long longest, long size) {
         return padded(longest) * (size + padded(size) + TILE) + TILE * (size + padded(size));
     }
-    Sequence(float* room, long count, long size) {
-        keys = room;
+    Sequence(float* memory, long count, long size) {
+        keys = memory;
         values = keys + padded(count) * size;
         scores = values + padded(count) * padded(size);
         outputs = scores + TILE * padded(count);
@@ -86,11 +86,11 @@ struct Sequence {
     }
 };
 
-// All rows of a sentence that is read, each of which sees a run of its slots: both products with
-// the micro-kernel of product.h.
+// Attention of all rows of a sentence, each of which sees a run of slots. Both products use the
+// micro-kernel of product.h.
 inline void attend_all(const float* queries, long stride, long rows, const Slots& slots, long at,
-                       const Seen* seen, long size, float* room, float* out, long out_stride) {
-    Sequence s(room, rows, size);
+                       const Seen* seen, long size, float* memory, float* out, long out_stride) {
+    Sequence s(memory, rows, size);
     long count = padded(rows), wide = padded(size);
     for (long slot = 0; slot < count; slot++) {
         const float* key = slots.keys + at + slot * slots.slot_stride;
@@ -106,33 +106,33 @@ inline void attend_all(const float* queries, long stride, long rows, const Slots
     Matrix values = {(const Ints*)s.values, nullptr, nullptr, nullptr, wide, count};
     float scale = 1 / std::sqrt(float(size)), shares[TILE];
     for (long r = 0; r < rows; r += TILE) {
-        long some = std::min(TILE, rows - r);
-        for (long i = 0; i < some * size; i++)
+        long tile_rows = std::min(TILE, rows - r);
+        for (long i = 0; i < tile_rows * size; i++)
             s.queries[i] = queries[(r + i / size) * stride + i % size] * scale;
         for (long block = 0; block < count / BLOCK; block++)
-            meet_some<FLOAT32>(some, keys, block, (const int32_t*)s.queries, size, nullptr,
-                               s.scores, count, NONE);
-        for (long i = 0; i < some; i++) {
+            multiply_rows<FLOAT32>(tile_rows, keys, block, (const int32_t*)s.queries, size, nullptr,
+                                   s.scores, count, NONE);
+        for (long i = 0; i < tile_rows; i++) {
             float* scores = s.scores + i * count;
             long first = seen[r + i].slots[0], last = first + seen[r + i].count;
             std::fill(scores, scores + first, -INFINITY);
             std::fill(scores + last, scores + count, -INFINITY);
-            shares[i] = soften(scores, count);
+            shares[i] = exponentiate(scores, count);
         }
         for (long block = 0; block < wide / BLOCK; block++)
-            meet_some<FLOAT32>(some, values, block, (const int32_t*)s.scores, count, nullptr,
-                               s.outputs, wide, NONE);
-        for (long i = 0; i < some; i++)
+            multiply_rows<FLOAT32>(tile_rows, values, block, (const int32_t*)s.scores, count,
+                                   nullptr, s.outputs, wide, NONE);
+        for (long i = 0; i < tile_rows; i++)
             for (long k = 0; k < size; k++)
                 out[(r + i) * out_stride + k] = s.outputs[i * wide + k] * shares[i];
     }
 }
 
-// Turn each pair of features by its position's angle (Rotation in model/positions.py).
-inline void rotate(const float* turn, float* x, long size) {
+// Rotate each pair of features by the angle of its position (Rotation in model/positions.py).
+inline void rotate(const float* rotation, float* x, long size) {
     for (long k = 0; k < size; k += 2) {
         float even = x[k], odd = x[k + 1];
-        x[k] = even * turn[k] - odd * turn[k + 1];
-        x[k + 1] = even * turn[k + 1] + odd * turn[k];
+        x[k] = even * rotation[k] - odd * rotation[k + 1];
+        x[k + 1] = even * rotation[k + 1] + odd * rotation[k];
     }
 }

@@ -1,7 +1,7 @@
 // The specification is text/dropout.py: BPE-dropout of the rows of a batch.
 //
-// One row is one piece of work for one thread, and all chance in it comes from the row's own key:
-// neither the number of threads nor its neighbours change a token.
+// One thread processes a row, and all random numbers of a row depend on its key only: the tokens
+// depend neither on the number of threads nor on other rows.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace {
 
 constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
-constexpr uint32_t SPECIALS = 6;  // ids below stand for no text; the 256 bytes come next
+constexpr uint32_t SPECIALS = 6;  // special tokens have lower ids; the 256 bytes come next
 constexpr uint32_t NONE = UINT32_MAX;
 
 // splitmix64's next number (Steele et al. 2014).
@@ -39,13 +39,13 @@ const Merge* find(const Merge* slots, uint64_t mask, uint32_t left, uint32_t rig
     return nullptr;
 }
 
-// ---- words: what the BPE library's byte-level splitting finds -----------------------------------
+// ---- words, as the byte-level splitting of the BPE library defines them -------------------------
 
 enum Class : uint8_t { LETTER, NUMBER, OTHER, SPACE };
 
 struct Text {
     std::string bytes;
-    std::vector<uint8_t> classes;  // of the character that each byte is part of
+    std::vector<uint8_t> classes;  // the class of the character that each byte is part of
 
     bool continues(long i) const { return (uint8_t(bytes[i]) & 0xC0) == 0x80; }
 
@@ -58,13 +58,13 @@ struct Text {
             uint64_t code = lead & ((1 << bits) - 1);
             for (end = i + 1; end < size && continues(end); end++)
                 code = code << 6 | (uint8_t(bytes[end]) & 0x3F);
-            uint8_t found = code < table_size ? table[code] : uint8_t(OTHER);
-            while (i < end) classes[i++] = found;
+            uint8_t kind = code < table_size ? table[code] : uint8_t(OTHER);
+            while (i < end) classes[i++] = kind;
         }
     }
 
-    // '(s|t|re|ve|m|ll|d) | " "?letters | " "?numbers | " "?others | spaces, and the last of them
-    // alone where a word follows.
+    // '(s|t|re|ve|m|ll|d) | " "?letters | " "?numbers | " "?others | spaces; if a word
+    // follows, without the last space.
     long word_end(long i) const {
         long size = bytes.size();
         if (bytes[i] == '\'')
@@ -87,7 +87,7 @@ struct Vocabulary {
     long size;
     const uint8_t* classes;
     uint64_t classes_size;
-    const char* pieces;  // the bytes of all tokens, one behind the other
+    const char* pieces;  // the concatenated bytes of all tokens
     const int64_t* pieces_start;  // [V + 1]
 
     const char* piece(uint32_t id) const { return pieces + pieces_start[id]; }
@@ -95,22 +95,22 @@ struct Vocabulary {
 
 struct Work {
     const Merge* slots;
-    uint64_t mask, least;  // a merge is passed over where 53 random bits are below `least`
+    uint64_t mask, threshold;  // a merge is dropped if its 53 random bits are below `threshold`
     uint64_t key;
     Text text;
-    std::vector<uint32_t> tokens, ranks, joined;  // ranks, joined: of a token and the one after it
+    std::vector<uint32_t> tokens, ranks, joined;  // ranks, joined: for a token and its successor
     std::vector<long> before, after;
-    std::vector<uint64_t> candidates, dropped;  // rank and place; candidates: a heap
+    std::vector<uint64_t> candidates, dropped;  // rank and index; candidates is a heap
 
-    bool passed_over() {
-        bool dropped = scramble(key) >> 11 < least;
+    bool drop_next() {
+        bool dropped = scramble(key) >> 11 < threshold;
         key += GAMMA;
         return dropped;
     }
-    // Whether none of the next merges is passed over; if one is, the draws are still to come.
-    bool all_kept(long merges) {
+    // Whether none of the next merges is dropped; otherwise the random state is restored.
+    bool none_dropped(long merges) {
         uint64_t before = key;
-        while (merges && !passed_over()) merges--;
+        while (merges && !drop_next()) merges--;
         if (merges) key = before;
         return !merges;
     }
@@ -136,7 +136,7 @@ struct Work {
         add(uint64_t(merge->rank) << 32 | left);
     }
 
-    // The tokens of one word, written to `out`; returns where they end.
+    // Writes the tokens of one word to `out`; returns the end of the output.
     int64_t* merge(long start, long size, int64_t* out) {
         if (long(after.size()) < size) {
             for (auto* numbers : {&tokens, &ranks, &joined}) numbers->resize(size);
@@ -152,8 +152,8 @@ struct Work {
         while (!candidates.empty()) {
             uint64_t candidate = take_first();
             long left = uint32_t(candidate), right = after[left];
-            if (ranks[left] != candidate >> 32) continue;  // an earlier merge took one of the two
-            if (passed_over()) {
+            if (ranks[left] != candidate >> 32) continue;  // a token was merged before
+            if (drop_next()) {
                 dropped.push_back(candidate);
                 continue;
             }
@@ -170,20 +170,22 @@ struct Work {
         return out;
     }
 
-    // The tokens of a text, given those of `encode`, which passes nothing over. A merge makes one
-    // token of two, so it is known how many a word took: if all are kept, its tokens stay.
-    int64_t* recut(const Vocabulary& of, const uint32_t* id, const uint32_t* stop, int64_t* out) {
+    // The tokens of a text with dropout, from its tokens without dropout (`encode`). Each merge
+    // removes one token, so the number of merges of a word is known: if none is dropped, the word
+    // keeps its tokens.
+    int64_t* retokenise(const Vocabulary& vocabulary, const uint32_t* id, const uint32_t* stop,
+                        int64_t* out) {
         text.bytes.clear();
-        for (const uint32_t* one = id; one < stop; one++)
-            text.bytes.append(of.piece(*one), of.piece(*one + 1));
-        text.classify(of.classes, of.classes_size);
-        long size = text.bytes.size(), read = 0;  // bytes: of the text, and of the tokens before id
+        for (const uint32_t* token = id; token < stop; token++)
+            text.bytes.append(vocabulary.piece(*token), vocabulary.piece(*token + 1));
+        text.classify(vocabulary.classes, vocabulary.classes_size);
+        long size = text.bytes.size(), read = 0;  // in bytes; read: the tokens before id
         for (long i = 0, end; i < size; i = end) {
             end = text.word_end(i);
             bool whole = read == i;
             const uint32_t* first = id;
-            for (; read < end; id++) read += of.piece(*id + 1) - of.piece(*id);
-            if (whole && read == end && all_kept(end - i - (id - first)))
+            for (; read < end; id++) read += vocabulary.piece(*id + 1) - vocabulary.piece(*id);
+            if (whole && read == end && none_dropped(end - i - (id - first)))
                 out = std::copy(first, id, out);
             else
                 out = merge(i, end - i, out);
@@ -205,21 +207,21 @@ void bpe_table(const uint32_t* merges, long count, Merge* slots, long size) {
     }
 }
 
-// ids: of all rows; starts [rows + 1]; room [rows]: where a row's tokens are written in `out`
-void bpe_rows(const Vocabulary& of, const uint32_t* ids, const int64_t* starts,
-              const int64_t* numbers, const int64_t* room, long rows, uint64_t stream,
-              uint64_t least, int64_t* out, int64_t* lengths) {
+// ids: the tokens of all rows; starts [rows + 1]; out_starts [rows]: the start of each row in `out`
+void bpe_rows(const Vocabulary& vocabulary, const uint32_t* ids, const int64_t* starts,
+              const int64_t* numbers, const int64_t* out_starts, long rows, uint64_t stream,
+              uint64_t threshold, int64_t* out, int64_t* lengths) {
 #pragma omp parallel
     {
-        Work work{of.slots, uint64_t(of.size - 1), least};
+        Work work{vocabulary.slots, uint64_t(vocabulary.size - 1), threshold};
 #pragma omp for schedule(dynamic, 8)
         for (long row = 0; row < rows; row++) {
             work.key = scramble(stream + numbers[row]);
-            int64_t *begin = out + room[row], *end = begin;
+            int64_t *begin = out + out_starts[row], *end = begin;
             const uint32_t *id = ids + starts[row], *stop = ids + starts[row + 1];
             while (id < stop) {
                 auto special = std::find_if(id, stop, [](uint32_t id) { return id < SPECIALS; });
-                end = work.recut(of, id, special, end);
+                end = work.retokenise(vocabulary, id, special, end);
                 if (special < stop) *end++ = *special++;
                 id = special;
             }

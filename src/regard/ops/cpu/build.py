@@ -2,9 +2,10 @@
 
 Each .cpp file is one library of plain C functions over raw pointers. It is built for the
 instructions of this machine (`VARIANTS`) and kept in the cache. Without a compiler PyTorch does the
-same work, and one line reports it. The same holds while a person waits for a single prediction
-(`later`); then another process builds what was missing, for the next time. The libraries share
-PyTorch's OpenMP threads: a second pool of threads would compete with the first for the same cores.
+same work, and one line reports it. PyTorch is also used while a person waits for a single
+prediction (`later`); another process then builds the missing libraries for later calls. The
+libraries share PyTorch's OpenMP threads: a second pool of threads would compete with the first for
+the same cores.
 
 REGARD_NATIVE_FLAGS adds flags to the compiler command, for example for sanitizers (`make
 sanitize`). The name of a library in the cache depends on them.
@@ -36,7 +37,7 @@ from regard.files import PREFIX, cache_folder, remove_leftovers
 FOLDER = Path(__file__).parent
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-fopenmp"]
-# The best first: flags for the compiler, and the features of the processor that they need.
+# Flags for the compiler and the processor features that they need, fastest variant first.
 VARIANTS: dict[str, tuple[list[str], set[str]]] = {
     "avx512": (
         ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni",
@@ -46,7 +47,7 @@ VARIANTS: dict[str, tuple[list[str], set[str]]] = {
     "avx2": (["-mavx2", "-mfma", "-mf16c"], {"avx2", "fma", "f16c"}),
     "plain": ([], set()),
 }  # fmt: skip
-SECONDS = 300  # that a compiler may take
+SECONDS = 300  # time limit of the compiler
 FAILED = ".failed"  # marks a failed background build: the next use builds again and reports why
 
 P = ParamSpec("P")
@@ -84,7 +85,8 @@ def variant() -> str | None:
         return possible()[0]
     if name not in possible():
         raise InputError(
-            f"REGARD_NATIVE={name} cannot run here: use one of auto, off, {', '.join(possible())}"
+            f"REGARD_NATIVE={name} does not run on this processor: use one of auto, off, "
+            f"{', '.join(possible())}"
         )
     return name
 
@@ -100,7 +102,7 @@ def without() -> Iterator[None]:
 
 
 def possible() -> list[str]:
-    """The variants that this processor can run, the best first."""
+    """The variants that this processor can run, the fastest first."""
     return [name for name, (_, needed) in VARIANTS.items() if needed <= features()]
 
 
@@ -133,7 +135,7 @@ def later(hurried: bool) -> Iterator[None]:
 
 
 def library(name: str) -> ctypes.CDLL | None:
-    """The library made of `name`.cpp, or None where it cannot be had."""
+    """The library built from `name`.cpp, or None if it is not available."""
     chosen = variant()
     if chosen is None or (_later.get() is not None and left_for_later(name, chosen)):
         return None
@@ -142,7 +144,7 @@ def library(name: str) -> ctypes.CDLL | None:
 
 @once
 def left_for_later(name: str, chosen: str) -> bool:
-    """Whether the library was never built, but could be; then `later` builds it at its end."""
+    """Whether the library can be built but is not yet; if so, `later` builds it at its end."""
     import torch
 
     try:
@@ -172,27 +174,27 @@ def build_elsewhere(name: str, chosen: str) -> None:
 
 @once
 def opened(name: str, chosen: str) -> ctypes.CDLL | None:
-    import torch  # noqa: F401  # first, so that its OpenMP is the one that is used
+    import torch  # noqa: F401  # before the library, so that both use PyTorch's OpenMP
 
     try:
         return ctypes.CDLL(str(built(name, chosen)))
     except OSError as error:
-        why = str(error)
+        reason = str(error)
     except subprocess.TimeoutExpired:
-        why = "the compiler did not come to an end"
+        reason = f"the compiler did not finish within {SECONDS} seconds"
     except subprocess.CalledProcessError as error:
-        lines = [line for line in error.stderr.splitlines() if "error" in line] or ["it failed"]
-        why = f"the compiler says: {lines[0].strip()}"
-    missing(why)
+        lines = [line for line in error.stderr.splitlines() if "error:" in line] or ["no message"]
+        reason = f"the compiler failed: {lines[0].strip()}"
+    report_missing(reason)
     return None
 
 
 @once
-def missing(why: str) -> None:
+def report_missing(reason: str) -> None:
     """Print the reason once for all libraries."""
     print(
-        f"regard: no native code ({why}): PyTorch does its work, only slower; "
-        "REGARD_NATIVE=off keeps from trying",
+        f"regard: native code is not available: {reason}; PyTorch is used instead, which is slower "
+        "(set REGARD_NATIVE=off to hide this message)",
         file=sys.stderr,
     )
 
@@ -217,17 +219,17 @@ def flags(chosen: str) -> list[str]:
 
 
 def built(name: str, chosen: str) -> Path:
-    """The library's file, compiled now if it never was."""
+    """The file of the library, which is compiled if it does not exist."""
     path, compiler = place(name, chosen)
     if path.is_file():
         return path
     if compiler is None:
-        raise OSError(f"there is no C++ compiler: {', '.join(COMPILERS)}")
+        raise OSError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
     path.parent.mkdir(exist_ok=True)
-    if sys.stderr.isatty():  # it takes some seconds, once
+    if sys.stderr.isatty():  # the first call takes some seconds
         print(f"regard: compiling native code for this processor ({name})", file=sys.stderr)
     with alone(path.parent):
-        if path.is_file():  # another process built it meanwhile
+        if path.is_file():  # another process has built it
             return path
         remove_leftovers(path.parent)
         temporary = path.with_name(f"{PREFIX}{os.getpid()}-{path.name}")
@@ -245,7 +247,7 @@ def built(name: str, chosen: str) -> Path:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """One process at a time builds; the lock is released when its process ends."""
+    """Let one process build at a time; the lock is released when its process ends."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(ImportError, OSError):  # without locks two processes may build at once

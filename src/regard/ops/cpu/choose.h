@@ -5,14 +5,15 @@
 #include "layers.h"
 
 struct Beams {
-    int64_t candidates, eos, room;  // room: sentences in a step's records
-    int64_t move;  // can a hypothesis have another parent than itself?
-    int64_t *tokens, *parents, *finished, *limits, *min_steps, *rows, *time;  // [B, W] or [B]; time [1]
+    int64_t candidates, eos, room;  // room: the number of sentences in the records of a step
+    int64_t move;  // whether a hypothesis can have a parent other than itself
+    int64_t *tokens, *parents, *finished, *limits, *min_steps, *rows;  // [B, W] or [B]
+    int64_t* time;  // [1]
     double *scores, *records;  // [B, W]; [steps, room, C, 4]
     uint8_t* done;  // [B]
 };
 
-constexpr long PIECE = 4096;  // logits that are looked through at once: the same for any batch
+constexpr long PIECE = 4096;  // logits that are scanned at once: the same for any batch
 
 struct Best {
     double score;
@@ -20,12 +21,12 @@ struct Best {
     int32_t token, parent;
 };
 
-// Keep the `most` best, the first of equals in front.
-inline void insert(Best* best, long& count, long most, const Best& one) {
-    if (count == most && !(one.score > best[most - 1].score)) return;
-    long i = count < most ? count++ : most - 1;
-    for (; i > 0 && one.score > best[i - 1].score; i--) best[i] = best[i - 1];
-    best[i] = one;
+// Keep the `capacity` best candidates, sorted; of equal ones the first comes first.
+inline void insert(Best* best, long& count, long capacity, const Best& candidate) {
+    if (count == capacity && !(candidate.score > best[capacity - 1].score)) return;
+    long i = count < capacity ? count++ : capacity - 1;
+    for (; i > 0 && candidate.score > best[i - 1].score; i--) best[i] = best[i - 1];
+    best[i] = candidate;
 }
 
 inline bool any_above(Floats x, float bound) {
@@ -41,22 +42,23 @@ struct Piece {  // of a row's logits
     int64_t count;  // candidates
 };
 
-// The best of logits[size], and their sum; token `without` only counts for the sum.
-inline Piece look_through(const float* logits, long start, long size, long without, long most,
-                          Best* best) {
+// The best of logits[size], and the sum of their exponentials; token `excluded` only counts for the
+// sum.
+inline Piece scan_logits(const float* logits, long start, long size, long excluded, long capacity,
+                         Best* best) {
     Piece piece = {-INFINITY, 0, 0};
     long count = 0;
     Floats highest = Floats{} - INFINITY;
     for (long i = 0; i < size; i += WIDTH) {
         Floats part = load(logits + i, size - i);
-        long here = std::min(WIDTH, size - i);
-        for (long j = here; j < WIDTH; j++) part[j] = -INFINITY;
+        long valid = std::min(WIDTH, size - i);
+        for (long j = valid; j < WIDTH; j++) part[j] = -INFINITY;
         highest = part > highest ? part : highest;
-        if (count == most && !any_above(part, best[most - 1].value)) continue;
-        for (long j = 0; j < here; j++) {
+        if (count == capacity && !any_above(part, best[capacity - 1].value)) continue;
+        for (long j = 0; j < valid; j++) {
             float value = logits[i + j];
-            if (start + i + j != without && value > -INFINITY)
-                insert(best, count, most, {value, value, int32_t(start + i + j), 0});
+            if (start + i + j != excluded && value > -INFINITY)
+                insert(best, count, capacity, {value, value, int32_t(start + i + j), 0});
         }
     }
     piece.highest = largest_of(highest), piece.count = count;
@@ -70,10 +72,10 @@ inline Piece look_through(const float* logits, long start, long size, long witho
     return piece;
 }
 
-// One sentence's hypotheses grow by one token; pieces[W, count], best[W, count, C].
-inline void grow(const Beams& beams, long b, long width, long count, const Piece* pieces,
-                 const Best* best, Best* chosen) {
-    long most = beams.candidates, found = 0, time = *beams.time;
+// Extends the hypotheses of one sentence by one token; pieces[W, count], best[W, count, C].
+inline void extend_hypotheses(const Beams& beams, long b, long width, long count,
+                              const Piece* pieces, const Best* best, Best* chosen) {
+    long capacity = beams.candidates, filled = 0, time = *beams.time;
     for (long w = 0; w < width; w++) {
         double score = beams.scores[b * width + w];
         if (score == -INFINITY) continue;
@@ -87,28 +89,30 @@ inline void grow(const Beams& beams, long b, long width, long count, const Piece
         float norm = std::log(sum);
         for (long p = 0; p < count; p++)
             for (long c = 0; c < pieces[w * count + p].count; c++) {
-                const Best& one = best[(w * count + p) * most + c];
-                float logprob = one.value - highest - norm;
-                insert(chosen, found, most, {score + logprob, logprob, one.token, int32_t(w)});
+                const Best& candidate = best[(w * count + p) * capacity + c];
+                float logprob = candidate.value - highest - norm;
+                insert(chosen, filled, capacity,
+                       {score + logprob, logprob, candidate.token, int32_t(w)});
             }
     }
-    for (; found < most; found++) chosen[found] = {-INFINITY, -INFINITY, 0, 0};
-    double* record = beams.records + (time * beams.room + beams.rows[b]) * most * 4;
+    for (; filled < capacity; filled++) chosen[filled] = {-INFINITY, -INFINITY, 0, 0};
+    double* record = beams.records + (time * beams.room + beams.rows[b]) * capacity * 4;
     long live = 0;
-    for (long c = 0; c < most; c++) {
-        const Best& one = chosen[c];
-        double line[4] = {double(one.token), double(one.parent), one.value, one.score};
+    for (long c = 0; c < capacity; c++) {
+        const Best& candidate = chosen[c];
+        double line[4] = {double(candidate.token), double(candidate.parent), candidate.value,
+                          candidate.score};
         memcpy(record + c * 4, line, sizeof line);
-        if (one.token == beams.eos) {
-            beams.finished[b] += c < width && one.score > -INFINITY;
+        if (candidate.token == beams.eos) {
+            beams.finished[b] += c < width && candidate.score > -INFINITY;
         } else if (live < width) {
             long at = b * width + live++;
-            beams.scores[at] = one.score;
-            beams.tokens[at] = one.token;
-            beams.parents[at] = one.parent;
+            beams.scores[at] = candidate.score;
+            beams.tokens[at] = candidate.token;
+            beams.parents[at] = candidate.parent;
         }
     }
-    bool nothing_left = beams.scores[b * width] == -INFINITY;  // the best of them comes first
-    if (beams.finished[b] >= width || time + 1 >= beams.limits[b] || nothing_left)
+    bool blocked = beams.scores[b * width] == -INFINITY;  // the best one comes first
+    if (beams.finished[b] >= width || time + 1 >= beams.limits[b] || blocked)
         beams.done[b] = 1;
 }

@@ -8,7 +8,7 @@
 #include "attention.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
-constexpr size_t GAP = 64;  // poisoned bytes after each piece of a Room
+constexpr size_t GAP = 64;  // poisoned bytes after each piece of a Workspace
 #else
 constexpr size_t GAP = 0;
 #define ASAN_POISON_MEMORY_REGION(start, size)
@@ -29,18 +29,19 @@ struct Layer {
 };
 
 struct Stack {
-    int64_t kind, activation, norm_first, heads, head_size, d_model, layers, embeddings_are_short;
+    int64_t kind, activation, norm_first, heads, head_size, d_model, layers;
+    int64_t embeddings_are_bfloat16;
     double scale, epsilon;  // of embeddings; of norms
-    const void* embeddings;  // [V, D] float, or bfloat16 where they are short
-    const float* place;  // [positions, D]: what a position adds, or null
-    const float* turn;  // [positions, K]: rotary cosines and sines in turn, or null
-    int64_t positions;  // rows of `place` or `turn`
+    const void* embeddings;  // [V, D], float or bfloat16
+    const float* position_rows;  // [positions, D]: added to the embeddings; or null
+    const float* rotation;  // [positions, K]: rotary cosines and sines, alternating; or null
+    int64_t positions;  // rows of `position_rows` or `rotation`
     Norm embedding_norm, final_norm;
     const Layer* layer;
     Matrix output;  // [V, D], of a decoder
 };
 
-// N rows, those of a sentence side by side.
+// N rows; the rows of a sentence are adjacent.
 struct Rows {
     long count, sentences;
     const int64_t *tokens, *first;  // [N]; [B+1]: the first row of each sentence
@@ -49,26 +50,26 @@ struct Rows {
     const Slots* own;  // of each layer
     const Slots* memory;  // of each layer, or null
     const Seen* memory_seen;  // [B]
-    long longest;  // rows of a sentence that is read; 0: these are a step's
+    long longest;  // rows of the longest sentence of a full pass; 0: a decoding step
 };
 
-// Room for the numbers between two stages, kept from call to call.
-struct Room {
+// Memory for the numbers between two stages, reused by later calls.
+struct Workspace {
     std::vector<char> memory;
     size_t used = 0;
 
     // Calls take_pieces twice: once to measure the size, once with enough memory for all pieces.
-    template <class F> void fill(const F& take_pieces) {
-        for (int turn = 0; turn < 2; turn++) {
+    template <class F> void fill(const F& allocate_pieces) {
+        for (int pass = 0; pass < 2; pass++) {
             used = 0;
             ASAN_UNPOISON_MEMORY_REGION(memory.data(), memory.size());
-            take_pieces();
-            ASAN_UNPOISON_MEMORY_REGION(memory.data(), turn ? 0 : memory.size());
+            allocate_pieces();
+            ASAN_UNPOISON_MEMORY_REGION(memory.data(), pass ? 0 : memory.size());
             if (memory.size() < used + 64) memory.resize(used + 64);
         }
     }
 
-    template <class T> T* take(long count) {
+    template <class T> T* allocate(long count) {
         size_t start = used, size = count * sizeof(T), whole = (size + 63) / 64 * 64;
         used += whole + GAP;
         char* piece = memory.data() + (64 - size_t(memory.data()) % 64) % 64 + start;
@@ -80,9 +81,9 @@ struct Room {
 
 struct Buffers {
     float *x, *normed, *y, *z;  // [N, D], [N, D], [N, widest], [N, H K]
-    float* added;  // [N, D padded]: what a sub-layer adds
-    long widest;  // of what a product gives
-    long wide;  // D padded
+    float* added;  // [N, D padded]: the output of a sub-layer
+    long widest;  // the largest number of outputs of a product, padded
+    long padded_width;  // D padded
     Prepared shared;
     struct Own {
         Prepared prepared;
@@ -90,30 +91,31 @@ struct Buffers {
     };
     std::vector<Own> own;  // of each thread
 
-    Buffers(Room& room, const Stack& stack, long rows, long most_seen, long longest,
+    Buffers(Workspace& workspace, const Stack& stack, long rows, long max_slots, long longest,
             long threads) {
         long width = stack.heads * stack.head_size;
         const Layer& layer = stack.layer[0];
-        wide = padded(stack.d_model);
-        widest = std::max(wide, padded(std::max<long>(3 * width, layer.inner.outputs)));
+        padded_width = padded(stack.d_model);
+        widest = std::max(padded_width, padded(std::max<long>(3 * width, layer.inner.outputs)));
         own.resize(threads);
-        room.fill([&] {
-            x = room.take<float>(rows * stack.d_model + WIDTH);
-            normed = room.take<float>(stack.norm_first ? rows * stack.d_model + WIDTH : 0);
+        workspace.fill([&] {
+            x = workspace.allocate<float>(rows * stack.d_model + WIDTH);
+            normed = workspace.allocate<float>(stack.norm_first ? rows * stack.d_model + WIDTH : 0);
             if (!stack.norm_first) normed = x;
-            y = room.take<float>(rows * widest);
-            z = room.take<float>(rows * width + WIDTH);
-            added = room.take<float>(rows * wide);
-            shared = {room.take<int32_t>(rows * widest), room.take<float>(rows)};
-            for (Own& mine : own)
-                mine = {{room.take<int32_t>(TILE * widest), room.take<float>(TILE)},
-                        room.take<float>(most_seen + WIDTH),
-                        room.take<float>(Sequence::floats(longest, stack.head_size))};
+            y = workspace.allocate<float>(rows * widest);
+            z = workspace.allocate<float>(rows * width + WIDTH);
+            added = workspace.allocate<float>(rows * padded_width);
+            shared = {workspace.allocate<int32_t>(rows * widest), workspace.allocate<float>(rows)};
+            for (Own& buffers : own)
+                buffers = {{workspace.allocate<int32_t>(TILE * widest),
+                            workspace.allocate<float>(TILE)},
+                           workspace.allocate<float>(max_slots + WIDTH),
+                           workspace.allocate<float>(Sequence::floats(longest, stack.head_size))};
         });
     }
 };
 
-// out = norm(x + y), and x keeps the sum; y may be null.
+// x += y and out = norm(x); y may be null.
 inline void add_and_norm(const Norm& norm, float* x, const float* y, float* out, long size,
                          float epsilon) {
     Floats total = {};
@@ -147,11 +149,11 @@ inline void embed(const Stack& stack, const Rows& rows, long r, float* x) {
     long size = stack.d_model, position = std::min<long>(rows.position[r], stack.positions - 1);
     for (long i = 0; i < size; i += WIDTH) {
         long at = rows.tokens[r] * size + i;
-        Floats part = stack.embeddings_are_short
+        Floats part = stack.embeddings_are_bfloat16
                           ? load((const BFloat16*)stack.embeddings + at, size - i)
                           : load((const float*)stack.embeddings + at, size - i);
         part *= float(stack.scale);
-        if (stack.place) part += load(stack.place + position * size + i, size - i);
+        if (stack.position_rows) part += load(stack.position_rows + position * size + i, size - i);
         store(x + i, part, size - i);
     }
     add_and_norm(stack.embedding_norm, x, nullptr, x, size, stack.epsilon);
@@ -166,10 +168,10 @@ inline void attend_self(Team& team, const Stack& stack, const Rows& rows, const 
         long at = slots.at(sentence, head);
         for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++) {
             float* query = b.y + r * b.widest + head * size;
-            if (stack.turn) {
-                const float* turn = stack.turn + rows.position[r] * size;
-                rotate(turn, query, size);
-                rotate(turn, query + width, size);
+            if (stack.rotation) {
+                const float* rotation = stack.rotation + rows.position[r] * size;
+                rotate(rotation, query, size);
+                rotate(rotation, query + width, size);
             }
             long slot = at + rows.slot[r] * slots.slot_stride;
             memcpy(slots.keys + slot, query + width, size * 4);
@@ -198,7 +200,7 @@ inline void attend_memory(Team& team, const Stack& stack, const Rows& rows, cons
     });
 }
 
-// y[N, 2 F] -> silu(gate) * x in its first half.
+// Replaces the first half of y[N, 2 F], gate and x, by silu(gate) * x.
 inline void gate(Team& team, long rows, long size, Buffers& b) {
     team.each(rows, [&](long r) {
         for (long i = 0; i < size; i += WIDTH) {
@@ -211,47 +213,47 @@ inline void gate(Team& team, long rows, long size, Buffers& b) {
     });
 }
 
-// All layers: x[N, D] of the last in `b.normed` (after the norm that closes a pre-norm stack).
+// Runs all layers; the output of the last one is in `b.normed`, with the final norm of pre-norm.
 inline void run_layers(Team& team, const Stack& stack, const Rows& rows, Buffers& b) {
     Kind kind = Kind(stack.kind);
     Activation activation = Activation(stack.activation);
     long n = rows.count, d_model = stack.d_model, width = stack.heads * stack.head_size;
     const Prepared& own = b.own[team.id].prepared;
-    bool first = stack.norm_first;
-    auto inward = [&](const Matrix& matrix, Activation f = NONE) {
+    bool norm_first = stack.norm_first;
+    auto project_in = [&](const Matrix& matrix, Activation f = NONE) {
         product(team, kind, matrix, b.normed, d_model, n, own, b.shared, b.y, b.widest, f);
     };
-    auto outward = [&](const Matrix& matrix, const float* x, long stride) {
-        product(team, kind, matrix, x, stride, n, own, b.shared, b.added, b.wide);
+    auto project_out = [&](const Matrix& matrix, const float* x, long stride) {
+        product(team, kind, matrix, x, stride, n, own, b.shared, b.added, b.padded_width);
     };
-    // Post-norm has its norm after the sum, pre-norm the next sub-layer's.
+    // After the sum, post-norm applies its own norm, pre-norm the norm of the next sub-layer.
     auto add = [&](const Norm& norm, const Norm& next) {
         team.each(n, [&](long r) {
-            add_and_norm(first ? next : norm, b.x + r * d_model, b.added + r * b.wide,
+            add_and_norm(norm_first ? next : norm, b.x + r * d_model, b.added + r * b.padded_width,
                          b.normed + r * d_model, d_model, stack.epsilon);
         });
     };
     team.each(n, [&](long r) {
         embed(stack, rows, r, b.x + r * d_model);
-        if (first)
+        if (norm_first)
             add_and_norm(stack.layer[0].self_norm, b.x + r * d_model, nullptr,
                          b.normed + r * d_model, d_model, stack.epsilon);
     });
     for (long i = 0; i < stack.layers; i++) {
         const Layer& layer = stack.layer[i];
-        inward(layer.query_key_value);
+        project_in(layer.query_key_value);
         attend_self(team, stack, rows, rows.own[i], b);
-        outward(layer.self_output, b.z, width);
+        project_out(layer.self_output, b.z, width);
         add(layer.self_norm, rows.memory ? layer.cross_norm : layer.feed_norm);
         if (rows.memory) {
-            inward(layer.query);
+            project_in(layer.query);
             attend_memory(team, stack, rows, rows.memory[i], b);
-            outward(layer.cross_output, b.z, width);
+            project_out(layer.cross_output, b.z, width);
             add(layer.cross_norm, layer.feed_norm);
         }
-        inward(layer.inner, activation);
+        project_in(layer.inner, activation);
         if (activation == SWIGLU) gate(team, n, layer.outer.inputs, b);
-        outward(layer.outer, b.y, b.widest);
+        project_out(layer.outer, b.y, b.widest);
         add(layer.feed_norm, i + 1 < stack.layers ? stack.layer[i + 1].self_norm : stack.final_norm);
     }
 }

@@ -1,11 +1,10 @@
 // The specification is ops/reference.py: `linear`, with weights in a blocked layout in float32,
 // bfloat16 or int8 (model/quantise.py).
 //
-// The one idea of all three: a word of four bytes holds as many numbers as go into one instruction
-// (1 float, 2 bfloat16, 4 bytes), a register has a word for each of some outputs, and a row's word
-// meets them all at once. So there is one micro-kernel, whatever the numbers are, and each output
-// is summed over its inputs in the same order however many rows there are: a row's result does not
-// depend on the batch.
+// All three types use the same scheme: a word of four bytes holds 1 float, 2 bfloat16 or 4 int8
+// numbers, a register holds a word for each of several outputs, and one instruction multiplies them
+// by a word of the row. So there is one micro-kernel for all types. Each output is summed over its
+// inputs in the same order for any number of rows, so a row's result does not depend on the batch.
 #pragma once
 
 #include <algorithm>
@@ -37,13 +36,13 @@ inline long padded(long size) { return (size + BLOCK - 1) / BLOCK * BLOCK; }
 // W[outputs, inputs], block after block of outputs: [outputs / BLOCK, words, BLOCK] words.
 struct Matrix {
     const Ints* tiles;
-    const float* scale;  // int8: what a unit of each output's weights is worth
-    const int32_t* start;  // int8: what cancels that rows are stored with 128 added
+    const float* scale;  // int8: the scale of each output's weights
+    const int32_t* start;  // int8: corrects for the 128 that is added to the numbers of a row
     const float* bias;  // or null
     int64_t outputs, inputs;
 };
 
-// ---- packing -----------------------------------------------------------------------------
+// ---- the blocked layout ------------------------------------------------------------------
 
 inline uint32_t word_at(Kind kind, const float* row, long inputs, long k) {
     uint32_t word = 0;
@@ -65,10 +64,10 @@ inline uint32_t word_at(Kind kind, const float* row, long inputs, long k) {
     return word;
 }
 
-// weight[outputs, inputs] -> tiles; what is padded is zero. int8: the weights are whole numbers from
+// weight[outputs, inputs] -> tiles, padded with zeros. int8: the weights are whole numbers from
 // -127 to 127 already (model/quantise.py).
-inline void to_blocks(Kind kind, const float* weight, int64_t outputs, int64_t inputs, uint32_t* tiles,
-                 int32_t* start) {
+inline void to_blocks(Kind kind, const float* weight, int64_t outputs, int64_t inputs,
+                      uint32_t* tiles, int32_t* start) {
     long words = words_of(kind, inputs);
 #pragma omp parallel for
     for (long n = 0; n < padded(outputs); n++) {
@@ -84,8 +83,8 @@ inline void to_blocks(Kind kind, const float* weight, int64_t outputs, int64_t i
     }
 }
 
-// x[inputs] as words; of int8 the result is what a unit of it is worth.
-inline float words_from(Kind kind, const float* x, long inputs, void* words) {
+// Converts x[inputs] to words; returns the scale of int8 numbers, otherwise 1.
+inline float to_words(Kind kind, const float* x, long inputs, void* words) {
     if (kind == FLOAT32) {
         memcpy(words, x, inputs * 4);
         return 1;
@@ -97,16 +96,16 @@ inline float words_from(Kind kind, const float* x, long inputs, void* words) {
         return 1;
     }
     typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
-    Floats most = {};
+    Floats maxima = {};
     for (long k = 0; k < inputs; k += WIDTH) {
         Floats part = load(x + k, inputs - k);
         part = part < 0 ? -part : part;
-        most = part > most ? part : most;
+        maxima = part > maxima ? part : maxima;
     }
-    float largest = largest_of(most), unit = largest > 0 ? 127 / largest : 0;
+    float largest = largest_of(maxima), unit = largest > 0 ? 127 / largest : 0;
     uint8_t* to = (uint8_t*)words;
     for (long k = 0; k < inputs; k += WIDTH) {
-        Floats part = load(x + k, inputs - k) * unit + 128.5f;  // positive: cut off, it is rounded
+        Floats part = load(x + k, inputs - k) * unit + 128.5f;  // positive: truncation rounds
         Bytes bytes = __builtin_convertvector(__builtin_convertvector(part, Ints), Bytes);
         memcpy(to + k, &bytes, std::min(WIDTH, words_of(INT8, inputs - k) * 4));
     }
@@ -130,7 +129,7 @@ template <Kind kind> struct Dot {
 };
 template <> struct Dot<INT8> {
     typedef Ints Sum;
-    static Sum add(Sum sum, Ints weights, Ints word) {  // the weights have signs, the rows none
+    static Sum add(Sum sum, Ints weights, Ints word) {  // weights are signed, rows unsigned
 #if defined(__AVX512VNNI__)
         return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)word, (__m512i)weights);
 #elif defined(__AVX2__)
@@ -147,10 +146,10 @@ template <> struct Dot<INT8> {
     }
 };
 
-inline Floats activated(Floats x, Activation activation) {
+inline Floats activate(Floats x, Activation activation) {
     if (activation == RELU) return x > 0 ? x : Floats{};
     if (activation != GELU) return x;
-    // x Φ(x), with erf as Abramowitz and Stegun 7.1.26: 1.5e-7 off at most.
+    // x Φ(x), with erf as Abramowitz and Stegun 7.1.26: an error of at most 1.5e-7.
     Floats z = (x < 0 ? -x : x) * 0.70710678f;
     Floats t = 1.0f / (1.0f + 0.3275911f * z);
     Floats p = 1.061405429f * t - 1.453152027f;
@@ -161,10 +160,10 @@ inline Floats activated(Floats x, Activation activation) {
     return x * (x < 0 ? tail : 1.0f - tail);
 }
 
-// ROWS rows meet a block of outputs.
+// Multiplies ROWS rows by a block of outputs.
 template <Kind kind, long ROWS>
-inline void meet(const Matrix& matrix, long block, const int32_t* words, long count,
-                 const float* units, float* out, long stride, Activation activation) {
+inline void multiply_block(const Matrix& matrix, long block, const int32_t* words, long count,
+                           const float* units, float* out, long stride, Activation activation) {
     typename Dot<kind>::Sum sums[ROWS][PANELS];
     for (long p = 0; p < PANELS; p++) {
         typename Dot<kind>::Sum start = {};
@@ -195,25 +194,26 @@ inline void meet(const Matrix& matrix, long block, const int32_t* words, long co
                 sum = __builtin_convertvector((Ints)sums[r][p], Floats) * (scale * units[r]);
             else
                 sum = (Floats)sums[r][p];
-            store(out + r * stride + n, activated(sum + bias, activation));
+            store(out + r * stride + n, activate(sum + bias, activation));
         }
     }
 }
 
-// Rows that wait for a product, as words; each thread has a place for few rows of its own.
+// The rows of a product as words; each thread has its own memory for a few rows.
 struct Prepared {
     int32_t* words;
     float* units;
 };
 
 template <Kind kind, long ROWS = TILE>
-inline void meet_some(long rows, const Matrix& matrix, long block, const int32_t* words, long count,
-                      const float* units, float* out, long stride, Activation activation) {
+inline void multiply_rows(long rows, const Matrix& matrix, long block, const int32_t* words,
+                          long count, const float* units, float* out, long stride,
+                          Activation activation) {
     if (rows == ROWS)
-        meet<kind, ROWS>(matrix, block, words, count, units, out, stride, activation);
+        multiply_block<kind, ROWS>(matrix, block, words, count, units, out, stride, activation);
     else if constexpr (ROWS > 1)
-        meet_some<kind, ROWS - 1>(rows, matrix, block, words, count, units, out, stride,
-                                  activation);
+        multiply_rows<kind, ROWS - 1>(rows, matrix, block, words, count, units, out, stride,
+                                      activation);
 }
 
 template <Kind kind>
@@ -222,20 +222,20 @@ inline void blocks_of(Team& team, const Matrix& matrix, const Prepared& x, long 
     long count = words_of(kind, matrix.inputs);
     team.each(padded(matrix.outputs) / BLOCK, [&](long block) {
         for (long r = 0; r < rows; r += TILE)
-            meet_some<kind>(std::min(TILE, rows - r), matrix, block, x.words + r * count, count,
-                            x.units + r, out + r * stride, stride, activation);
+            multiply_rows<kind>(std::min(TILE, rows - r), matrix, block, x.words + r * count, count,
+                                x.units + r, out + r * stride, stride, activation);
     });
 }
 
-// x[rows, inputs] -> f(x Wᵀ + b), in rows that are `stride` apart and have room for whole blocks.
+// x[rows, inputs] -> f(x Wᵀ + b), in rows that are `stride` apart and can hold whole blocks.
 inline void product(Team& team, Kind kind, const Matrix& matrix, const float* x, long x_stride,
                     long rows, const Prepared& own, const Prepared& shared, float* out, long stride,
                     Activation activation = NONE) {
     long count = words_of(kind, matrix.inputs);
-    bool few = rows <= TILE;  // each thread prepares all of them: less than waiting for the others
+    bool few = rows <= TILE;  // each thread prepares all rows, which is faster than waiting
     const Prepared& to = few ? own : shared;
     auto prepare = [&](long r) {
-        to.units[r] = words_from(kind, x + r * x_stride, matrix.inputs, to.words + r * count);
+        to.units[r] = to_words(kind, x + r * x_stride, matrix.inputs, to.words + r * count);
     };
     if (few)
         for (long r = 0; r < rows; r++) prepare(r);

@@ -1,10 +1,10 @@
 // The specification is ops/reference.py: embedding, add & norm with dropout, gradients of bias and
 // ReLU, the loss and its gradient.
 //
-// Each is one pass over memory that PyTorch would take several for. Storage may be bfloat16,
-// arithmetic and sums are in float. Rows are shared out among the threads in pieces of a fixed
-// size, and what is dropped is a function of a key and the place: the number of threads changes
-// no bit.
+// Each function is one pass over memory, where PyTorch needs several. Storage may be bfloat16;
+// arithmetic and sums are in float. Threads process rows in pieces of a fixed size, and a dropout
+// mask is a function of a key and the index of a number, so the result is bit-identical for any
+// number of threads.
 
 #include <algorithm>
 #include <vector>
@@ -13,24 +13,24 @@
 
 namespace {
 
-constexpr long PIECE = 64;  // rows whose sums are taken together
+constexpr long PIECE = 64;  // rows that are summed together
 
-// Which numbers are dropped: those whose 32 random bits are below `least`; the others times factor.
+// Drops the numbers whose 32 random bits are below `threshold`; multiplies the others by `factor`.
 struct Dropout {
     uint32_t key[2];
-    uint32_t least;
+    uint32_t threshold;
     float factor;
 
-    // What numbers place, place + 1, ... are multiplied with.
+    // The factors of the numbers with index place, place + 1, ...
     Floats factors(long place) const {
-        if (least == 0) return Floats{} + 1.0f;
+        if (threshold == 0) return Floats{} + 1.0f;
         Words bits;
         for (unsigned i = 0; i < LANES<float>; i++) bits[i] = i;
         bits = (bits + uint32_t(place)) * 0x9e3779b9u ^ key[0];
         bits = (bits ^ bits >> 16) * 0x21f0aaadu ^ key[1];
         bits = (bits ^ bits >> 15) * 0x735a2d97u;
         bits ^= bits >> 15;
-        return bits >= least ? Floats{} + factor : Floats{};
+        return bits >= threshold ? Floats{} + factor : Floats{};
     }
 };
 
@@ -48,7 +48,7 @@ void sum_pieces(const std::vector<float>& parts, float* sums, long count) {
         for (long i = 0; i < count; i++) sums[i] += parts[start + i];
 }
 
-// output = x + dropout(y); x may be missing.
+// output = x + dropout(y); x may be null.
 template <class T>
 void add(const Dropout& dropout, const T* x, const T* y, T* output, long size) {
 #pragma omp parallel for
@@ -61,7 +61,7 @@ void add(const Dropout& dropout, const T* x, const T* y, T* output, long size) {
 }
 
 // output[N, D] = norm(x + dropout(y)); statistics[N, 2]: mean, and 1 / standard deviation. y may
-// be missing.
+// be null.
 template <class T>
 void add_and_norm(const Dropout& dropout, const Norm& norm, const T* x, const T* y, T* output,
                   float* statistics, long rows, long width) {
@@ -97,7 +97,7 @@ void add_and_norm(const Dropout& dropout, const Norm& norm, const T* x, const T*
     }
 }
 
-// The grads of x, y, and of weight and bias ([2, D]) from that of the output.
+// The gradients of x, y, and of weight and bias ([2, D]) from the gradient of the output.
 template <class T>
 void add_and_norm_backward(const Dropout& dropout, const Norm& norm, const T* x, const T* y,
                            const float* statistics, const T* grad, T* x_grad, T* y_grad,
@@ -148,8 +148,8 @@ void add_and_norm_backward(const Dropout& dropout, const Norm& norm, const T* x,
     sum_pieces(parts, norm_grad, 2 * width);
 }
 
-// The way back through ReLU (where there was one: output) and the bias: result[N, F] is the grad
-// where the output is not 0, bias_grad[F] the sum of its rows.
+// The backward pass of ReLU (if `output` is not null) and of the bias: result[N, F] is the gradient
+// where the output is not 0; bias_grad[F] is the sum of its rows.
 template <class T>
 void bias_backward(const T* grad, const T* output, T* result, float* bias_grad, long rows,
                    long width) {
@@ -177,21 +177,22 @@ void bias_backward(const T* grad, const T* output, T* result, float* bias_grad, 
     sum_pieces(parts, bias_grad, width);
 }
 
-// output[N, D] = dropout(table[tokens] * scale + places[positions]); places may be missing.
+// output[N, D] = dropout(table[tokens] * scale + position_rows[positions]), where position_rows may
+// be null.
 template <class T>
 void embed(const Dropout& dropout, const float* table, const int64_t* tokens, float scale,
-           const float* places, const int64_t* positions, T* output, long rows, long width) {
+           const float* position_rows, const int64_t* positions, T* output, long rows, long width) {
 #pragma omp parallel for
     for (long n = 0; n < rows; n++)
         for (long i = 0; i < width; i += LANES<float>) {
             const long rest = width - i;
             Floats x = load(table + tokens[n] * width + i, rest) * scale;
-            if (places) x += load(places + positions[n] * width + i, rest);
+            if (position_rows) x += load(position_rows + positions[n] * width + i, rest);
             store(output + n * width + i, x * dropout.factors(n * width + i), rest);
         }
 }
 
-// table_grad[V, D]: the sum of dropout(grad) * scale over the rows that took a row of the table.
+// table_grad[V, D]: for each token the sum of dropout(grad) * scale over the rows that contain it.
 template <class T>
 void embed_backward(const Dropout& dropout, const T* grad, const int64_t* tokens, float scale,
                     float* table_grad, long rows, long width, long vocabulary) {
@@ -200,7 +201,7 @@ void embed_backward(const Dropout& dropout, const T* grad, const int64_t* tokens
 #pragma omp for
         for (long v = 0; v < vocabulary; v++)
             std::fill(table_grad + v * width, table_grad + (v + 1) * width, 0.0f);
-        // Each thread has columns of its own, so that no two add to the same number.
+        // Each thread processes different columns, so that no two threads add to the same number.
 #pragma omp for
         for (long i = 0; i < width; i += LANES<float>)
             for (long n = 0; n < rows; n++) {
@@ -212,40 +213,40 @@ void embed_backward(const Dropout& dropout, const T* grad, const int64_t* tokens
     }
 }
 
-// For each row of logits[N, V]: -log p(label), and the same averaged over all labels. Where the
-// logits were comes their grad: p - (1 - smoothing) [label] - smoothing / V.
+// For each row of logits[N, V]: -log p(label), and its mean over all labels. The gradient of the
+// loss overwrites the logits: p - (1 - smoothing) [label] - smoothing / V.
 template <class T>
-void losses(T* logits, const int64_t* labels, float smoothing, long needed, float* likelihood,
-            float* uniform, long rows, long vocabulary) {
+void losses(T* logits, const int64_t* labels, float smoothing, long needs_gradient,
+            float* likelihood, float* uniform, long rows, long vocabulary) {
 #pragma omp parallel
     {
         std::vector<float> powers(rounded_up<float>(vocabulary));
 #pragma omp for
         for (long n = 0; n < rows; n++) {
             T* row = logits + n * vocabulary;
-            Floats most = Floats{} - INFINITY, total = {}, sum = {};
+            Floats maxima = Floats{} - INFINITY, total = {}, sum = {};
             for (long i = 0; i < vocabulary; i += LANES<float>) {
                 Floats x = load(row + i, vocabulary - i);
                 total += x;
                 if (vocabulary - i < LANES<float>)
-                    for (long rest = vocabulary - i; rest < LANES<float>; rest++) x[rest] = -INFINITY;
+                    for (long j = vocabulary - i; j < LANES<float>; j++) x[j] = -INFINITY;
                 store(powers.data() + i, x);
-                most = x > most ? x : most;
+                maxima = x > maxima ? x : maxima;
             }
-            const float largest = largest_of(most);
+            const float largest = largest_of(maxima);
             for (long i = 0; i < vocabulary; i += LANES<float>) {
                 Floats power = exponential(load(powers.data() + i) - largest);
                 store(powers.data() + i, power);
                 sum += power;
             }
-            const float whole = sum_of(sum), level = largest + std::log(whole);
-            likelihood[n] = level - number(row[labels[n]]);
-            uniform[n] = level - sum_of(total) / vocabulary;
-            if (!needed) continue;
-            const float share = 1 / whole, rest = smoothing / vocabulary;
-            const float label = powers[labels[n]] * share - rest - (1 - smoothing);
+            const float normaliser = sum_of(sum), log_sum = largest + std::log(normaliser);
+            likelihood[n] = log_sum - number(row[labels[n]]);
+            uniform[n] = log_sum - sum_of(total) / vocabulary;
+            if (!needs_gradient) continue;
+            const float inverse = 1 / normaliser, rest = smoothing / vocabulary;
+            const float label = powers[labels[n]] * inverse - rest - (1 - smoothing);
             for (long i = 0; i < vocabulary; i += LANES<float>)
-                store(row + i, load(powers.data() + i) * share - rest, vocabulary - i);
+                store(row + i, load(powers.data() + i) * inverse - rest, vocabulary - i);
             put(row + labels[n], label);
         }
     }
@@ -274,18 +275,19 @@ void losses(T* logits, const int64_t* labels, float smoothing, long needed, floa
         bias_backward(grad, output, result, bias_grad, rows, width);                               \
     }                                                                                              \
     extern "C" void embed_##NAME(const Dropout* dropout, const float* table,                       \
-                                 const int64_t* tokens, float scale, const float* places,          \
+                                 const int64_t* tokens, float scale, const float* position_rows,   \
                                  const int64_t* positions, T* output, long rows, long width) {     \
-        embed(*dropout, table, tokens, scale, places, positions, output, rows, width);             \
+        embed(*dropout, table, tokens, scale, position_rows, positions, output, rows, width);      \
     }                                                                                              \
     extern "C" void embed_backward_##NAME(const Dropout* dropout, const T* grad,                   \
                                           const int64_t* tokens, float scale, float* table_grad,   \
                                           long rows, long width, long vocabulary) {                \
         embed_backward(*dropout, grad, tokens, scale, table_grad, rows, width, vocabulary);        \
     }                                                                                              \
-    extern "C" void losses_##NAME(T* logits, const int64_t* labels, float smoothing, long needed,  \
-                                  float* likelihood, float* uniform, long rows, long vocabulary) { \
-        losses(logits, labels, smoothing, needed, likelihood, uniform, rows, vocabulary);          \
+    extern "C" void losses_##NAME(T* logits, const int64_t* labels, float smoothing,               \
+                                  long needs_gradient, float* likelihood, float* uniform,          \
+                                  long rows, long vocabulary) {                                    \
+        losses(logits, labels, smoothing, needs_gradient, likelihood, uniform, rows, vocabulary);  \
     }
 FOR_TYPE(float32, float)
 FOR_TYPE(bfloat16, BFloat16)

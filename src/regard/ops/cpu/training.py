@@ -19,16 +19,20 @@ from regard.ops.common import LAYER, autocast_dtype, in_autocast, norm_inputs
 from regard.ops.cpu import build
 from regard.ops.reference import weight_gradient
 
-PIECE = 1 << 26  # logits: larger products are faster, and no copies of them are needed
-ALIGNMENT = 1  # of rows of logits
+PIECE = 1 << 26  # logits that are processed at once; larger products are faster
+ALIGNMENT = 1  # the size of a row of logits is a multiple of this
 TYPES = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 
 class Dropout(ctypes.Structure):
-    """Which numbers are dropped: a function of a key and their place, so that the backward pass
-    drops the same. The key comes from PyTorch's generator, which the trainer seeds for each row."""
+    """A dropout mask as a function of a key and the index of a number, so that the backward pass
+    uses the same mask. The key comes from PyTorch's generator, which the trainer seeds per row."""
 
-    _fields_ = [("key", ctypes.c_uint64), ("least", ctypes.c_uint32), ("factor", ctypes.c_float)]
+    _fields_ = [
+        ("key", ctypes.c_uint64),
+        ("threshold", ctypes.c_uint32),
+        ("factor", ctypes.c_float),
+    ]
 
     @classmethod
     def of(cls, fraction: float) -> Dropout:
@@ -64,7 +68,7 @@ class Add(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradient.contiguous()
-        if not ctx.dropout.least:
+        if not ctx.dropout.threshold:
             return gradient, gradient, None
         y_gradient = torch.empty_like(gradient)
         call("add", gradient.dtype, ctx.dropout, None, gradient, y_gradient, gradient.numel())

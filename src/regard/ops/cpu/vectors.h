@@ -1,4 +1,4 @@
-// Vectors of numbers as wide as the processor's registers, through the compiler's own vector
+// Vectors of numbers as wide as the processor's registers, through the compiler's vector
 // types: one source for every variant. Storage may be float, double or bfloat16; arithmetic is in
 // float (in double for double).
 #pragma once
@@ -28,7 +28,7 @@ typedef uint32_t Words __attribute__((vector_size(REGISTER_BYTES)));
 typedef uint16_t HalfWords __attribute__((vector_size(REGISTER_BYTES / 2)));
 typedef double Doubles __attribute__((vector_size(REGISTER_BYTES)));
 
-// What a stored type is computed in: one number, and a register of them.
+// The type in which a stored type is computed: one number, and a register.
 template <class T> struct Computed {
     typedef float Number;
     typedef Floats Vector;
@@ -64,7 +64,7 @@ inline void put(BFloat16* to, float x) {  // to the nearest, ties to even; NaN s
     to->bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// ---- a register of them ------------------------------------------------------------------
+// ---- one register ------------------------------------------------------------------------
 
 inline Floats load(const float* from) {
     Floats x;
@@ -97,7 +97,7 @@ inline void store(BFloat16* to, Floats x) {
 #endif
 }
 
-// The first `count` numbers of a register; the rest is zero, or left alone.
+// The first `count` numbers of a register; a load sets the others to zero, a store skips them.
 template <class T> inline VectorOf<T> load(const T* from, long count) {
     if (count >= LANES<T>) return load(from);
     T part[LANES<T>] = {};

@@ -4,7 +4,7 @@ A tile is several whole short sequences, or a piece of a long one. Because what 
 run of keys, and the runs move to the right along the row, the keys that a tile of queries has to
 process are one range, and so are the queries of a tile of keys: the table of both takes a few
 vector operations. Queries, keys and values are read where the projection wrote them, and their
-gradients are written where its gradient needs them: nothing is copied.
+gradients are written where its gradient needs them: there are no copies.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from regard.ops.heads import gradients_like, heads_contiguous
 from regard.ops.layout import Layout, runs, to_device
 
 TILE = 64  # tokens of a tile
-COLUMNS = 32  # tokens of one step of a walk
-LONG = 128  # tokens of a sequence from which on tiles pass much that all of them see
-SMALLEST, LARGEST = 16, 128  # head size: of the hardware's products, and that its memory holds
+COLUMNS = 32  # tokens of one step of the loop
+LONG = 128  # sequences of this length or more have many steps in which all keys are visible
+SMALLEST, LARGEST = (
+    16,
+    128,
+)  # head sizes: the smallest for tensor cores, the largest for shared memory
 
 
 class CudaLayout(Layout):
@@ -35,12 +38,12 @@ class CudaLayout(Layout):
     fallback: Callable[[], Layout] | None = None  # for queries that the kernels do not support
 
     def __post_init__(self) -> None:
-        made = tables(self.query_lengths, self.key_lengths, self.causal, self.window)
+        arrays = tables(self.query_lengths, self.key_lengths, self.causal, self.window)
         longest = max(*self.query_lengths, *self.key_lengths)
-        self.hold(longest, *(to_device(torch.from_numpy(table), self.device) for table in made))
+        self.hold(longest, *(to_device(torch.from_numpy(table), self.device) for table in arrays))
 
     def hold(self, longest: int, runs: Tensor, query_tiles: Tensor, key_tiles: Tensor) -> None:
-        """Use these tables, whose contents may change later."""
+        """Use these tables, whose contents can change later."""
         self.long = longest > LONG
         self.runs, self.query_tiles, self.key_tiles = runs, query_tiles, key_tiles
 

@@ -30,8 +30,9 @@ def put(x, values, row, real, stride, head, size, SIZE: tl.constexpr):
 
 @triton.jit
 def tile_of(tiles, COLUMNS: tl.constexpr):
-    """Begin and end of this program's tile and of its walk, and of the steps of that walk in which
-    everything is visible to all: no need to look. Only LONG sequences have such steps."""
+    """Begin and end of the tile of this program, of the range that it processes, and of the part of
+    that range in which all keys are visible to all queries, so that it needs no mask. Only LONG
+    sequences have such a part."""
     row = tiles + tl.program_id(1) * 6
     low = tl.load(row + 2)
     inner = low + tl.cdiv(tl.maximum(tl.load(row + 4) - low, 0), COLUMNS) * COLUMNS
@@ -47,7 +48,7 @@ def attend_block(
     head, size, LOOK: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One step of the walk of queries: their largest score, sum and weighted values so far."""
+    """One step of the loop over keys: update maximum, sum and weighted values of the queries."""
     m = at + tl.arange(0, COLUMNS)
     k = block(key, m, m < high, key_stride, head, size, SIZE)
     v = block(value, m, m < high, value_stride, head, size, SIZE)
@@ -73,7 +74,7 @@ def attend_kernel(
 ):  # fmt: skip
     """out[N, H, K] = softmax(scores) value; normal[H, N] = log2 of the sum of 2^scores.
 
-    scale: with log2(e) in it, since powers of two are what the hardware has.
+    scale: includes the factor log2(e), because the hardware computes powers of two.
     """
     head, heads = tl.program_id(0), tl.num_programs(0)
     start, end, low, high, inner, outer = tile_of(tiles, COLUMNS)
@@ -113,7 +114,7 @@ def query_block(
     value_stride, head, size, LOOK: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One step of the walk of queries: their gradient so far."""
+    """One step of the loop over keys: update the gradient of the queries."""
     m = at + tl.arange(0, COLUMNS)
     k = block(key, m, m < high, key_stride, head, size, SIZE)
     v = block(value, m, m < high, value_stride, head, size, SIZE)
@@ -174,8 +175,8 @@ def key_block(
     count, query_stride, grad_stride, head, size, LOOK: tl.constexpr, COLUMNS: tl.constexpr,
     SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One step of the walk of keys: their gradient and that of the values so far. Scores stand on
-    their side, [keys, queries], so that they are multiplied with queries as they are."""
+    """One step of the loop over queries: update the gradients of keys and values. The scores are
+    transposed, [keys, queries], so that they can be multiplied by the queries directly."""
     n = at + tl.arange(0, COLUMNS)
     there = n < high
     q = block(query, n, there, query_stride, head, size, SIZE)

@@ -1,12 +1,12 @@
 """The specification is Transformer.step in model/transformer.py: kernels of a decoding step.
 
-A step has few rows and reads every weight once, so its floor is the time to read them; what it
-really costs is the number of kernels. These do in one launch what PyTorch does in several: a
-product with the norm before it and the sum after it, and attention with the new keys and values
-written on the way. The search over the vocabulary is in search_kernels.py.
+A step has few rows and reads every weight once, so it cannot be faster than reading the weights. In
+practice most of its time is the launch of kernels. Each kernel here does the work of several
+PyTorch kernels: a product with the norm before it and the sum after it, and attention that also
+writes the new keys and values. The search over the vocabulary is in search_kernels.py.
 
-Imported only where there is a GPU. decoding/engines/cuda_step.py calls these kernels; tests/gpu
-compares them with the eager step.
+This module is imported only on machines with a GPU. decoding/engines/cuda_step.py calls these
+kernels; tests/gpu compares them with the eager step.
 """
 
 # Triton reads the annotations of its kernels: they must not be strings.
@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-try:  # A kernel may start while the one before still runs, and wait when it needs its results.
+try:  # A kernel can start while the previous one runs, and waits before it reads its results.
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:
     gdc_launch_dependents = gdc_wait = None
@@ -29,14 +29,12 @@ EARLY = (
     and torch.cuda.is_available()
     and torch.cuda.get_device_capability() >= (9, 0)
 )
-LAYER_NORM, RMS_NORM = 1, 2  # 0: no norm
-RELU, GELU = 1, 2  # 0: neither
 
 
 @triton.jit
 def wait(EARLY: tl.constexpr):
-    """Until the kernel before has written all its results. The barrier keeps the compiler from
-    loading them earlier."""
+    """Wait until the previous kernel has written all its results. The barrier prevents the compiler
+    from loading them earlier."""
     if EARLY:
         gdc_wait()
         tl.debug_barrier()
@@ -52,7 +50,7 @@ def multiplied(a, w, DOT: tl.constexpr):
 
 @triton.jit
 def normalised(x, inside, gain, shift, D, epsilon, NORM: tl.constexpr, SHIFT: tl.constexpr):
-    """The rows of x, normalised, times a gain, and a shift added: all float32, [ROWS, D]."""
+    """The rows of x normalised, times a gain, plus a shift: float32, [ROWS, D]."""
     mean = tl.zeros([x.shape[0]], tl.float32)
     if NORM == 1:
         mean = tl.sum(x, 1) / D
@@ -66,7 +64,7 @@ def normalised(x, inside, gain, shift, D, epsilon, NORM: tl.constexpr, SHIFT: tl
 
 @triton.jit
 def product_kernel(
-    out, x, weight, bias, gain, shift, kept, residual, R, D, V, epsilon,
+    out, x, weight, bias, gain, shift, normed, residual, R, D, V, epsilon,
     BIAS: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr, ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE_D: tl.constexpr,
@@ -74,8 +72,8 @@ def product_kernel(
 ):  # fmt: skip
     """out[R, V] = f(norm(x)[R, D] weight[V, D]ᵀ + bias) + residual[R, V], for R <= ROWS.
 
-    WHOLE_D: BLOCK_D holds a whole row of x, which a norm needs. What it makes of x is kept.
-    Weights are loaded before there is anything to multiply them with.
+    WHOLE_D: BLOCK_D holds a whole row of x, which a norm needs; the norm is written to `normed`.
+    Weights are loaded before the previous kernel has ended.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -99,7 +97,7 @@ def product_kernel(
         if NORM > 0:
             a = normalised(a.to(tl.float32), inside, g, s, D, epsilon, NORM, SHIFT).to(w.dtype)
             if tl.program_id(0) == 0:
-                tl.store(kept + rows[:, None] * D + d[None, :], a, inside)
+                tl.store(normed + rows[:, None] * D + d[None, :], a, inside)
         total += multiplied(a, w, DOT)
     else:
         wait(EARLY)
@@ -134,7 +132,7 @@ def tile_kernel(
     BIAS: tl.constexpr, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out[R, V] = f(x[R, D] weight[V, D]ᵀ + bias) + residual[R, V], a tile of it a program."""
+    """out[R, V] = f(x[R, D] weight[V, D]ᵀ + bias) + residual[R, V], one tile per program."""
     if EARLY:
         gdc_launch_dependents()
     v = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -159,7 +157,7 @@ def sum_norm_kernel(
     ADD: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """total = x + add (without ADD: x, which is not written), and its norm, one row a program."""
+    """total = x + add (without ADD: x, which is not written), and its norm, one row per program."""
     if EARLY:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64) * D
@@ -179,13 +177,13 @@ def sum_norm_kernel(
 
 
 @triton.jit
-def look(most, mass, total, q, key, value, seen, scale):
-    """Softmax attention, some more keys and values added to what was seen before."""
+def attend_block(peak, mass, total, q, key, value, seen, scale):
+    """Add some keys and values to a softmax attention: its maximum, sum and weighted values."""
     scores = tl.dot(q, tl.trans(key), input_precision="ieee") * scale  # [ROWS, BLOCK]
     scores = tl.where(seen, scores, -1e30)
-    higher = tl.maximum(most, tl.max(scores, 1))
+    higher = tl.maximum(peak, tl.max(scores, 1))
     weight = tl.where(seen, tl.exp(scores - higher[:, None]), 0.0)
-    old = tl.exp(most - higher)
+    old = tl.exp(peak - higher)
     mass = mass * old + tl.sum(weight, 1)
     total = total * old[:, None]
     total += tl.dot(weight.to(value.dtype), value, input_precision="ieee")
@@ -199,13 +197,14 @@ def attend_kernel(
     NEW: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One head of one sentence.
+    """Attention of one head of one sentence.
 
-    NEW: self-attention. A hypothesis looks at those of the first `limit` slots that are visible to
-    it, and at its own new key and value, which are written to the slots from `limit` on.
-    Otherwise: cross-attention, to the first `limit[sentence]` slots.
+    NEW: self-attention. A hypothesis attends to those of the first `limit` slots that are visible
+    to it, and to its own new key and value, which are written to the slots from `limit` on.
+    Otherwise: cross-attention to the first `limit[sentence]` slots.
 
-    Old keys and values are loaded before there is a query: nothing in this step writes them.
+    Old keys and values are loaded before the query is ready, because no kernel of this step writes
+    them.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -217,8 +216,8 @@ def attend_kernel(
     base = sentence.to(tl.int64) * by_sentence + head * by_head
     end = tl.load(limit if NEW else limit + sentence).to(tl.int32)
     t = tl.arange(0, BLOCK)
-    at, there = base + t[:, None] * by_slot + c[None, :], (t < end)[:, None]
-    key, value = tl.load(keys + at, there, 0.0), tl.load(values + at, there, 0.0)
+    at, in_use = base + t[:, None] * by_slot + c[None, :], (t < end)[:, None]
+    key, value = tl.load(keys + at, in_use, 0.0), tl.load(values + at, in_use, 0.0)
     wait(EARLY)
     q = tl.load(query + row[:, None] * stride + place, real, 0.0)  # [ROWS, SIZE]
     if NEW:
@@ -227,25 +226,25 @@ def attend_kernel(
         slot = base + (end + hypothesis[:, None]) * by_slot + c[None, :]
         tl.store(keys + slot, own_key, real)
         tl.store(values + slot, own_value, real)
-        most = tl.sum(q.to(tl.float32) * own_key.to(tl.float32), 1) * scale
+        peak = tl.sum(q.to(tl.float32) * own_key.to(tl.float32), 1) * scale
         mass = tl.full([ROWS], 1.0, tl.float32)
         total = own_value.to(tl.float32)
     else:
-        most = tl.full([ROWS], -1e30, tl.float32)
+        peak = tl.full([ROWS], -1e30, tl.float32)
         mass = tl.zeros([ROWS], tl.float32)
         total = tl.zeros([ROWS, SIZE], tl.float32)
     seen = real & (t < end)[None, :]
     if NEW:
         seen = tl.load(visible + row[:, None] * slots + t[None, :], seen, 0) != 0
-    most, mass, total = look(most, mass, total, q, key, value, seen, scale)
+    peak, mass, total = attend_block(peak, mass, total, q, key, value, seen, scale)
     for start in range(BLOCK, end, BLOCK):
         t = start + tl.arange(0, BLOCK)
-        at, there = base + t[:, None] * by_slot + c[None, :], (t < end)[:, None]
-        key, value = tl.load(keys + at, there, 0.0), tl.load(values + at, there, 0.0)
+        at, in_use = base + t[:, None] * by_slot + c[None, :], (t < end)[:, None]
+        key, value = tl.load(keys + at, in_use, 0.0), tl.load(values + at, in_use, 0.0)
         seen = real & (t < end)[None, :]
         if NEW:
             seen = tl.load(visible + row[:, None] * slots + t[None, :], seen, 0) != 0
-        most, mass, total = look(most, mass, total, q, key, value, seen, scale)
+        peak, mass, total = attend_block(peak, mass, total, q, key, value, seen, scale)
     total = total / tl.where(mass > 0, mass, 1.0)[:, None]  # 0: rows that do not exist
     place = row[:, None] * heads * SIZE + place
     tl.store(out + place, total.to(out.dtype.element_ty), real)
@@ -257,11 +256,11 @@ def begin_kernel(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
     SLOTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """out[n] = table[tokens[n]] * scale + rows[the position of its sentence]; and the first of a
-    sentence lets every hypothesis see what its parent saw, and its own new slot.
+    """out[n] = table[tokens[n]] * scale + rows[position of the sentence]. The first program of a
+    sentence also updates `visible`: each hypothesis sees the slots of its parent and its new slot.
 
-    Does not start before the last step has ended: the kernels after it may load, early, whatever
-    older steps wrote.
+    The kernel does not start before the previous step has ended, so that the kernels after it can
+    load the results of earlier steps early.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -272,7 +271,7 @@ def begin_kernel(
     x = tl.load(table + token * D + d, d < D, 0.0).to(tl.float32) * scale
     x = x.to(out.dtype.element_ty).to(tl.float32)
     if ADD:
-        # A sentence that is done may have gone on past the last position.
+        # A sentence that is done can be past the last position.
         position = tl.minimum(tl.load(positions + sentence), places - 1)
         add = tl.load(rows + position * D + d, d < D, 0.0)
         x += add.to(out.dtype.element_ty).to(tl.float32)

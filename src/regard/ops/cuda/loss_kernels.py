@@ -16,14 +16,14 @@ def loss_kernel(
     GRADIENT: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """For one row of logits[n, stride], of which V are real: losses[n, 2], the smoothed loss and
-    the negative log-likelihood; zeros, if its label is -1. With GRADIENT the gradient, softmax -
+    the negative log-likelihood; zeros if the label is -1. With GRADIENT the gradient, softmax -
     smoothed target, overwrites the logits, with zeros in the padding."""
     row = tl.program_id(0)
     own = logits + row.to(tl.int64) * stride
     label = tl.load(labels + row)
     counts = label >= 0
     chosen = tl.load(own + label, counts, 0.0).to(tl.float32)
-    # Every lane keeps its own maximum and sum, so that nothing is waited for on the way.
+    # Each lane has its own maximum and sum, so that there is no reduction within the loop.
     lane = tl.arange(0, DEPTH)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     most = tl.full([LANES], -1e30, tl.float32)
     mass = tl.zeros([LANES], tl.float32)
@@ -42,7 +42,7 @@ def loss_kernel(
     tl.store(losses + row * 2, tl.where(counts, loss, 0.0))
     tl.store(losses + row * 2 + 1, tl.where(counts, likelihood, 0.0))
     if GRADIENT:
-        tl.debug_barrier()  # the label's logit is read before any is written
+        tl.debug_barrier()  # the logit of the label is read before the logits are overwritten
         even = tl.where(counts, smoothing / V, 0.0)
         normal = tl.where(counts, normal, float("inf"))
         for at in range(0, stride, DEPTH * LANES):
@@ -73,7 +73,7 @@ def normal_of(own, V, LANES: tl.constexpr):
 @triton.jit
 def disagreement_kernel(first, second, sums, counted, V, LANES: tl.constexpr):
     """For one row of logits[n, V] of two passes, p and q: sums[n], the mean of both divergences,
-    (sum p log(p/q) + sum q log(q/p)) / 2; its gradients overwrite the logits. Zeros, if the row is
+    (sum p log(p/q) + sum q log(q/p)) / 2; its gradients overwrite the logits. Zeros if the row is
     not counted."""
     row = tl.program_id(0).to(tl.int64)
     first += row * V

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.ops import reference
-from regard.ops.common import autocast_dtype, cast, in_autocast, norm_inputs
+from regard.ops.common import ACTIVATION_CODES, autocast_dtype, cast, in_autocast, norm_inputs
 
-PIECE = 1 << 29  # logits: every piece costs a pass over the gradient of the matrix
-ALIGNMENT = 64  # of rows of logits: products with other sizes are slow
-ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2}
-PROGRAMS = 1056  # that share the rows of a sum: 8 for each multiprocessor of an H200
+PIECE = 1 << 29  # logits that are processed at once; each piece adds to the matrix gradient
+ALIGNMENT = 64  # the size of a row of logits is a multiple of this, for fast products
+PROGRAMS = 1056  # programs of a sum over rows: 8 for each multiprocessor of an H200
 SUMMED = 64  # rows that one program sums
 
 _seed: ContextVar[Tensor | None] = ContextVar("_seed", default=None)  # set by `seeded_dropout`
@@ -53,22 +52,23 @@ def seeded_dropout(seed: Tensor) -> Iterator[None]:
 
 
 class Dropout:
-    """Which numbers a kernel drops: a seed from PyTorch's generator on the host, what is added to
-    it, the smallest random 32 bits that are kept, and the factor for what is kept."""
+    """The dropout mask of a kernel: a seed from PyTorch's generator on the host, the seed that is
+    added to it, the threshold below which random 32 bits mean a dropped number, and the factor of
+    the other numbers."""
 
     def __init__(self, fraction: float, device: torch.device) -> None:
         added = _seed.get()
         self.drops, self.added = fraction > 0, zero(device) if added is None else added
         self.seed = int(torch.randint(2**31 - 1, ())) if self.drops else 0
-        self.least, self.factor = min(round(fraction * 2**32), 2**32 - 1), 1 / (1 - fraction)
+        self.threshold, self.factor = min(round(fraction * 2**32), 2**32 - 1), 1 / (1 - fraction)
 
     @property
     def arguments(self) -> tuple[int, Tensor, int, float]:
-        return self.seed, self.added, self.least, self.factor
+        return self.seed, self.added, self.threshold, self.factor
 
 
 def block_of(width: int) -> dict[str, int]:
-    """How many rows a program processes at once; it always processes all columns."""
+    """The number of rows that a program processes at once; it always processes all columns."""
     block = 1 << max(4, (width - 1).bit_length())
     rows = max(1, 1024 // block)
     return {"ROWS": rows, "BLOCK": block, "num_warps": min(16, max(2, rows * block // 512))}
@@ -102,7 +102,7 @@ class AddNorm(torch.autograd.Function):
             out, x, y, gain, shift, *dropout.arguments, rows, width, epsilon,
             ADD=y is not None, DROP=dropout.drops, NORM=kind, SHIFT=ctx.shifted, **block,
         )  # fmt: skip
-        # The sum is computed again from its terms, which are kept anyway or are smaller than it.
+        # The backward pass recomputes the sum from its terms, which need less memory.
         ctx.save_for_backward(*((x, y, gain) if kind else (None, None, None)))
         return out
 
@@ -139,7 +139,7 @@ class AddNorm(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     if not in_autocast(x) or x.dim() != 2:
         return reference.linear(x, weight, bias, activation)
-    return Linear.apply(x, weight, bias, ACTIVATIONS[activation])
+    return Linear.apply(x, weight, bias, ACTIVATION_CODES[activation])
 
 
 class Linear(torch.autograd.Function):
@@ -152,11 +152,11 @@ class Linear(torch.autograd.Function):
             inputs, matrix = x.to(dtype), cast(weight, dtype)
             shift = None if bias is None else cast(bias, dtype)
             seen = None
-            if activation == ACTIVATIONS["relu"] and shift is not None:
+            if activation == ACTIVATION_CODES["relu"] and shift is not None:
                 out = seen = torch._addmm_activation(shift, inputs, matrix.t())
             else:
                 out = F.linear(inputs, matrix, shift)
-                if activation == ACTIVATIONS["relu"]:
+                if activation == ACTIVATION_CODES["relu"]:
                     out = seen = out.relu_()
                 elif activation:
                     seen, out = out, F.gelu(out)
@@ -180,7 +180,7 @@ def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def through_bias(gradient: Tensor, seen: Tensor | None, activation: int) -> tuple[Tensor, Tensor]:
-    """The gradient[N, F] before an activation, and its sum over rows, [F]: that of the bias."""
+    """The gradient[N, F] before an activation, and its sum over rows, [F], the bias gradient."""
     from regard.ops.cuda.training_kernels import bias_grad_kernel
 
     rows, width = gradient.shape
@@ -262,7 +262,7 @@ class Embed(torch.autograd.Function):
 def token_losses(
     logits: Tensor, labels: Tensor, smoothing: float, needs_gradient: bool, vocabulary: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A row of logits may be longer than the vocabulary; a token with label -1 does not count."""
+    """A row of logits may be longer than the vocabulary; tokens with label -1 are ignored."""
     from regard.ops.cuda.loss_kernels import loss_kernel
 
     losses = torch.empty((len(logits), 2), dtype=torch.float32, device=logits.device)

@@ -1,8 +1,8 @@
 """The specification is ops/reference.py: add & norm with dropout, the embedding, bias gradients.
 
 Triton kernels of a training step; training.py calls them. Their time is that of reading and writing
-memory, so each kernel touches every number once. No dropout mask is stored: it is computed again
-from the place of a number and a seed. Sums over rows are computed in two steps, over the rows of
+memory, so each kernel reads every number once. Dropout masks are not stored: they are recomputed
+from the index of a number and a seed. Sums over rows are computed in two steps, over the rows of
 each program and then over programs, in a fixed order, so that runs are reproducible bit for bit.
 """
 
@@ -14,8 +14,8 @@ import triton.language as tl
 
 
 @triton.jit
-def mixed(x):
-    """32 bits in, 32 bits out of which each depends on all of them (Wellons' lowbias32)."""
+def hash_bits(x):
+    """A hash of 32 bits: each output bit depends on all input bits (Wellons' lowbias32)."""
     x = x ^ (x >> 16)
     x = x * 0x7FEB352D
     x = x ^ (x >> 15)
@@ -24,41 +24,54 @@ def mixed(x):
 
 
 @triton.jit
-def kept(seed, base, row, column, least):
-    """Whether dropout keeps the numbers of some rows and columns: if their random 32 bits are at
-    least so much. Each row is a stretch of one long sequence that begins anywhere in it."""
-    begin = mixed(mixed(row.to(tl.uint32) ^ tl.load(base).to(tl.uint32)) ^ seed.to(tl.uint32))
+def keep_mask(seed, base, row, column, threshold):
+    """The dropout mask of some rows and columns: True where the random 32 bits are not below the
+    threshold. The random numbers of a row begin at a position that depends on the seed."""
+    begin = hash_bits(
+        hash_bits(row.to(tl.uint32) ^ tl.load(base).to(tl.uint32)) ^ seed.to(tl.uint32)
+    )
     step = column.to(tl.uint32) * 0x9E3779B9
-    return mixed(begin[:, None] + step[None, :]) >= least.to(tl.uint32)
+    return hash_bits(begin[:, None] + step[None, :]) >= threshold.to(tl.uint32)
 
 
 @triton.jit
-def added(
-    x, y, place, inside, seed, base, row, d, least, factor, ADD: tl.constexpr, DROP: tl.constexpr
+def sum_with_dropout(
+    x,
+    y,
+    place,
+    inside,
+    seed,
+    base,
+    row,
+    d,
+    threshold,
+    factor,
+    ADD: tl.constexpr,
+    DROP: tl.constexpr,
 ):
     """x + dropout(y) of some rows, in float32."""
     total = tl.load(x + place, inside, 0.0).to(tl.float32)
     if ADD:
         more = tl.load(y + place, inside, 0.0).to(tl.float32)
         if DROP:
-            more = tl.where(kept(seed, base, row, d, least), more * factor, 0.0)
+            more = tl.where(keep_mask(seed, base, row, d, threshold), more * factor, 0.0)
         total += more
     return total
 
 
 @triton.jit
-def centred(x, inside, D, epsilon, NORM: tl.constexpr):
-    """Rows of x less their mean (NORM 1: layer; 2: rms, which leaves it), over their size; and one
-    over that size."""
+def normalise(x, inside, D, epsilon, NORM: tl.constexpr):
+    """The normalised rows of x (NORM 1: layer norm; 2: RMS norm, without the mean), and the
+    factor of each row."""
     if NORM == 1:
         x = tl.where(inside, x - (tl.sum(x, 1) / D)[:, None], 0.0)
     inverse = 1.0 / tl.sqrt(tl.sum(x * x, 1) / D + epsilon)
     return x * inverse[:, None], inverse
 
 
-@triton.jit(do_not_specialize=["seed", "least", "rows"])
+@triton.jit(do_not_specialize=["seed", "threshold", "rows"])
 def add_norm_kernel(
-    out, x, y, gain, shift, seed, base, least, factor, rows, D, epsilon,
+    out, x, y, gain, shift, seed, base, threshold, factor, rows, D, epsilon,
     ADD: tl.constexpr, DROP: tl.constexpr, NORM: tl.constexpr, SHIFT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -66,23 +79,23 @@ def add_norm_kernel(
     row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (d < D)[None, :]
     place = row[:, None].to(tl.int64) * D + d[None, :]
-    total = added(x, y, place, inside, seed, base, row, d, least, factor, ADD, DROP)
+    total = sum_with_dropout(x, y, place, inside, seed, base, row, d, threshold, factor, ADD, DROP)
     if NORM > 0:
-        total, _ = centred(total, inside, D, epsilon, NORM)
+        total, _ = normalise(total, inside, D, epsilon, NORM)
         total *= tl.load(gain + d, d < D, 0.0).to(tl.float32)[None, :]
         if SHIFT:
             total += tl.load(shift + d, d < D, 0.0).to(tl.float32)[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["seed", "least", "rows"])
+@triton.jit(do_not_specialize=["seed", "threshold", "rows"])
 def add_norm_grad_kernel(
-    x_grad, y_grad, partial, grad, x, y, gain, seed, base, least, factor, rows, D, epsilon,
+    x_grad, y_grad, partial, grad, x, y, gain, seed, base, threshold, factor, rows, D, epsilon,
     ADD: tl.constexpr, DROP: tl.constexpr, NORM: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of x and y, and the sums over this program's rows of those of gain and shift:
-    partial[programs, 2, D]. Without a norm the gradient of x is that of the output."""
+    """The gradients of x and y, and the gradients of gain and shift summed over the rows of this
+    program: partial[programs, 2, D]. Without a norm the gradient of x is that of the output."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     d = tl.arange(0, BLOCK)
     gain_total = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -95,8 +108,10 @@ def add_norm_grad_kernel(
         place = row[:, None].to(tl.int64) * D + d[None, :]
         up = tl.load(grad + place, inside, 0.0).to(tl.float32)
         if NORM > 0:
-            total = added(x, y, place, inside, seed, base, row, d, least, factor, ADD, DROP)
-            total, inverse = centred(total, inside, D, epsilon, NORM)
+            total = sum_with_dropout(
+                x, y, place, inside, seed, base, row, d, threshold, factor, ADD, DROP
+            )
+            total, inverse = normalise(total, inside, D, epsilon, NORM)
             gain_total += up * total
             shift_total += up
             up = up * g
@@ -106,7 +121,7 @@ def add_norm_grad_kernel(
             up = (up - total * along[:, None]) * inverse[:, None]
             tl.store(x_grad + place, up.to(x_grad.dtype.element_ty), inside)
         if DROP:
-            up = tl.where(kept(seed, base, row, d, least), up * factor, 0.0)
+            up = tl.where(keep_mask(seed, base, row, d, threshold), up * factor, 0.0)
             tl.store(y_grad + place, up.to(y_grad.dtype.element_ty), inside)
     if NORM > 0:
         place = partial + program * 2 * D + d
@@ -114,9 +129,9 @@ def add_norm_grad_kernel(
         tl.store(place + D, tl.sum(shift_total, 0), d < D)
 
 
-@triton.jit(do_not_specialize=["seed", "least", "rows"])
+@triton.jit(do_not_specialize=["seed", "threshold", "rows"])
 def embed_kernel(
-    out, table, tokens, add, positions, scale, seed, base, least, factor, rows, D,
+    out, table, tokens, add, positions, scale, seed, base, threshold, factor, rows, D,
     ADD: tl.constexpr, DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out[n] = dropout(table[tokens[n]] * scale + add[positions[n]])."""
@@ -129,23 +144,23 @@ def embed_kernel(
         position = tl.load(positions + row, real, 0)
         total += tl.load(add + position[:, None] * D + d[None, :], inside, 0.0).to(tl.float32)
     if DROP:
-        total = tl.where(kept(seed, base, row, d, least), total * factor, 0.0)
+        total = tl.where(keep_mask(seed, base, row, d, threshold), total * factor, 0.0)
     place = row[:, None].to(tl.int64) * D + d[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["seed", "least", "rows"])
+@triton.jit(do_not_specialize=["seed", "threshold", "rows"])
 def embed_grad_kernel(
-    result, grad, seed, base, least, factor, rows, D,
+    result, grad, seed, base, threshold, factor, rows, D,
     DROP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient before dropout; factor: all that the output was multiplied by."""
+    """The gradient before dropout; factor: the factor of dropout times the scale."""
     row, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (d < D)[None, :]
     place = row[:, None].to(tl.int64) * D + d[None, :]
     up = tl.load(grad + place, inside, 0.0).to(tl.float32) * factor
     if DROP:
-        up = tl.where(kept(seed, base, row, d, least), up, 0.0)
+        up = tl.where(keep_mask(seed, base, row, d, threshold), up, 0.0)
     tl.store(result + place, up, inside)
 
 
@@ -154,10 +169,10 @@ def bias_grad_kernel(
     partial, result, grad, seen, rows, F,
     ACTIVATION: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The sums over some rows of the gradient[N, F] of a product with a bias: partial[programs, F].
+    """Sum the gradient[N, F] of a product with a bias over some rows: partial[programs, F].
 
-    ACTIVATION: `grad` is the gradient after an activation; that before it is written to `result`.
-    seen: the output of ReLU (1), the input of GELU (2).
+    ACTIVATION: `grad` is the gradient after an activation; the gradient before it is written to
+    `result`. seen: the output of ReLU (1), or the input of GELU (2).
     """
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
