@@ -122,11 +122,11 @@ def test_info_lists_the_box_with_sizes_and_scores(stand_in, call):
 def test_evaluate_uses_the_translator_or_the_named_model(stand_in, tmp_path, call):
     (tmp_path / "a.en").write_text("The dog slept.\n" * 3)
     (tmp_path / "a.tsv").write_text("good\tThe dog slept.\nbad\tNo.\n")
-    code, out, err = call("evaluate", "--data", "a.en", "a.en", "--samples", 5, "--json")
+    code, out, err = call("evaluate", "--data", "a.en", "a.en", "--samples", 100, "--json")
     assert code == 0, err
     assert json.loads(out)["task"] == "translate"
     code, out, err = call("evaluate", "-m", "box:classify", "--data", "a.tsv", "--against",
-                          "box:classify", "--samples", 5, "--json")  # fmt: skip
+                          "box:classify", "--samples", 100, "--json")  # fmt: skip
     assert code == 0, err
     assert json.loads(out)["task"] == "classify"
 

@@ -146,7 +146,7 @@ def test_fine_tuning_starts_at_the_loss_of_the_old_model(trained, tune, data):
         ("fill", "generate", [], "the task generate and model.style=encoder cannot be combined: the task needs decoder"),
         ("generate", "fill", [], "the task fill and model.style=decoder cannot be combined: the task needs encoder"),
         ("translate", "embed", [], "the task embed and model.style=encoder-decoder cannot be combined"),
-        ("generate", "translate", ["--style", "encoder-decoder"], "model.encoder_layers must be at least 1"),
+        ("generate", "translate", ["--style", "encoder-decoder"], "model.style=encoder-decoder and a model to start from with model.style=decoder cannot be combined"),
     ],
 )  # fmt: skip
 def test_start_model_with_different_size_or_style_is_refused_without_output(

@@ -47,11 +47,8 @@ def evaluate_options(verb: argparse.ArgumentParser) -> None:
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate a model on test data, with confidence intervals, or compare two models."""
     decoding = shared.chosen_decoding(options)
-    if options.model is None:
-        options.model = Path(boxed(DEFAULT_TASK))
-        warn(f"no model is selected with -m: evaluating {options.model}")
-    if options.samples < FEW_SAMPLES:
-        warn(f"--samples {options.samples} is too few for intervals: use at least {FEW_SAMPLES}")
+    default = options.model is None
+    options.model = Path(boxed(DEFAULT_TASK)) if default else options.model
     from regard.device import keep_freed_memory
     from regard.predictor.loading import load
     from regard.tasks.evaluation import read_examples, report_on
@@ -74,6 +71,10 @@ def evaluate(options: argparse.Namespace) -> int:
         task.check_comparable(other.task)
     examples = read_examples(task, files, model.config, options.columns)
     files = task.data_files(files, model.config)
+    if default:
+        warn(f"no model is selected with -m: evaluating {options.model}")
+    if options.samples < FEW_SAMPLES:
+        warn(f"--samples {options.samples} is too few for intervals: use at least {FEW_SAMPLES}")
     with progress("evaluating", None, options.quiet):
         ours = model.evaluate(examples, **decoding)
         for i, count in ours.pieces.items():

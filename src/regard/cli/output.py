@@ -77,6 +77,7 @@ def print_block(
         except InputError as raised:
             error = raised
             break
+    samples = bool(model.decoding(options.decoding).temperature)
     arguments = {o.name: getattr(options, o.name) for o in task.options if o.argument}
     warnings: dict[int, list[str]] = {}
 
@@ -99,7 +100,7 @@ def print_block(
             for message in warnings.pop(i, []):
                 place.warn(i, message)
             outputs = len(getattr(prediction, "n_best", ())) or options.n_best
-            if outputs < options.n_best and texts[i].strip():
+            if samples and outputs < options.n_best and texts[i].strip():
                 place.warn(i, few_outputs(outputs, options.n_best))
         if store is not None and finished:
             store([prediction for _, prediction in finished])

@@ -40,7 +40,7 @@ from regard.training.shipped import folder_of, is_boxed, model_name
 from regard.training.trainer import Interrupted, Trainer, is_out_of_memory
 from regard.training.unfinished import last_weights, newest_weights
 
-FEW_EXAMPLES = 30  # scores on fewer held-out examples are not reliable
+FEW_EXAMPLES = 10  # scores on fewer held-out examples are not reliable
 
 
 def train(
