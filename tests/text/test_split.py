@@ -77,11 +77,11 @@ def test_validation_data_is_files_or_a_percentage(value, names, share):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("0%", "data.valid must be above 0% and below 100%, not 0%"),
-        ("100%", "data.valid must be above 0% and below 100%, not 100%"),
-        (1.0, "data.valid must be above 0% and below 100%, not 100%"),
+        ("0%", "data.valid must be files or a percentage above 0% and below 100%, not 0%"),
+        ("100%", "data.valid must be files or a percentage above 0% and below 100%, not 100%"),
+        (1.0, "data.valid must be files or a percentage above 0% and below 100%, not 100%"),
         (["5%", "file"], "data.valid must be files or one percentage, not both"),
-        (5, "data.valid must be list, not 5"),
+        (5, "data.valid must be a list, not 5"),
     ],
 )
 def test_invalid_percentage_is_refused(value, message):
