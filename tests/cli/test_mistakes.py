@@ -111,3 +111,17 @@ def test_evaluate_names_the_default_model_and_useless_options(tmp_path):
     arguments = ("-m", "box:classify", "--data", tmp_path / "c.tsv", "--quiet", "--beam", 5)
     _, err, _ = regard("evaluate", *arguments)
     assert "--beam has no effect on the task classify" in err
+
+
+def test_resume_needs_only_the_new_number_of_steps(tmp_path):
+    (tmp_path / "a.tsv").write_text("good\tThe dog slept.\nbad\tThe dog barked.\n" * 10)
+    run = tmp_path / "run"
+    sizes = [f"--set=model.{name}=16" for name in ("d_model", "d_ff")] + ["--set=model.heads=2"]
+    _, err, code = regard(
+        "train", "--task", "classify", "--train", tmp_path / "a.tsv", "--out", run, "--steps", 2,
+        "--set=model.encoder_layers=1", "--set=data.vocabulary_size=280", "--device", "cpu", *sizes,
+    )  # fmt: skip
+    assert code == 0, err
+    _, err, code = regard("train", "--resume", "--out", run, "--steps", 4, "--device", "cpu")
+    assert code == 0, err
+    assert "steps: 4\n" in (run / "config.yaml").read_text()
