@@ -19,7 +19,7 @@ PAPER = 2.5e9  # target tokens of the paper's base model: 100,000 steps of 25,00
 def score(folder: Path, files: list[Path], device: str) -> dict[str, Any]:
     """The scores of `regard evaluate`, without intervals, which take long."""
     model = load(folder, device, "float32")
-    evaluation = model.evaluate(read_examples(model.task, files, model.config))
+    evaluation = model.evaluate_examples(read_examples(model.task, files, model.config))
     return {**evaluation.scores, "examples": evaluation.count}
 
 

@@ -12,8 +12,8 @@ def chrf_words(predictions, references):
 
 regard.register_metric("chrf++", chrf_words, task="translate")
 model = regard.load("box:translate", device="cpu")
-examples = [
-    (1, "A dog runs over the grass.", "Ein Hund rennt über das Gras."),
-    (2, "Two men are talking.", "Zwei Männer unterhalten sich."),
-]  # line number, source, target
-print(model.evaluate(examples).scores["chrf++"])
+pairs = [
+    ("A dog runs over the grass.", "Ein Hund rennt über das Gras."),
+    ("Two men are talking.", "Zwei Männer unterhalten sich."),
+]
+print(model.evaluate(pairs).scores["chrf++"])

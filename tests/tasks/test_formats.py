@@ -92,7 +92,7 @@ def test_wrong_columns_are_refused(reviews, tmp_path, call):
     assert code == 2
     assert err.endswith(
         'reviews.csv:1: no "label" (expected {"text", "label"}); the columns are id, review, stars: '
-        "set the option columns, for example to label=id\n"
+        "name the missing ones, for example with columns label=id\n"
     )
     code, _, err = call(*options, "--columns", "lable=stars")
     assert (code, err) == (2, "regard: unknown field in columns 'lable'; did you mean 'label'?\n")

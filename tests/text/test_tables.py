@@ -99,7 +99,7 @@ def test_csv_written_by_the_csv_module_is_read_unchanged(file):
         ('text,label\n"open,a\n', "2: not valid CSV (unexpected end of data)"),
         (
             "review,stars\ngood,1\n",
-            '1: no "label" (expected {"text", "label"}); the columns are review, stars: set the option columns, for example to label=stars',
+            '1: no "label" (expected {"text", "label"}); the columns are review, stars: name the missing ones, for example with columns label=stars',
         ),
         (
             "good film,1\n",

@@ -119,7 +119,7 @@ def test_run_with_custom_positions_schedule_and_metric(tmp_path, monkeypatch):
     model = regard.load(tmp_path / "run", device="cpu")
     assert model.config.model.positions == "alibi"
     examples = [(tmp_path, row) for row in find_task("classify").read_file(tmp_path / "train.tsv")]
-    assert model.evaluate(examples).scores["top2"] == 1.0
+    assert model.evaluate_examples(examples).scores["top2"] == 1.0
     monkeypatch.setattr(POSITIONS, "_factories", {})
     with pytest.raises(InputError, match="unknown model.positions 'alibi'.*register_positions"):
         regard.load(tmp_path / "run", device="cpu")

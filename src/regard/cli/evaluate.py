@@ -76,7 +76,7 @@ def evaluate(options: argparse.Namespace) -> int:
     if options.samples < FEW_SAMPLES:
         warn(f"--samples {options.samples} is too few for intervals: use at least {FEW_SAMPLES}")
     with progress("evaluating", None, options.quiet):
-        ours = model.evaluate(examples, **decoding)
+        ours = model.evaluate_examples(examples, **decoding)
         for i, count in ours.pieces.items():
             note = too_long(model.longest, task.split_note(count))
             warn(f"{task.place(examples[i], files)}: {note}")
@@ -85,7 +85,7 @@ def evaluate(options: argparse.Namespace) -> int:
         if other is not None:
             for example in examples:
                 other.task.check(example)  # the other model may not know all labels
-            theirs = other.evaluate(examples, **decoding)
+            theirs = other.evaluate_examples(examples, **decoding)
         report = report_on(
             task, model.config, ours, theirs, samples=options.samples, against=str(options.against)
         )

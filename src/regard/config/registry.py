@@ -10,6 +10,7 @@ register the same part first. This module does not import torch, because the con
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,10 +26,14 @@ class Registry:
 
     option: the option of the configuration that contains a name, for example "model.positions".
     function: the public function that registers a part, for error messages.
+    arguments: the names of the arguments that a factory is called with.
     """
 
-    def __init__(self, option: str, function: str, built_in: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, option: str, function: str, arguments: tuple[str, ...], built_in: tuple[str, ...] = ()
+    ) -> None:
         self.option, self.function, self.built_in = option, function, built_in
+        self.arguments = arguments
         self._factories: dict[str, Callable[..., Any]] = {}
 
     def register(self, name: str, factory: Factory) -> Factory:
@@ -44,6 +49,15 @@ class Registry:
             )
         if not callable(factory):
             raise InputError(f"{self.function}: {factory!r:.60} cannot be called")
+        try:
+            inspect.signature(factory).bind(*self.arguments)
+        except TypeError as error:
+            raise InputError(
+                f"{self.function}: {factory!r:.60} cannot be called with "
+                f"({', '.join(self.arguments)}): {error}"
+            ) from None
+        except ValueError:  # a function of C without a signature
+            pass
         self._factories[name] = factory
         return factory
 
@@ -69,15 +83,21 @@ class Registry:
 
 
 POSITIONS = Registry(
-    "model.positions", "regard.register_positions", ("sinusoidal", "learned", "rotary", "none")
+    "model.positions",
+    "regard.register_positions",
+    ("config",),
+    ("sinusoidal", "learned", "rotary", "none"),
 )
-ATTENTION = Registry("model.attention", "regard.register_attention", ("dot-product",))
+ATTENTION = Registry("model.attention", "regard.register_attention", ("config",), ("dot-product",))
 MIXERS = Registry(
-    "model.mixer", "regard.register_mixer",
+    "model.mixer", "regard.register_mixer", ("config", "layer"),
     ("attention", "lstm", "gru", "convolution", "dilated", "none"),
 )  # fmt: skip
 SCHEDULES = Registry(
-    "training.schedule", "regard.register_schedule", ("inverse-sqrt", "cosine", "constant")
+    "training.schedule",
+    "regard.register_schedule",
+    ("step", "config"),
+    ("inverse-sqrt", "cosine", "constant"),
 )
 
 

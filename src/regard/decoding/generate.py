@@ -15,7 +15,7 @@ from regard.config.sections import DecodingConfig
 from regard.decoding.predictions import Prediction
 from regard.decoding.requests import Request
 from regard.decoding.search import decode
-from regard.errors import InputError
+from regard.errors import InputError, warn_user
 from regard.model.inputs import read_batch
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
@@ -145,6 +145,11 @@ def _requests(
         raise InputError(
             f"the source has {len(sources)} sequences and the prompt {len(prefixes)}: they must "
             "have the same number"
+        )
+    if any(prefix[:1] == [bos] for prefix in prefixes):
+        warn_user(
+            f"the prompt begins with bos={bos}, which generate adds before the prompt of an "
+            "encoder-decoder: leave it out"
         )
     pairs = zip(sources, prefixes, strict=True)
     return [Request(s, prefix, len(prefix) + max_length, bos, eos) for s, prefix in pairs]

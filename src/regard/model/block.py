@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from regard import ops
 from regard.config.model import ModelConfig
+from regard.errors import InputError
 from regard.model.attention import (
     AttentionWeights,
     Plan,
@@ -79,6 +80,16 @@ class FeedForward(nn.Module):
         return self.outer(F.dropout(x, self.dropout, self.training))  # [N, D]
 
 
+def same_shape(x: Tensor, mixed: Tensor) -> Tensor:
+    """The output of a mixer; an InputError if its shape would be broadcast to that of x[N, D]."""
+    if mixed.shape != x.shape:
+        raise InputError(
+            f"a mixer must return a tensor of the shape {list(x.shape)} of its input, not "
+            f"{list(mixed.shape)}"
+        )
+    return mixed
+
+
 class Block(nn.Module):
     """One layer; `mixer` may replace self-attention (mixers.py)."""
 
@@ -112,7 +123,7 @@ class Block(nn.Module):
             )
         elif self.mixer is not None:
             mixer = self.mixer
-            x = self.mixer_norm(x, lambda x: mixer(x, plan))
+            x = self.mixer_norm(x, lambda x: same_shape(x, mixer(x, plan)))
         if self.cross_attention is not None and self.cross_attention_norm is not None:
             attention = self.cross_attention
             x = self.cross_attention_norm(

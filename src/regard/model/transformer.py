@@ -52,6 +52,11 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, backend: str = "auto") -> None:
         super().__init__()
+        if not isinstance(config, ModelConfig):
+            raise InputError(
+                f"config must be a ModelConfig, not {type(config).__name__}: use ModelConfig(...) "
+                "or ModelConfig.from_dict"
+            )
         ops.attention_backend(backend, torch.device("cpu"), config.attention_dropout)  # fail early
         self.config, self.backend = config, backend
         # Weights of the CPU decoding engine: float32, bfloat16, int8; None: as they are.

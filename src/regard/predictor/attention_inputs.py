@@ -27,7 +27,7 @@ from regard.predictor.attention import (
     rollout,
     stacks_of,
 )
-from regard.predictor.inputs import check_text
+from regard.predictor.inputs import check_evaluation_mode, check_text
 from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify
 from regard.tasks.embed import Embed
@@ -64,6 +64,7 @@ def gather(
     most: the largest number of tokens of a row
     """
     check_text(text, *(other for other in (target, context) if other is not None))
+    check_evaluation_mode(model.transformer)
     rows = read(model, text, target, context, most)
     task = model.task
     source = (task.source if isinstance(task, Sequences) else task.tokenizer).tokens(rows.source)

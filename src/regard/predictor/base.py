@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar, Unpack
+
+import torch
 
 from regard.config.sections import Config, DecodingConfig, section
 from regard.errors import InputError, unknown
 from regard.model.transformer import Transformer
-from regard.predictor.inputs import check_pair, check_text, python_warning, question_inputs
+from regard.predictor.data import as_paths, as_share, column_names, row_errors
+from regard.predictor.inputs import (
+    check_evaluation_mode,
+    check_no_table,
+    check_pair,
+    check_text,
+    python_warning,
+    question_inputs,
+)
 from regard.predictor.options import DecodingOptions, chosen_options, decoding_keywords
 from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.classify import Classify
 from regard.tasks.documents import Documents
 from regard.tasks.embed import Embed
+from regard.tasks.evaluation import read_examples
+from regard.tasks.rows import rows_to_file
 from regard.tasks.sequences import Sequences
 from regard.tasks.task import Context, Evaluation, Task, Warn
 from regard.tasks.translate import Translate
@@ -40,7 +53,7 @@ class BaseModel:
     def __repr__(self) -> str:
         model, weights = self.config.model, self.transformer.output_matrix()
         stacks = [
-            f"{layers} {name} layers"
+            f"{layers} {name} layer{'s' * (layers > 1)}"
             for name, layers, exists in (
                 ("encoder", model.encoder_layers, model.has_encoder),
                 ("decoder", model.decoder_layers, model.has_decoder),
@@ -80,6 +93,20 @@ class BaseModel:
                 "this model has two tokenizers: use source_tokenizer or target_tokenizer"
             )
         return self.target_tokenizer
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of a model that classifies, in the order of its classes.
+
+        Raises:
+            InputError: the model was not trained to classify.
+        """
+        return list(self.of(Classify).labels)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return self.transformer.output_matrix().device
 
     # ---- any task -----------------------------------------------------------------------
 
@@ -143,6 +170,7 @@ class BaseModel:
         """The inputs of `predict` as a list; pairs: they are (source, translation) pairs."""
         if isinstance(inputs, str):
             inputs = [inputs]
+        check_no_table(inputs)
         if isinstance(inputs, bytes | dict) or not isinstance(inputs, Iterable):
             raise InputError(f"inputs are a string or a list, not {inputs!r:.60}")
         inputs = list(inputs)
@@ -179,6 +207,7 @@ class BaseModel:
             The result of `Task.predict`: one prediction for each input.
         """
         own = task if isinstance(task, Task) else self.of(task)
+        check_evaluation_mode(self.transformer)
         context = Context(self.decoding(decoding or {}), self.longest, warn)
         return own.predict(self.transformer, inputs, context, **options)
 
@@ -197,8 +226,53 @@ class BaseModel:
         return task.of(self.task, self.config)
 
     @decoding_keywords
-    def evaluate(self, examples: Sequence[Any], **options: Unpack[DecodingOptions]) -> Evaluation:
-        """Compute the metrics of the task.
+    def evaluate(
+        self,
+        data: Any,
+        *,
+        columns: Mapping[str, str] | None = None,
+        **options: Unpack[DecodingOptions],
+    ) -> Evaluation:
+        """Compute the metrics of the task on test data.
+
+        Example:
+            >>> model.evaluate([("The cat slept.", "Die Katze schlief.")]).scores["chrf"]
+
+        Args:
+            data: the test data, as in `regard.train`: a path; a tuple or list of paths; or rows: a
+                list or an iterator of tuples or dicts (generate, fill: of strings), a pandas
+                DataFrame or a Hugging Face `Dataset`. If the model was trained with a share as
+                `valid`, the same share ("5%") is the held-out part of the training data.
+            columns: field name -> column name, for columns without a usual name; None: for files,
+                the columns that the model was trained with.
+            **options: options of decoding, see `DecodingOptions`.
+
+        Returns:
+            The scores by name (`Evaluation.scores`), the outputs, and what confidence intervals
+            need.
+
+        Raises:
+            InputError: the data cannot be used, or an option is not valid.
+        """
+        names = column_names(columns)
+        share = as_share(data, "data")
+        paths = [share] if share is not None else as_paths(data)
+        if paths is not None:
+            files = [Path(path) for path in paths]
+            chosen = None if columns is None else names
+            return self.evaluate_examples(
+                read_examples(self.task, files, self.config, chosen), **options
+            )
+        with TemporaryDirectory(prefix="regard-") as folder, row_errors(Path(folder)):
+            path = rows_to_file(self.task.name, data, Path(folder, "data.jsonl"), names)
+            return self.evaluate_examples(
+                read_examples(self.task, [path], self.config, {}), **options
+            )
+
+    def evaluate_examples(
+        self, examples: Sequence[Any], **options: Unpack[DecodingOptions]
+    ) -> Evaluation:
+        """Compute the metrics of the task on examples that are already read.
 
         Args:
             examples: examples as `regard.tasks.evaluation.read_examples` returns them.
@@ -206,7 +280,13 @@ class BaseModel:
 
         Returns:
             The scores, and the values that confidence intervals need.
+
+        Raises:
+            InputError: there are no examples, or an option is not valid.
         """
+        if not len(examples):
+            raise InputError("the data is empty: it has no examples")
+        check_evaluation_mode(self.transformer)
         config = replace(self.config, decoding=self.decoding(chosen_options(options)))
         return self.task.evaluate(self.transformer, examples, config)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any
 
 import numpy as np
 
 from regard.errors import InputError, warn_user
+from regard.model.transformer import Transformer
 from regard.tasks.answer import QuestionInput
 
 
@@ -23,8 +24,27 @@ def check_text(*texts: object) -> None:
             raise InputError(f"a text is a string, not {text!r:.60}")
 
 
+def check_no_table(texts: object) -> None:
+    """Refuse a DataFrame, whose iterator yields the names of its columns."""
+    names = getattr(texts, "columns", None)
+    if names is None or isinstance(texts, Mapping):
+        return
+    columns = ", ".join(map(repr, list(names)[:8]))
+    raise InputError(f"the texts are a table with the columns {columns}: choose one column of it")
+
+
+def check_evaluation_mode(transformer: Transformer) -> None:
+    """Refuse a network in training mode, whose dropout makes results random."""
+    if transformer.training:
+        raise InputError(
+            "the model is in training mode, where dropout is random: call model.transformer.eval() "
+            "first"
+        )
+
+
 def text_list(texts: str | Iterable[str]) -> list[str]:
     """The texts as a list; one string is a list of one text."""
+    check_no_table(texts)
     if isinstance(texts, bytes | bytearray | dict) or not isinstance(texts, Iterable):
         raise InputError(f"texts are a string or several strings, not {texts!r:.60}")
     texts = [texts] if isinstance(texts, str) else list(texts)

@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.errors import warn_user
 from regard.predictor.reading import ReadingMethods
 from regard.predictor.saving import save_model
 from regard.predictor.writing import WritingMethods
+from regard.tasks.translate import Translate
+from regard.text.sentences import split_sentences
 from regard.training.metrics import read_history
 from regard.training.model_folder import final_scores
 
@@ -41,9 +44,13 @@ class Model(WritingMethods, ReadingMethods):
     ) -> Attention:
         """Compute the attention weights of every head of every layer for one text.
 
+        The model reads the text as one sentence, unlike `translate`, which translates the sentences
+        of a text one by one. A warning says so if the text has several sentences.
+
         Args:
-            text: the text that the model reads.
-            target: the output of the decoder; None: that of the model.
+            text: the text that the model reads, one sentence if the model translates.
+            target: what the decoder writes; None: the output of the model for the text as one
+                sentence, as `translate` returns it with split=False.
             context: the context of a question, for a model that answers questions.
 
         Returns:
@@ -54,6 +61,13 @@ class Model(WritingMethods, ReadingMethods):
         """
         from regard.predictor.attention_inputs import gather
 
+        if isinstance(self.task, Translate) and isinstance(text, str):
+            count = len(split_sentences(text).sentences)
+            if count > 1:
+                warn_user(
+                    f"the text has {count} sentences, but attention reads it as one sentence: "
+                    "its output may differ from that of translate; pass one sentence at a time"
+                )
         return gather(self, text, target, context, most=sys.maxsize)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -74,10 +88,14 @@ class Model(WritingMethods, ReadingMethods):
 
     @property
     def scores(self) -> dict[str, Any]:
-        """The final validation scores of the training, by name; empty if it had no validation data
-        or has not finished, or if the model has no folder."""
+        """The final validation scores of the training, numbers by name; empty if it had no
+        validation data or has not finished, or if the model has no folder."""
         final = final_scores(self.folder) if self.folder is not None else {}
-        return {name: value for name, value in final.items() if name not in SUMMARY}
+        return {
+            name: value
+            for name, value in final.items()
+            if name not in SUMMARY and not isinstance(value, str)
+        }
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -28,7 +28,20 @@ from regard.tasks.task import Warn, cut_note
 from regard.training.checkpoint import tensor_digest
 
 PathName = str | os.PathLike[str]
+Documents = PathName | Sequence[str]
 TokenVectors = tuple[list[str], NDArray[np.float32]]
+
+
+def nearest(
+    queries: NDArray[np.float32], vectors: NDArray[np.float32], texts: list[str], top: int
+) -> list[list[Hit]]:
+    """For each of queries[q, D] the `top` texts, with vectors[n, D], of the highest scores."""
+    scores = queries.astype(np.float64) @ vectors.astype(np.float64).T  # [q, n]
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+    return [
+        [Hit(float(row[i]), int(i) + 1, texts[i]) for i in best]
+        for row, best in zip(scores, order, strict=True)
+    ]
 
 
 class ReadingMethods(BaseModel):
@@ -166,27 +179,37 @@ class ReadingMethods(BaseModel):
         return index
 
     @overload
-    def search(self, query: str, documents: PathName, top: int = ...) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    def search(self, query: str, documents: Documents, top: int = ...) -> list[Hit]: ...  # type: ignore[overload-overlap]
     @overload
     def search(
-        self, query: Iterable[str], documents: PathName, top: int = ...
+        self, query: Iterable[str], documents: Documents, top: int = ...
     ) -> list[list[Hit]]: ...
     def search(
-        self, query: str | Iterable[str], documents: PathName, top: int = 5
+        self, query: str | Iterable[str], documents: Documents, top: int = 5
     ) -> list[Hit] | list[list[Hit]]:
-        """Find the lines of a file that are nearest to a query, or to each query of a list.
+        """Find the documents that are nearest to a query, or to each query of a list.
 
         Args:
             query: a string, or several strings.
-            documents: a text file with one document per line.
-            top: number of lines for each query.
+            documents: the path of a text file with one document per line, whose index is stored in
+                the cache; or a list of texts, whose vectors are computed for this call only.
+            top: number of documents for each query.
 
         Returns:
-            A list of `Hit`, best first, for a string; a list of such lists for a list.
+            A list of `Hit`, best first, for a string; a list of such lists for a list. `Hit.line`
+            is the number of the line or of the text, counted from 1.
 
         Raises:
-            InputError: the model cannot embed or is not in a folder, or the file cannot be used.
+            InputError: the model cannot embed, the file cannot be used or the model is not in a
+                folder, or the list is empty or contains a value that is not a string.
         """
+        check_count("top", top)
         vectors = self.embed(text_list(query))
-        hits = self.index(documents).search(vectors, top)
+        if isinstance(documents, str | os.PathLike):
+            hits = self.index(documents).search(vectors, top)
+        else:
+            texts = text_list(documents)
+            if not texts:
+                raise InputError("documents are empty: give at least one text")
+            hits = nearest(vectors, self.embed(texts), texts, top)
         return hits[0] if isinstance(query, str) else hits

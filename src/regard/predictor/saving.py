@@ -46,7 +46,13 @@ def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
     weights = dict(model.transformer.state_dict())
     with torch.device("meta"):
         expected = Transformer(model.config.model)
-    check_shapes(expected, {name: tuple(t.shape) for name, t in weights.items()}, folder)
+    try:
+        check_shapes(expected, {name: tuple(t.shape) for name, t in weights.items()}, folder)
+    except InputError as error:
+        raise InputError(
+            f"{error}: the network no longer has the modules of its configuration; undo "
+            "replacements and parametrizations before saving"
+        ) from None
     if name := not_finite(weights):
         raise InputError(f"{name} contains NaN or infinity: such a model cannot be saved")
     contents = {

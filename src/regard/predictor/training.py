@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Any
 from regard.config.sections import Config
 from regard.config.settings import SECTIONS
 from regard.console import make_console
-from regard.errors import InputError, unknown
+from regard.device import FLOAT16
+from regard.errors import InputError, unknown, warn_user
 from regard.files import place_of, remove_leftovers, temporary_name
+from regard.predictor.data import as_paths, as_share, column_names, row_errors
 from regard.predictor.loading import load
 from regard.predictor.model import Model
 from regard.tasks.configuration import start_config
@@ -93,7 +95,8 @@ def train(
         preset: the sizes of the model, for example "tiny" (default: those of `start_from`, or a
             preset that suits the amount of data and the device).
         out: the run folder, which must not exist. None: a temporary folder that is deleted with the
-            model; `Model.save` keeps the model.
+            model; `Model.save` keeps the model. If the run is interrupted or fails after its first
+            checkpoint, the folder is kept, and the message names it.
         columns: field name -> column name, for columns without a usual name, for example
             {"text": "review", "label": "stars"}.
         steps: the number of optimiser steps (default: 2000).
@@ -140,6 +143,8 @@ def train(
         "batch_tokens": batch_tokens, "warmup": warmup, "dropout": dropout, "seed": seed,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
     }  # fmt: skip
+    if shortcuts["dtype"] in ("float16", "half"):
+        raise InputError(FLOAT16)
     values = option_values(settings, shortcuts)
     functions = Callbacks(callbacks, on_step, on_validation)
     check_source(task, config, preset, out, resume)
@@ -151,6 +156,10 @@ def train(
             chosen = None
             if config is not None:
                 chosen = changed_config(config, values)
+            elif run is not None and "train" not in values["data"] and preset is None:
+                if task not in (None, run.task):
+                    raise InputError(f"task is {task!r:.60}, but the run is for {run.task}")
+                chosen = changed_config(run, values) if any(values.values()) else None
             elif task is not None:
                 start = None
                 if start_from is not None:
@@ -166,6 +175,8 @@ def train(
                 functions.functions["on_start"].append(plan.on_start)
             elif any(values.values()):
                 raise InputError("task is missing: name the task of the run, for example translate")
+            if on_validation is not None and chosen is not None and not chosen.data.valid:
+                warn_user("on_validation is never called: the run has no validation data")
             train_config(
                 chosen, folder, resume=resume, force=force, start_from=start_from,
                 device=str(device), quiet=quiet, callbacks=functions, data_folder=data_folder,
@@ -198,6 +209,11 @@ def check_source(
 def option_values(settings: Mapping[str, Any] | None, shortcuts: Mapping[str, Any]) -> Values:
     """The options of a configuration by section, from `settings` and the other arguments."""
     values: Values = {section: {} for section in SECTIONS}
+    if settings is not None and not isinstance(settings, Mapping):
+        raise InputError(
+            'settings must be a dict of options, for example {"training.label_smoothing": 0.0}, '
+            f"not {settings!r:.60}"
+        )
     for key, value in (settings or {}).items():
         section, dot, name = str(key).partition(".")
         if section not in SECTIONS:
@@ -210,7 +226,7 @@ def option_values(settings: Mapping[str, Any] | None, shortcuts: Mapping[str, An
         if value is not None:
             if values[section].get(name, value) != value:
                 raise InputError(
-                    f"{name} and settings[{section}.{name!r}] differ: pass only one of them"
+                    f"{name} and settings['{section}.{name}'] differ: pass only one of them"
                 )
             values[section][name] = value
     if "steps" in values["training"] and values["training"].get("epochs"):
@@ -261,28 +277,37 @@ def data_files(
     run: the configuration of the run at `out` that is resumed
     """
     options: dict[str, Any] = {}
+    column_of = column_names(columns)
+    share = as_share(valid, "valid")
+    paths = {"train": as_paths(train), "valid": [share] if share else as_paths(valid)}
+    splits = {"train": train, "valid": valid}
+    in_memory = [s for s, data in splits.items() if data is not None and paths[s] is None]
+    if column_of and not in_memory:
+        options["columns"] = column_of
+    elif column_of and (paths["train"] or (paths["valid"] and not share)):
+        raise InputError(
+            "columns cannot be combined with a file and rows: give both train and valid as files, "
+            "or both as rows"
+        )
     place = place_of(out)
     name = f"{place.name}-{DATA}"
     temporary = temporary_name(place.with_name(name))
     try:
-        for split, data in (("train", train), ("valid", valid)):
+        for split, data in splits.items():
             if data is None:
                 continue
-            if (paths := as_paths(data, split)) is not None:
-                options[split] = paths
-                if columns:
-                    options["columns"] = dict(columns)
+            if (files := paths[split]) is not None:
+                options[split] = files
                 continue
-            if "columns" in options:
-                raise InputError("columns cannot be combined with files and rows: use one kind")
             if not temporary.exists():
                 remove_leftovers(temporary.parent, name)
                 temporary.mkdir(parents=True)
-            path = rows_to_file(task, data, temporary / f"{split}.jsonl", columns)
+            path = rows_to_file(task, data, temporary / f"{split}.jsonl", column_of)
             if run is not None:
                 path = same_rows(path, out / DATA / path.name, split)
             options[split] = [str(path)]
-        yield options, temporary if run is None and temporary.exists() else None
+        with row_errors(temporary):
+            yield options, temporary if run is None and temporary.exists() else None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -295,17 +320,3 @@ def same_rows(path: Path, stored: Path, split: str) -> Path:
             "the data of the run"
         )
     return stored.absolute()
-
-
-def as_paths(data: Any, split: str) -> list[str] | None:
-    """The names of data files; None if `data` are rows in memory."""
-    if split == "valid" and isinstance(data, float):  # a share of the training data
-        return [f"{100 * data:g}%"]
-    if isinstance(data, str | os.PathLike):
-        return [os.fspath(data)]
-    if isinstance(data, list | tuple) and data:
-        paths = all(isinstance(item, os.PathLike) for item in data)
-        texts = all(isinstance(item, str | os.PathLike) for item in data)
-        if paths or (texts and (isinstance(data, tuple) or all(map(os.path.isfile, data)))):
-            return [os.fspath(item) for item in data]
-    return None

@@ -8,6 +8,8 @@ from typing import Any, Unpack, overload
 from regard.decoding.predictions import Prediction
 from regard.predictor.base import BaseModel
 from regard.predictor.inputs import (
+    check_evaluation_mode,
+    check_no_table,
     check_pair,
     check_text,
     is_pair,
@@ -210,6 +212,7 @@ class WritingMethods(BaseModel):
         """
         check_text(text, prefix)
         task = self.task if isinstance(self.task, Generate) else self.of(Translate)
+        check_evaluation_mode(self.transformer)
         own: dict[str, Any] = {}
         if isinstance(task, Translate):
             own = {"prefix": prefix, "split": split}
@@ -239,6 +242,7 @@ class WritingMethods(BaseModel):
         Raises:
             InputError: the model was not trained to translate, or a pair is not valid.
         """
+        check_no_table(pairs)
         single = is_pair(pairs)
         inputs: list[Any] = [pairs] if single else list(pairs)
         for pair in inputs:

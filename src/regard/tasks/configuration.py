@@ -7,6 +7,7 @@ of the task, which its class declares, and checks the options against it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,29 @@ STRUCTURE = ("style", "encoder_layers", "decoder_layers", "d_model", "d_ff")
 FINE_TUNING = 0.1  # factor of the default learning rate of a model to start from
 
 
+def by_section(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by section, from options of which some are flat ("training.steps")."""
+    sections = {key: value for key, value in values.items() if "." not in key}
+    for key, value in values.items():
+        section_name, dot, option = key.partition(".")
+        if dot:
+            sections[section_name] = {**sections.get(section_name, {}), option: value}
+    return sections
+
+
 def make_config(
-    name: str, preset: str | None, values: dict[str, Values], start: Config | None = None
+    name: str,
+    preset: str | None = None,
+    values: Mapping[str, Any] | None = None,
+    start: Config | None = None,
 ) -> Config:
     """The complete and checked configuration of a run.
 
     Args:
         name: the task.
         preset: the sizes of the model; None: those of `start`, or "base".
-        values: the user's options by section.
+        values: the user's options, by section ({"training": {"steps": 500}}) or flat
+            ({"training.steps": 500}).
         start: the configuration of the model to start from, which brings the vocabulary and,
             without a preset, the sizes.
 
@@ -53,7 +68,7 @@ def make_config(
     Raises:
         InputError: an option is unknown or not valid, or options cannot be combined.
     """
-    task, values = find_task(name), current_names(values)
+    task, values = find_task(name), current_names(by_section(values or {}))
     for key in values:
         if key not in SECTIONS:
             raise unknown_section("section", key, SECTIONS)

@@ -45,7 +45,9 @@ def register_metric(name: str, metric: MetricFunction, task: str = "translate") 
     if not find_task(task).has_metrics:
         able = ", ".join(known for known in task_names() if find_task(known).has_metrics)
         raise InputError(f"the task {task} does not use registered metrics; these do: {able}")
-    Registry("metric", "regard.register_metric", BUILT_IN).register(name, metric)  # checks both
+    Registry("metric", "regard.register_metric", ("predictions", "references"), BUILT_IN).register(
+        name, metric
+    )  # checks both
     _METRICS.setdefault(task, {})[name] = metric
     return metric
 

@@ -65,6 +65,11 @@ class RunPlan:
     def on_start(self, run: RunInfo) -> None:
         for message in self.messages:
             self.say(message)
+        training = self.config.training  # of the run, epochs are already steps
+        if training.epochs and training.warmup > run.steps and not run.step:
+            # The number of steps of an epoch is known only when the data has been prepared.
+            source = f"the steps of training.epochs={training.epochs:g}: "
+            self.warnings.append(warmup_warning(training.warmup, run.steps, source))
         for warning in self.warnings:
             warn_user(warning)
 
@@ -136,11 +141,7 @@ def setting_warnings(config: Config, changes: Values, start: Config | None) -> l
     """
     warnings, training = [], config.training
     if training.warmup > training.steps and not training.epochs:
-        warnings.append(
-            f"training.warmup={training.warmup} is more than training.steps={training.steps}, so "
-            "the learning rate never reaches its peak: set training.warmup to about "
-            f"{max(1, training.steps // 10)}"
-        )
+        warnings.append(warmup_warning(training.warmup, training.steps, "training.steps="))
     if training.patience and not config.data.valid:
         warnings.append(
             f"training.patience={training.patience} has no effect without validation data"
@@ -161,6 +162,17 @@ def setting_warnings(config: Config, changes: Values, start: Config | None) -> l
                     f"({str(before[key]).lower()}), whose weights were trained with that value"
                 )
     return warnings
+
+
+def warmup_warning(warmup: int, steps: int, before: str) -> str:
+    """The warning about a warm-up of more steps than the run has.
+
+    before: what the message shows before the number of steps
+    """
+    return (
+        f"training.warmup={warmup} is more than {before}{steps}, so the learning rate never reaches"
+        f" its peak: set training.warmup to about {max(1, steps // 10)}"
+    )
 
 
 def _vocabulary_size(config: Config) -> int:

@@ -80,7 +80,7 @@ def rows_to_file(
 
 
 def _records(data: Any, fields: Sequence[Field], columns: Columns) -> Iterator[Record]:
-    rows, rename = _rows(data)
+    rows, rename = _rows(data, fields)
     names: tuple[str, ...] = ()
     chosen: list[tuple[str, str]] = []
     for number, row in enumerate(rows, 1):
@@ -92,7 +92,8 @@ def _records(data: Any, fields: Sequence[Field], columns: Columns) -> Iterator[R
                 names = tuple(row)
                 if not all(isinstance(name, str) for name in names):
                     raise InputError(f"{where}: the names of the columns must be strings")
-                chosen = [*find_columns(names, fields, columns, where, nested=True).items()]
+                column_of = find_columns(names, fields, columns, where, nested=True, in_memory=True)
+                chosen = [*column_of.items()]
             values = {name: rename(c, column_value(row, c, where)) for name, c in chosen}
         else:
             if columns:
@@ -109,7 +110,7 @@ def _records(data: Any, fields: Sequence[Field], columns: Columns) -> Iterator[R
         yield Record("row ", number, plain)
 
 
-def _rows(data: Any) -> tuple[Iterable[Any], Rename]:
+def _rows(data: Any, fields: Sequence[Field]) -> tuple[Iterable[Any], Rename]:
     """The rows of an object, and how to name the values of its columns."""
     keep: Rename = lambda _, value: value  # noqa: E731
     if isinstance(data, str | bytes | os.PathLike):
@@ -131,9 +132,10 @@ def _rows(data: Any) -> tuple[Iterable[Any], Rename]:
     if names_of is not None:  # a Hugging Face Dataset
         return data, _class_names(getattr(data, "features", None) or {})
     if isinstance(data, Mapping):
+        example = ", ".join(f'"{field.name}": ...' for field in fields if field.required)
         raise InputError(
             "the data is an object with columns, not rows: give a list of rows, for example "
-            '[{"text": ..., "label": ...}]'
+            f"[{{{example}}}]"
         )
     if not isinstance(data, Iterable):
         raise InputError(f"the data is {kind_of(data)}, not rows")
@@ -172,6 +174,11 @@ def _by_position(row: Any, fields: Sequence[Field], where: str) -> dict[str, Any
     for field in fields:
         # A text is not an optional number: (a, b, score) or (a, b, negative).
         if rest and (field.required or field.number != isinstance(rest[0], str)):
+            if not field.required and not field.number and _is_number(rest[0]):
+                raise InputError(
+                    f'{where}: "{field.name}" is the text of a number ({rest[0]!r:.40}): give a '
+                    f'number, or a dict with "{field.name}" if it is a text'
+                )
             values[field.name] = rest.pop(0)
     if rest or len(row) < len(required):
         raise InputError(
@@ -179,6 +186,15 @@ def _by_position(row: Any, fields: Sequence[Field], where: str) -> dict[str, Any
             "other columns"
         )
     return values
+
+
+def _is_number(text: str) -> bool:
+    """Whether a string is the text of a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _plain(value: Any) -> Any:

@@ -74,6 +74,14 @@ class Evaluation:
     pieces: dict[int, int] = field(default_factory=dict)  # example -> pieces, if it was split
     cut: int = 0  # number of texts of which only the beginning was read
 
+    def __repr__(self) -> str:
+        scores = ", ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in self.scores.items()
+            if not isinstance(value, str)
+        )
+        return f"Evaluation({scores}, examples={self.count})"
+
 
 @dataclass(eq=False, repr=False)
 class Task(TaskCreation, CommandMethods):
@@ -99,6 +107,9 @@ class Task(TaskCreation, CommandMethods):
     decodes: ClassVar[bool] = False  # whether its command has the options of decoding
     continues: ClassVar[bool] = False  # whether its output continues the input
     has_metrics: ClassVar[bool] = False  # whether `evaluate` uses regard.register_metric
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(style={self.style!r}, {self.tokenizer.size:,} tokens)"
 
     # ---- configuration ------------------------------------------------------------------
 

@@ -315,6 +315,11 @@ def real_tokens(
     if not bool(real.any(1).all()):
         b = int((~real.any(1)).nonzero()[0])
         raise InputError(f"row {b} has no token: every sequence needs at least one token")
+    if padding is not None and bool((first := tokens[:, 0] == padding).any()):
+        raise InputError(
+            f"row {int(first.nonzero()[0])} begins with the padding id {padding}: padding names "
+            "padding on the right only; use mask for padding on the left"
+        )
     begins = real & ~torch.nn.functional.pad(real, (1, 0))[:, :-1]
     if bool((begins.sum(1) > 1).any()):
         b, t = begins.cumsum(1).eq(2).logical_and(begins).nonzero()[0].tolist()

@@ -95,8 +95,9 @@ def _pair(record: Record) -> Pair:
 
 def _classified(record: Record) -> Classified:
     label = record.values["label"]
-    if isinstance(label, int) and not isinstance(label, bool):
-        record.values["label"] = str(label)  # classes are often numbered
+    whole = isinstance(label, float) and label.is_integer()  # pandas: a column with a missing value
+    if whole or (isinstance(label, int) and not isinstance(label, bool)):
+        record.values["label"] = str(int(label))  # classes are often numbered
     text, label = record.text("text"), record.text("label")
     if not label.strip():
         raise record.error("the label is empty")

@@ -177,6 +177,10 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer:
 
 def as_tokenizers(tokenizer: Any) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of source and target from one object for both, or from a pair of them."""
+    if isinstance(tokenizer, type):
+        raise InputError(
+            f"tokenizer must be an object, not the class {tokenizer.__name__}: create an instance"
+        )
     if isinstance(tokenizer, tuple | list):
         if len(tokenizer) != 2:
             raise InputError(f"tokenizer must be one object or two, not {len(tokenizer)}")

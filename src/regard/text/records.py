@@ -8,6 +8,7 @@ a `Record`, whose methods check single values; every error names the place of th
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -155,6 +156,7 @@ def find_columns(
     columns: Columns,
     where: str,
     nested: bool = False,
+    in_memory: bool = False,
 ) -> dict[str, str]:
     """The column of each field.
 
@@ -164,6 +166,7 @@ def find_columns(
         columns: the user's mapping of field names to column names; it may be empty or incomplete.
         where: the place for error messages.
         nested: whether a column may be the key of an inner object (see `column_value`).
+        in_memory: whether the row is a Python object, so that messages show `columns` as a dict.
 
     Returns:
         field name -> column name; without an optional field that has no column.
@@ -187,7 +190,7 @@ def find_columns(
             if len(near) > 1:
                 raise InputError(
                     f'{where}: several columns can be "{field.name}": {", ".join(near)}; name the '
-                    f"column: columns {field.name}={near[0]}"
+                    f"column: {_columns_value({field.name: near[0]}, in_memory)}"
                 )
             column = near[0] if near else None
         if column is not None:
@@ -205,8 +208,9 @@ def find_columns(
                 )
             free = [name for name in names if name not in chosen.values()]
             free += ["NAME"] * len(missing)
-            named = ",".join(f"{name}={_short(free[i])}" for i, name in enumerate(missing))
-            message += f"; {listed(names)}: set the option columns, for example to {named}"
+            example = {name: _short(free[i]) for i, name in enumerate(missing)}
+            named = _columns_value(example, in_memory)
+            message += f"; {listed(names)}: name the missing ones, for example with {named}"
         raise InputError(message)
     return chosen
 
@@ -225,6 +229,13 @@ def _looks_like_data(name: str) -> bool:
     except ValueError:
         return len(name) > LONGEST_NAME or len(name.split()) > 4
     return True
+
+
+def _columns_value(columns: Columns, in_memory: bool) -> str:
+    """The value of `columns` for a message: `columns label=NAME`, or a dict for Python."""
+    if in_memory:
+        return f"columns={json.dumps(columns, ensure_ascii=False)}"
+    return f"columns {','.join(f'{name}={column}' for name, column in columns.items())}"
 
 
 def listed(names: Sequence[str]) -> str:

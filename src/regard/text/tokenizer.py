@@ -27,6 +27,7 @@ from tokenizers.trainers import BpeTrainer
 from regard.console import progress
 from regard.errors import InputError, unknown
 from regard.files import read_json, write_file
+from regard.text.arguments import check_ids, check_lines, check_string
 from regard.text.pieces import in_chunks, pieces
 
 SPECIALS = ("<unk>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>")
@@ -158,8 +159,9 @@ class Tokenizer:
             The token ids, without special tokens.
 
         Raises:
-            InputError: the text has a lone surrogate, which is not a character.
+            InputError: the text is not a string, or it has a lone surrogate.
         """
+        check_string(text)
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -233,8 +235,9 @@ class Tokenizer:
             U+FFFD.
 
         Raises:
-            InputError: an id is outside the vocabulary.
+            InputError: an id is outside the vocabulary, or `ids` is a string.
         """
+        check_ids(ids)
         return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
@@ -417,7 +420,7 @@ def _learn_characters(lines: Iterable[str], size: int) -> list[str]:
 def _some(lines: Iterable[str]) -> Iterator[str]:
     """The lines; raises an InputError if all of them are empty."""
     empty = True
-    for line in lines:
+    for line in check_lines(lines):
         empty = empty and not line
         yield line
     if empty:

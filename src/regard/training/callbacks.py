@@ -103,6 +103,11 @@ class Callbacks:
         self.functions: dict[str, list[Callable[[Any], Any]]] = {name: [] for name in METHODS}
         self.stop = False  # whether a callback returned True
         self.error: Exception | None = None  # that a callback raised
+        if not isinstance(objects, Iterable) or isinstance(objects, str | type):
+            raise InputError(
+                f"callbacks must be a list of callbacks, for example [callback], "
+                f"not {objects!r:.60}; pass a function as on_step or on_validation"
+            )
         for callback in objects:
             methods = {name: getattr(callback, name, None) for name in METHODS}
             if isinstance(callback, type) or not any(map(callable, methods.values())):

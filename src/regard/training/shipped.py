@@ -38,6 +38,12 @@ def contents() -> list[str]:
 def folder_of(model: str | os.PathLike[str]) -> Path:
     """The folder of a model, which is given as a path or as the name of a model in the box."""
     if not is_boxed(model):
+        name = os.fspath(model).lower().removeprefix(PREFIX)
+        if not Path(model).exists() and name in contents():
+            raise InputError(
+                f'{os.fspath(model)} is not a model: there is no such folder; "{boxed(name)}" is '
+                "the model in the box"
+            )
         return Path(model)
     task = os.fspath(model).removeprefix(PREFIX)
     known = contents()

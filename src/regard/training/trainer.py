@@ -348,7 +348,8 @@ class Trainer:
                 self.progress.say(f"  {sample}")
             self._call("on_validation", lambda: ValidationInfo(
                 self.state.step, result["loss"], score, self.state.best_step == self.state.step,
-                scores, tuple(result["samples"]),
+                {name: v for name, v in scores.items() if not isinstance(v, str)},
+                tuple(result["samples"]),
             ))  # fmt: skip
         self.state.waited = self.processes.agree(self.state.waited)  # so that all stop together
         self.progress.pause()

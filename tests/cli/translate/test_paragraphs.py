@@ -123,4 +123,4 @@ def test_a_long_sentence_of_a_paragraph_is_translated_in_pieces(translator, long
 def test_an_evaluation_does_not_split(translator):
     examples = [Pair(1, SHORT, "x"), Pair(2, SENTENCES[0], "x")]
     expected = translator.translate([SHORT, SENTENCES[0]], split=False)
-    assert translator.evaluate(examples).answers == expected
+    assert translator.evaluate_examples(examples).answers == expected

@@ -131,7 +131,7 @@ def evaluate_all(
         for i, result in enumerate(results):
             for run in result.runs:
                 model = load(run, device, "float32")
-                own = model.evaluate(examples, **training.GREEDY)
+                own = model.evaluate_examples(examples, **training.GREEDY)
                 if test:
                     result.tests.append(float(own.scores[result.metric]))
                 if one_seed:

@@ -143,7 +143,7 @@ def parameters(model: ModelConfig) -> int:
 
 def evaluate(style: StyleResult, model: Model, examples: list[Any], with_intervals: bool) -> None:
     """Add the metrics on the test data with greedy search, and their 95% intervals."""
-    evaluation = model.evaluate(examples, **GREEDY)
+    evaluation = model.evaluate_examples(examples, **GREEDY)
     scores = dict(evaluation.scores)
     if evaluation.answers:
         exact = np.array(list(map(str.__eq__, evaluation.answers, evaluation.references)))
