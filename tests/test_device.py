@@ -43,7 +43,7 @@ def test_a_missing_device_is_refused_in_one_sentence(monkeypatch, model):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for name in ("cuda", "cuda:1"):
         for use in (device.choose_device, model().to, lambda d: regard.load(FOLDER, device=d)):
-            with pytest.raises(InputError, match="no CUDA device here; use cpu or auto"):
+            with pytest.raises(InputError, match="no CUDA GPU; use cpu or auto"):
                 use(name)
     with pytest.raises(InputError, match="choose auto, cpu, cuda"):
         regard.load(FOLDER, device="gpu")

@@ -107,13 +107,13 @@ def folder(tmp_path_factory):
 
 @contextmanager
 def no_compiler(patch, cache):
-    for known in (native.opened, native.missing):
+    for known in (native.opened, native.report_missing):
         known.cache_clear()
     patch.setenv("REGARD_CACHE", str(cache))
     patch.delenv("REGARD_NATIVE", raising=False)
     patch.setattr(native.shutil, "which", lambda _: None)
     yield
-    for known in (native.opened, native.missing):
+    for known in (native.opened, native.report_missing):
         known.cache_clear()
 
 

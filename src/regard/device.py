@@ -41,19 +41,20 @@ def choose_device(name: str | torch.device, rank: int | None = None) -> torch.de
             f"device={name} is one GPU, but each of several processes needs its own: use cuda"
         )
     device = torch.device(kind, int(index or rank or 0)) if kind == "cuda" else torch.device(kind)
-    check_device(device)
+    check_device(device, text)
     return device
 
 
-def check_device(device: torch.device) -> None:
-    """Raise InputError if this computer does not have the device."""
+def check_device(device: torch.device, name: str = "") -> None:
+    """Raise InputError if this computer does not have the device; the message has its `name`."""
+    name = name or str(device)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if not count:
-            raise InputError(f"device={device}: there is no CUDA device here; use cpu or auto")
+            raise InputError(f"device={name}: this computer has no CUDA GPU; use cpu or auto")
         if (device.index or 0) >= count:
             last = f"the last GPU here is cuda:{count - 1}"
-            raise InputError(f"device={device}: there is no such device; {last}")
+            raise InputError(f"device={name}: there is no such device; {last}")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise InputError("device=mps: PyTorch finds no Apple GPU here; use cpu or auto")
 

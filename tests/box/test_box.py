@@ -57,7 +57,7 @@ def test_no_verb_writes_into_the_box(stand_in, call):
 def test_answer_without_a_model_asks_the_user_to_train_one(stand_in, call):
     code, out, err = call("answer", "Who slept?", "--context", "The dog slept.")
     assert (code, out) == (2, "")
-    assert "there is no model in the box to answer: train one and name its folder" in err
+    assert "-m is required: no model for the task answer comes with the package" in err
     assert err.count("\n") == 1
 
 
@@ -65,7 +65,7 @@ def test_missing_model_in_the_box_gives_the_same_message(tmp_path, monkeypatch, 
     monkeypatch.setattr("regard.training.shipped.FOLDER", tmp_path)
     code, _, err = call("fill", "A <mask>.")
     assert code == 2
-    assert "there is no model in the box to fill" in err
+    assert "-m is required: no model for the task fill" in err
     code, out, _ = call("info")
     assert (code, out) == (0, "there is no model in the box\n")
 
@@ -81,7 +81,7 @@ def test_incomplete_model_is_not_in_the_box(filled, tmp_path, monkeypatch, call,
     assert "box:embed" in out
     code, _, err = call("fill", "A <mask>.")
     assert code == 2
-    assert "there is no model in the box to fill" in err
+    assert "-m is required: no model for the task fill" in err
 
 
 def test_unknown_name_in_the_box_is_refused_with_a_suggestion(stand_in, call):
@@ -122,11 +122,11 @@ def test_info_lists_the_box_with_sizes_and_scores(stand_in, call):
 def test_evaluate_uses_the_translator_or_the_named_model(stand_in, tmp_path, call):
     (tmp_path / "a.en").write_text("The dog slept.\n" * 3)
     (tmp_path / "a.tsv").write_text("good\tThe dog slept.\nbad\tNo.\n")
-    code, out, err = call("evaluate", "--data", "a.en", "a.en", "--samples", 5, "--json")
+    code, out, err = call("evaluate", "--data", "a.en", "a.en", "--samples", 100, "--json")
     assert code == 0, err
     assert json.loads(out)["task"] == "translate"
     code, out, err = call("evaluate", "-m", "box:classify", "--data", "a.tsv", "--against",
-                          "box:classify", "--samples", 5, "--json")  # fmt: skip
+                          "box:classify", "--samples", 100, "--json")  # fmt: skip
     assert code == 0, err
     assert json.loads(out)["task"] == "classify"
 

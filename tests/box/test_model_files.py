@@ -208,7 +208,7 @@ def test_configuration_is_unchanged_after_writing_and_reading(tmp_path):
     ("info --set model.d_model=1000000", "a model with 72,086,296,024,576 parameters is too large"),
     ("info --set model.positions=rotary --set model.mixer=dilated --set model.encoder_layers=900",
      "model.kernel=3 and model.encoder_layers=900 cannot be combined"),
-    (f"info --set model.heads={'9' * 5000}", "model.heads must be int, not inf"),
+    (f"info --set model.heads={'9' * 5000}", "model.heads must be an integer, not inf"),
     (f"TRAIN --set data.vocabulary_size={10**12}", "data.vocabulary_size must be at most 1,000,000"),
     (f"TRAIN --seed {2**64}", "--seed must be at most 9,223,372,036,854,775,807"),
     (f"TRAIN --set training.warmup=1{'0' * 400}", "training.warmup must be at most 1,000,000,000, not 1"),

@@ -91,7 +91,7 @@ def test_every_verb_accepts_a_packed_model(small, tmp_path, call):
     data = [tmp_path / "data.en", tmp_path / "data.de"]
     for path in data:
         path.write_text("The dog slept.\nThe old man saw it.\n" * 8, encoding="utf-8")
-    code, out, err = call("evaluate", "-m", small, "--data", *data, "--samples", 10, "--json")
+    code, out, err = call("evaluate", "-m", small, "--data", *data, "--samples", 100, "--json")
     assert code == 0, err
     assert json.loads(out)["examples"] == 16
     code, out, err = call("view", "attention", "The dog slept.", "-m", small, "--out",

@@ -205,4 +205,7 @@ def test_debug_works_before_and_after_the_verb():
         _, err, code = command.regard(*words)
         assert code == 2
         assert "Traceback" in err
-        assert err.splitlines()[-1] == "regard: nowhere is not a model: it has no config.yaml"
+        assert (
+            err.splitlines()[-1]
+            == "regard: nowhere: no such folder (expected a model folder or box:NAME)"
+        )

@@ -79,6 +79,9 @@ def run_command(words, monkeypatch):
         short = ["--set=training.steps=3"]
     elif words[0] == "train" and "--resume" not in words:
         short = SHORT if "--from" in words else [*SHORT, SMALL]
+    for option in ("--steps", "--epochs", "--batch-tokens"):  # they would contradict --set
+        if short and option in words:
+            del words[words.index(option) : words.index(option) + 2]
     with ExitStack() as stack, monkeypatch.context() as patch, torch.enable_grad():
         patch.setattr("sys.stdin", stack.enter_context(Path(source).open()))
         _, err, code = command.regard(*words, *short)

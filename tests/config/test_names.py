@@ -90,7 +90,7 @@ LINES = {
     "train --out x --hidden-size 64": "did you mean --set model.d_model=...?",
     "train --out x --src a": "did you mean --train?",
     "classify hi --num-beams 4": "unknown option '--num-beams'; see: regard classify --help",
-    "classify hi --device gpu": "'gpu' is not auto, cpu, cuda, cuda:INDEX or mps",
+    "classify hi --device gpu": "--device must be auto, cpu, cuda, cuda:INDEX or mps, not 'gpu'",
     "view walk a b": "unexpected argument 'b': a text of several words needs quotation marks",
 }
 

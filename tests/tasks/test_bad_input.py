@@ -54,7 +54,9 @@ def test_invalid_or_duplicate_declared_labels_are_reported(training_error, write
 
 def test_single_class_is_reported(training_error, write):
     rows = write("rows.tsv", "en\tThe dog slept.", "en\tThe cat slept.")
-    message = f"{rows}: only one class, 'en': a classifier needs at least two"
+    message = (
+        f"{rows}: only one class, 'en', in 2 training examples: a classifier needs at least two"
+    )
     assert training_error("classify", train=[rows], valid=[rows]) == message
 
 

@@ -81,8 +81,8 @@ def test_unknown_style_gets_suggestion(error_message, data, tmp_path):
         ("data.duplicates=forget", "unknown data.duplicates 'forget'"),
         ("data.documents=page", "unknown data.documents 'page'"),
         ("data.share=0", "data.share must be above 0, not 0.0"),
-        ("data.whole_words=3", "data.whole_words must be bool, not 3"),
-        ("training.balance=yes", "training.balance must be bool, not 'yes'"),
+        ("data.whole_words=3", "data.whole_words must be true or false, not 3"),
+        ("training.balance=yes", "training.balance must be true or false, not 'yes'"),
         ("training.similarity_scale=-1", "training.similarity_scale must be above 0, not -1.0"),
         ("training.similarity_scale=0", "training.similarity_scale must be above 0, not 0.0"),
         (
@@ -182,5 +182,5 @@ def test_training_does_not_overwrite_existing_run(call, trained, data, small_opt
         *small_options("fill"),
     )
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{folder} is already a run" in err
+    assert f"{folder} already contains a run" in err
     assert {path: path.stat().st_mtime_ns for path in Path(folder).rglob("*")} == before

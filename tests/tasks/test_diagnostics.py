@@ -54,7 +54,9 @@ def test_classes_with_one_example_are_counted_and_named():
 def test_swapped_columns_cause_one_warning():
     [warning] = statistics([(text, label) for label, text in ordinary_rows()]).warnings()
     assert warning.startswith("40 classes in only 40 training examples")
-    assert warning.endswith("the columns of label and text are probably swapped")
+    assert warning.endswith(
+        "the label and text columns are probably swapped (a line is label<TAB>text)"
+    )
     rows = [(TEXTS[i % 12], "good" if i % 2 else "bad") for i in range(40)]
     [warning] = statistics(rows).warnings()
     assert "the labels are longer and more varied than the texts" in warning
@@ -62,7 +64,9 @@ def test_swapped_columns_cause_one_warning():
 
 def test_ids_as_labels_cause_one_warning():
     [warning] = statistics([(str(i), text) for i, text in enumerate(TEXTS)]).warnings()
-    assert warning == "40 classes in only 40 training examples"
+    assert warning == (
+        "40 classes in only 40 training examples: nearly every example has its own label"
+    )
 
 
 def test_table_has_at_most_20_rows_and_a_sum():

@@ -248,7 +248,9 @@ def test_sentence_is_nearest_to_itself_despite_rounding(loaded, tmp_path, call):
     texts = [f"The dog number {i} saw the house {i * i}." for i in range(40)]
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps({"a": text, "b": text}) + "\n" for text in texts))
-    code, out, err = call("evaluate", "-m", model.folder, "--data", file, "--json", "--samples", 50)
+    code, out, err = call(
+        "evaluate", "-m", model.folder, "--data", file, "--json", "--samples", 100
+    )
     assert (code, err) == (0, "")
     record = json.loads(out)
     assert (record["nearest"], record["reciprocal_rank"], record["examples"]) == (1, 1, 40)

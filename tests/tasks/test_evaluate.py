@@ -207,7 +207,7 @@ def test_truncated_texts_are_counted_in_one_warning(name, trained, call, tmp_pat
     }[name]
     file = tmp_path / "rows"
     file.write_text(rows)
-    code, _, err = call("evaluate", "-m", trained(name), "--data", file, "--samples", 10)
+    code, _, err = call("evaluate", "-m", trained(name), "--data", file, "--samples", 100)
     number = {"classify": "1 text is", "embed": "2 texts are"}[name]
     limit = "longer than the 64 tokens that the model was trained on: only the beginning is read"
     assert (code, err) == (0, f"regard: {file}: {number} {limit}\n")

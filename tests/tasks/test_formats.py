@@ -92,7 +92,7 @@ def test_wrong_columns_are_refused(reviews, tmp_path, call):
     assert code == 2
     assert err.endswith(
         'reviews.csv:1: no "label" (expected {"text", "label"}); the columns are id, review, stars: '
-        "name the missing ones with columns label=NAME\n"
+        "name the missing ones, for example with columns label=id\n"
     )
     code, _, err = call(*options, "--columns", "lable=stars")
     assert (code, err) == (2, "regard: unknown field in columns 'lable'; did you mean 'label'?\n")
@@ -203,7 +203,7 @@ def test_a_run_with_held_out_data_resumes_exactly(reviews, tmp_path, call):
     assert json.loads(out)["accuracy"] == json.loads(metrics[-1])["accuracy"]
     code, _, err = call("evaluate", "-m", tmp_path / "whole", "--data", "5%")
     assert code == 2
-    assert err.startswith("regard: 5% is not the part of the training data that was held out")
+    assert err.startswith("regard: 5%: the model was not trained with data.valid=5%")
 
 
 def test_evaluation_reads_all_examples_of_the_training_files(data, bpe):

@@ -161,7 +161,9 @@ def test_perplexity_matches_a_direct_computation_by_window(vocabulary, loaded, t
     file = data["generate"][1][0]
     texts = [text for _, text in read_documents(file)]
     total, tokens = direct_sum(model, texts, 64)
-    code, out, err = call("evaluate", "-m", model.folder, "--data", file, "--json", "--samples", 50)
+    code, out, err = call(
+        "evaluate", "-m", model.folder, "--data", file, "--json", "--samples", 100
+    )
     assert (code, err) == (0, "")
     output = json.loads(out)
     assert output["loss"] == pytest.approx(-total / tokens, abs=2e-4)

@@ -111,7 +111,7 @@ def test_options_that_contradict_the_start_model_cause_a_warning(files):
     start = make_config("translate", "tiny", {})
     assert plan(files, None, start).warnings == []
     assert plan(files, "base", start).warnings == [
-        "the preset base is ignored: the model to start from brings its sizes"
+        "the preset base has no effect: the sizes are those of the model to start from"
     ]
     assert plan(files, "base", start).config.model.d_model == 128
     [warning] = plan(files, None, start, model={"norm_first": False}).warnings

@@ -127,7 +127,7 @@ def test_squad_answers_are_written_unchanged(written, tmp_path):
         ("classify", [("a", "b", "c")], "row 1: 3 values, but a row has 2 (text, label): use a dict for other columns"),
         ("classify", ["a"], "row 1: a string, but a row has 2 values (text, label)"),
         ("classify", [7], "row 1: expected a dict or a tuple (text, label), not a number"),
-        ("classify", [{"text": "a", "stars": 1}], 'row 1: no "label" (expected {"text", "label"}); the columns are text, stars: name the missing ones with columns={"label": "NAME"}'),
+        ("classify", [{"text": "a", "stars": 1}], 'row 1: no "label" (expected {"text", "label"}); the columns are text, stars: name the missing ones, for example with columns={"label": "stars"}'),
         ("embed", [("a", "b", "c", 5)], "row 1: 4 values, but a row has 2 (a, b): use a dict for other columns"),
         ("classify", [], "the data is empty: it has no rows"),
         ("classify", 5, "the data is a number, not rows"),

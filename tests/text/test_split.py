@@ -54,7 +54,7 @@ def test_part_applies_only_to_the_training_files():
     assert part_of([Path("5%")], data) == Part([a, b], 0.05, True)
     assert part_of([a], data) is None
     assert part_of([a, b], DataConfig(train=["a", "b"], valid=["c"])) is None
-    with pytest.raises(InputError, match="10% is not the part of the training data that was held"):
+    with pytest.raises(InputError, match="10%: the model was not trained with data.valid=10%"):
         part_of([Path("10%")], data)
 
 
@@ -77,11 +77,11 @@ def test_validation_data_is_files_or_a_percentage(value, names, share):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("0%", "data.valid must be above 0% and below 100%, not 0%"),
-        ("100%", "data.valid must be above 0% and below 100%, not 100%"),
-        (1.0, "data.valid must be above 0% and below 100%, not 100%"),
+        ("0%", "data.valid must be files or a percentage above 0% and below 100%, not 0%"),
+        ("100%", "data.valid must be files or a percentage above 0% and below 100%, not 100%"),
+        (1.0, "data.valid must be files or a percentage above 0% and below 100%, not 100%"),
         (["5%", "file"], "data.valid must be files or one percentage, not both"),
-        (5, "data.valid must be list, not 5"),
+        (5, "data.valid must be a list, not 5"),
     ],
 )
 def test_invalid_percentage_is_refused(value, message):

@@ -99,11 +99,11 @@ def test_csv_written_by_the_csv_module_is_read_unchanged(file):
         ('text,label\n"open,a\n', "2: not valid CSV (unexpected end of data)"),
         (
             "review,stars\ngood,1\n",
-            '1: no "label" (expected {"text", "label"}); the columns are review, stars: name the missing ones with columns label=NAME',
+            '1: no "label" (expected {"text", "label"}); the columns are review, stars: name the missing ones, for example with columns label=stars',
         ),
         (
             "good film,1\n",
-            '1: no "text" (expected {"text", "label"}); the columns are good film, 1: name the missing ones with columns text=NAME,label=NAME',
+            "1: the first line must name the columns, but it is 'good film', '1': insert a header line, such as text,label",
         ),
         (
             "sentence,content,label\na,b,c\n",

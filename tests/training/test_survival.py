@@ -500,7 +500,7 @@ def test_missing_model_card_is_written_again(configure, tmp_path):
 def test_resume_refuses_changed_options_and_data(configure, tmp_path):
     config = configure(training={"steps": 5})
     train(config, tmp_path / "run", quiet=True)
-    with pytest.raises(InputError, match="is already a run: resume it"):
+    with pytest.raises(InputError, match="already contains a run: continue it with"):
         train(config, tmp_path / "run", quiet=True)
     with pytest.raises(InputError, match=r"training.clip is 1.0 in the run at .* but 2.0 here"):
         train(configure(training={"clip": 2.0}), tmp_path / "run", resume=True, quiet=True)

@@ -80,7 +80,7 @@ def test_every_verb_accepts_an_interrupted_run(interrupted, corpus, tmp_path, ca
     valid = corpus[1]
     for words in (
         ["translate", "-m", interrupted, "The cat slept."],
-        ["evaluate", "-m", interrupted, "--data", *valid, "--samples", 5, "--quiet"],
+        ["evaluate", "-m", interrupted, "--data", *valid, "--samples", 100, "--quiet"],
         ["view", "attention", "-m", interrupted, "The cat.", "--out", tmp_path / "a.svg"],
         ["pack", interrupted, "--out", tmp_path / "packed"],
     ):

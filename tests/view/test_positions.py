@@ -132,7 +132,7 @@ def test_error_for_a_model_without_positions_lists_its_views(folder):
         (["--base", "nan"], "--base must be finite, not nan"),
         (["--length", 10**6], "--length 1000000 of 512 features is too large for a picture: use at most 65536 positions"),
         (["--out", "a.pdf"], "--out a.pdf: write NAME.png or NAME.svg (both files are written)"),
-        (["-m", "nowhere"], "nowhere is not a model: it has no config.yaml"),
+        (["-m", "nowhere"], "nowhere: no such folder (expected a model folder or box:NAME)"),
         (["-m", "nowhere", "--base", 5], "-m and --base cannot be combined: a model has its own"),
         (["-m", "nowhere", "--d-model", 4], "-m and --d-model cannot be combined: a model has its own"),
     ],

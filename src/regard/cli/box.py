@@ -13,6 +13,7 @@ from regard.config.settings import section_settings
 from regard.console import as_json, make_console, visible_line, warn
 from regard.errors import InputError
 from regard.tasks.registry import find_task, task_names
+from regard.training.names import WEIGHTS
 from regard.training.shipped import boxed, contents, folder_of
 
 
@@ -50,6 +51,7 @@ def info(options: argparse.Namespace) -> int:
         values |= section_settings(options.assignments, "model")
         config = ModelConfig.preset(preset, **values)
     else:
+        from regard.training.checkpoint import Checkpoints
         from regard.training.model_folder import read_config
 
         if options.accept_changes:
@@ -57,7 +59,11 @@ def info(options: argparse.Namespace) -> int:
 
             names = ", ".join(accept_changes(options.model))
             warn(f"{options.model} now accepts {names} as they are")
-        whole = read_config(folder_of(options.model))
+        whole = read_config(folder := folder_of(options.model))
+        if not (folder / WEIGHTS).is_file():
+            step = max(Checkpoints(folder).steps(), default=0)
+            steps = f"step {step:,} of {whole.training.steps:,}"
+            warn(f"{options.model} has not finished training ({steps})")
         find_task(whole.task)  # refuses an unknown task
         config = whole.model
     from regard.training.model_folder import final_scores

@@ -10,11 +10,14 @@ from regard.cli import options as shared
 from regard.console import as_json, make_console, progress, warn
 from regard.errors import InputError
 from regard.tasks.task import cut_note, too_long
+from regard.training.shipped import boxed
 
 if TYPE_CHECKING:
     from regard.tasks.evaluation import EvaluationReport
 
 SIGNIFICANT = 0.05  # a difference with a smaller p is significant
+DEFAULT_TASK = "translate"  # the model in the box for it is evaluated by default
+FEW_SAMPLES = 100  # fewer samples are too few for the ends of a 95% interval
 WIDE = 160  # columns of a table that is written to a file: one line for each metric
 LARGEST_CONFUSION = 12  # classes; a larger table does not fit a screen
 
@@ -37,12 +40,15 @@ def evaluate_options(verb: argparse.ArgumentParser) -> None:
         help="number of bootstrap samples for confidence intervals (default: 1000)",
     )  # fmt: skip
     shared.decoding_options(verb)
-    shared.model_to_use(verb, "translate")
+    shared.model_to_use(verb, DEFAULT_TASK)
+    verb.set_defaults(model=None)
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate a model on test data, with confidence intervals, or compare two models."""
     decoding = shared.chosen_decoding(options)
+    default = options.model is None
+    options.model = Path(boxed(DEFAULT_TASK)) if default else options.model
     from regard.device import keep_freed_memory
     from regard.predictor.loading import load
     from regard.tasks.evaluation import read_examples, report_on
@@ -51,6 +57,10 @@ def evaluate(options: argparse.Namespace) -> int:
     files = [Path(file) for file in options.data]
     model = load(options.model, options.device, options.dtype)
     task, other, theirs = model.task, None, None
+    if decoding and not task.decodes:
+        names = " and ".join(shared.option_of("decoding", key) for key in decoding)
+        have = "have" if len(decoding) > 1 else "has"
+        warn(f"{names} {have} no effect on the task {task.name}, which does not decode")
     if options.against is not None:
         other = load(options.against, options.device, options.dtype)
         if other.task.name != task.name:
@@ -61,6 +71,10 @@ def evaluate(options: argparse.Namespace) -> int:
         task.check_comparable(other.task)
     examples = read_examples(task, files, model.config, options.columns)
     files = task.data_files(files, model.config)
+    if default:
+        warn(f"no model is selected with -m: evaluating {options.model}")
+    if options.samples < FEW_SAMPLES:
+        warn(f"--samples {options.samples} is too few for intervals: use at least {FEW_SAMPLES}")
     with progress("evaluating", None, options.quiet):
         ours = model.evaluate_examples(examples, **decoding)
         for i, count in ours.pieces.items():

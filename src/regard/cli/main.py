@@ -42,17 +42,25 @@ from regard.errors import InputError, RegardWarning, TrainingFailed
 from regard.files import CHOSEN, FULL
 from regard.tasks.registry import find_task, task_names
 
+# Options of other programs for files that regard reads from standard input or writes to output.
+FILE_FLAGS = {
+    "-i", "-o", "-f", "--input", "--input-file", "--in", "--file", "--output", "--output-file",
+    "--out", "--src", "--source",
+}  # fmt: skip
 Command = Callable[[argparse.Namespace], int]  # returns the exit code
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors and suggestions. main() prints them like all other errors."""
 
+    words: Sequence[str] = ()  # the arguments that are being parsed
+
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stdout).write(message)  # argparse's own method ignores a full disk
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Report unknown options here: the parser of a verb knows the verb's options."""
+        self.words = list(sys.argv[1:] if args is None else args)
         options, rest = super().parse_known_args(args, namespace)
         if flags := [word for word in rest if word.startswith("-") and len(word) > 1]:
             raise self.unknown_option(flags[0].partition("=")[0])
@@ -69,6 +77,9 @@ class Parser(argparse.ArgumentParser):
         near = get_close_matches(flag, flags, n=1, cutoff=0.8)
         if near:
             return InputError(f"{message}; did you mean {near[0]}?")
+        positional = {action.dest: action.metavar for action in self._get_positional_actions()}
+        if flag in ("-m", "--model") and "model" in positional:
+            return InputError(f"{message}; write: {self.prog} {positional['model']}")
         options = equivalents(flag)
         settable = str(flags["--set"].metavar) if "--set" in flags else ""
         for option in options:
@@ -78,7 +89,10 @@ class Parser(argparse.ArgumentParser):
                 return InputError(f"{message}; {suggestion(option, known)}")
             if dot and settable.startswith((section, "section")):
                 return InputError(f"{message}; {suggestion(option, f'--set {option}=...')}")
-        near = [] if options else get_close_matches(flag, flags, n=1, cutoff=0.6)
+        if flag in FILE_FLAGS and "texts" in positional:
+            return InputError(f"{message}; read a file with: {self.prog} < INPUT > OUTPUT")
+        others = [name for name in flags if name not in ("-h", "--help")]
+        near = [] if options else get_close_matches(flag, others, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else f"see: {self.prog} --help"
         return InputError(f"{message}; {hint}")
 
@@ -98,10 +112,9 @@ class Parser(argparse.ArgumentParser):
         """The error for an unknown verb, view or measurement."""
         known = list(action.choices or ())
         message = f"unknown {str(action.metavar).lower()} {shortened(name)!r}"
-        near = get_close_matches(name, known, n=1, cutoff=0.7)
-        if not near and action.metavar == "VERB" and name.lower() in VERBS:
+        if action.metavar == "VERB" and name.lower() in VERBS:
             return InputError(f"{message}; {VERBS[name.lower()]}")
-        near = near or get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        near = get_close_matches(name.lower(), known, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
         return InputError(f"{message}; {hint} (see: {self.prog} --help)")
 
@@ -109,6 +122,16 @@ class Parser(argparse.ArgumentParser):
         # A message of options.py ("argument -m/--model: must be ...") needs no hint at --help.
         if bound := re.fullmatch(r"argument (?:-\w/)?(\S+): (must .*)", message, re.DOTALL):
             raise InputError(f"{bound[1]} {bound[2]}")
+        if value := re.fullmatch(r"argument (?:-\w/)?(\S+): expected .*one argument", message):
+            raise InputError(f"{value[1]} needs a value (see: {self.prog} --help)")
+        if message.startswith("the following arguments are required"):
+            for word in self.words:
+                flag = word.partition("=")[0]
+                known = any(name.startswith(flag) for name in self._option_string_actions)
+                if word == "--":
+                    break
+                if flag.startswith("--") and not known:
+                    raise self.unknown_option(flag)
         raise InputError(f"{message} (see: {self.prog} --help)")
 
 

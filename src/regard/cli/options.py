@@ -7,6 +7,7 @@ one line: `--samples must be at least 1, not 0`.
 from __future__ import annotations
 
 import math
+import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import fields
@@ -19,7 +20,7 @@ from regard.config.settings import section_settings
 from regard.errors import InputError
 from regard.tasks.registry import find_task, task_names
 from regard.tasks.task import Option
-from regard.training.shipped import boxed
+from regard.training.shipped import boxed, contents
 
 Number = TypeVar("Number", int, float)
 
@@ -29,6 +30,13 @@ MOST_STEPS = 10**9
 MOST_SECONDS = 10.0**6
 MOST_LENGTH = 10**7  # tokens of a sequence; memory is checked later, with the other sizes
 MOST_WIDTH = 10**6  # features, keys of a window or of a kernel
+# Configuration options that have an option of their own in `regard train`, by section.
+OWN_OPTIONS = {
+    "data": ("train", "valid", "columns"),
+    "model": ("style",),
+    "training": ("steps", "epochs", "learning_rate", "batch_tokens", "seed", "dtype"),
+    "decoding": tuple(field.name for field in fields(DecodingConfig)),
+}
 
 
 def bounded(
@@ -46,13 +54,9 @@ def bounded(
     Returns:
         A function that converts a string, or raises ArgumentTypeError.
     """
-    name = "an integer" if kind is int else "a number"
 
     def parse(text: str) -> Number:
-        try:
-            value = kind(text)
-        except ValueError:  # also: an integer with thousands of digits
-            raise ArgumentTypeError(f"must be {name}, not {shortened(text)!r}") from None
+        value = number(kind)(text)
         if isinstance(value, float) and not math.isfinite(value):
             raise ArgumentTypeError(f"must be finite, not {value}")
         printed = f"{value:g}" if kind is float else shortened(str(value))
@@ -66,6 +70,20 @@ def bounded(
         return value
 
     parse.__name__ = kind.__name__  # argparse uses it in its own messages
+    return parse
+
+
+def number(kind: type[Number]) -> Callable[[str], Number]:
+    """An argparse type: any number, which the configuration checks later."""
+    name = "an integer" if kind is int else "a number"
+
+    def parse(text: str) -> Number:
+        try:
+            return kind(text)
+        except ValueError:  # also: an integer with thousands of digits
+            raise ArgumentTypeError(f"must be {name}, not {shortened(text)!r}") from None
+
+    parse.__name__ = kind.__name__
     return parse
 
 
@@ -88,8 +106,24 @@ def file_path(text: str) -> Path:
     return Path(file_name(text))
 
 
+def valid_name(text: str) -> str:
+    """An argparse type: the name of a file, or a percentage of the training data."""
+    name = file_name(text)
+    number = re.fullmatch(r"(\d*\.)?\d+", name)
+    if number and not Path(name).exists() and 0 < (value := float(name)) < 100:
+        share = 100 * value if value < 1 else value
+        raise ArgumentTypeError(
+            f"must be files or a percentage of the training data, not {shortened(name)!r}; did you "
+            f"mean {share:g}%?"
+        )
+    return name
+
+
 def columns(text: str) -> dict[str, str]:
     """An argparse type: `text=review,label=stars`."""
+    names = [item.partition("=")[0].strip() for item in text.split(",")]
+    if len(set(names)) < len(names):
+        raise ArgumentTypeError(f"must name each field once, not {shortened(text)!r}")
     try:
         return dict(as_columns(text))
     except InputError:
@@ -107,7 +141,10 @@ def device_name(text: str) -> str:
     """An argparse type: the name of a device, which is checked again when it is used."""
     kind, colon, index = text.partition(":")
     if kind not in ("auto", "cpu", "cuda", "mps") or (colon and not index.isdecimal()):
-        raise ArgumentTypeError(f"{text!r} is not auto, cpu, cuda, cuda:INDEX or mps")
+        gpu = "; did you mean cuda?" if kind.lower() in ("gpu", "nvidia", "cuda") else ""
+        raise ArgumentTypeError(
+            f"must be auto, cpu, cuda, cuda:INDEX or mps, not {shortened(text)!r}{gpu}"
+        )
     return text
 
 
@@ -131,9 +168,11 @@ def columns_option(verb: ArgumentParser) -> None:
 
 def model_to_use(verb: ArgumentParser, task: str) -> None:
     """Add the options for a trained model; the default is the model in the box for the task."""
+    exists = task in contents()
+    default = f"default: {boxed(task)}" if exists else "required: the box has none for this task"
     verb.add_argument(
-        "-m", "--model", type=file_path, default=Path(boxed(task)), metavar="MODEL",
-        help=f"folder of a trained model, or a model in the box (default: {boxed(task)})",
+        "-m", "--model", type=file_path, default=Path(boxed(task)) if exists else None,
+        metavar="MODEL", help=f"folder of a trained model, or a model in the box ({default})",
     )  # fmt: skip
     verb.add_argument(
         "--dtype", default="auto", choices=DTYPES,
@@ -174,7 +213,7 @@ def decoding_options(verb: ArgumentParser) -> None:
         ("length-penalty", float, "length penalty; higher values favour longer outputs"),
         ("max-length", int,
          "maximum number of output tokens; translate, answer: beyond the source length"),
-        ("min-length", int, "minimum number of output tokens"),
+        ("min-length", int, "minimum number of output tokens; the maximum has precedence"),
         ("no-repeat", int, "do not repeat any sequence of N tokens in an output; 0: no limit"),
         ("temperature", float, "sampling temperature; 0: search instead of sampling"),
         ("top-k", int, "sample from the N most probable tokens; 0: from all tokens"),
@@ -184,7 +223,7 @@ def decoding_options(verb: ArgumentParser) -> None:
     ):  # fmt: skip
         default = getattr(defaults, name.replace("-", "_"))
         group.add_argument(
-            f"--{name}", type=kind, metavar="N" if kind is int else "X",
+            f"--{name}", type=number(kind), metavar="N" if kind is int else "X",
             help=f"{text} (default: {default:g})",
         )  # fmt: skip
     group.add_argument(
@@ -196,8 +235,46 @@ def decoding_options(verb: ArgumentParser) -> None:
 def chosen_decoding(options: Namespace) -> dict[str, Any]:
     """The options of decoding that the user chose."""
     options_set = {f.name: getattr(options, f.name, None) for f in fields(DecodingConfig)}
+    options_set = {key: value for key, value in options_set.items() if value is not None}
     changes = section_settings(options.assignments, "decoding")
-    return changes | {k: v for k, v in options_set.items() if v is not None}
+    check_assignments({"decoding": options_set}, {"decoding": changes})
+    return changes | options_set
+
+
+def option_of(section: str, key: str) -> str:
+    """How the command line spells a configuration option: `--steps` or `--set training.warmup`."""
+    own = key in OWN_OPTIONS.get(section, ())
+    return f"--{key.replace('_', '-')}" if own else f"--set {section}.{key}"
+
+
+def check_assignments(
+    options: dict[str, dict[str, Any]], assigned: dict[str, dict[str, Any]]
+) -> None:
+    """Refuse `--set` for a configuration option that also has another value.
+
+    Args:
+        options: the configuration options that have an option of their own, by section.
+        assigned: the values of --set, by section.
+
+    Raises:
+        InputError: two values contradict each other.
+    """
+    for section, values in assigned.items():
+        for key, value in values.items():
+            for name, other in options.get(section, {}).items():
+                lengths = {name, key} == {"steps", "epochs"}
+                if (name == key and value != other) or lengths:
+                    raise InputError(
+                        f"{option_of(section, name)} {shown(other)} and --set "
+                        f"{section}.{key}={shown(value)} cannot be combined: set one of them"
+                    )
+
+
+def shown(value: Any) -> str:
+    """A value as on the command line, for a message."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={name}" for key, name in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def add_option(verb: ArgumentParser, option: Option) -> None:

@@ -77,6 +77,7 @@ def print_block(
         except InputError as raised:
             error = raised
             break
+    samples = bool(model.decoding(options.decoding).temperature)
     arguments = {o.name: getattr(options, o.name) for o in task.options if o.argument}
     warnings: dict[int, list[str]] = {}
 
@@ -95,9 +96,12 @@ def print_block(
 
     sizes = [len(text) for text in texts[: len(inputs)]]
     for group, finished in results_in_order(sizes, compute, pace):
-        for i, _ in finished:
+        for i, prediction in finished:
             for message in warnings.pop(i, []):
                 place.warn(i, message)
+            outputs = len(getattr(prediction, "n_best", ())) or options.n_best
+            if samples and outputs < options.n_best and texts[i].strip():
+                place.warn(i, few_outputs(outputs, options.n_best))
         if store is not None and finished:
             store([prediction for _, prediction in finished])
         for i, prediction in finished if store is None else ():
@@ -109,6 +113,12 @@ def print_block(
         advance([texts[i] for i in group])
     if error is not None:
         raise error
+
+
+def few_outputs(count: int, requested: int) -> str:
+    """The warning that a search or sampling has returned fewer outputs than requested."""
+    different = "output was" if count == 1 else "outputs were"
+    return f"only {count} different {different} found, but {requested} were requested"
 
 
 def stream_block(

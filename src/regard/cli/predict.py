@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from regard.cli import options as shared
+from regard.console import warn
+from regard.errors import InputError
 from regard.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ def predict(options: argparse.Namespace) -> int:
     """Print one prediction for each text; `options.task` is the task."""
     options.decoding = shared.chosen_decoding(options) if options.task.decodes else {}
     options.task.check_options(options)
+    warn_file_name(options)
     from regard.cli.output import print_predictions
 
     model = opened(options)
@@ -65,10 +69,21 @@ def search_options(verb: argparse.ArgumentParser) -> None:
 
 def search(options: argparse.Namespace) -> int:
     """Find the lines of a file that are most similar to a query; print score, line number, text."""
+    warn_file_name(options)
     from regard.cli.output import print_hits
 
     print_hits(opened(options), options)
     return 0
+
+
+def warn_file_name(options: argparse.Namespace) -> None:
+    """Warn if the only text is the name of an existing file, whose lines were probably meant."""
+    if len(options.texts) == 1 and os.path.isfile(name := options.texts[0]):
+        verb = options.task.name if hasattr(options, "task") else "search"
+        warn(
+            f"{name!r} is the name of a file, but is used as a text; to read the lines of the "
+            f"file: regard {verb} < {name}"
+        )
 
 
 def hurried(options: argparse.Namespace) -> bool:
@@ -106,5 +121,8 @@ def opened(options: argparse.Namespace) -> Model:
     from regard.device import keep_freed_memory
     from regard.predictor.loading import load
 
+    if options.model is None:
+        task = options.task.name if hasattr(options, "task") else "embed"
+        raise InputError(f"-m is required: no model for the task {task} comes with the package")
     keep_freed_memory()
     return load(options.model, options.device, options.dtype)

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from regard.cli.options import (
+    OWN_OPTIONS,
     STEPS,
     architecture_options,
     bounded,
+    check_assignments,
     columns_option,
     file_formats,
     file_name,
     file_path,
     machine_options,
+    option_of,
     preset_option,
+    valid_name,
 )
+from regard.config.sections import Config
 from regard.config.settings import read_yaml, settings
 from regard.console import make_console
 from regard.errors import InputError
 from regard.tasks.configuration import start_config
 from regard.tasks.planning import plan_run
 from regard.tasks.registry import task_names
+from regard.training.names import CONFIG
 
 MOST_EPOCHS = 1e6
-# Options of the section `training` that have a command-line option.
-TRAINING = ("steps", "epochs", "learning_rate", "batch_tokens", "seed", "dtype")
 
 
 def train_options(verb: argparse.ArgumentParser) -> None:
@@ -37,7 +42,7 @@ def train_options(verb: argparse.ArgumentParser) -> None:
         help=f"training data; formats by task: {file_formats()}",
     )  # fmt: skip
     verb.add_argument(
-        "--valid", nargs="+", type=file_name, metavar="FILE",
+        "--valid", nargs="+", type=valid_name, metavar="FILE",
         help="validation data, or a percentage of the training data to hold out, e.g. 5%% "
         "(default: no validation)",
     )  # fmt: skip
@@ -94,26 +99,30 @@ def train(options: argparse.Namespace) -> int:
     task = options.task or values.pop("task", None)
     values.pop("task", None)
     if options.steps is not None and options.epochs is not None:
-        raise InputError("--steps and --epochs cannot be combined: set one of them")
+        raise InputError(
+            "--steps and --epochs cannot be combined: both set the length of the training"
+        )
     selected: dict[str, dict[str, Any]] = {
         "data": {
             "train": options.train, "valid": options.valid, "columns": options.columns,
         },
         "model": {"style": options.style},
-        "training": {name: getattr(options, name) for name in TRAINING},
+        "training": {name: getattr(options, name) for name in OWN_OPTIONS["training"]},
     }  # fmt: skip
     selected = {
         section: {key: value for key, value in keys.items() if value is not None}
         for section, keys in selected.items()
     }
-    for changes in (selected, settings(options.assignments)):
+    assigned = settings(options.assignments)
+    check_assignments(selected, assigned)
+    for changes in (selected, assigned):
         for section, keys in changes.items():
             before = dict(values.get(section, {}))
             for name, other in (("steps", "epochs"), ("epochs", "steps")):
                 if name in keys:  # it replaces the length of training that the file sets
                     before.pop(other, None)
             values[section] = {**before, **keys}
-    plan = None
+    plan, config = None, None
     if task and values["data"].get("train"):
         start = None
         if options.start_from is not None:
@@ -123,17 +132,58 @@ def train(options: argparse.Namespace) -> int:
             run=options.out if options.resume else None,
             say=partial(print_choice, quiet=options.quiet),
         )  # fmt: skip
-    elif not options.resume or any(values.values()) or options.preset or options.start_from:
-        raise InputError("--task and --train are required (see: regard train --help)")
+        config = plan.config
+    elif options.resume:
+        config = resumed_config(options, task, values)
+    else:
+        missing = [] if task else [f"--task ({', '.join(task_names())})"]
+        missing += [] if values["data"].get("train") else ["--train"]
+        verb = "are" if len(missing) > 1 else "is"
+        raise InputError(f"{' and '.join(missing)} {verb} required (see: regard train --help)")
     from regard.tasks.train import train_config
     from regard.training.callbacks import Callbacks
 
     train_config(
-        plan.config if plan else None, options.out, resume=options.resume, force=options.force,
+        config, options.out, resume=options.resume, force=options.force,
         start_from=options.start_from, device=options.device, quiet=options.quiet,
         command=sys.argv[1:], callbacks=Callbacks([plan] if plan else []),
     )  # fmt: skip
     return 0
+
+
+def resumed_config(
+    options: argparse.Namespace, task: str | None, values: dict[str, dict[str, Any]]
+) -> Config | None:
+    """The configuration of a run that is resumed without its task and its training files.
+
+    Args:
+        options: the options of the command.
+        task: the task, if it is set.
+        values: the configuration options by section.
+
+    Returns:
+        The stored configuration with a new number of steps or epochs; None: no option is changed,
+        or there is no such run.
+
+    Raises:
+        InputError: another option is set.
+    """
+    names = ["--task"] if task else []
+    names += ["--preset"] if options.preset else []
+    names += ["--from"] if options.start_from else []
+    for section, keys in values.items():
+        names += [option_of(section, key) for key in keys if key not in ("steps", "epochs")]
+    if names:
+        raise InputError(
+            f"--resume continues a run with its own options: leave out {names[0]} (only --steps "
+            "and --epochs can be changed)"
+        )
+    changes, path = values["training"], options.out / CONFIG
+    if not changes or not path.is_file():
+        return None
+    stored = Config.load(path)
+    changes = {"epochs": 0.0, **changes}
+    return replace(stored, training=replace(stored.training, **changes))
 
 
 def print_choice(text: str, quiet: bool) -> None:

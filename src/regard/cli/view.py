@@ -171,7 +171,10 @@ def attention(options: argparse.Namespace) -> int:
     if text is None:
         lines = [line for _, block, _ in read_blocks(sys.stdin.fileno(), "stdin") for line in block]
         if len(lines) != 1:
-            raise InputError(f"standard input has {len(lines)} lines, but a picture shows one text")
+            raise InputError(
+                f"standard input has {len(lines)} lines, but one text is needed: pass it as an "
+                "argument"
+            )
         text = lines[0]
     seen = gather(model, text, options.target, options.context)
     if page:

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 from regard.config.names import unknown_key
 from regard.errors import InputError, unknown
 
+TYPE_NAMES: dict[type, str] = {
+    int: "an integer", float: "a number", str: "a string", bool: "true or false", list: "a list",
+    dict: "a mapping", type(None): "none",
+}  # fmt: skip
 DERIVED: Any = None  # default of a field whose value follows from other fields
 
 
@@ -67,7 +71,7 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
                 value = math.inf if value > 0 else -math.inf
             object.__setattr__(config, name, value)
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
-            expected = " or ".join("none" if t is type(None) else t.__name__ for t in allowed)
+            expected = " or ".join(TYPE_NAMES.get(kind, kind.__name__) for kind in allowed)
             raise InputError(f"{section}.{name} must be {expected}, not {format_value(value)}")
         if type(value) is list and not all(type(item) is str for item in value):
             raise InputError(

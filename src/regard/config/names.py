@@ -140,7 +140,9 @@ _OPTIONS: dict[Option, str] = {
     Option("data.train", "it takes the source and the target file"): (
         "src tgt source target trainpref train_src train_tgt src_train tgt_train train_sets"
     ),
-    Option("data.train"): "train_file train_data training_data train_files trainset train_path",
+    Option("data.train"): (
+        "data dataset corpus train_file train_data training_data train_files trainset train_path"
+    ),
     Option("data.valid", "it takes the source and the target file"): (
         "valid_src valid_tgt validpref valid_sets val_src val_tgt dev_src dev_tgt"
     ),
@@ -153,6 +155,9 @@ _OPTIONS: dict[Option, str] = {
     Option("from"): "pretrained finetune_from fine_tune finetune init_from model_name_or_path "
     "from_pretrained finetune_from_model restore_file train_from base_model",
     Option("resume"): "resume_from_checkpoint continue restart",
+    Option("preset", "it is the size of the model; a trained model is the value of 'from'"): (
+        "model model_size size"
+    ),
     Option("model", "its folder, or box:NAME"): "checkpoint ckpt model_path",
     Option("device"): "gpu gpus cuda use_cuda no_cuda use_cpu cpu gpu_ids accelerator devices",
     Option("quiet"): "silent no_progress disable_tqdm verbose",
@@ -186,7 +191,8 @@ VERBS = {
     "plot": "did you mean 'view'?", "show": "did you mean 'view' or 'info'?",
     "list": "write: regard info, which lists the models in the box",
     "models": "write: regard info, which lists the models in the box",
-    "benchmark": "did you mean 'lab'?", "profile": "did you mean 'lab'?",
+    "bench": "did you mean 'lab'?", "benchmark": "did you mean 'lab'?",
+    "profile": "did you mean 'lab'?",
     "help": "write: regard --help", "version": "write: regard --version",
     "serve": "this version has no HTTP service", "chat": "did you mean 'generate'?",
 }  # fmt: skip

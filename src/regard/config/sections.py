@@ -112,7 +112,10 @@ class DataConfig:
             raise InputError("data.valid must be files or one percentage, not both")
         share = float(self.valid[0].removesuffix("%")) / 100
         if not 0 < share < 1:
-            raise InputError(f"data.valid must be above 0% and below 100%, not {self.valid[0]}")
+            raise InputError(
+                "data.valid must be files or a percentage above 0% and below 100%, not "
+                f"{self.valid[0]}"
+            )
         return share
 
     @staticmethod
@@ -147,6 +150,8 @@ def as_columns(value: Any) -> Any:
                 f"data.columns={value!r:.60}: write it as field=column,field=column, for example "
                 "text=review,label=stars"
             )
+        if name in columns:
+            raise InputError(f"data.columns={value!r:.60}: the field {name} has two columns")
         columns[name] = column
     return columns
 
@@ -238,8 +243,8 @@ class DecodingConfig:
                 )
         if not self.temperature and self.n_best > self.beam:
             raise InputError(
-                f"decoding.n_best={self.n_best} and decoding.beam={self.beam} cannot be combined: "
-                "a search keeps no more answers than its beam has"
+                f"decoding.n_best={self.n_best} needs a beam of at least {self.n_best}, but "
+                f"decoding.beam={self.beam}"
             )
 
     @property
@@ -323,8 +328,8 @@ def inherited_vocabulary(start: DataConfig, values: Mapping[str, Any]) -> dict[s
         if values.get(name, value) != value:
             both = [f"data.{name}={str(v).lower()}" for v in (values[name], value)]
             raise InputError(
-                f"{both[0]} and a model to start from with {both[1]} cannot be combined: that "
-                f"model brings the vocabulary; leave data.{name} out"
+                f"{both[0]} and a model to start from with {both[1]} cannot be combined: the "
+                f"vocabulary of that model is used; leave out data.{name}"
             )
     return inherited
 

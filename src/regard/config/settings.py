@@ -162,7 +162,10 @@ def section_settings(assignments: list[str], only: str) -> dict[str, Any]:
     values = settings(assignments)
     for section in values:
         if section != only:
-            raise InputError(f"--set {section}.…: only options of the section {only} are used here")
+            key = next(iter(values[section]))
+            raise InputError(
+                f"--set {section}.{key}: only options of the section {only} can be set here"
+            )
     return values.get(only, {})
 
 

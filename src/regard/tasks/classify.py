@@ -352,7 +352,13 @@ def find_labels(counts: Counter[str], config: Config, files: Sequence[Path]) -> 
             raise InputError(f"{names}: the class {label!r} of data.labels has no example")
     labels = declared or sorted(counts)
     if len(labels) == 1:
-        raise InputError(f"{names}: only one class, {labels[0]!r}: a classifier needs at least two")
+        part = (
+            f" (data.valid={config.data.valid[0]} is held out)" if config.data.valid_share else ""
+        )
+        raise InputError(
+            f"{names}: only one class, {labels[0]!r}, in {sum(counts.values()):,} training examples"
+            f"{part}: a classifier needs at least two"
+        )
     if wrong := wrong_labels(labels):
         raise InputError(f"{names}: {wrong}")
     return labels

@@ -52,6 +52,12 @@ def exclude(options: Namespace, name: str, *others: str) -> None:
             raise InputError(f"--{name} and --{other} cannot be combined")
 
 
+def check_stream(options: Namespace) -> None:
+    """Raise an InputError if the options of a command ask for a stream of several outputs."""
+    if options.stream and options.decoding.get("n_best", 1) != 1:
+        raise InputError("--stream and --n-best cannot be combined: a stream has one output")
+
+
 def one_line(text: str) -> str:
     """Replace line breaks and tabs, which separate predictions in the output, by spaces."""
     return text.replace("\n", " ").replace("\r", " ").replace("\t", " ")

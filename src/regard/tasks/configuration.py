@@ -28,9 +28,11 @@ from regard.errors import InputError
 from regard.tasks.registry import find_task, task_names
 from regard.tasks.task import Task
 from regard.training.names import CONFIG
-from regard.training.shipped import folder_of
+from regard.training.shipped import folder_of, no_model
 
 Values = dict[str, Any]  # the options of a section
+# Options of the model that decide which tensors it has, and their shapes.
+STRUCTURE = ("style", "encoder_layers", "decoder_layers", "d_model", "d_ff")
 FINE_TUNING = 0.1  # factor of the default learning rate of a model to start from
 
 
@@ -111,7 +113,7 @@ def start_config(start_from: str | os.PathLike[str], out: Path | None) -> Config
     """
     path = folder_of(Path(start_from)) / CONFIG
     if not path.is_file():
-        raise InputError(f"{path.parent} is not a model: it has no config.yaml")
+        raise no_model(path.parent)
     start = Config.load(path)
     if out is not None and (out / CONFIG).is_file():
         start = replace(start, data=Config.load(out / CONFIG).data)
@@ -128,6 +130,13 @@ def build_model(
     if not data.shared_vocabulary:
         defaults["tie_embeddings"] = "target-output"
     if start is not None and preset is None:
+        for key in STRUCTURE:
+            before = vars(start.model)[key]
+            if values.get(key, before) != before:
+                raise InputError(
+                    f"model.{key}={values[key]} and a model to start from with model.{key}="
+                    f"{before} cannot be combined: leave out model.{key}"
+                )
         defaults = {**start.model.to_dict(), "head": DERIVED, "classes": None}
     else:
         defaults |= task.defaults.get("model", {})

@@ -16,6 +16,7 @@ MOST_CLASSES = 20  # rows of the table of classes
 MOST_NAMES = 5  # classes that a warning names
 TRACKED = 100_000  # rows whose texts are compared
 FEW_ROWS = 10  # fewer rows show nothing about classes
+SWAPPED = "the label and text columns are probably swapped (a line is label<TAB>text)"
 LONGEST_NAME = 30  # characters of a class in the table
 # Names of columns, which a header has in its first row.
 LABEL_COLUMNS = {
@@ -73,9 +74,10 @@ class LabelStatistics:
         if header is not None:
             path, line, text, label = header
             row = visible_line(f"{shorten(label)!r}, {shorten(text)!r}")
+            columns = visible_line(f"text={shorten(text)},label={shorten(label)}")
             yield (
-                f"{path}:{line}: the first row ({row}) looks like a header: remove it, because it "
-                "was read as an example"
+                f"{path}:{line}: the first row ({row}) looks like a header, but was read as an "
+                f"example: remove it, or set the option columns to {columns}"
             )
         if swapped := self._swapped():
             yield swapped
@@ -107,13 +109,10 @@ class LabelStatistics:
         classes = len(self.counts)
         longer = self._label_size > self._text_size
         if classes > self.rows / 2:
-            hint = ": the columns of label and text are probably swapped" if longer else ""
-            return f"{classes:,} classes in only {self.rows:,} training examples{hint}"
+            hint = SWAPPED if longer else "nearly every example has its own label"
+            return f"{classes:,} classes in only {self.rows:,} training examples: {hint}"
         if longer and len(self._labels) > len(self._texts):
-            return (
-                "the labels are longer and more varied than the texts: the columns of label and "
-                "text are probably swapped"
-            )
+            return f"the labels are longer and more varied than the texts: {SWAPPED}"
         return ""
 
 

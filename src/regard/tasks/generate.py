@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.sections import Config
-from regard.tasks.common import exclude, fields_of, n_best, one_line, refuse_nan
+from regard.tasks.common import check_stream, exclude, fields_of, n_best, one_line, refuse_nan
 from regard.tasks.documents import Documents, perplexity
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import stream
@@ -145,6 +145,7 @@ class Generate(Documents):
     @classmethod
     def check_options(cls, options: Namespace) -> None:
         exclude(options, "stream", "json", "until")
+        check_stream(options)
         options.until = options.until.replace("\\n", "\n")
 
     def line(self, text: str, prediction: Prediction, options: Namespace) -> str:

@@ -104,7 +104,9 @@ def plan_run(
         stored = Config.load(run / CONFIG)
     warnings = []
     if preset is not None and start is not None:
-        warnings = [f"the preset {preset} is ignored: the model to start from brings its sizes"]
+        warnings = [
+            f"the preset {preset} has no effect: the sizes are those of the model to start from"
+        ]
         preset = None
     changes = values.get("model", {})
     if preset is None and start is None and stored is not None:

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.bleu import bleu, bootstrap_bleu
-from regard.tasks.common import exclude, fields_of, in_pieces, n_best, rounded
+from regard.tasks.common import (
+    check_stream,
+    exclude,
+    fields_of,
+    in_pieces,
+    n_best,
+    one_line,
+    rounded,
+)
 from regard.tasks.examples import Say
 from regard.tasks.joining import join_pieces, join_sentences, paragraph, split_pieces
 from regard.tasks.lazy import runtime
@@ -32,7 +40,14 @@ if TYPE_CHECKING:
     from regard.tasks.runtime import Comparison, Details, Prediction, Request, Store, Transformer
     from regard.text.sentences import SplitText
 
+LONGEST_SAMPLE = 80  # characters of a text in the samples of a validation
 DETAILS = ("alternatives", "history", "attention")  # options that need --json
+
+
+def sample_text(text: str) -> str:
+    """A text for the samples of a validation, without line breaks and at most 80 characters."""
+    text = one_line(text)
+    return text if len(text) <= LONGEST_SAMPLE else f"{text[: LONGEST_SAMPLE - 1]}…"
 
 
 class Translate(Sequences):
@@ -127,7 +142,7 @@ class Translate(Sequences):
         runtime.release_graphs(model)  # training may continue and needs the memory
         texts = [prediction.text for prediction in predictions]
         samples = [
-            f"{source} -> {text}  (expected: {target})"
+            "{} -> {}  (expected: {})".format(*map(sample_text, (source, text, target)))
             for source, text, target in zip(sources, texts, references, strict=True)
         ]
         scores = bleu(texts, references, config.data.bleu)
@@ -287,13 +302,12 @@ class Translate(Sequences):
 
     @classmethod
     def check_options(cls, options: Namespace) -> None:
-        # The model reads single lines, so a text of several lines is treated as several texts.
-        lines = (text.removesuffix("\n").split("\n") for text in options.texts)
-        options.texts = [line for text_lines in lines for line in text_lines]
+        options.texts = [text.removesuffix("\n") for text in options.texts]
         for name in DETAILS:
             if getattr(options, name) and not options.json:
                 raise InputError(f"--{name} needs --json")
         exclude(options, "stream", "json", "score")
+        check_stream(options)
         for name in ("prefix", *DETAILS, *options.decoding):
             if options.score and (name in options.decoding or getattr(options, name)):
                 raise InputError(f"--score and --{name.replace('_', '-')} cannot be combined")

@@ -289,6 +289,9 @@ def _sniff(path: Path | str, position: Position | None) -> tuple[bool, Iterator[
     return False, iter(())  # all lines are blank
 
 
+FEW_PAIRS, MANY_SKIPPED = 20, 0.2  # pairs, and the fraction of skipped pairs to warn about
+
+
 @dataclass
 class CorpusReport:
     """How many examples of a corpus were kept, and how many were skipped for which reason."""
@@ -299,6 +302,17 @@ class CorpusReport:
 
     def skip(self, reason: str) -> None:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def warning(self) -> str:
+        """A warning if many pairs were skipped because one side is much longer than the other, as
+        if the columns are not a text and its translation; otherwise empty."""
+        count = self.skipped.get("bad ratio", 0)
+        if self.total < FEW_PAIRS or count < MANY_SKIPPED * self.total:
+            return ""
+        return (
+            f"{count:,} of {self.total:,} pairs ({count / self.total:.1%}) were skipped because "
+            "one side is much longer than the other: check that they are source and target"
+        )
 
     def note(self, what: str) -> None:
         self.notes[what] = self.notes.get(what, 0) + 1

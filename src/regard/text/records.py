@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from regard.errors import InputError, unknown
@@ -145,7 +146,7 @@ def column_value(row: Mapping[str, Any], column: str, where: str) -> Any:
     outer, _, inner = column.partition(".")
     value = row.get(outer)
     if not isinstance(value, Mapping) or inner not in value:
-        raise InputError(f"{where}: no column {column!r:.60}; {listed(list(row))}")
+        raise no_column(column, list(row), where)
     return value[inner]
 
 
@@ -180,7 +181,7 @@ def find_columns(
         column = columns.get(field.name)
         if column is not None:
             if column not in names and not (nested and column.partition(".")[0] in names):
-                raise InputError(f"{where}: no column {column!r:.60}; {listed(names)}")
+                raise no_column(column, names, where)
         elif field.name in names:
             column = field.name
         else:
@@ -198,10 +199,36 @@ def find_columns(
     if missing:
         message = f'{where}: no "{missing[0]}" (expected {expected(fields)})'
         if set(names) - set(chosen.values()):
-            named = _columns_value(dict.fromkeys(missing, "NAME"), in_memory)
-            message += f"; {listed(names)}: name the missing ones with {named}"
+            if not nested and not chosen and any(map(_looks_like_data, names)):
+                shown = ", ".join(repr(_short(name)) for name in names[:MOST_LISTED])
+                header = ",".join(missing)
+                raise InputError(
+                    f"{where}: the first line must name the columns, but it is {shown}: insert a "
+                    f"header line, such as {header}"
+                )
+            free = [name for name in names if name not in chosen.values()]
+            free += ["NAME"] * len(missing)
+            example = {name: _short(free[i]) for i, name in enumerate(missing)}
+            named = _columns_value(example, in_memory)
+            message += f"; {listed(names)}: name the missing ones, for example with {named}"
         raise InputError(message)
     return chosen
+
+
+def no_column(column: str, names: Sequence[str], where: str) -> InputError:
+    """The error for a column that does not exist; its message suggests a similar one."""
+    near = get_close_matches(column, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return InputError(f"{where}: no column {column!r:.60}; {hint}{listed(names)}")
+
+
+def _looks_like_data(name: str) -> bool:
+    """Whether the cell of a first line is probably a value and not the name of a column."""
+    try:
+        float(name)
+    except ValueError:
+        return len(name) > LONGEST_NAME or len(name.split()) > 4
+    return True
 
 
 def _columns_value(columns: Columns, in_memory: bool) -> str:

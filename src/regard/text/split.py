@@ -86,8 +86,8 @@ def part_of(files: Sequence[Path], data: DataConfig) -> Part | None:
     if DataConfig.is_percentage(names):
         if names != data.valid:
             raise InputError(
-                f"{names[0]} is not the part of the training data that was held out (data.valid is "
-                f"{' '.join(data.valid) or 'empty'})"
+                f"{names[0]}: the model was not trained with data.valid={names[0]}: use a file of "
+                "test data"
             )
         return Part(train, data.valid_share, True)
     if data.valid_share and list(files) == train:

@@ -133,7 +133,9 @@ def finish(
         write_card(run / CARD, "\n".join(end), card(ended.config, command))
         install(staged, run)
     dropped = f", {state.dropped} steps dropped" if state.dropped else ""
-    say(f"{run} is ready: {name} weights, {duration(state.seconds)} of training{dropped}")
+    final = f"the {name}" if name.startswith("mean") else f"the {name} weights"
+    time = f"{duration(state.seconds)} of training{dropped}"
+    say(f"{run} is ready after {time}: its weights are {final}")
     return result
 
 

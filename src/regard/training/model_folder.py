@@ -31,6 +31,7 @@ from regard.text.external import load_tokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Header, read_header
 from regard.training.names import CONFIG, LABELS, SOURCE_TOKENIZER, TOKENIZER, WEIGHTS
+from regard.training.shipped import no_model
 
 NAMES = (CONFIG, TOKENIZER, SOURCE_TOKENIZER, LABELS)  # files that belong to the weights
 LARGEST = 32 * 2**20  # bytes of one of these files
@@ -119,7 +120,7 @@ def read_config(folder: Path, changed: bool = False) -> Config:
     """The configuration of a model, checked against its final weights if it has any (see
     `check_folder`)."""
     if not (folder / CONFIG).is_file():
-        raise InputError(f"{folder} is not a model: it has no config.yaml")
+        raise no_model(folder)
     if (folder / WEIGHTS).is_file():
         return check_folder(folder, changed)
     return Config.load(folder / CONFIG)

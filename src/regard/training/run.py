@@ -21,7 +21,7 @@ from regard.config.sections import Config, inherited_vocabulary
 from regard.config.settings import SECTIONS
 from regard.console import print_counts
 from regard.device import choose_device, keep_freed_memory
-from regard.errors import InputError, TrainingFailed
+from regard.errors import InputError, TrainingFailed, warn_user
 from regard.files import cache_folder, new_folder, place_of, remove_leftovers, write_file
 from regard.model.transformer import Transformer
 from regard.text.external import as_tokenizers
@@ -36,9 +36,11 @@ from regard.training.model_folder import load_tokenizers, load_weights
 from regard.training.names import CARD, CONFIG, DATA
 from regard.training.objective import Task, TaskClass
 from regard.training.progress import Progress
-from regard.training.shipped import folder_of
+from regard.training.shipped import folder_of, is_boxed, model_name
 from regard.training.trainer import Interrupted, Trainer, is_out_of_memory
 from regard.training.unfinished import last_weights, newest_weights
+
+FEW_EXAMPLES = 10  # scores on fewer held-out examples are not reliable
 
 
 def train(
@@ -60,7 +62,7 @@ def train(
     callbacks = callbacks or Callbacks()
     try:
         exists = bool(processes.agree((out / CONFIG).is_file()))
-        config = checked(config, out, exists, resume)
+        config = checked(config, out, exists, resume, command)
         if exists and processes.first:
             lock.acquire(out)
         progress = Progress(config.training.steps, quiet or not processes.first)
@@ -82,8 +84,11 @@ def train(
     except CallbackFailed as failed:
         raise failed.error from failed.error.__cause__
     except Interrupted:
-        again = continue_with(out, command)
-        raise KeyboardInterrupt(f"stopped and saved; continue with: {again}") from None
+        use = f"; to use it as it is: regard finish {out}" if command else ""
+        raise KeyboardInterrupt(
+            f"training was stopped and saved at step {trainer.state.step:,}; to continue: "
+            f"{continue_with(out, command)}{use}"
+        ) from None
     except (InputError, NoModel):
         raise
     except (OSError, RuntimeError) as error:
@@ -118,6 +123,8 @@ def finish_run(
     find_task: the class of a task by name; `regard.tasks.train.finish_run` documents the other
         arguments.
     """
+    if is_boxed(out):
+        raise InputError(f"{out} comes with the package and is finished: finish needs a run folder")
     if not (out / CONFIG).is_file():
         raise InputError(f"{out} is not a run: it has no config.yaml")
     keep_freed_memory()
@@ -134,15 +141,27 @@ def finish_run(
         validation = Validation(config, task, valid_files) if valid_files else None
         forget_metrics_after(out, stored.state.step)
         ended = EndedRun(out, config, model.to(choose_device(device)), stored.state, progress)
-        return finish(ended, validation, command, force)
+        scores = finish(ended, validation, command, force)
+        step, steps = stored.state.step, config.training.steps
+        if step < steps:
+            progress.say(
+                f"the training stopped at step {step:,} of {steps:,}; to continue: "
+                f"{continue_with(out, command)}"
+            )
+        return scores
     finally:
         lock.release(out)
 
 
-def checked(config: Config | None, out: Path, exists: bool, resume: bool) -> Config:
+def checked(
+    config: Config | None, out: Path, exists: bool, resume: bool, command: Sequence[str] = ()
+) -> Config:
     """The configuration to train with; an InputError if it does not fit the folder `out`."""
     if exists and not resume:
-        raise InputError(f"{out} is already a run: resume it, or choose a different folder")
+        raise InputError(
+            f"{out} already contains a run: continue it with {continue_with(out, command)}, or "
+            "choose a different folder"
+        )
     if exists:
         return same_run(Config.load(out / CONFIG), config, out)
     if config is None:
@@ -225,13 +244,24 @@ def prepare(
         task = task_class.learn(config, tokenizers, progress.say, quiet)
     store, report = task.build(train_files, cache_folder(), config, quiet)
     print_counts(report.counts, report.total, progress.console)
+    if first and (warning := report.warning()):
+        warn_user(warning)
     config = replace(config, model=replace(config.model, **task.model_options()))
     task.prepare(store, config)
     torch.manual_seed(config.training.seed)
     model = Transformer(config.model)
     if start_from is not None and not exists:
-        load_body(model, config, task, task_class, start_from, tokenizers)
+        loaded = load_body(model, config, task, task_class, start_from, tokenizers)
+        progress.say(f"the training starts from {model_name(start_from)}: {loaded}")
     validation = Validation(config, task, valid_files) if valid_files else None
+    if first and validation is not None and data.valid_share and not exists:
+        count = max(len(validation.examples), len(validation.store))
+        if count < FEW_EXAMPLES:
+            noun = "example" if count == 1 else "examples"
+            warn_user(
+                f"data.valid={data.valid[0]} is only {count} {noun}: scores on so few examples are "
+                "not reliable; hold out more"
+            )
     if data_folder is not None:
         config = with_moved_files(config, data_folder, out / DATA)
     trainer = Trainer(config, out, model, task, store, processes, progress, validation, callbacks)
@@ -267,9 +297,9 @@ def with_moved_files(config: Config, source: Path, target: Path) -> Config:
 def load_body(
     model: Transformer, config: Config, task: Task, task_class: TaskClass, start_from: Path,
     tokenizers: tuple[Tokenizer, Tokenizer] | None,
-) -> None:  # fmt: skip
+) -> str:  # fmt: skip
     """Load the weights of another model: all of them, or all but the head if the outputs of that
-    model mean something else."""
+    model mean something else. Returns which weights were loaded, for a message."""
     tensors, before = newest_weights(start_from), Config.load(start_from / CONFIG)
     same = before.model.head == model.config.head and before.model.classes == model.config.classes
     if same and before.task == config.task:
@@ -280,5 +310,6 @@ def load_body(
     try:
         load_weights(model, tensors, start_from)
     except InputError as error:
-        sizes = "the model to start from brings the sizes: leave out the preset and model.*"
+        sizes = "the sizes must be those of the model to start from: leave out model.*"
         raise InputError(f"{error}; {sizes}") from None
+    return "all weights are loaded" if same else "all weights are loaded except the output head"

@@ -50,5 +50,21 @@ def folder_of(model: str | os.PathLike[str]) -> Path:
     if task not in known:
         if not task.isidentifier() or get_close_matches(task, known, cutoff=0.75):
             raise unknown("model in the box", task, known)
-        raise InputError(f"there is no model in the box to {task}: train one and name its folder")
+        names = ", ".join(map(boxed, known)) or "no models"
+        raise InputError(
+            f"there is no model {model}; the box has {names}: use one of them, or the folder of a "
+            "model that you trained"
+        )
     return FOLDER / task
+
+
+def model_name(folder: Path) -> str:
+    """The name of a model for a message: `box:NAME` instead of the folder of the package."""
+    return boxed(folder.name) if folder.parent == FOLDER else str(folder)
+
+
+def no_model(folder: Path) -> InputError:
+    """The error for a folder that does not exist or is not a model."""
+    if not folder.exists():
+        return InputError(f"{folder}: no such folder (expected a model folder or box:NAME)")
+    return InputError(f"{folder} is not a model: it has no config.yaml")

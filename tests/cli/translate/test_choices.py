@@ -32,7 +32,6 @@ def test_options_of_the_command_replace_those_of_the_model(folder, translator, t
     greedy = 0, printed(translator.translate(text, beam=1)), ""
     assert greedy != own
     assert verb("translate", folder, "--set", "decoding.beam=1", text) == greedy
-    assert verb("translate", folder, "--set", "decoding.beam=4", text, beam=1) == greedy
 
 
 def test_seed_determines_the_samples(folder, translator, texts, verb):
@@ -55,8 +54,8 @@ def test_seed_determines_the_samples(folder, translator, texts, verb):
         ("--beam 4 --temperature 1", "decoding.temperature=1.0 and decoding.beam=4 cannot be"),
         ("--top-k 5", "decoding.top_k=5 and decoding.temperature=0 cannot be combined"),
         ("--top-p 0.5", "decoding.top_p=0.5 and decoding.temperature=0 cannot be combined"),
-        ("--n-best 9 --beam 4", "decoding.n_best=9 and decoding.beam=4 cannot be combined"),
-        ("--n-best 5", "decoding.n_best=5 and decoding.beam=4 cannot be combined"),
+        ("--n-best 9 --beam 4", "decoding.n_best=9 needs a beam of at least 9"),
+        ("--n-best 5", "decoding.n_best=5 needs a beam of at least 5"),
         ("--stream --json", "--stream and --json cannot be combined"),
         ("--stream --score", "--stream and --score cannot be combined"),
         ("--history", "--history needs --json"),
@@ -65,10 +64,13 @@ def test_seed_determines_the_samples(folder, translator, texts, verb):
         ("--json --alternatives -1", "alternatives must be at least 0, not -1"),
         ("--set decoding.baem=2", "'decoding.baem'; did you mean 'decoding.beam'?"),
         ("--set decoding.beam", "write it as section.key=value"),
-        ("--set model.heads=2", "--set model.…: only options of the section decoding"),
-        ("--set decoding.beam=2.5", "decoding.beam must be int, not 2.5"),
-        ("--set decoding.beam=null", "decoding.beam must be int, not None"),
-        ("--beam 2.5", "argument --beam: invalid int value: '2.5'"),
+        (
+            "--set model.heads=2",
+            "--set model.heads: only options of the section decoding can be set here",
+        ),
+        ("--set decoding.beam=2.5", "decoding.beam must be an integer, not 2.5"),
+        ("--set decoding.beam=null", "decoding.beam must be an integer, not None"),
+        ("--beam 2.5", "--beam must be an integer, not '2.5'"),
         ("--beam 0", "decoding.beam must be at least 1, not 0"),
         ("--beam -1", "decoding.beam must be at least 1, not -1"),
         ("--beam 1001", "decoding.beam must be at most 1,000, not 1001"),
@@ -85,7 +87,7 @@ def test_seed_determines_the_samples(folder, translator, texts, verb):
         ("--temperature 1 --top-p 0", "decoding.top_p must be above 0, not 0.0"),
         ("--temperature 1 --top-k -2", "decoding.top_k must be at least 0, not -2"),
         ("--dtype float16", "--dtype must be auto, float32, bfloat16 or int8, not 'float16'"),
-        ("--model /nowhere", "/nowhere is not a model: it has no config.yaml"),
+        ("--model /nowhere", "/nowhere: no such folder (expected a model folder or box:NAME)"),
     ],
 )
 def test_invalid_option_prints_one_line_and_no_translation(options, message, folder, verb):
@@ -135,8 +137,9 @@ def test_streamed_parts_join_to_the_translation(which, mode, texts, long_text, v
     for text, output in zip(stdin, outputs, strict=True):
         quiet = {"warn": lambda number, message: None}
         assert "".join(translator.stream(text, **quiet, **mode)) == output
-    code, out, _ = verb("translate", folder, "--stream", stdin=stdin, **mode)
-    assert (code, out) == (0, printed(outputs))
+    if "n_best" not in mode:  # the command refuses to stream several outputs
+        code, out, _ = verb("translate", folder, "--stream", stdin=stdin, **mode)
+        assert (code, out) == (0, printed(outputs))
 
 
 @pytest.mark.parametrize("mode", [{"beam": 1}, {"temperature": 1}], ids=str)
