@@ -109,7 +109,7 @@ def test_predict_accepts_iterables_and_refuses_other_inputs(translator, model):
         translator.predict(3)
     with pytest.raises(InputError, match="a text is a string, not 3"):
         translator.predict([3])
-    with pytest.raises(InputError, match="or a context"):
+    with pytest.raises(InputError, match="a separate context"):
         answerer.predict(QUESTION)
 
 

@@ -105,7 +105,8 @@ def test_finish_writes_the_final_weights_and_the_run_can_be_resumed(
     assert "longest input: 256 tokens" in card
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert regard.load(interrupted).scores == scores
+        numbers = {name: score for name, score in scores.items() if not isinstance(score, str)}
+        assert regard.load(interrupted).scores == numbers
     train_config(None, interrupted, resume=True, quiet=True)
     train_config(configure(), tmp_path / "whole", quiet=True)
     assert same(
