@@ -144,7 +144,7 @@ def test_signal_saves_the_state_and_prints_how_to_resume(number, configure, tmp_
     child.send_signal(number)
     printed = child.stderr.read()
     assert child.wait(60) == 130, printed
-    assert f"continue with: regard train --resume --out {out}" in printed
+    assert f"regard train --resume --out {out}" in printed
     assert "Traceback" not in printed
     [checkpoint] = list((out / "checkpoints").iterdir())
     stopped = int(checkpoint.name.removeprefix("step-"))
