@@ -179,9 +179,9 @@ def test_a_hook_on_any_module_of_an_encoder_changes_its_predictions(net):
 
 TASKS = {
     "translate": lambda m: m.score([("ein hund", "a dog")])[0].logprob,
-    "generate": lambda m: m.generate("a", beam=1, temperature=0.0, max_length=4)[0].logprob,
+    "generate": lambda m: m.predict("a", beam=1, temperature=0.0, max_length=4).logprob,
     "classify": lambda m: m.task.logits(m.transformer, ["good"]).tolist(),
-    "fill": lambda m: m.fill("a <mask>")[0].gaps[0].candidates[0][1],
+    "fill": lambda m: m.fill("a <mask>").gaps[0].candidates[0][1],
     "embed": lambda m: m.embed("a dog").tolist(),
 }
 
@@ -434,14 +434,14 @@ def test_a_head_can_be_removed_by_a_hook_on_the_output_projection():
 
         handle = layer.output.register_forward_pre_hook(remove)
         scores.append(model.score([pair])[0].logprob)
-        answer = model.answers(pair[0], beam=2)[0]
+        prediction = model.predict(pair[0], beam=2)
         handle.remove()
         # The same as weights of zero for the features of this head.
         weight = layer.output.weight.detach().clone()
         with torch.no_grad():
             layer.output.weight.view(-1, layer.heads, layer.head_size)[:, head] = 0
         assert scores[-1] == pytest.approx(model.score([pair])[0].logprob, abs=1e-5)
-        assert answer.score == pytest.approx(model.answers(pair[0], beam=2)[0].score, abs=1e-4)
+        assert prediction.score == pytest.approx(model.predict(pair[0], beam=2).score, abs=1e-4)
         with torch.no_grad():
             layer.output.weight.copy_(weight)
     assert len(set(scores)) == layer.heads + 1
@@ -451,11 +451,11 @@ def test_int8_with_a_hook_uses_the_dequantised_weights():
     model = regard.load(FIXTURES / "translate", device="cpu", dtype="int8")
     plain = model.score([("ein hund", "a dog")])[0].logprob
     model.transformer.decoder.register_forward_hook(lambda *_: None)
-    answer = model.answers("ein hund", beam=1)[0]
+    prediction = model.predict("ein hund", beam=1)
     weights = regard.load(FIXTURES / "translate", device="cpu").transformer.state_dict()
     assert any(not torch.equal(w, weights[n]) for n, w in model.transformer.state_dict().items())
-    full = score(model.transformer, [Request(answer.source)], [answer.tokens])[0]
-    assert answer.logprobs == pytest.approx(full.logprobs, abs=1e-4)
+    full = score(model.transformer, [Request(prediction.source_ids)], [prediction.token_ids])[0]
+    assert prediction.logprobs == pytest.approx(full.logprobs, abs=1e-4)
     assert plain == pytest.approx(model.score([("ein hund", "a dog")])[0].logprob)
 
 

@@ -388,7 +388,7 @@ def test_smallest_and_largest_numbers_of_tokens_can_be_drawn(folder, call, tmp_p
         ("answer", "encoder-decoder", ["a"], 'the text: expected CONTEXT<tab>QUESTION or {"context", "question"}, or a question with a separate context'),
         ("fill", "encoder", ["--stack", "cross", "a"], "model.style=encoder has no cross attention, only encoder"),
         ("fill", "encoder", ["--out", "a.jpg", "a"], "--out a.jpg: the name must end in .png, .svg or .html"),
-        ("fill", "encoder", [], "standard input has 2 lines, but a picture shows one text"),
+        ("fill", "encoder", [], "standard input has 2 lines, but one text is needed: pass it as an argument"),
     ],
 )  # fmt: skip
 def test_invalid_requests_are_refused_in_one_line(folder, call, task, style, options, message):
