@@ -268,7 +268,7 @@ def test_overfitted_model_translates_its_training_examples(style, overfitted):
 @pytest.mark.parametrize("style", STYLES)
 def test_overfitted_model_answers_its_training_questions(style, overfitted):
     task, model = overfitted(style, "answer")
-    answers = task.answer(model, QUESTIONS, GREEDY, 100)
+    answers = task.plan_answers(QUESTIONS, GREEDY, 100).run(model)
     assert [answer.text for answer in answers] == ANSWERS
     assert not any(answer.pieces for answer in answers)
 
@@ -320,7 +320,7 @@ def test_max_length_limits_answers_independently_of_the_context(style, overfitte
         assert {request.limit for request in group} == {7}
     if style != "encoder":
         options = DecodingConfig(beam=1, max_length=3, min_length=90)
-        assert {len(a.token_ids) for a in task.answer(model, QUESTIONS, options, 100)} == {3}
+        assert {len(a.token_ids) for a in task.plan_answers(QUESTIONS, options, 100).run(model)} == {3}
 
 
 def test_encoder_refuses_options_that_it_does_not_support(overfitted):
@@ -344,7 +344,7 @@ def test_encoder_streams_one_piece_and_respects_the_limit(overfitted):
     [answer] = task.translate(model, ["The dog slept."], GREEDY, 100)
     assert list(task.stream(model, task.requests(["The dog slept."])[0], GREEDY)) == [answer.text]
     request = replace(task.requests(["The dog slept."])[0][0], limit=2)
-    [[short]] = task.decode(model, [[request]], GREEDY)
+    short = task.decode(model, request, GREEDY)
     assert short.token_ids == answer.token_ids[:2]
     assert short.stopped == ("end" if answer.token_ids[1] == Tokenizer.eos else "length")
 

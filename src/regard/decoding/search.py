@@ -99,6 +99,30 @@ def decode(
     return predictions
 
 
+@dataclass(frozen=True)
+class DecodingPlan:
+    """The requests that a task decodes for some inputs, and how the predictions for them become the
+    predictions for the inputs.
+
+    `run` decodes the requests at once. A service decodes them together with those of other plans,
+    and calls `finish` with the predictions.
+    """
+
+    requests: Sequence[Request]
+    options: DecodingConfig
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    finish: Callable[[list[Prediction]], list[Prediction]]  # one prediction for each input
+    details: Details = NO_DETAILS
+    clean: Callable[[str], str] = str
+
+    def run(self, model: Transformer) -> list[Prediction]:
+        """Decode the requests with a model; returns one prediction for each input."""
+        return self.finish(decode(
+            model, self.requests, self.options, self.details,
+            tokenizers=self.tokenizers, clean=self.clean,
+        ))  # fmt: skip
+
+
 def batches(
     model: Transformer, requests: Sequence[Request], options: DecodingConfig, batch_tokens: int
 ) -> Iterator[list[int]]:

@@ -166,7 +166,7 @@ def target_tokens(model: Model, request: Request, text: str, target: str | None)
     assert isinstance(task, Sequences)
     if target is not None:
         return [*task.target.encode(target), Tokenizer.eos]
-    return task.decode(model.transformer, [[request]], model.decoding({}))[0][0].token_ids
+    return task.decode(model.transformer, request, model.decoding({})).token_ids
 
 
 def single_row(model: Model, text: str) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, Unpack
 import torch
 
 from regard.config.sections import Config, DecodingConfig, section
+from regard.decoding.search import DecodingPlan
 from regard.errors import InputError, unknown
 from regard.model.transformer import Transformer
 from regard.predictor.data import as_paths, as_share, column_names, row_errors
@@ -148,6 +149,48 @@ class BaseModel:
             InputError: an input or an option is not valid.
         """
         single = isinstance(inputs, str)
+        inputs, chosen, arguments = self._arguments(inputs, context, n_best, options)
+        predictions = self.run(self.task, inputs, warn, chosen, **arguments)
+        return predictions[0] if single else predictions
+
+    def plan(
+        self,
+        inputs: Sequence[Any],
+        *,
+        context: str | Iterable[str] | None = None,
+        n_best: int | None = None,
+        warn: Warn = python_warning,
+        **options: Any,
+    ) -> DecodingPlan:
+        """Plan what `predict` decodes, for a service that decodes several plans together.
+
+        Args:
+            inputs: a list of inputs.
+            context: see `predict`.
+            n_best: see `predict`.
+            warn: see `predict`.
+            **options: options of decoding and of the task, see `predict`.
+
+        Returns:
+            The plan; `DecodingPlan.run(model.transformer)` returns what `predict` returns.
+
+        Raises:
+            InputError: an input or an option is not valid, or the model writes no text.
+        """
+        inputs, chosen, arguments = self._arguments(inputs, context, n_best, options)
+        check_evaluation_mode(self.transformer)
+        return self.task.plan(
+            inputs, Context(self.decoding(chosen), self.longest, warn), **arguments
+        )
+
+    def _arguments(
+        self,
+        inputs: Any,
+        context: str | Iterable[str] | None,
+        n_best: int | None,
+        options: Mapping[str, Any],
+    ) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+        """The arguments of `predict`: inputs, options of decoding, and options of the task."""
         if context is not None and not isinstance(self.task, Questions):
             raise InputError(f"context: this model was trained to {self.task.name} and reads none")
         if isinstance(self.task, Questions) and context is not None:
@@ -162,9 +205,7 @@ class BaseModel:
                 raise InputError(
                     f"this model was trained to {self.task.name}: it has no option {name!r}"
                 )
-        inputs = self._inputs(inputs, pairs=bool(arguments.get("score")))
-        predictions = self.run(self.task, inputs, warn, chosen, **arguments)
-        return predictions[0] if single else predictions
+        return self._inputs(inputs, pairs=bool(arguments.get("score"))), chosen, arguments
 
     def _inputs(self, inputs: Any, pairs: bool) -> list[Any]:
         """The inputs of `predict` as a list; pairs: they are (source, translation) pairs."""

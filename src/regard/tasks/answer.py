@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -24,7 +25,7 @@ from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import QUESTIONS, CorpusReport, Question
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Chunk, Prediction, Request, Transformer
+    from regard.tasks.runtime import Chunk, DecodingPlan, Prediction, Request, Transformer
 
 Example = tuple[Path, Question]
 
@@ -139,7 +140,8 @@ class Questions(Sequences):
         if the data has the field `task`."""
         rows = [row for _, row in examples]
         questions = [QuestionInput(row.context, row.question) for row in rows]
-        answers = self.answer(model, questions, config.decoding, config.data.max_length)
+        plan = self.plan_answers(questions, config.decoding, config.data.max_length)
+        answers = plan.run(model)
         runtime.release_graphs(model)  # training may continue and needs the memory
         texts = [answer.text for answer in answers]
         pairs = list(zip(texts, rows, strict=True))
@@ -180,20 +182,25 @@ class Questions(Sequences):
             )
         return groups
 
-    def answer(
+    def plan_answers(
         self,
-        model: Transformer,
         inputs: Sequence[QuestionInput],
         options: DecodingConfig,
         longest: int,
-    ) -> list[Prediction]:
-        """Answer each question; for a long context return the best answer of its windows."""
+        check: Callable[[list[Prediction]], list[Prediction]] = list,
+    ) -> DecodingPlan:
+        """Plan to answer each question. The answer from a long context is the best answer of its
+        windows. `check` is applied to the answers."""
+
+        def finish(groups: list[list[Prediction]]) -> list[Prediction]:
+            answers = []
+            for candidates in groups:
+                best = max(candidates, key=lambda answer: answer.score)
+                answers.append(replace(best, pieces=candidates if len(candidates) > 1 else []))
+            return check(answers)
+
         groups = self.requests(inputs, longest, options.max_length)
-        answers = []
-        for candidates in self.decode(model, groups, options):
-            best = max(candidates, key=lambda answer: answer.score)
-            answers.append(replace(best, pieces=candidates if len(candidates) > 1 else []))
-        return answers
+        return self.plan_groups(groups, options, finish)
 
     @staticmethod
     def clean(text: str) -> str:
@@ -202,8 +209,11 @@ class Questions(Sequences):
     def predict(
         self, model: Transformer, inputs: Sequence[QuestionInput], context: Context
     ) -> list[Prediction]:
-        answers = self.answer(model, inputs, context.decoding, context.longest)
-        return self.checked(answers, context)
+        return self.plan(inputs, context).run(model)
+
+    def plan(self, inputs: Sequence[QuestionInput], context: Context) -> DecodingPlan:
+        check = partial(self.checked, context=context)
+        return self.plan_answers(inputs, context.decoding, context.longest, check)
 
     @staticmethod
     def split_note(count: int) -> str:

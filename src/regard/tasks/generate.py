@@ -20,7 +20,14 @@ from regard.tasks.sequences import stream
 from regard.tasks.task import Context, Evaluation, Ids, Option
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Batch, Prediction, Request, Store, Transformer
+    from regard.tasks.runtime import (
+        Batch,
+        DecodingPlan,
+        Prediction,
+        Request,
+        Store,
+        Transformer,
+    )
 
 
 class Generate(Documents):
@@ -110,17 +117,23 @@ class Generate(Documents):
     ) -> list[Prediction]:
         """Continue each prompt. A completion ends before the text `until`, unless it is empty. The
         model reads only the end of a prompt that is too long."""
+        return self.plan(inputs, context, until).run(model)
+
+    def plan(self, inputs: Sequence[str], context: Context, until: str = "") -> DecodingPlan:
         requests = [self.request(prompt, context.longest) for prompt in inputs]
-        completions = runtime.decode(
-            model, requests, context.decoding, tokenizers=(self.tokenizer, self.tokenizer),
+
+        def finish(completions: list[Prediction]) -> list[Prediction]:
+            for output in (output for result in completions for output in result.n_best if until):
+                self.cut(output, until)
+            refuse_nan(completion.score for completion in completions)
+            for i, request in enumerate(requests):
+                self.warn_cut(i, request, context)
+            return completions
+
+        return runtime.DecodingPlan(
+            requests, context.decoding, (self.tokenizer, self.tokenizer), finish,
             clean=lambda text: text.partition(until)[0] if until else text,
         )  # fmt: skip
-        for output in (output for result in completions for output in result.n_best if until):
-            self.cut(output, until)
-        refuse_nan(completion.score for completion in completions)
-        for i, request in enumerate(requests):
-            self.warn_cut(i, request, context)
-        return completions
 
     def cut(self, completion: Prediction, until: str) -> None:
         """Remove the tokens of a completion after the first occurrence of the text `until`."""

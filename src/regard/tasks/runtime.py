@@ -14,7 +14,7 @@ from regard.decoding.predictions import (
 )
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.decoding.score import score
-from regard.decoding.search import NO_DETAILS, Details, Search, decode
+from regard.decoding.search import NO_DETAILS, DecodingPlan, Details, Search, decode
 from regard.model.head import pool
 from regard.model.transformer import Transformer
 from regard.tasks import metrics

@@ -10,7 +10,7 @@ encoder          one row: input <sep> <mask> <mask> ...; all tokens are predicte
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ from regard.tasks.task import Array, Context, Ids, Task, Tokenizers
 if TYPE_CHECKING:
     from regard.tasks.runtime import (
         Batch,
+        DecodingPlan,
         Details,
         Prediction,
         Request,
@@ -141,20 +142,29 @@ class Sequences(Task):
         if self.source is not self.target:
             self.source.save(folder / "source-tokenizer.json")
 
-    def decode(
+    def plan_groups(
         self,
-        model: Transformer,
         groups: Sequence[Sequence[Request]],
         options: DecodingConfig,
+        finish: Callable[[list[list[Prediction]]], list[Prediction]],
         details: Details | None = None,
-    ) -> list[list[Prediction]]:
-        """Decode groups of requests; returns a prediction with its text for each request."""
+    ) -> DecodingPlan:
+        """Plan to decode groups of requests; `finish` gets the predictions of each group."""
+
+        def finish_groups(predictions: list[Prediction]) -> list[Prediction]:
+            each = iter(predictions)
+            return finish([[next(each) for _ in group] for group in groups])
+
         requests = [self.bounded(request, options) for group in groups for request in group]
-        predictions = iter(runtime.decode(
-            model, requests, options, details or runtime.NO_DETAILS,
-            tokenizers=(self.source, self.target), clean=self.clean,
-        ))  # fmt: skip
-        return [[next(predictions) for _ in group] for group in groups]
+        return runtime.DecodingPlan(
+            requests, options, (self.source, self.target), finish_groups,
+            details or runtime.NO_DETAILS, self.clean,
+        )  # fmt: skip
+
+    def decode(self, model: Transformer, request: Request, options: DecodingConfig) -> Prediction:
+        """Decode one request; returns a prediction with its text."""
+        plan = self.plan_groups([[request]], options, lambda groups: groups[0])
+        return plan.run(model)[0]
 
     @staticmethod
     def clean(text: str) -> str:
@@ -177,7 +187,7 @@ class Sequences(Task):
             if i:
                 yield " "
             if self.style == "encoder":  # it predicts all tokens at once
-                yield self.decode(model, [[request]], options)[0][0].text
+                yield self.decode(model, request, options).text
             else:
                 yield from stream(model, self.bounded(request, options), options, self.target)
 

@@ -25,7 +25,7 @@ from regard.tasks.lazy import np, runtime, torch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from regard.tasks.runtime import Comparison, Loss, Metric, Store, Transformer
+    from regard.tasks.runtime import Comparison, DecodingPlan, Loss, Metric, Store, Transformer
 
 Ids: TypeAlias = "NDArray[np.int64]"
 Warn = Callable[[int, str], None]  # the index of an input and a message about it
@@ -291,6 +291,22 @@ class Task(TaskCreation, CommandMethods):
         Returns:
             One prediction for each input, in order.
         """
+
+    def plan(self, inputs: Sequence[Any], context: Context) -> DecodingPlan:
+        """Plan the decoding of predictions, for a caller that decodes several plans together.
+        Further keyword arguments are those of `predict`.
+
+        Args:
+            inputs: the inputs, as `parse` returns them.
+            context: the options of decoding, and the limits of the model.
+
+        Returns:
+            The plan; the result of `DecodingPlan.run` is that of `predict`.
+
+        Raises:
+            InputError: the task does not write text.
+        """
+        raise InputError(f"this model was trained to {self.name}: it writes no text")
 
     def stream_text(self, model: Transformer, text: str, context: Context) -> Iterator[str]:
         """Predict for one text, part by part.

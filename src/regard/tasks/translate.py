@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,15 @@ from regard.text.sentences import needs_space, split_sentences
 from regard.text.tables import table_format
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Comparison, Details, Prediction, Request, Store, Transformer
+    from regard.tasks.runtime import (
+        Comparison,
+        DecodingPlan,
+        Details,
+        Prediction,
+        Request,
+        Store,
+        Transformer,
+    )
     from regard.text.sentences import SplitText
 
 LONGEST_SAMPLE = 80  # characters of a text in the samples of a validation
@@ -203,19 +212,37 @@ class Translate(Sequences):
         details: Details | None = None,
         split: bool = False,
     ) -> list[Prediction]:
-        """Translate each text; the translation of an empty text is empty.
+        """Translate each text; see `plan_translations`."""
+        plan = self.plan_translations(texts, options, longest, prefix, details, split)
+        return plan.run(model)
+
+    def plan_translations(
+        self,
+        texts: Sequence[str],
+        options: DecodingConfig,
+        longest: int,
+        prefix: str = "",
+        details: Details | None = None,
+        split: bool = False,
+        check: Callable[[list[Prediction]], list[Prediction]] = list,
+    ) -> DecodingPlan:
+        """Plan to translate each text; the translation of an empty text is empty.
 
         With `split`, the sentences of a text are translated one by one (`Prediction.sentences`). A
         sentence, or a text that is not split, of more than `longest` tokens is translated in pieces
-        (`Prediction.pieces`).
+        (`Prediction.pieces`). `check` is applied to the translations.
         """
         splits, groups = self.sentence_requests(texts, longest, prefix, split)
+
+        def finish(decoded: list[list[Prediction]]) -> list[Prediction]:
+            each = iter(decoded)
+            return check([
+                join_sentences(part, [join_pieces(next(each)) for _ in sentences])
+                for part, sentences in zip(splits, groups, strict=True)
+            ])  # fmt: skip
+
         flat = [requests for sentences in groups for requests in sentences]
-        decoded = iter(self.decode(model, flat, options, details))
-        return [
-            join_sentences(part, [join_pieces(next(decoded)) for _ in sentences])
-            for part, sentences in zip(splits, groups, strict=True)
-        ]
+        return self.plan_groups(flat, options, finish, details)
 
     def predict(
         self,
@@ -253,11 +280,24 @@ class Translate(Sequences):
                 if max(len(prediction.source_ids), len(prediction.token_ids)) > context.longest:
                     context.warn_long(i)
             return scored
+        plan = self.plan(inputs, context, prefix, alternatives, history, attention, split)
+        return plan.run(model)
+
+    def plan(
+        self,
+        inputs: Sequence[str],
+        context: Context,
+        prefix: str = "",
+        alternatives: int = 0,
+        history: bool = False,
+        attention: bool = False,
+        split: bool = True,
+    ) -> DecodingPlan:
         details = runtime.Details(history, alternatives, attention)
-        predictions = self.translate(
-            model, inputs, context.decoding, context.longest, prefix, details, split
+        check = partial(self.checked, context=context)
+        return self.plan_translations(
+            inputs, context.decoding, context.longest, prefix, details, split, check
         )
-        return self.checked(predictions, context)
 
     @staticmethod
     def split_note(count: int) -> str:
