@@ -320,7 +320,9 @@ def test_max_length_limits_answers_independently_of_the_context(style, overfitte
         assert {request.limit for request in group} == {7}
     if style != "encoder":
         options = DecodingConfig(beam=1, max_length=3, min_length=90)
-        assert {len(a.token_ids) for a in task.plan_answers(QUESTIONS, options, 100).run(model)} == {3}
+        assert {
+            len(a.token_ids) for a in task.plan_answers(QUESTIONS, options, 100).run(model)
+        } == {3}
 
 
 def test_encoder_refuses_options_that_it_does_not_support(overfitted):

@@ -91,6 +91,13 @@ def decode(
         prediction.source_ids = request.source
         if tokenizers is not None:
             spell(prediction, tokenizers, options.n_best, clean)
+    return describe(model, requests, predictions, details)
+
+
+def describe(
+    model: Transformer, requests: Sequence[Request], predictions: list[Prediction], details: Details
+) -> list[Prediction]:
+    """Add alternatives and attention weights to predictions, which one more pass computes."""
     if details.alternatives or details.attention:
         tokens = [prediction.token_ids for prediction in predictions]
         passes = score(model, requests, tokens, details.alternatives, details.attention)
@@ -121,6 +128,13 @@ class DecodingPlan:
             model, self.requests, self.options, self.details,
             tokenizers=self.tokenizers, clean=self.clean,
         ))  # fmt: skip
+
+    def spell(self, predictions: list[Prediction]) -> list[Prediction]:
+        """Add texts to the predictions of a search, one for each request; see `decode`."""
+        for prediction, request in zip(predictions, self.requests, strict=True):
+            prediction.source_ids = request.source
+            spell(prediction, self.tokenizers, self.options.n_best, self.clean)
+        return predictions
 
 
 def batches(

@@ -1,0 +1,1 @@
+"""An HTTP service for trained models, with a web page: `regard serve`."""
