@@ -165,5 +165,6 @@ def chosen_settings(options: argparse.Namespace) -> Settings:
         host=options.host, port=options.port, limits=limits, keys=options.keys,
         requests_per_minute=options.requests_per_minute, cors=tuple(options.cors),
         proxies=tuple(options.proxies), drain=options.drain, access_log=not options.quiet,
+        json_log=options.json,
         certificate=options.certificate, private_key=options.private_key,
     )  # fmt: skip

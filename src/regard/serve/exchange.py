@@ -12,7 +12,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from regard.console import visible_line
+from regard.console import as_json, visible_line
 from regard.serve.endpoint import DISCONNECTED
 from regard.serve.errors import ServiceError
 from regard.serve.settings import Limits
@@ -24,6 +24,7 @@ SECURITY_HEADERS = (
 REQUEST_ID = re.compile(r"[!-~]{1,64}")
 EVENT_STREAM = b"text/event-stream"
 DISCARDED = 16  # times Limits.body_bytes: what is read of a body that is too large
+COUNTED = ("items", "tokens")  # in the state of a request, if its handler stored them
 LOGGED_PATH = 200  # characters
 
 
@@ -143,12 +144,24 @@ class Exchange:
         """The time since the request arrived."""
         return time.perf_counter() - self.start
 
-    def log_line(self) -> str:
-        """The line of the access log: no text of the request, no query, no key."""
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        path = visible_line(self.path[:LOGGED_PATH]).replace(" ", "%20")
-        parts: list[Any] = [now, self.id, self.key or "-", self.method, path, self.final_status]
-        parts.append(f"{1_000 * self.seconds:.1f}ms")
-        parts += [f"{name}={self.scope['state'][name]}" for name in ("items", "tokens")
-                  if name in self.scope["state"]]  # fmt: skip
-        return " ".join(map(str, parts))
+    def log_line(self, as_object: bool) -> str:
+        """The line of the access log, as words or as a JSON object. It has no text of the request,
+        no query and no key."""
+        state = self.scope["state"]
+        record: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "id": self.id,
+            "key": self.key,
+            "method": self.method,
+            "path": self.scope["raw_path"].decode("ascii")[:LOGGED_PATH],
+            "status": self.final_status,
+            "ms": round(1_000 * self.seconds, 1),
+            **{name: state[name] for name in COUNTED if name in state},
+        }
+        if as_object:
+            return as_json(record)
+        record["key"] = self.key or "-"
+        words = [str(value) for name, value in record.items() if name not in COUNTED]
+        words[-1] += "ms"
+        words += [f"{name}={record[name]}" for name in COUNTED if name in record]
+        return visible_line(" ".join(words))

@@ -11,6 +11,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,9 +34,13 @@ if TYPE_CHECKING:
     from regard.serve.models import ModelPool
 
 GRACE = 5.0  # seconds after Limits.seconds until a request is stopped here, if its handler is not
+OWN = ("/health", "/ready", "/metrics")  # paths that the gateway answers
 OPEN = {"/frontend/settings", "/languages", "/openapi.json"}  # endpoints that need no key
 NO_KEY = {"deepl": 403, "libretranslate": 403}  # status without a valid key; others: 401
-MESSAGES = {404: "there is no such path", 405: "the method is not allowed for this path"}
+ROUTER_ERRORS = {  # message and code
+    404: ("there is no such path", "not_found"),
+    405: ("the method is not allowed for this path", "method_not_allowed"),
+}
 ALLOWED_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 
 
@@ -49,7 +54,9 @@ PLAIN = Interface("", plain_error)
 
 def write_line(line: str) -> None:
     """Write a line of the access log."""
-    print(line, file=sys.stderr, flush=True)
+    with suppress(OSError):  # standard error is closed: requests must still be answered
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 class Gateway:
@@ -82,22 +89,27 @@ class Gateway:
         self._pool: ModelPool | None = None
         self._opened = asyncio.Event()
         self._interfaces: dict[str, Interface] = {}  # by the first part of the path
-        # Index in `metrics.endpoints`.
-        self._paths = {path: i for i, (_, path) in enumerate(self.metrics.endpoints)}
+        self._paths: dict[str, int] = {}  # index in `metrics.endpoints`
+        for path in OWN:
+            self._add_path("", path)
         self._patterns: list[tuple[Any, int]] = []  # of paths with parameters
 
     def open(self, app: Starlette, pool: ModelPool, endpoints: Sequence[Endpoint]) -> None:
         """Let requests pass to an application. Called in the event loop, or before it runs."""
         for endpoint in endpoints:
             self._interfaces.setdefault(endpoint.path.split("/")[1], endpoint.interface)
-            if endpoint.path not in self._paths:
-                self._paths[endpoint.path] = len(self.metrics.endpoints)
-                self.metrics.endpoints.append((endpoint.interface.name, endpoint.path))
-                if "{" in endpoint.path:
-                    pattern, _, _ = compile_path(endpoint.path)
-                    self._patterns.append((pattern, self._paths[endpoint.path]))
+            self._add_path(endpoint.interface.name, endpoint.path)
         self._app, self._pool = app, pool
         self._opened.set()
+
+    def _add_path(self, interface: str, path: str) -> None:
+        """Count the requests of a path."""
+        if path in self._paths:
+            return
+        self._paths[path] = len(self.metrics.endpoints)
+        self.metrics.endpoints.append((interface, path))
+        if "{" in path:
+            self._patterns.append((compile_path(path)[0], self._paths[path]))
 
     @property
     def ready(self) -> bool:
@@ -114,7 +126,7 @@ class Gateway:
             self.streams -= exchange.streams
             self.metrics.count(*self._measured(exchange))
             if self._log:
-                self._log(exchange.log_line())
+                self._log(exchange.log_line(self.settings.json_log))
 
     async def _answer(self, exchange: Exchange) -> None:
         """Respond to a request, whatever happens."""
@@ -127,10 +139,9 @@ class Gateway:
         except ServiceError as error:
             await self._send_error(exchange, error)
         except HTTPException as error:  # of the router
-            message = MESSAGES.get(error.status_code, error.detail)
-            await self._send_error(
-                exchange, ServiceError(error.status_code, message, code="not_found"), error.headers
-            )
+            message, code = ROUTER_ERRORS.get(error.status_code, (error.detail, "invalid_request"))
+            refused = ServiceError(error.status_code, message, code=code)
+            await self._send_error(exchange, refused, error.headers)
         except TimeoutError:
             await self._send_error(exchange, TimedOut(limit))
         except asyncio.CancelledError:
@@ -142,12 +153,14 @@ class Gateway:
             # The message could contain the text of the request.
             places = "".join(traceback.format_tb(error.__traceback__))
             warn(f"request {exchange.id} failed with {type(error).__name__}")
-            print(places, file=sys.stderr, end="", flush=True)
+            write_line(places.rstrip("\n"))
             failed = ServiceError(500, "the service failed to answer", code="internal_error")
             await self._send_error(exchange, failed)
 
     async def _respond(self, exchange: Exchange) -> None:
         path, limits = exchange.path, self.settings.limits
+        if path in OWN and exchange.method not in ("GET", "HEAD"):
+            raise HTTPException(405, headers={"Allow": "GET, HEAD"})
         if path in ("/health", "/ready"):
             await self._send(exchange, self._state(path))
             return

@@ -59,8 +59,7 @@ class Metrics:
     ) -> None:
         self.values = [0.0] * self.SIZE if values is None else values
         self.others = others
-        # Interface and path; first those of the gateway.
-        self.endpoints = [("", path) for path in ("other", "/health", "/ready", "/metrics")]
+        self.endpoints = [("", "other")]  # interface and path
         self._decoded: deque[tuple[float, float]] = deque()
 
     def count(self, endpoint: int, status: int, seconds: float) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE = 15  # seconds that an idle connection stays open
 HEAD_BYTES = 32_768  # of the first line and the headers of a request
+READ_SECONDS = 30  # for which a client may not read its response
 BEYOND = 64  # connections beyond the limit, which get an error or /health
 BACKLOG = 2_048  # connections that the system accepts for us
 SWITCH_SECONDS = 0.001  # after which the model's thread lets the event loop run
@@ -51,8 +52,9 @@ class Connection(H11Protocol):
         if len(self.connections) > limits.connections + BEYOND:
             transport.abort()
             return
-        raw = transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # of a client that does not read its response
+            raw = transport.get_extra_info("socket")
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * READ_SECONDS)
         self._watch_head()
 
     def _watch_head(self) -> None:
@@ -64,7 +66,7 @@ class Connection(H11Protocol):
         )
 
     def _check_head(self) -> None:
-        if self.conn.their_state is h11.IDLE:
+        if self.conn.their_state is h11.IDLE or self.transport.is_closing():
             self.transport.abort()
 
     def on_response_complete(self) -> None:

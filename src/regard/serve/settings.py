@@ -66,5 +66,6 @@ class Settings:
     drain: float = 30.0  # seconds for accepted requests after SIGTERM
     workers: int = 1  # processes
     access_log: bool = True  # write one line for each request to standard error
+    json_log: bool = False  # write it as a JSON object
     certificate: Path | None = None  # file with a TLS certificate
     private_key: Path | None = None  # file with its key
