@@ -11,7 +11,6 @@ import gc
 import os
 import signal
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -96,11 +95,37 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server, with the signals of `regard serve`."""
+def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
+    """The configuration of uvicorn. Its log is off: the gateway writes one.
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
-        super().__init__(config)
+    Raises:
+        InputError: the TLS certificate is not valid.
+    """
+    settings = gateway.settings
+    config = uvicorn.Config(
+        gateway, http=Connection, ws="none", loop="asyncio", lifespan="off", interface="asgi3",
+        log_config=None, log_level="critical", access_log=False, proxy_headers=False,
+        server_header=False, h11_max_incomplete_event_size=HEAD_BYTES, backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=settings.drain,  # type: ignore[arg-type]
+        ssl_certfile=settings.certificate, ssl_keyfile=settings.private_key,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise InputError(f"--certificate {settings.certificate}: {error}") from None
+    return config
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with the signals of `regard serve`.
+
+    Raises:
+        InputError: the TLS certificate is not valid.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(uvicorn_config(gateway))
         self.gateway = gateway
         self.signal: int | None = None  # that ended the service
         gateway.connections = lambda: len(self.server_state.connections)
@@ -179,7 +204,7 @@ class Service:
         Raises:
             InputError: a model cannot be loaded, or the TLS certificate is not valid.
         """
-        server = Server(self._uvicorn_config(), self.gateway)
+        server = Server(self.gateway)
         sys.setswitchinterval(SWITCH_SECONDS)
         thread = threading.Thread(target=self._load, args=(server,), name="load", daemon=True)
 
@@ -199,33 +224,6 @@ class Service:
             raise self._error
         assert server.signal is not None
         return server.signal
-
-    def _uvicorn_config(self) -> uvicorn.Config:
-        settings = self.settings
-        config = uvicorn.Config(
-            self.gateway,
-            http=Connection,
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            log_level="critical",
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            h11_max_incomplete_event_size=HEAD_BYTES,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=settings.drain,  # type: ignore[arg-type]
-            ssl_certfile=settings.certificate,
-            ssl_keyfile=settings.private_key,
-        )
-        try:
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            raise InputError(f"--certificate {settings.certificate}: {error}") from None
-        return config
 
     def _load(self, server: Server) -> None:
         """In a thread: import torch and load the models."""
