@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from regard.serve import api
 from regard.serve.endpoint import Endpoint, make_route
 from regard.serve.models import ModelPool
+from regard.serve.pages import page_routes
 from regard.serve.settings import Settings
 
 ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS]
@@ -28,7 +29,7 @@ def create_app(
     Returns:
         An ASGI application.
     """
-    app = Starlette(routes=[make_route(endpoint) for endpoint in ENDPOINTS])
+    app = Starlette(routes=[*page_routes(), *(make_route(endpoint) for endpoint in ENDPOINTS)])
     app.state.pool, app.state.settings = pool, settings
     app.state.shared = {"walk": walk}
     return app
