@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -25,12 +25,13 @@ from regard.serve.api_translate import SourceField, TargetField, Translation, ch
 from regard.serve.endpoint import Call, Endpoint, check_texts
 from regard.serve.errors import bad_request
 from regard.serve.models import ServedModel
-from regard.text.tokenizer import SPECIALS, Tokenizer
+from regard.text.tokenizer import Tokenizer
 
 LONGEST = 2_000  # characters of a sentence and of a prefix
 SPARE = 2  # completions for each requested word: some begin with the same word
 MOST_PROBABLE = 200  # tokens among which completions are chosen
 WORD = re.compile(r"\s*(\w+(?:['’-]\w+)*|[^\w\s]+)")
+LAST_WORD = re.compile(r" ?\w+$")
 
 
 class AlternativesRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +61,9 @@ class AlternativesRequest(msgspec.Struct, forbid_unknown_fields=True):
 class AlternativeWord(msgspec.Struct):
     """A word after the prefix, and the translation with it."""
 
-    word: Annotated[str, Meta(description="the word, without the space before it")]
+    word: Annotated[
+        str, Meta(description="the whole word, even if the prefix ends inside it, without spaces")
+    ]
     prefix: Annotated[str, Meta(description="the translation up to the end of the word")]
     translation: Translation
     logprob: Logprob
@@ -80,41 +83,74 @@ async def find_alternatives(call: Call, request: AlternativesRequest) -> Alterna
     if len(plan.requests) != 1 or model.model.transformer.decoder is None:
         raise bad_request("text: it is empty, or too long for one sentence", "text")
     tokenizer = plan.tokenizers[1]
-    new_word = tokenizer.kind == "bpe" and prefix[-1:].isspace()  # its tokens begin with the space
-    kept = prefix.rstrip() if new_word else prefix
-    ids = tokenizer.encode(kept)
-    tokens = await next_tokens(model, plan.requests[0], ids, tokenizer, new_word and bool(kept))
-    completions = await complete(
-        model, plan, [[*ids, token] for token in tokens[: SPARE * request.count]]
-    )
+    place = await find_place(model, plan.requests[0], tokenizer, prefix)
+    completions = await complete(model, plan, place.prefixes[: SPARE * request.count])
     words: dict[str, AlternativeWord] = {}
     for each in completions:
-        found = WORD.match(each.text, len(kept))
-        if found is None or not each.text.startswith(kept):
+        match = WORD.match(each.text, len(place.before))
+        if match is None:
             continue
-        word = AlternativeWord(
-            found[1], each.text[: found.end()], each.text,
-            word_logprob(each, tokenizer, len(ids), found.end()),
-        )  # fmt: skip
+        logprob = word_logprob(each, tokenizer, place.tokens, match.end())
+        word = AlternativeWord(match[1], each.text[: match.end()], each.text, logprob)
         if word.word not in words or words[word.word].logprob < word.logprob:
             words[word.word] = word
     best = sorted(words.values(), key=lambda word: -word.logprob)
     return AlternativesResponse(model.name, best[: request.count])
 
 
-async def next_tokens(
-    model: ServedModel, request: Request, prefix: list[int], tokenizer: Tokenizer, new_word: bool
-) -> list[int]:
-    """The most probable tokens after a prefix, without special tokens and white space. new_word:
-    only those that begin with a space."""
-    outputs = [[*prefix, request.eos]]
+@dataclass(frozen=True)
+class Place:
+    """Where the word begins, and the beginnings of translations with different words there."""
+
+    before: str  # the translation before the word
+    tokens: int  # the number of tokens before the word
+    prefixes: list[list[int]]  # token ids up to the first token of the word, most probable first
+
+
+async def find_place(
+    model: ServedModel, request: Request, tokenizer: Tokenizer, prefix: str
+) -> Place:
+    """Find the most probable first tokens of the word after a prefix.
+
+    With BPE the space before a word is part of its first token, so spaces at the end of the prefix
+    are dropped, and only tokens that begin with a space are used. If the prefix ends inside a word,
+    which then rarely has the tokens that the model would choose, the word begins earlier: tokens
+    that begin with this part of the word come first.
+    """
+    kept = prefix.rstrip() if tokenizer.kind == "bpe" else prefix
+    ids = tokenizer.encode(kept)
+    outputs = [[*ids, request.eos]]
     run = partial(score, model.model.transformer, [request], outputs, MOST_PROBABLE)
-    [scored] = await model.call(run, len(request.source) + len(prefix))
-    return [
-        token for token, _ in scored.alternatives[-1]
-        if token >= len(SPECIALS) and tokenizer.pieces[token].strip()
-        and (not new_word or tokenizer.pieces[token].startswith(b" "))
-    ]  # fmt: skip
+    [scored] = await model.call(run, len(request.source) + len(ids))
+    likely = [
+        [token for token, _ in tokens if tokenizer.pieces[token].strip()]
+        for tokens in scored.alternatives
+    ]
+    if tokenizer.kind != "bpe":
+        return Place(kept, len(ids), [[*ids, token] for token in likely[-1]])
+    last = LAST_WORD.search(kept) if kept == prefix else None
+    if last is None or not likely[-1] or not continues_word(tokenizer, likely[-1][0]):
+        first = [token for token in likely[-1] if begins_word(tokenizer, token, kept, prefix)]
+        return Place(kept, len(ids), [[*ids, token] for token in first])
+    before, part = kept[: last.start()], last[0].encode()
+    earlier = tokenizer.encode(before)
+    whole = [token for token in likely[len(earlier)] if tokenizer.pieces[token].startswith(part)]
+    ends = [token for token in likely[-1] if continues_word(tokenizer, token)]
+    prefixes = [*([*earlier, token] for token in whole), *([*ids, token] for token in ends)]
+    return Place(before, len(earlier), prefixes)
+
+
+def continues_word(tokenizer: Tokenizer, token: int) -> bool:
+    """Whether a token begins with a letter or a digit, not with a space or a mark."""
+    return re.match(r"\w", tokenizer.pieces[token].decode("utf-8", "replace")) is not None
+
+
+def begins_word(tokenizer: Tokenizer, token: int, kept: str, prefix: str) -> bool:
+    """Whether a token can begin a word after a prefix; kept: the prefix without a last space."""
+    spaced = tokenizer.pieces[token].startswith(b" ")
+    if not kept or kept != prefix:
+        return spaced == bool(kept)
+    return not (LAST_WORD.search(kept) and continues_word(tokenizer, token))
 
 
 async def complete(

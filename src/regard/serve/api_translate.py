@@ -210,6 +210,9 @@ async def translate(call: Call, request: TranslateRequest) -> TranslateResponse:
             413, f"{field}: only for texts of at most {DETAILED} characters, not {len(text)}",
             code="too_large", field=field,
         )  # fmt: skip
+    beam = request.beam or model.model.config.decoding.beam
+    if request.n_best > beam:
+        raise bad_request(f"n_best: {request.n_best}, but the beam has {beam} hypotheses", "n_best")
     options: dict[str, Any] = {
         name: value for name in ("beam", "length_penalty", "max_length")
         if (value := getattr(request, name)) is not None
