@@ -7,13 +7,14 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from regard.serve import api
+from regard.serve import api, openapi
+from regard.serve.api_search import DocumentCache
 from regard.serve.endpoint import Endpoint, make_route
 from regard.serve.models import ModelPool
 from regard.serve.pages import page_routes
 from regard.serve.settings import Settings
 
-ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS, *openapi.ENDPOINTS]
 
 
 def create_app(
@@ -31,5 +32,5 @@ def create_app(
     """
     app = Starlette(routes=[*page_routes(), *(make_route(endpoint) for endpoint in ENDPOINTS)])
     app.state.pool, app.state.settings = pool, settings
-    app.state.shared = {"walk": walk}
+    app.state.shared = {"walk": walk, "endpoints": ENDPOINTS, "documents": DocumentCache()}
     return app
