@@ -23,10 +23,12 @@ export function startEmbeddings(panel) {
     const answer = await runner.run((options) => (
       post("api/embed", { texts, model: model.value || null }, options)));
     if (!answer) return;
+    const least = Math.min(...answer.similarity.flat(), 0.9);
     const numbers = texts.map((_, i) => String(i + 1));
     const table = makeMatrix({
       rows: texts.map((line, i) => `${i + 1}  ${line}`), columns: numbers, values: answer.similarity,
-      format: (value) => value.toFixed(2), shade: (value) => value, caption: "Cosine similarity of the sentences",
+      format: (value) => value.toFixed(2), shade: (value) => (value - least) / (1 - least),
+      caption: "Cosine similarity of the sentences",
     });
     const size = answer.vectors[0].length;
     results.replaceChildren(make("section", { class: "card" }, table,

@@ -50,12 +50,13 @@ export function startFill(panel) {
     const answer = await runner.run((options) => post("api/fill", body, options));
     if (!answer) return;
     const [{ gaps }] = answer.results;
-    results.replaceChildren(makeFilled(text, gaps), ...gaps.map(({ candidates }, i) => (
+    const lists = gaps.map(({ candidates }, i) => (
       make("section", { class: "card" },
         make("h2", { class: "quoted" }, gaps.length > 1 ? `Mask ${i + 1}` : "Words"),
         make("ul", { class: "bars" }, ...candidates.map(({ word, probability }, rank) => makeBar(
           makeButton(word.trim(), { title: "Use this word" }, () => replaceMask(i, word)),
-          probability, { class: rank ? "bar" : "bar best" })))))));
+          probability, { class: rank ? "bar" : "bar best" }))))));
+    results.replaceChildren(makeFilled(text, gaps), make("div", { class: "results columns" }, ...lists));
     announce(results.querySelector(".filled").textContent);
   }
 

@@ -6,7 +6,7 @@ const LARGEST = 34, SMALLEST = 13;  // pixels of a cell
 function readColours() {
   const styles = getComputedStyle(document.documentElement);
   const parse = (name) => styles.getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi).map((hex) => parseInt(hex, 16));
-  return { low: parse("--sunken"), high: parse("--heat"), ink: styles.getPropertyValue("--ink"), accent: styles.getPropertyValue("--accent") };
+  return { low: parse("--sunken"), high: parse("--accent"), ink: styles.getPropertyValue("--ink"), accent: styles.getPropertyValue("--accent") };
 }
 
 // Small weights stay visible, because the colour depends on the square root.

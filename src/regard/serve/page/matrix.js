@@ -2,14 +2,11 @@
 
 import { make } from "./dom.js";
 
-const STRONG = 0.55;  // from here on the colour of the text changes, for contrast
-
 // A table with names of rows and columns. `shade(value)` is between 0 and 1.
 export function makeMatrix({ rows, columns, values, format, shade, caption }) {
   const cell = (value) => {
-    const weight = Math.max(0, Math.min(1, shade(value)));
-    const element = make("td", { class: weight > STRONG ? "strong" : null }, format(value));
-    element.style.setProperty("--weight", weight.toFixed(3));
+    const element = make("td", {}, format(value));
+    element.style.setProperty("--weight", Math.max(0, Math.min(1, shade(value))).toFixed(3));
     return element;
   };
   const table = make("table", { class: "matrix" },
