@@ -7,14 +7,14 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from regard.serve import api, openapi
+from regard.serve import api, api_page, openapi
 from regard.serve.api_search import DocumentCache
 from regard.serve.endpoint import Endpoint, make_route
 from regard.serve.models import ModelPool
 from regard.serve.pages import page_routes
 from regard.serve.settings import Settings
 
-ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS, *openapi.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS, *openapi.ENDPOINTS, *api_page.ENDPOINTS]
 
 
 def create_app(
