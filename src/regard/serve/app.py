@@ -7,12 +7,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from regard.serve import api
+from regard.serve import api, openai
 from regard.serve.endpoint import Endpoint, make_route
+from regard.serve.events import StreamCount
 from regard.serve.models import ModelPool
 from regard.serve.settings import Settings
 
-ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS, *openai.ENDPOINTS]
 
 
 def create_app(
@@ -30,5 +31,5 @@ def create_app(
     """
     app = Starlette(routes=[make_route(endpoint) for endpoint in ENDPOINTS])
     app.state.pool, app.state.settings = pool, settings
-    app.state.shared = {"walk": walk}
+    app.state.shared = {"walk": walk, "streams": StreamCount()}
     return app
