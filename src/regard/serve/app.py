@@ -7,14 +7,17 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from regard.serve import api, api_page, openapi
+from regard.serve import api, api_page, openai, openapi
 from regard.serve.api_search import DocumentCache
 from regard.serve.endpoint import Endpoint, make_route
+from regard.serve.events import StreamCount
 from regard.serve.models import ModelPool
 from regard.serve.pages import page_routes
 from regard.serve.settings import Settings
 
-ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS, *openapi.ENDPOINTS, *api_page.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [
+    *api.ENDPOINTS, *openai.ENDPOINTS, *openapi.ENDPOINTS, *api_page.ENDPOINTS
+]  # fmt: skip
 
 
 def create_app(
@@ -32,5 +35,7 @@ def create_app(
     """
     app = Starlette(routes=[*page_routes(), *(make_route(endpoint) for endpoint in ENDPOINTS)])
     app.state.pool, app.state.settings = pool, settings
-    app.state.shared = {"walk": walk, "endpoints": ENDPOINTS, "documents": DocumentCache()}
+    app.state.shared = {
+        "walk": walk, "endpoints": ENDPOINTS, "documents": DocumentCache(), "streams": StreamCount(),
+    }  # fmt: skip
     return app
