@@ -36,6 +36,7 @@ def create_app(
     app = Starlette(routes=[*page_routes(), *(make_route(endpoint) for endpoint in ENDPOINTS)])
     app.state.pool, app.state.settings = pool, settings
     app.state.shared = {
-        "walk": walk, "endpoints": ENDPOINTS, "documents": DocumentCache(), "streams": StreamCount(),
+        "walk": walk, "endpoints": ENDPOINTS, "documents": DocumentCache(),
+        "streams": StreamCount(),
     }  # fmt: skip
     return app

@@ -64,14 +64,14 @@ class PageFile:
 def page_routes() -> list[Route]:
     """The routes of the page. All its files are in memory (about 100 kB)."""
     folder = files("regard.serve").joinpath(FOLDER)
-    names = [each.name for each in folder.iterdir() if each.name.endswith(tuple(TYPES))]
-    contents = {name: PageFile.read(name) for name in names}
+    names = [each.name for each in folder.iterdir() if each.name.endswith((".css", ".js", ".svg"))]
+    page, parts = PageFile.read("index.html"), {name: PageFile.read(name) for name in names}
 
     async def index(request: Request) -> Response:
-        return contents["index.html"].response(request)
+        return page.response(request)
 
     async def static(request: Request) -> Response:
-        file = contents.get(request.path_params["name"])
+        file = parts.get(request.path_params["name"])
         if file is None:
             return Response("not found\n", 404, headers=HEADERS, media_type="text/plain")
         return file.response(request)

@@ -10,8 +10,12 @@ export class AlternativesMenu {
     this.element = element;
     element.addEventListener("keydown", (event) => this.onKey(event));
     element.addEventListener("toggle", (event) => {
-      if (event.newState === "closed") this.controller?.abort();
+      if (event.newState === "closed" && !this.isOpen) this.controller?.abort();
     });
+  }
+
+  get isOpen() {
+    return this.element.matches(":popover-open");
   }
 
   // Show alternatives for the word after `request.prefix`; calls `onChoice(alternative)`.
@@ -20,7 +24,7 @@ export class AlternativesMenu {
     this.controller?.abort();
     const controller = this.controller = new AbortController();
     this.element.replaceChildren(make("p", {}, "Searching…"));
-    this.element.showPopover();
+    if (!this.isOpen) this.element.showPopover();
     this.place();
     let alternatives;
     try {

@@ -1,8 +1,7 @@
 // Generate: a text that arrives token by token.
 
-import { events, send } from "./client.js";
+import { events, RequestError, send } from "./client.js";
 import { announce } from "./dom.js";
-import { RequestError } from "./client.js";
 import { Runner } from "./runner.js";
 
 export function startGenerate(panel) {
@@ -14,7 +13,7 @@ export function startGenerate(panel) {
   function request() {
     const field = (name) => form.elements[name].value;
     return {
-      model: field("model"), prompt: field("prompt"), max_tokens: Number(field("length")),
+      model: field("model"), prompt: field("prompt"), max_tokens: Number(field("max_tokens")),
       temperature: Number(field("temperature")), top_p: Number(field("top_p")),
       seed: Number(field("seed")), stop: field("stop") || null, stream: true,
     };

@@ -74,7 +74,8 @@ function addExample(name) {
   const update = () => { button.hidden = fields.every((field) => field.value); };
   panel.addEventListener("input", update);
   panel.addEventListener("state", update);
-  (panel.querySelector("form .row, form, .languages")).append(button);
+  const rows = panel.querySelectorAll(".languages, form, form .row");
+  rows[rows.length - 1].append(button);
 }
 
 // ---- models -----------------------------------------------------------------------------
@@ -122,6 +123,7 @@ async function loadModels() {
     }
     if (answer?.ready) {
       loading.textContent = "";
+      delete loading.dataset.kind;
       setModels(answer.models);
       return true;
     }

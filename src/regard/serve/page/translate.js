@@ -31,7 +31,7 @@ export function startTranslate(panel, save) {
 
   function fillLanguages() {
     const options = (codes) => codes.map((code) => [code, names.of(code)]);
-    fillSelect(source, [["auto", "Detect language"], ...options(unique(pairs().map(([from]) => from)))]);
+    fillSelect(source, [["auto", "Detect"], ...options(unique(pairs().map(([from]) => from)))]);
     fillTargets();
   }
 
@@ -57,10 +57,10 @@ export function startTranslate(panel, save) {
 
   function fillHeads() {
     const model = models.find(({ name }) => name === choice.value);
-    const options = (what, count) => [["mean", "Mean of all"],
+    const options = (count) => [["mean", "all (mean)"],
       ...Array.from({ length: count ?? 0 }, (_, i) => [String(i + 1), String(i + 1)])];
-    fillSelect(part("#layer"), options("layer", model?.layers.decoder));
-    fillSelect(part("#head"), options("head", model?.heads));
+    fillSelect(part("#layer"), options(model?.layers.decoder));
+    fillSelect(part("#head"), options(model?.heads));
   }
 
   function swapLanguages() {

@@ -153,9 +153,9 @@ export class TranslationView {
       }
     }
     const ranked = weights.map((weight, i) => [weight, others[i].text]).sort((a, b) => b[0] - a[0]);
-    const list = ranked.slice(0, LISTED).map(([weight, text]) => `${text} ${percent(weight)}`).join(", ");
+    const list = ranked.slice(0, LISTED).map(([weight, text]) => `${text} ${percent(weight)}`).join(" · ");
     this.aligned.replaceChildren(make("strong", {}, element.textContent),
-      fromTarget ? " attends to " : " is attended to by ", list);
+      fromTarget ? " attends to: " : " is read by: ", list);
   }
 
   // Show the marks again, after the layer or the head has changed.
