@@ -68,9 +68,8 @@ def test_accepts_a_key_in_each_place_where_clients_put_it(locked):
 
 
 def test_health_and_documents_need_no_key_but_metrics_do(locked):
-    for path in ("/health", "/ready", "/openapi.json"):
+    for path in ("/", "/static/main.js", "/health", "/ready", "/openapi.json"):
         assert request(locked + path)[0] == 200
-    assert request(locked + "/")[0] == 404  # the stub has no page
     assert request(locked + "/metrics")[0] == 401
     assert request(locked + "/metrics", headers={"x-api-key": KEY})[0] == 200
     assert request(locked + "/api/nothing")[0] == 401  # does not reveal which paths exist

@@ -18,7 +18,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import compile_path
+from starlette.routing import Router, compile_path
 from starlette.types import Receive, Scope, Send
 
 from regard.console import warn
@@ -28,6 +28,7 @@ from regard.serve.errors import ServiceError, TimedOut
 from regard.serve.exchange import Disconnected, Exchange
 from regard.serve.keys import KeyFile
 from regard.serve.metrics import CONTENT_TYPE, Metrics
+from regard.serve.pages import page_routes
 from regard.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Gateway:
         self._keys = KeyFile(settings.keys) if settings.keys else None
         self._rates = RateLimit(settings.requests_per_minute)
         self._proxies = ProxyList(settings.proxies)
+        self._pages = Router(page_routes())
         self._exchanges: set[Exchange] = set()  # requests that are being answered
         self._app: Starlette | None = None
         self._pool: ModelPool | None = None
@@ -172,6 +174,12 @@ class Gateway:
             await self._admit(exchange, PLAIN)
             await self._send(exchange, self._metrics())
             return
+        # The routers are used without Starlette's middleware, which would send its own response for
+        # an exception. With "app" they raise an exception instead of sending a response.
+        if path == "/" or path.startswith("/static/"):
+            exchange.scope["app"] = None
+            await self._pages(exchange.scope, exchange.receive, exchange.send)
+            return
         await self._opened.wait()
         if self.connections() > limits.connections:
             raise ServiceError(
@@ -184,7 +192,6 @@ class Gateway:
         await exchange.body(limits)
         assert self._app is not None
         exchange.scope["app"] = self._app
-        # Without Starlette's middleware, which would send its own response for an exception.
         await self._app.router(exchange.scope, exchange.receive, exchange.send)
 
     async def _admit(self, exchange: Exchange, interface: Interface) -> None:
