@@ -173,6 +173,9 @@ class Service:
         gateway: answers the requests.
         find_walk: imports and returns the function for the page's walk through a model.
         report: called with messages about loading.
+
+    Raises:
+        InputError: the key file, an address of a proxy or the TLS certificate is not valid.
     """
 
     def __init__(
@@ -188,6 +191,7 @@ class Service:
         self.settings, self.names = settings, names
         self.device, self.dtype = device, dtype
         self.gateway = gateway or Gateway(settings)
+        self.server = Server(self.gateway)
         self._find_walk, self._report = find_walk, report
         self._pool: ModelPool | None = None
         self._error: BaseException | None = None
@@ -202,11 +206,11 @@ class Service:
             The signal.
 
         Raises:
-            InputError: a model cannot be loaded, or the TLS certificate is not valid.
+            InputError: a model cannot be loaded.
         """
-        server = Server(self.gateway)
+        server = self.server
         sys.setswitchinterval(SWITCH_SECONDS)
-        thread = threading.Thread(target=self._load, args=(server,), name="load", daemon=True)
+        thread = threading.Thread(target=self._load, name="load", daemon=True)
 
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
@@ -225,13 +229,13 @@ class Service:
         assert server.signal is not None
         return server.signal
 
-    def _load(self, server: Server) -> None:
+    def _load(self) -> None:
         """In a thread: import torch and load the models."""
         try:
             self._load_models()
         except BaseException as error:  # noqa: BLE001 - raised in `run`
             self._error = error
-            server.should_exit = True
+            self.server.should_exit = True
 
     def _load_models(self) -> None:
         gc.disable()  # it would visit the million objects that torch creates
