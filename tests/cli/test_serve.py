@@ -20,31 +20,12 @@ def parsed(*arguments):
 
 
 def test_options_become_settings():
-    settings = module.chosen_settings(
-        parsed(
-            "--host",
-            "::1",
-            "--port",
-            "9",
-            "--cors",
-            "https://a.org",
-            "--cors",
-            "https://b.org",
-            "--proxy",
-            "10.0.0.1",
-            "--drain",
-            "5",
-            "--requests-per-minute",
-            "60",
-            "--max-items",
-            "7",
-            "--max-body-seconds",
-            "2.5",
-            "--quiet",
-            "--json",
-        )  # fmt: skip
-    )
-    assert settings == Settings(
+    options = parsed(
+        "--host", "::1", "--port", "9", "--cors", "https://a.org", "--cors", "https://b.org",
+        "--proxy", "10.0.0.1", "--drain", "5", "--requests-per-minute", "60", "--max-items", "7",
+        "--max-body-seconds", "2.5", "--quiet", "--json",
+    )  # fmt: skip
+    assert module.chosen_settings(options) == Settings(
         host="::1", port=9, cors=("https://a.org", "https://b.org"), proxies=("10.0.0.1",), drain=5.0,
         requests_per_minute=60, limits=Limits(items=7, body_seconds=2.5), access_log=False, json_log=True,
     )  # fmt: skip
@@ -103,10 +84,10 @@ def test_mistakes_end_with_one_line(tmp_path):
 
 
 def test_a_port_in_use():
-    with socket.socket() as taken_port:
-        taken_port.bind(("127.0.0.1", 0))
-        taken_port.listen()
-        port = taken_port.getsockname()[1]
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
         message = error_of("serve", "--port", port)
     assert message == (
         f"cannot listen at 127.0.0.1 port {port}: Address already in use; choose another --port or --host"
