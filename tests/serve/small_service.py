@@ -10,8 +10,8 @@ import time
 from functools import partial
 
 from regard.errors import InputError
+from regard.serve.processes import Worker, run_processes
 from regard.serve.shared import SharedNumbers
-from regard.serve.workers import Worker, run_workers
 
 DRAIN = 1.0
 
@@ -26,7 +26,7 @@ async def answer(worker, reader, writer):
 async def accept(worker):
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
-    server = await asyncio.start_server(partial(answer, worker), sock=worker.fair_socket())
+    server = await asyncio.start_server(partial(answer, worker), sock=worker.fair_sockets()[0])
     worker.report_ready()
     await ended.wait()
     server.close()
@@ -41,7 +41,7 @@ def serve(mode, worker: Worker) -> int:
         return 3
     if mode == "never ends":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        worker.listening.close()
+        worker.sockets[0].close()
         worker.report_ready()
         time.sleep(60)
     asyncio.run(accept(worker))
@@ -65,8 +65,8 @@ def main():
     listening = socket.create_server(("127.0.0.1", 0))
     print(listening.getsockname()[1], flush=True)
     numbers = SharedNumbers(count, 1)
-    return run_workers(
-        count, listening, partial(serve, mode), numbers, drain=DRAIN,
+    return run_processes(
+        count, [listening], partial(serve, mode), numbers, drain=DRAIN,
         ended=lambda index: print("ended", index, int(numbers.row(index)[0]), flush=True),
     )  # fmt: skip
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from regard.serve.access import RateLimit
+from regard.serve.processes import MOST_FAILURES
 from regard.serve.shared import WAYS, SharedNumbers, SharedRates
-from regard.serve.workers import MOST_FAILURES
 from serve.small_service import count_up, use_rates
 
 TESTS = Path(__file__).parents[1]
@@ -33,10 +33,7 @@ def wait_until(condition):
 def children(process):
     """The PIDs of the worker processes of a service."""
     pids = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    tracker = [
-        pid for pid in pids if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    return {int(pid) for pid in pids if pid not in tracker}
+    return {int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
 
 
 def exists(pid):
@@ -107,13 +104,13 @@ def test_a_killed_worker_is_replaced_while_the_other_answers():
         assert errors == "regard: worker 0 ended (SIGKILL); a new one starts in 0.25 s\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_workers(number):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_all_workers(number, code):
     with small_service("answers", 3) as (process, port):
         pids = visit_all(port, 3)
         os.killpg(process.pid, number)  # as Ctrl-C in a terminal does
         output, errors = process.communicate(timeout=SECONDS)
-        assert (process.returncode, output, errors) == (0, "", "")
+        assert (process.returncode, output, errors) == (code, "", "")
         assert not any(map(exists, pids.values()))
         assert refuses(port)
 
@@ -121,9 +118,9 @@ def test_a_signal_ends_all_workers(number):
 def test_a_signal_while_workers_start_ends_them():
     with small_service("answers") as (process, _):
         pids = wait_until(lambda: children(process.pid))
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
         output, errors = process.communicate(timeout=SECONDS)
-        assert (process.returncode, output, errors) == (0, "", "")
+        assert (process.returncode, output, errors) == (130, "", "")
         assert not any(map(exists, pids))
 
 
