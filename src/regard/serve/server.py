@@ -196,11 +196,12 @@ class Service:
         self._pool: ModelPool | None = None
         self._error: BaseException | None = None
 
-    def run(self, sockets: list[socket.socket]) -> int:
+    def run(self, sockets: list[socket.socket], load_first: bool = False) -> int:
         """Serve until a signal arrives.
 
         Args:
             sockets: listening sockets, which are closed at the end.
+            load_first: accept connections only when the models are loaded.
 
         Returns:
             The signal.
@@ -215,6 +216,8 @@ class Service:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
             thread.start()
+            if load_first:
+                await asyncio.to_thread(thread.join)
             await server.serve(sockets)
 
         with asyncio.Runner() as runner:
@@ -246,16 +249,21 @@ class Service:
         from regard.serve.models import ModelPool
         from regard.serve.scheduler import Scheduler
 
-        if choose_device(self.device).type == "cpu":
-            torch.set_num_threads(cores())
-            keep_freed_memory()
+        workers = self.settings.workers
+        on_cpu = choose_device(self.device).type == "cpu"
+        if on_cpu:
+            torch.set_num_threads(max(1, cores() // workers))
+        elif workers > 1:
+            raise InputError("--workers is for a CPU: add --device cpu, or use one worker")
         scheduler = Scheduler(self.settings.limits.queue_tokens)
         pool = self._pool = ModelPool(scheduler, self.settings.limits)
         walk = self._find_walk() if self._find_walk else None
         app = create_endpoints(pool, self.gateway, walk)
         scheduler.start()
         self._loop.call_soon_threadsafe(self.gateway.open, app, pool, ENDPOINTS)
-        pool.load(self.names, self.device, self.dtype)
+        pool.load(self.names, self.device, self.dtype, mapped=workers > 1)
+        if on_cpu:
+            keep_freed_memory()  # not before: copies of weights are freed
         gc.collect()
         gc.freeze()
         gc.enable()
