@@ -65,17 +65,17 @@ def test_models_are_described(url):
 def test_classify(url):
     texts = ["A wonderful film.", "Terribly boring."]
     result = post(f"{url}/classify", texts=texts)
-    for found, expected in zip(result["results"], boxed("classify").classify(texts), strict=True):
-        assert found["label"] == expected.label
-        assert found["probabilities"] == pytest.approx(expected.probabilities)
+    for actual, expected in zip(result["results"], boxed("classify").classify(texts), strict=True):
+        assert actual["label"] == expected.label
+        assert actual["probabilities"] == pytest.approx(expected.probabilities)
 
 
 def test_fill(url):
     texts = ["The cat <mask> on the sofa.", "He <mask> a <mask>."]
     result = post(f"{url}/fill", texts=texts, top=3)
-    for found, expected in zip(result["results"], boxed("fill").fill(texts, top=3), strict=True):
-        assert found["text"] == expected.text
-        words = [[word["word"] for word in gap["candidates"]] for gap in found["gaps"]]
+    for actual, expected in zip(result["results"], boxed("fill").fill(texts, top=3), strict=True):
+        assert actual["text"] == expected.text
+        words = [[word["word"] for word in gap["candidates"]] for gap in actual["gaps"]]
         assert words == [[word for word, _ in gap.candidates] for gap in expected.gaps]
 
 
@@ -107,10 +107,10 @@ def test_answer_one_or_several_questions(url, answering):
         f"{url}/answer", n_best=2, questions=[{"question": q, "context": c} for q, c in pairs]
     )
     expected = answering.answer(questions, contexts, n_best=2)
-    for found, best in zip(several["results"], expected, strict=True):
-        assert [each["answer"] for each in found["n_best"]] == [each.text for each in best]
-        assert found["score"] == pytest.approx(best[0].score, abs=1e-4)
-        assert found["answer"] == best[0].text
+    for actual, best in zip(several["results"], expected, strict=True):
+        assert [each["answer"] for each in actual["n_best"]] == [each.text for each in best]
+        assert actual["score"] == pytest.approx(best[0].score, abs=1e-4)
+        assert actual["answer"] == best[0].text
     one = post(f"{url}/answer", question=questions[0], context=contexts[0])
     assert one["results"][0]["answer"] == expected[0][0].text
 
