@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import threading
@@ -10,8 +11,13 @@ import numpy as np
 import pytest
 
 import regard
-from regard.serve.api_common import MOST_WEIGHTS
+from regard.serve.api_common import MOST_WEIGHTS, any_model
 from regard.serve.api_search import DocumentCache, Documents
+from regard.serve.api_view import list_models
+from regard.serve.endpoint import Call
+from regard.serve.errors import Loading
+from regard.serve.models import ModelPool
+from regard.serve.scheduler import Scheduler
 from regard.serve.settings import Limits, Settings
 from regard.tasks.answer import Questions
 from regard.tasks.configuration import make_config
@@ -60,6 +66,16 @@ def test_models_are_described(url):
     assert models["generate"]["layers"]["encoder"] == 0
     assert models["classify"]["labels"] == boxed("classify").labels
     assert models["fill"]["max_input_tokens"] == boxed("fill").longest
+
+
+def test_models_are_listed_while_others_are_loaded():
+    pool = ModelPool(Scheduler(1), Limits())
+    pool.add("classify", boxed("classify"))
+    call = Call(pool, Settings(), None, {})
+    listed = asyncio.run(list_models(call, None))
+    assert (listed.ready, [model.name for model in listed.models]) == (False, ["classify"])
+    with pytest.raises(Loading):
+        any_model(call, "translate")
 
 
 def test_classify(url):
