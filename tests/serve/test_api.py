@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import threading
@@ -10,8 +11,13 @@ import numpy as np
 import pytest
 
 import regard
-from regard.serve.api_common import MOST_WEIGHTS
+from regard.serve.api_common import MOST_WEIGHTS, any_model
 from regard.serve.api_search import DocumentCache, Documents
+from regard.serve.api_view import list_models
+from regard.serve.endpoint import Call
+from regard.serve.errors import Loading
+from regard.serve.models import ModelPool
+from regard.serve.scheduler import Scheduler
 from regard.serve.settings import Limits, Settings
 from regard.tasks.answer import Questions
 from regard.tasks.configuration import make_config
@@ -62,20 +68,30 @@ def test_models_are_described(url):
     assert models["fill"]["max_input_tokens"] == boxed("fill").longest
 
 
+def test_models_are_listed_while_others_are_loaded():
+    pool = ModelPool(Scheduler(1), Limits())
+    pool.add("classify", boxed("classify"))
+    call = Call(pool, Settings(), None, {})
+    listed = asyncio.run(list_models(call, None))
+    assert (listed.ready, [model.name for model in listed.models]) == (False, ["classify"])
+    with pytest.raises(Loading):
+        any_model(call, "translate")
+
+
 def test_classify(url):
     texts = ["A wonderful film.", "Terribly boring."]
     result = post(f"{url}/classify", texts=texts)
-    for found, expected in zip(result["results"], boxed("classify").classify(texts), strict=True):
-        assert found["label"] == expected.label
-        assert found["probabilities"] == pytest.approx(expected.probabilities)
+    for actual, expected in zip(result["results"], boxed("classify").classify(texts), strict=True):
+        assert actual["label"] == expected.label
+        assert actual["probabilities"] == pytest.approx(expected.probabilities)
 
 
 def test_fill(url):
     texts = ["The cat <mask> on the sofa.", "He <mask> a <mask>."]
     result = post(f"{url}/fill", texts=texts, top=3)
-    for found, expected in zip(result["results"], boxed("fill").fill(texts, top=3), strict=True):
-        assert found["text"] == expected.text
-        words = [[word["word"] for word in gap["candidates"]] for gap in found["gaps"]]
+    for actual, expected in zip(result["results"], boxed("fill").fill(texts, top=3), strict=True):
+        assert actual["text"] == expected.text
+        words = [[word["word"] for word in gap["candidates"]] for gap in actual["gaps"]]
         assert words == [[word for word, _ in gap.candidates] for gap in expected.gaps]
 
 
@@ -107,10 +123,10 @@ def test_answer_one_or_several_questions(url, answering):
         f"{url}/answer", n_best=2, questions=[{"question": q, "context": c} for q, c in pairs]
     )
     expected = answering.answer(questions, contexts, n_best=2)
-    for found, best in zip(several["results"], expected, strict=True):
-        assert [each["answer"] for each in found["n_best"]] == [each.text for each in best]
-        assert found["score"] == pytest.approx(best[0].score, abs=1e-4)
-        assert found["answer"] == best[0].text
+    for actual, best in zip(several["results"], expected, strict=True):
+        assert [each["answer"] for each in actual["n_best"]] == [each.text for each in best]
+        assert actual["score"] == pytest.approx(best[0].score, abs=1e-4)
+        assert actual["answer"] == best[0].text
     one = post(f"{url}/answer", question=questions[0], context=contexts[0])
     assert one["results"][0]["answer"] == expected[0][0].text
 

@@ -87,9 +87,9 @@ def test_tokens_within_a_character_overlap():
     byte = Tokenizer("byte")
     ids = [*byte.encode("aé🙂"), Tokenizer.eos]
     assert token_spans(byte, ids) == [(0, 1), (1, 2), (1, 2), *[(2, 3)] * 4, (3, 3)]
-    broken = byte.encode("é")[:1]
-    assert byte.decode(broken) == "\ufffd"
-    assert token_spans(byte, broken) == [(0, 1)]
+    broken = [*byte.encode("é")[:1], *byte.encode("]"), *byte.encode("🙂")[:2], Tokenizer.eos]
+    assert byte.decode(broken) == "\ufffd]\ufffd"
+    assert token_spans(byte, broken) == [(0, 1), (1, 2), (2, 3), (2, 3), (3, 3)]
 
 
 def test_pieces_of_a_long_sentence_are_located_in_the_text(url):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -193,8 +194,14 @@ def example(schema: Json, components: Mapping[str, Any]) -> Any:
     return values.get(schema.get("type", ""), "text")
 
 
+@cache
+def cached_document(endpoints: tuple[Endpoint, ...]) -> Json:
+    """The document of a service, made once."""
+    return make_document(endpoints)
+
+
 async def show_document(call: Call, request: None) -> Json:
-    return make_document(call.state["endpoints"])
+    return cached_document(tuple(call.state["endpoints"]))
 
 
 ENDPOINTS = [
