@@ -56,13 +56,15 @@ def token_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[int, int
 
     A token can end inside a character: then this character belongs to it and to the next token.
     """
-    decoder, spans, length = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
+    decoder, spans = codecs.getincrementaldecoder("utf-8")("replace"), []
+    length, unfinished = 0, False  # characters so far, and whether one more has begun
     for id in ids:
         piece = tokenizer.pieces[id]
-        begin = length
+        continues = bool(piece) and 0x80 <= piece[0] < 0xC0  # with the rest of a character
+        begin = length + (unfinished and not continues)
         length += len(decoder.decode(piece))
-        unfinished = bool(decoder.getstate()[0]) and bool(piece)
-        spans.append((begin, length + unfinished))
+        unfinished = bool(decoder.getstate()[0])
+        spans.append((begin, max(begin, length + unfinished)))
     return spans
 
 

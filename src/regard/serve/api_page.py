@@ -12,13 +12,7 @@ from starlette.responses import HTMLResponse, Response
 
 from regard.serve.api_common import API
 from regard.serve.endpoint import Call, Endpoint
-from regard.serve.openapi import REFERENCE, TITLES, Json, make_document
-
-
-@cache
-def template() -> str:
-    """The file page/api.html."""
-    return files("regard.serve").joinpath("page/api.html").read_text("utf-8")
+from regard.serve.openapi import REFERENCE, TITLES, Json, cached_document
 
 
 def make_page(document: Json) -> str:
@@ -47,7 +41,8 @@ def make_page(document: Json) -> str:
         "endpoints": "\n".join(sections),
         "types": "\n".join(show_type(name, schemas[name]) for name in sorted(schemas)),
     }  # fmt: skip
-    first, *rest = template().split("{{")
+    template = files("regard.serve").joinpath("page/api.html").read_text("utf-8")
+    first, *rest = template.split("{{")
     pieces = (piece.split("}}", 1) for piece in rest)  # does not replace placeholders in a part
     return first + "".join(parts[name] + after for name, after in pieces)
 
@@ -141,8 +136,14 @@ def bounds(schema: Json) -> Iterator[str]:
             yield f"of at most {schema[high]}{unit}"
 
 
+@cache
+def cached_page(endpoints: tuple[Endpoint, ...]) -> str:
+    """The page of a service, made once."""
+    return make_page(cached_document(endpoints))
+
+
 async def show_page(call: Call, request: None) -> Response:
-    return HTMLResponse(make_page(make_document(call.state["endpoints"])))
+    return HTMLResponse(cached_page(tuple(call.state["endpoints"])))
 
 
 ENDPOINTS = [

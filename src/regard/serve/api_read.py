@@ -177,7 +177,8 @@ async def answer(call: Call, request: AnswerRequest) -> AnswerResponse:
     pairs = question_list(request)
     model = call.pool.find("answer", request.model)
     questions, contexts = [each.question for each in pairs], [each.context for each in pairs]
-    check_texts(call, [each.question + each.context for each in pairs], "questions")
+    field = "context" if request.questions is None else "questions"
+    check_texts(call, [each.question + each.context for each in pairs], field)
     predictions = await model.predict(questions, context=contexts, n_best=request.n_best)
     return AnswerResponse(model.name, [
         Answered(

@@ -56,6 +56,7 @@ class ModelDescription(msgspec.Struct):
         int, Meta(ge=1, description="tokens of the longest text that it reads in one piece")
     ]
     labels: Annotated[list[str] | None, Meta(description="the labels, if it classifies")]
+    dialogue: Annotated[bool, Meta(description="whether it continues dialogues")]
 
 
 class ModelsResponse(msgspec.Struct):
@@ -66,7 +67,8 @@ class ModelsResponse(msgspec.Struct):
 
 
 async def list_models(call: Call, request: None) -> ModelsResponse:
-    return ModelsResponse(call.pool.ready, list(map(describe_model, call.pool.models.values())))
+    models = list(call.pool.models.values())  # another thread may add models
+    return ModelsResponse(call.pool.ready, list(map(describe_model, models)))
 
 
 def describe_model(served: ServedModel) -> ModelDescription:
@@ -81,6 +83,7 @@ def describe_model(served: ServedModel) -> ModelDescription:
         sum(parameter.numel() for parameter in model.transformer.parameters()),
         model.target_tokenizer.size, model.longest,
         model.labels if served.task == "classify" else None,
+        getattr(model.config.data, "dialogue", False),
     )  # fmt: skip
 
 

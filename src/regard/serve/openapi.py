@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -26,12 +27,13 @@ TITLES = {
 }  # fmt: skip
 SECURITY: dict[str, Json] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
     "deepl": {
         "type": "apiKey", "in": "header", "name": "Authorization",
         "description": "Authorization: DeepL-Auth-Key KEY",
     },
 }  # fmt: skip
-KEY_SCHEMES = {"deepl": "deepl"}  # of an interface; default: bearer
+KEY_SCHEMES = {"deepl": ("deepl",), "openai": ("bearer",)}  # of an interface; default: both others
 
 
 def make_document(endpoints: Sequence[Endpoint]) -> Json:
@@ -68,11 +70,12 @@ def make_operation(
 ) -> Json:
     """The description of one endpoint."""
     interface, words = endpoint.interface, re.findall(r"\w+", PARAMETER.sub(r"\1", endpoint.path))
+    schemes = KEY_SCHEMES.get(interface.name, ("bearer", "header"))
     operation: Json = {
         "operationId": "_".join([endpoint.method.lower(), *words]),
         "summary": endpoint.summary,
         "tags": [interface.name],
-        "security": [{}, {KEY_SCHEMES.get(interface.name, "bearer"): []}],
+        "security": [{}, *({name: []} for name in schemes)],
     }
     parameters: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -191,8 +194,14 @@ def example(schema: Json, components: Mapping[str, Any]) -> Any:
     return values.get(schema.get("type", ""), "text")
 
 
+@cache
+def cached_document(endpoints: tuple[Endpoint, ...]) -> Json:
+    """The document of a service, made once."""
+    return make_document(endpoints)
+
+
 async def show_document(call: Call, request: None) -> Json:
-    return make_document(call.state["endpoints"])
+    return cached_document(tuple(call.state["endpoints"]))
 
 
 ENDPOINTS = [

@@ -3,7 +3,8 @@
 import { post } from "./client.js";
 import { make, makeButton, percent } from "./dom.js";
 
-const COUNT = 8;
+const COUNT = 6;
+const LEAST = 200, MOST = 420;  // pixels of the height
 
 export class AlternativesMenu {
   constructor(element) {
@@ -18,7 +19,7 @@ export class AlternativesMenu {
     return this.element.matches(":popover-open");
   }
 
-  // Show alternatives for the word after `request.prefix`; calls `onChoice(alternative)`.
+  // Show alternatives for a word, which comes after `request.prefix`; calls `onChoice(alternative)`.
   async open(anchor, request, onChoice) {
     this.anchor = anchor;
     this.controller?.abort();
@@ -43,11 +44,12 @@ export class AlternativesMenu {
 
   makeItem(alternative, prefix, onChoice) {
     const { word, translation, logprob } = alternative;
-    const button = makeButton("", { role: "menuitem", tabindex: "-1" }, () => {
+    const current = word === this.anchor.textContent;
+    const button = makeButton("", { role: "menuitem", tabindex: "-1", "aria-current": current && "true" }, () => {
       this.close();
       onChoice(alternative);
     });
-    button.append(make("span", {}, word.trim() || "(end)"), make("small", {}, percent(Math.exp(logprob))),
+    button.append(make("span", {}, word), make("small", {}, percent(Math.exp(logprob))),
       make("span", { class: "rest" }, translation.startsWith(prefix) ? `…${translation.slice(prefix.length)}` : translation));
     return button;
   }
@@ -57,14 +59,16 @@ export class AlternativesMenu {
     this.anchor?.focus({ preventScroll: true });
   }
 
-  // Below the word if there is room, otherwise above it.
+  // Below the word if there is room, otherwise above it; long lists scroll.
   place() {
+    const { style } = this.element;
     const word = this.anchor.getBoundingClientRect();
+    const room = window.innerHeight - word.bottom - 16;
+    const below = room >= LEAST || room >= word.top;
+    style.maxHeight = `${Math.min(MOST, below ? room : word.top - 16)}px`;
     const { width, height } = this.element.getBoundingClientRect();
-    const left = Math.max(12, Math.min(word.left, document.documentElement.clientWidth - width - 12));
-    const below = word.bottom + 8 + height < window.innerHeight;
-    const top = below ? word.bottom + 8 : Math.max(8, word.top - height - 8);
-    Object.assign(this.element.style, { left: `${left}px`, top: `${top}px` });
+    style.left = `${Math.max(12, Math.min(word.left, document.documentElement.clientWidth - width - 12))}px`;
+    style.top = `${below ? word.bottom + 8 : word.top - height - 8}px`;
   }
 
   onKey(event) {

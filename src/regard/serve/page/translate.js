@@ -57,7 +57,7 @@ export function startTranslate(panel, save) {
 
   function fillHeads() {
     const model = models.find(({ name }) => name === choice.value);
-    const options = (count) => [["mean", "all (mean)"],
+    const options = (count) => [["mean", "all"],
       ...Array.from({ length: count ?? 0 }, (_, i) => [String(i + 1), String(i + 1)])];
     fillSelect(part("#layer"), options(model?.layers.decoder));
     fillSelect(part("#head"), options(model?.heads));
@@ -120,7 +120,7 @@ export function startTranslate(panel, save) {
     const count = result.sentences.reduce((all, sentence) => all + sentence.forced.length, 0);
     forced.replaceChildren();
     if (count) {
-      forced.append(count === 1 ? "1 word was chosen. " : `${count} words were chosen. `,
+      forced.append(count === 1 ? "1 change by you " : `${count} changes by you `,
         makeButton("Undo", { class: "quiet", id: "undo" }, undo));
     }
   }
@@ -209,7 +209,7 @@ export function startTranslate(panel, save) {
     list.replaceChildren(...answer.sentences.map((each, i) => make("ul", { class: "n-best" },
       ...each.n_best.map(({ translation: text, score }) => {
         const button = makeButton(text, { title: "Use this translation" }, () => force(result.sentences[i], [text]));
-        button.append(make("small", {}, score.toFixed(2)));
+        button.append(make("small", { title: "Score: log-probability with length penalty" }, score.toFixed(2).replace("-", "−")));
         return make("li", {}, button);
       }))));
   }
