@@ -7,12 +7,12 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from regard.serve import api
+from regard.serve import api, deepl, libretranslate
 from regard.serve.endpoint import Endpoint, make_route
 from regard.serve.models import ModelPool
 from regard.serve.settings import Settings
 
-ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS]
 
 
 def create_app(
