@@ -171,7 +171,7 @@ class Service:
         names: the models.
         device, dtype: of the models; see `regard.load`.
         gateway: answers the requests.
-        find_walk: imports and returns the function for the page's walk through a model.
+        walk: computes the walk through a model for the page.
         report: called with messages about loading.
 
     Raises:
@@ -185,14 +185,14 @@ class Service:
         device: str = "auto",
         dtype: str = "auto",
         gateway: Gateway | None = None,
-        find_walk: Callable[[], Walk] | None = None,
+        walk: Walk | None = None,
         report: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.settings, self.names = settings, names
         self.device, self.dtype = device, dtype
         self.gateway = gateway or Gateway(settings)
         self.server = Server(self.gateway)
-        self._find_walk, self._report = find_walk, report
+        self._walk, self._report = walk, report
         self._pool: ModelPool | None = None
         self._error: BaseException | None = None
 
@@ -257,8 +257,7 @@ class Service:
             raise InputError("--workers is for a CPU: add --device cpu, or use one worker")
         scheduler = Scheduler(self.settings.limits.queue_tokens)
         pool = self._pool = ModelPool(scheduler, self.settings.limits)
-        walk = self._find_walk() if self._find_walk else None
-        app = create_endpoints(pool, self.gateway, walk)
+        app = create_endpoints(pool, self.gateway, self._walk)
         scheduler.start()
         self._loop.call_soon_threadsafe(self.gateway.open, app, pool, ENDPOINTS)
         pool.load(self.names, self.device, self.dtype, mapped=workers > 1)
