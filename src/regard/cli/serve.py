@@ -115,16 +115,23 @@ def serve(options: argparse.Namespace) -> int:
     from regard.serve.workers import run_workers
 
     models = names, options.device, options.dtype
-    service = Service(settings, *models, report=warn)
+    service = Service(settings, *models, walk=walk, report=warn)
     sockets = listen(settings.host, settings.port)
     if settings.keys is None and not is_local(settings.host):
         warn("everyone who can reach this computer can use the service: --keys needs API keys")
     warn(f"listening at {url_of(sockets[0], settings.certificate is not None)}")
     warn(f"loading {', '.join(each.name for each in names)}")
     if settings.workers > 1:
-        return run_workers(settings, *models, sockets)
+        return run_workers(settings, *models, sockets, walk)
     ended = service.run(sockets)
     return 130 if ended == signal.SIGINT else 0
+
+
+def walk(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The walk through a model, for the page; see `walk_json`."""
+    from regard.view.walk_json import walk_json
+
+    return walk_json(*arguments, **options)
 
 
 def check_packages() -> None:

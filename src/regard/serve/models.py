@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -71,12 +71,11 @@ class ServedModel:
         make = partial(self.model.plan, list(inputs), warn=ignore_warning, **options)
         return await in_thread(make, sum(map(len, inputs)))
 
-    async def stream(
+    def stream(
         self, plan: DecodingPlan
-    ) -> AsyncIterator[tuple[list[int], Prediction | None]]:
+    ) -> AsyncGenerator[tuple[list[int], Prediction | None], None]:
         """Decode a plan with one request token by token; see `Scheduler.stream`."""
-        async for update in self.scheduler.stream(self.model.transformer, plan):
-            yield update
+        return self.scheduler.stream(self.model.transformer, plan)
 
     async def classify(self, texts: Sequence[str]) -> list[Label]:
         """See `Model.classify`."""

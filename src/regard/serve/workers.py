@@ -8,7 +8,7 @@ share their metrics, and they count the requests of a client together.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ def run_workers(
     device: str,
     dtype: str,
     sockets: list[socket.socket],
-    find_walk: Callable[[], Walk] | None = None,
+    walk: Walk | None = None,
 ) -> int:
     """Serve models with `settings.workers` processes until SIGTERM or SIGINT.
 
@@ -52,14 +52,13 @@ def run_workers(
         names: the models.
         device, dtype: of the models; see `regard.load`.
         sockets: listening sockets, which are closed at the end.
-        find_walk: imports and returns the function for the page's walk through a model. A function
-            of a module.
+        walk: computes the walk through a model for the page. A function of a module.
 
     Returns:
         The exit code; see `run_processes`.
     """
     shared = Shared(SharedNumbers(settings.workers + 1, Metrics.SIZE), SharedRates.make_table())
-    serve = partial(serve_models, settings, names, device, dtype, find_walk)
+    serve = partial(serve_models, settings, names, device, dtype, walk)
     return run_processes(
         settings.workers, sockets, serve, shared, drain=settings.drain, ended=shared.retire
     )
@@ -70,7 +69,7 @@ def serve_models(
     names: Sequence[ModelName],
     device: str,
     dtype: str,
-    find_walk: Callable[[], Walk] | None,
+    walk: Walk | None,
     worker: Worker,
 ) -> int:
     """Serve models in a worker process. Returns its exit code."""
@@ -85,6 +84,6 @@ def serve_models(
             warn(message)
         worker.report_ready()
 
-    service = Service(settings, names, device, dtype, gateway, find_walk, report)
+    service = Service(settings, names, device, dtype, gateway, walk, report)
     service.run(worker.fair_sockets(), load_first=not worker.accept_early)
     return 0
