@@ -38,7 +38,7 @@ NAMES = {  # of regard and of Hugging Face
 }  # fmt: skip
 
 
-def save(preset: str, vocabulary: int, folder: Path) -> Model:
+def save(preset: str, vocabulary: int, beam: int, folder: Path) -> Model:
     """Write a model folder for the command line, and return the model."""
     tokenizer = Tokenizer.learn(words(2 * vocabulary), size=vocabulary, quiet=True)
     if tokenizer.size != vocabulary:
@@ -48,7 +48,7 @@ def save(preset: str, vocabulary: int, folder: Path) -> Model:
         model=ModelConfig.preset(preset, vocabulary_size=vocabulary, dropout=0.0),
         data=DataConfig(train=["text.en", "text.de"], vocabulary_size=vocabulary),
         training=TrainingConfig(),
-        decoding=DecodingConfig(),
+        decoding=DecodingConfig(beam=beam),
     )
     model = Model(config, copying(config.model), Translate(tokenizer, tokenizer))
     model.save(folder)
@@ -61,18 +61,19 @@ def copying(config: ModelConfig) -> Transformer:
     torch.manual_seed(0)
     model = Transformer(config).eval()
     assert model.encoder is not None and model.decoder is not None
-    size, width = config.head_size, config.d_model
+    size, width, positions = config.head_size, config.d_model, config.d_model // 16
     # The first features contain only the position, with the highest frequencies. Another one, the
     # sine of the lowest frequency, is almost zero: its value is what LayerNorm subtracts.
     table = model.table("target").weight
-    table[:, :size] = table[:, -2] = 0.0
+    table[:, :positions] = table[:, -2] = 0.0
     table *= TOKEN / table.norm(dim=1, keepdim=True)
     for name, parameter in model.named_parameters():
         if name.endswith(("output.weight", "outer.weight")):
             parameter *= REST
-            parameter[:size] = parameter[-2] = 0.0
-    features = torch.eye(size, width)
-    features[:, -2] = -1.0
+            parameter[:positions] = parameter[-2] = 0.0
+    features = torch.zeros(size, width)
+    features[:positions, :positions] = torch.eye(positions)
+    features[:positions, -2] = -1.0
     rows = sinusoids(torch.arange(2 * LONGEST), width, config.position_base).float() @ features.T
     products = rows[0] @ rows.T
     factor = TOKEN * math.sqrt(MARGIN * math.sqrt(size) / float(products[0] - products[1:].max()))
@@ -81,7 +82,7 @@ def copying(config: ModelConfig) -> Transformer:
     query.copy_(factor * features.repeat(config.heads, 1))
     key.copy_(query)
     value.copy_(torch.eye(width))
-    cross.output.weight.copy_(COPY * torch.diag((torch.arange(width) >= size).float()))
+    cross.output.weight.copy_(COPY * torch.diag((torch.arange(width) >= positions).float()))
     return model
 
 
@@ -104,7 +105,7 @@ def sentences(tokenizer: Tokenizer, number: int) -> list[str]:
         length = chosen.lognormvariate(math.log(MEAN) - SPREAD**2 / 2, SPREAD)
         length = round(min(max(length, SHORTEST), LONGEST))
         text = [chosen.choice(known).capitalize()]
-        while len(tokenizer.encode(" ".join(text))) + 2 < length:  # the full stop and <eos>
+        while len(tokenizer.encode(" ".join(text))) + 4 < length:  # a word, the full stop, <eos>
             text.append(chosen.choice(known))
         result.append(" ".join(text) + ".")
     return result

@@ -7,6 +7,7 @@ little of the machine; each result has the processor time that it used.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -240,3 +241,34 @@ async def run_open_loop(
     for client in idle:
         client.close()
     return Load(answers, began, ended, processor, unsent), health
+
+
+def take_turns(port: int, texts: Sequence[str]) -> list[tuple[float, float]]:
+    """Translate each text by a request, and by a call of the model in the process of the service.
+
+    Returns:
+        The seconds of both, for each text.
+    """
+
+    async def work() -> list[tuple[float, float]]:
+        client = await Client.connect(port)
+        turns = []
+        for i, text in enumerate(texts):
+            body = json.dumps({"q": text, "source": "en", "target": "de"}).encode()
+            translated = await client.request(i, message("/translate", body))
+            bare = await client.request(i, message("/bare", json.dumps({"texts": [text]}).encode()))
+            turns.append((translated.seconds, json.loads(bare.body)[0]))
+        client.close()
+        return turns
+
+    return asyncio.run(work())
+
+
+def in_order(port: int, contents: Sequence[bytes]) -> list[Answer]:
+    """The answers to requests that are sent one after the other."""
+
+    async def work() -> list[Answer]:
+        client = await Client.connect(port)
+        return [await client.request(i, content) for i, content in enumerate(contents)]
+
+    return asyncio.run(work())

@@ -12,9 +12,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,10 @@ from regard.config.sections import DecodingConfig
 from regard.text.tokenizer import Tokenizer
 
 Translate = Callable[[str], Awaitable[str]]
+Ready = Callable[[int], None]  # called with the port when the service listens
+Program = Callable[..., None]  # runs a service, in its process; the first argument is a Ready
 THREADS = 2
 PENALTY = DecodingConfig.length_penalty
-DEADLINE = 60.0  # seconds until a service must answer
 
 
 class TranslateRequest(msgspec.Struct):
@@ -40,6 +40,12 @@ class TranslateRequest(msgspec.Struct):
     q: str
     source: str
     target: str
+
+
+class BareRequest(msgspec.Struct):
+    """Texts to translate without the service."""
+
+    texts: list[str]
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,11 @@ class Server:
 
 
 @contextmanager
-def running(make: Callable[..., Starlette], *arguments: Any) -> Iterator[Server]:
+def running(program: Program, *arguments: Any) -> Iterator[Server]:
     """Run a service in a new process until the end of the block."""
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=run, args=(there, make, arguments), daemon=True)
+    process = context.Process(target=program, args=(there.send, *arguments), daemon=True)
     process.start()
     there.close()
     try:
@@ -79,50 +85,48 @@ def running(make: Callable[..., Starlette], *arguments: Any) -> Iterator[Server]
         process.join()
 
 
-def run(connection: Connection[Any, Any], make: Callable[..., Starlette], arguments: Any) -> None:
-    """Run a service; in the new process."""
+def host(translate: Translate, ready: Ready) -> None:
+    """Run a service with one endpoint."""
     import uvicorn
 
-    app = make(*arguments)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(2048)
-        connection.send(listening.getsockname()[1])
+    async def respond(http: Request) -> Response:
+        request = msgspec.json.decode(await http.body(), type=TranslateRequest)
+        body = {"translatedText": await translate(request.q)}
+        return Response(msgspec.json.encode(body), media_type="application/json")
+
+    app = Starlette(routes=[Route("/translate", respond, methods=["POST"])])
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
+        ready(listening.getsockname()[1])
         config = uvicorn.Config(app, log_level="warning", access_log=False)
         uvicorn.Server(config).run([listening])
 
 
-def regard_service(folder: str, beam: int) -> Starlette:
-    """The service of regard in int8, with POST /bare, which measures the model without it."""
-    from regard.serve.app import create_app
-    from regard.serve.models import ModelName, ModelPool
-    from regard.serve.scheduler import Scheduler
-    from regard.serve.settings import Settings
+def regard_service(ready: Ready, model: str, dtype: str) -> None:
+    """The service of regard, with POST /bare, which measures the model without it."""
+    from regard.serve import app, server
+    from regard.serve.api import API
+    from regard.serve.endpoint import Call, Endpoint
+    from regard.serve.settings import ModelName, Settings
 
-    begin(THREADS)
-    settings = Settings()
-    scheduler = Scheduler(settings.limits.queue_tokens)
-    pool = ModelPool(scheduler, settings.limits)
-    pool.load([ModelName("en-de", folder)], "cpu", "int8")
-    model = pool.models["en-de"].model
-    model.config = replace(model.config, decoding=replace(model.config.decoding, beam=beam))
-    scheduler.start()
-    app = create_app(pool, settings)
+    [listening] = server.listen("127.0.0.1", 0)
+    service = server.Service(
+        Settings(access_log=False), [ModelName("en-de", model)], "cpu", dtype,
+        report=lambda message: ready(listening.getsockname()[1]),  # when the model is loaded
+    )  # fmt: skip
 
-    async def bare(request: Request) -> Response:
-        """The seconds of `Model.translate` for each text, in the thread of the model."""
-        texts = msgspec.json.decode(await request.body(), type=list[str])
-        seconds = await pool.models["en-de"].call(lambda: [timed(model.translate, text) for text in texts], 1)
-        return json(seconds)
+    async def bare(call: Call, request: BareRequest) -> list[float]:
+        served = call.pool.models["en-de"]
+        translate = served.model.translate
+        return await served.call(lambda: [timed(translate, text) for text in request.texts], 1)
 
-    async def translate(text: str) -> str:
-        [prediction] = await pool.models["en-de"].predict([text])
-        return prediction.text
+    async def translate(call: Call, request: TranslateRequest) -> dict[str, str]:
+        [prediction] = await call.pool.models["en-de"].predict([request.q])
+        return {"translatedText": prediction.text}
 
-    app.router.routes.append(Route("/bare", bare, methods=["POST"]))
-    if not any(getattr(route, "path", "") == "/translate" for route in app.router.routes):
-        app.router.routes.append(service(translate).routes[0])
-    return app
+    app.ENDPOINTS.append(Endpoint(API, "POST", "/bare", bare, "", BareRequest))
+    if all(endpoint.path != "/translate" for endpoint in app.ENDPOINTS):
+        app.ENDPOINTS.append(Endpoint(API, "POST", "/translate", translate, "", TranslateRequest))
+    service.run([listening])
 
 
 def timed(function: Callable[[Any], Any], argument: Any) -> float:
@@ -130,20 +134,6 @@ def timed(function: Callable[[Any], Any], argument: Any) -> float:
     start = time.perf_counter()
     function(argument)
     return time.perf_counter() - start
-
-
-def json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def service(translate: Translate) -> Starlette:
-    """A service with one endpoint."""
-
-    async def respond(http: Request) -> Response:
-        request = msgspec.json.decode(await http.body(), type=TranslateRequest)
-        return json({"translatedText": await translate(request.q)})
-
-    return Starlette(routes=[Route("/translate", respond, methods=["POST"])])
 
 
 @dataclass(frozen=True)
@@ -174,7 +164,7 @@ class Peer:
         )
 
 
-def per_request(folder: str, converted: str, beam: int) -> Starlette:
+def per_request(ready: Ready, folder: str, converted: str, beam: int) -> None:
     """One call of CTranslate2 for each request."""
     peer = Peer.load(folder, converted, beam, workers=1)
 
@@ -182,10 +172,10 @@ def per_request(folder: str, converted: str, beam: int) -> Starlette:
         [result] = await asyncio.to_thread(peer.start, [peer.encode(text)])
         return peer.decode(result.hypotheses[0])
 
-    return service(translate)
+    host(translate, ready)
 
 
-def asynchronous(folder: str, converted: str, beam: int, workers: int) -> Starlette:
+def asynchronous(ready: Ready, folder: str, converted: str, beam: int, workers: int) -> None:
     """The asynchronous calls of CTranslate2, with its own queue."""
     peer = Peer.load(folder, converted, beam, workers)
 
@@ -194,10 +184,10 @@ def asynchronous(folder: str, converted: str, beam: int, workers: int) -> Starle
         result = await asyncio.to_thread(waiting.result)
         return peer.decode(result.hypotheses[0])
 
-    return service(translate)
+    host(translate, ready)
 
 
-def collected(folder: str, converted: str, beam: int, workers: int) -> Starlette:
+def collected(ready: Ready, folder: str, converted: str, beam: int, workers: int) -> None:
     """A thread that translates all requests that are waiting in one call of CTranslate2."""
     peer = Peer.load(folder, converted, beam, workers)
     waiting: list[tuple[list[str], asyncio.Future[list[str]]]] = []
@@ -225,10 +215,10 @@ def collected(folder: str, converted: str, beam: int, workers: int) -> Starlette
         return peer.decode(await future)
 
     threading.Thread(target=work, daemon=True).start()
-    return service(translate)
+    host(translate, ready)
 
 
-def hugging_face(folder: str, converted: str, beam: int) -> Starlette:
+def hugging_face(ready: Ready, folder: str, converted: str, beam: int) -> None:
     """One call of `generate` for each request, in float32."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -258,4 +248,4 @@ def hugging_face(folder: str, converted: str, beam: int) -> Starlette:
     async def translate(text: str) -> str:
         return await asyncio.get_running_loop().run_in_executor(thread, generate, text)
 
-    return service(translate)
+    host(translate, ready)
