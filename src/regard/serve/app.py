@@ -7,13 +7,18 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from regard.serve import api
+from regard.serve import api, api_page, deepl, libretranslate, openai, openapi
+from regard.serve.api_search import DocumentCache
 from regard.serve.endpoint import Endpoint, make_route
+from regard.serve.events import StreamCount
 from regard.serve.gateway import Gateway
 from regard.serve.models import ModelPool
 from regard.serve.settings import Settings
 
-ENDPOINTS: list[Endpoint] = [*api.ENDPOINTS]
+ENDPOINTS: list[Endpoint] = [
+    *api.ENDPOINTS, *openai.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS,
+    *openapi.ENDPOINTS, *api_page.ENDPOINTS,
+]  # fmt: skip
 Walk = Callable[..., Mapping[str, Any]]
 
 
@@ -38,5 +43,8 @@ def create_endpoints(pool: ModelPool, gateway: Gateway, walk: Walk | None = None
     app = Starlette(routes=[make_route(endpoint) for endpoint in ENDPOINTS])
     app.router.redirect_slashes = False
     app.state.pool, app.state.settings = pool, gateway.settings
-    app.state.shared = {"walk": walk, "metrics": gateway.metrics}
+    app.state.shared = {
+        "walk": walk, "endpoints": ENDPOINTS, "documents": DocumentCache(),
+        "streams": StreamCount(), "metrics": gateway.metrics,
+    }  # fmt: skip
     return app

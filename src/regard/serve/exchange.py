@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -38,7 +37,6 @@ class Exchange:
     Args:
         scope, receive, send: of ASGI.
         headers: of every response to this request, beside the security headers.
-        begin_stream: called before a streamed response; raises ServiceError if there are too many.
     """
 
     def __init__(
@@ -47,10 +45,8 @@ class Exchange:
         receive: Receive,
         send: Send,
         headers: list[tuple[bytes, bytes]],
-        begin_stream: Callable[[], None],
     ) -> None:
         self.scope, self._receive, self._send = scope, receive, send
-        self._begin_stream = begin_stream
         self.headers = Headers(scope=scope)
         self.path: str = scope["path"]
         self.method: str = scope["method"]
@@ -59,7 +55,7 @@ class Exchange:
         self.id = own if REQUEST_ID.fullmatch(own) else uuid.uuid4().hex
         self.key: str | None = None  # the name of the API key
         self.status = 0  # 0: no response yet
-        self.streams = False
+        self.streams = False  # whether the response is a stream of events
         self.complete = False  # whether the whole response was sent
         self._body: bytes | None = None
         self._more_body = True
@@ -122,9 +118,7 @@ class Exchange:
             headers = list(message.get("headers", ()))
             names = {name.lower() for name, _ in headers}
             kind = next((value for name, value in headers if name == b"content-type"), b"")
-            if kind.startswith(EVENT_STREAM):
-                self._begin_stream()
-                self.streams = True
+            self.streams = kind.startswith(EVENT_STREAM)
             headers += [each for each in self._response_headers if each[0] not in names]
             if self._more_body:  # the rest of the request would be in the way of the next one
                 headers.append((b"connection", b"close"))

@@ -18,7 +18,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import compile_path
+from starlette.routing import Router, compile_path
 from starlette.types import Receive, Scope, Send
 
 from regard.console import warn
@@ -28,14 +28,16 @@ from regard.serve.errors import ServiceError, TimedOut
 from regard.serve.exchange import Disconnected, Exchange
 from regard.serve.keys import KeyFile
 from regard.serve.metrics import CONTENT_TYPE, Metrics
+from regard.serve.pages import page_routes
 from regard.serve.settings import Settings
+from regard.serve.shared import SharedRates
 
 if TYPE_CHECKING:
     from regard.serve.models import ModelPool
 
-GRACE = 5.0  # seconds after Limits.seconds until a request is stopped here, if its handler is not
+GRACE = 15.0  # seconds after Limits.seconds until a request is stopped here, if its handler is not
 OWN = ("/health", "/ready", "/metrics")  # paths that the gateway answers
-OPEN = {"/frontend/settings", "/languages", "/openapi.json"}  # endpoints that need no key
+OPEN = {"/api", "/frontend/settings", "/languages", "/openapi.json"}  # endpoints without a key
 NO_KEY = {"deepl": 403, "libretranslate": 403}  # status without a valid key; others: 401
 ROUTER_ERRORS = {  # message and code
     404: ("there is no such path", "not_found"),
@@ -66,6 +68,7 @@ class Gateway:
         settings: the settings.
         metrics: the metrics of this process.
         log: writes a line of the access log.
+        rates: counts the requests of each client. Default: in this process.
 
     Raises:
         InputError: the key file or an address of a proxy is not valid.
@@ -76,15 +79,17 @@ class Gateway:
         settings: Settings,
         metrics: Metrics | None = None,
         log: Callable[[str], None] = write_line,
+        rates: RateLimit | SharedRates | None = None,
     ) -> None:
         self.settings, self.metrics = settings, metrics or Metrics()
-        self.streams = 0  # responses that are being streamed
         self.connections: Callable[[], int] = lambda: 0  # open connections, set by the server
         self.stopping = False  # whether requests are cancelled because the service ends
         self._log = log if settings.access_log else None
         self._keys = KeyFile(settings.keys) if settings.keys else None
-        self._rates = RateLimit(settings.requests_per_minute)
+        self._rates = rates or RateLimit(settings.requests_per_minute)
         self._proxies = ProxyList(settings.proxies)
+        self._pages = Router(page_routes())
+        self._exchanges: set[Exchange] = set()  # requests that are being answered
         self._app: Starlette | None = None
         self._pool: ModelPool | None = None
         self._opened = asyncio.Event()
@@ -119,11 +124,12 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, self._cors(scope), self._begin_stream)
+        exchange = Exchange(scope, receive, send, self._cors(scope))
+        self._exchanges.add(exchange)
         try:
             await self._answer(exchange)
         finally:
-            self.streams -= exchange.streams
+            self._exchanges.remove(exchange)
             self.metrics.count(*self._measured(exchange))
             if self._log:
                 self._log(exchange.log_line(self.settings.json_log))
@@ -171,6 +177,12 @@ class Gateway:
             await self._admit(exchange, PLAIN)
             await self._send(exchange, self._metrics())
             return
+        # The routers are used without Starlette's middleware, which would send its own response for
+        # an exception. With "app" they raise an exception instead of sending a response.
+        if path == "/" or path.startswith("/static/"):
+            exchange.scope["app"] = None
+            await self._pages(exchange.scope, exchange.receive, exchange.send)
+            return
         await self._opened.wait()
         if self.connections() > limits.connections:
             raise ServiceError(
@@ -183,7 +195,6 @@ class Gateway:
         await exchange.body(limits)
         assert self._app is not None
         exchange.scope["app"] = self._app
-        # Without Starlette's middleware, which would send its own response for an exception.
         await self._app.router(exchange.scope, exchange.receive, exchange.send)
 
     async def _admit(self, exchange: Exchange, interface: Interface) -> None:
@@ -212,14 +223,6 @@ class Gateway:
                 NO_KEY.get(interface.name, 401), "this service needs a valid API key",
                 code="invalid_api_key",
             )  # fmt: skip
-
-    def _begin_stream(self) -> None:
-        if self.streams >= self.settings.limits.streams:
-            raise ServiceError(
-                429, "the service has too many streams: try again soon", code="too_many_streams",
-                retry_after=1,
-            )  # fmt: skip
-        self.streams += 1
 
     async def _send(self, exchange: Exchange, response: Response) -> None:
         await response(exchange.scope, exchange.receive, exchange.send)
@@ -268,7 +271,8 @@ class Gateway:
 
     def update_metrics(self) -> None:
         """Store the current state in the metrics, where other processes can read it."""
-        self.metrics.update(self._pool, self.streams, self.connections())
+        streams = sum(exchange.streams for exchange in self._exchanges)
+        self.metrics.update(self._pool, streams, self.connections())
 
     def _cors(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """The headers that let a page of an allowed origin read the response."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from regard.decoding.predictions import Prediction
 from regard.decoding.search import DecodingPlan
 from regard.errors import InputError
-from regard.predictor.loading import load
+from regard.predictor.loading import open_folder
 from regard.predictor.model import Model
 from regard.serve.errors import Loading, ServiceError
 from regard.serve.scheduler import Scheduler
@@ -71,12 +71,11 @@ class ServedModel:
         make = partial(self.model.plan, list(inputs), warn=ignore_warning, **options)
         return await in_thread(make, sum(map(len, inputs)))
 
-    async def stream(
+    def stream(
         self, plan: DecodingPlan
-    ) -> AsyncIterator[tuple[list[int], Prediction | None]]:
+    ) -> AsyncGenerator[tuple[list[int], Prediction | None], None]:
         """Decode a plan with one request token by token; see `Scheduler.stream`."""
-        async for update in self.scheduler.stream(self.model.transformer, plan):
-            yield update
+        return self.scheduler.stream(self.model.transformer, plan)
 
     async def classify(self, texts: Sequence[str]) -> list[Label]:
         """See `Model.classify`."""
@@ -131,10 +130,16 @@ class ModelPool:
             languages = languages_of(name, model)
         self.models[name] = ServedModel(name, model, self.scheduler, self.limits, languages)
 
-    def load(self, names: Sequence[ModelName], device: str = "auto", dtype: str = "auto") -> None:
-        """Load models, and mark the pool as ready."""
+    def load(
+        self, names: Sequence[ModelName], device: str = "auto", dtype: str = "auto",
+        mapped: bool = False,
+    ) -> None:  # fmt: skip
+        """Load models, and mark the pool as ready.
+
+        mapped: share the weights in memory with other processes; see `open_folder`.
+        """
         for each in names:
-            self.add(each.name, load(each.path, device, dtype))
+            self.add(each.name, open_folder(each.path, device, dtype, mapped=mapped))
         self.ready = True
 
     def of_task(self, task: str) -> list[ServedModel]:
