@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.engines import Engine, choose_engines
-from regard.decoding.engines.cpu import CpuModel, CpuSearch, CpuStep
+from regard.decoding.engines import Engine, choose_engine
+from regard.decoding.engines.cpu import CpuModel, CpuSearch, CpuStep, cpu_model, start_searches
 from regard.decoding.predictions import Prediction
-from regard.decoding.requests import Request
+from regard.decoding.requests import Job, Request
 from regard.decoding.score import score_prefixes
 from regard.decoding.search import Search
+from regard.model.overrides import is_overridden
 from regard.model.transformer import Transformer
 
 READ_TOKENS = 768  # tokens that are read between two steps, so that running requests wait little
@@ -43,14 +44,16 @@ class RunningRequest:
 
 
 class ContinuousBatch:
-    """The requests of one model that are being decoded. It is used by one thread."""
+    """The requests of one model that are being decoded. It is used by one thread. The model must not
+    change while requests are running."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.running: dict[RunningRequest, None] = {}  # in the order in which they joined
         self.rows = 0  # hypotheses of all running requests
-        self._cpu_steps: dict[CpuModel, CpuStep] = {}  # usually one; another if weights change
-        self._others: list[RunningRequest] = []  # those that no CpuStep runs
+        self._compiled: CpuModel | None = None  # None: each request has its own search
+        self._step: CpuStep | None = None
+        self._alone: list[RunningRequest] = []  # those that `_step` does not run
         self._changed = False  # whether requests have joined or left since the last step
 
     def add(self, requests: Sequence[tuple[Request, DecodingConfig]]) -> list[RunningRequest]:
@@ -61,17 +64,13 @@ class ContinuousBatch:
             InputError: the model cannot decode one of the requests (`check_request`), and none of
                 them has joined.
         """
-        searches = [
-            Search(self.model, [request], options, [[]]) for request, options in requests
-        ]
-        alone = [search.requests[0] for search in searches]
+        searches = [Search(self.model, [request], options, [[]]) for request, options in requests]
         prefixes = [search.prefixes[0] for search in searches]
-        for search, logprobs in zip(
-            searches, score_prefixes(self.model, alone, prefixes), strict=True
-        ):
-            search.prefix_logprobs = [logprobs]
+        logprobs = score_prefixes(self.model, [request for request, _ in requests], prefixes)
+        for search, its_logprobs in zip(searches, logprobs, strict=True):
+            search.prefix_logprobs = [its_logprobs]
         jobs = [search.job() for search in searches]
-        engines = iter(choose_engines(self.model, [job for job in jobs if job is not None]))
+        engines = iter(self._start([job for job in jobs if job is not None]))
         added = [
             RunningRequest(search, None if job is None else next(engines))
             for search, job in zip(searches, jobs, strict=True)
@@ -80,6 +79,15 @@ class ContinuousBatch:
         self.rows += sum(running.width for running in added)
         self._changed = True
         return added
+
+    def _start(self, jobs: Sequence[Job]) -> Sequence[Engine]:
+        """Start a search for each job."""
+        if not self.running:
+            self._compiled = None if is_overridden(self.model) else cpu_model(self.model)
+            self._step = None if self._compiled is None else CpuStep(self._compiled)
+        if self._compiled is None:
+            return [choose_engine(self.model, job) for job in jobs]
+        return start_searches(self.model, jobs, self._compiled)
 
     def remove(self, running: RunningRequest) -> None:
         """Drop a request that has not finished."""
@@ -91,35 +99,23 @@ class ContinuousBatch:
         """Run one decoding step of all requests; returns those that have finished, which leave the
         batch."""
         if self._changed:
-            self._arrange()
-        finished = [running for running in self._others if next(running.steps, self) is self]
-        for cpu_step in self._cpu_steps.values():
-            if cpu_step() < len(cpu_step.searches):
+            self._changed = False
+            engines = [running.engine for running in self.running]
+            searches = [engine.pointers for engine in engines if isinstance(engine, CpuSearch)]
+            if self._step is not None:
+                self._step.set_searches(searches)
+            self._alone = [r for r in self.running if not isinstance(r.engine, CpuSearch)]
+        finished = [running for running in self._alone if next(running.steps, self) is self]
+        if self._step is not None and self._step.searches:
+            if self._step() < len(self._step.searches):
                 finished += [
                     running for running in self.running
                     if isinstance(running.engine, CpuSearch)
-                    and running.engine.compiled is cpu_step.model
                     and not running.engine.pointers.unfinished
                 ]  # fmt: skip
         for running in finished:
             self.remove(running)
         return finished
-
-    def _arrange(self) -> None:
-        """Give the searches of the CPU engine to one CpuStep."""
-        self._changed = False
-        self._others = []
-        groups: dict[CpuModel, list[CpuSearch]] = {}
-        for running in self.running:
-            if isinstance(running.engine, CpuSearch):
-                groups.setdefault(running.engine.compiled, []).append(running.engine)
-            else:
-                self._others.append(running)
-        self._cpu_steps = {
-            model: self._cpu_steps.get(model) or CpuStep(model) for model in groups
-        }
-        for model, searches in groups.items():
-            self._cpu_steps[model].set_searches([search.pointers for search in searches])
 
 
 def read_tokens(model: Transformer, request: Request) -> int:

@@ -7,8 +7,6 @@ runs it and yields after each step; its `records()` are the candidates of all st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -27,23 +25,16 @@ Engine = EagerSearch | GraphSearch  # CpuSearch is an EagerSearch
 def choose_engine(model: Transformer, job: Job) -> Engine:
     """Return a search for the job on the fastest engine that supports the model: the eager engine,
     which calls every module, if a user has changed a module (model/overrides.py)."""
-    return choose_engines(model, [job])[0]
-
-
-def choose_engines(model: Transformer, jobs: Sequence[Job]) -> list[Engine]:
-    """`choose_engine` for several jobs. The CPU engine reads the inputs of all jobs in one pass."""
     if is_overridden(model):
-        return [EagerSearch(model, job) for job in jobs]
-    if (compiled := cpu_model(model)) is not None:
-        return [*start_searches(model, jobs, compiled)]
+        return EagerSearch(model, job)
     # CUDA graphs encode a padded rectangle, and only attention can ignore the padding. They contain
     # the id of <eos>, and they support the built-in parts of a model only.
     built_in = model.config.mixer == "attention" and not model.config.custom_parts
-    graphs = model.output_matrix().is_cuda and built_in
-    return [
-        GraphSearch(model, job) if graphs and job.eos == Tokenizer.eos else EagerSearch(model, job)
-        for job in jobs
-    ]
+    if model.output_matrix().is_cuda and built_in and job.eos == Tokenizer.eos:
+        return GraphSearch(model, job)
+    if (compiled := cpu_model(model)) is not None:
+        return start_searches(model, [job], compiled)[0]
+    return EagerSearch(model, job)
 
 
 @torch.no_grad()

@@ -129,8 +129,9 @@ class CpuModel:
         source, read, sentences, width, steps = inputs
         if read is not None:
             model.check_row(read, "target")
-        before = 0 if read is None else max(read.lengths)
-        cache = model.empty_cache(sentences, width, before, steps)
+        slots = (0 if read is None else max(read.lengths)) + steps * width
+        device = torch.device("cpu")
+        cache = Cache(self.config, sentences, width, slots, torch.float32, device, masked=False)
         if source is not None:
             model.check_row(source, "source")
             shape = (sentences, self.config.heads, max(source.lengths), self.config.head_size)
