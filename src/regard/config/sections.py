@@ -74,6 +74,7 @@ class DataConfig:
     bpe_dropout: float = 0.0  # probability of skipping a merge, drawn each time a text is read
     share: float = 1.0  # fraction of the training examples to use, chosen at random
     documents: str = "blank-line"  # what ends a document: a blank line, or the end of its file
+    dialogue: bool = False  # generate: each line of a document is one turn of a dialogue
     duplicates: str = "keep"  # duplicate rows: keep (with a message), drop, refuse
     labels: list[str] = field(default_factory=list)  # classify: classes; []: the labels in train
     bleu: str = "13a"  # sacreBLEU's tokenizer; zh for Chinese, char for others

@@ -16,7 +16,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,6 +106,11 @@ class Scheduler:
         return sum(len(batch.running) for batch in list(self._batches.values()))
 
     @property
+    def rows(self) -> int:
+        """The number of hypotheses in running batches."""
+        return sum(batch.rows for batch in list(self._batches.values()))
+
+    @property
     def waiting(self) -> int:
         """The number of requests that have not joined a batch."""
         jobs = [job for queue in list(self._decoding.values()) for job in list(queue)]
@@ -135,7 +140,7 @@ class Scheduler:
 
     async def stream(
         self, transformer: Transformer, plan: DecodingPlan
-    ) -> AsyncIterator[tuple[list[int], Prediction | None]]:
+    ) -> AsyncGenerator[tuple[list[int], Prediction | None], None]:
         """Decode the only request of a plan. Yields the output tokens that cannot change any more,
         each time with more of them, and last all tokens and the finished prediction. Closing the
         iterator cancels the request."""
@@ -146,9 +151,11 @@ class Scheduler:
             known = 0
             while not waiter.done():
                 update = asyncio.ensure_future(job.updates.get())
-                await asyncio.wait({update, waiter}, return_when=asyncio.FIRST_COMPLETED)
+                try:
+                    await asyncio.wait({update, waiter}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    update.cancel()  # does nothing if there is an update
                 if not update.done():
-                    update.cancel()
                     break
                 tokens = update.result()
                 if len(tokens) > known:

@@ -132,10 +132,14 @@ class Embed(Task):
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids that the model reads for each text: an encoder reads <cls> first, a
         decoder <eos> last, so that one token can represent the complete text."""
-        rows = (ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts)))
+        return [self.row_of(ids) for ids in self.tokenizer.encode_batch(list(texts))]
+
+    def row_of(self, ids: Sequence[int]) -> list[int]:
+        """`ids` for the token ids of one text."""
+        ids = ids[: self.longest - 1]
         if self.style == "decoder":
-            return [[*ids, self.tokenizer.eos] for ids in rows]
-        return [[self.tokenizer.cls, *ids] for ids in rows]
+            return [*ids, self.tokenizer.eos]
+        return [self.tokenizer.cls, *ids]
 
     def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
         names = ("a", "b") if examples[0][1].negative is None else ("a", "b", "negative")
@@ -218,6 +222,12 @@ class Embed(Task):
 
     def embed(self, model: Transformer, texts: Sequence[str], pooling: str = "") -> Array:
         """Return the vectors of texts, of unit length: [texts, D]."""
+        return self.embed_rows(model, self.ids(texts), pooling)
+
+    def embed_rows(
+        self, model: Transformer, rows: Sequence[Sequence[int]], pooling: str = ""
+    ) -> Array:
+        """`embed` for the token ids that the model reads, as `ids` returns them."""
         pooling = pooling or self.pooling
 
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
@@ -228,7 +238,7 @@ class Embed(Task):
             vectors = torch.nn.functional.normalize(vectors.float(), dim=-1)
             return list(vectors.cpu().numpy())
 
-        vectors = runtime.forward(model, self.ids(texts), read)
+        vectors = runtime.forward(model, rows, read)
         return np.array(vectors, np.float32).reshape(-1, model.config.d_model)
 
     def embed_tokens(

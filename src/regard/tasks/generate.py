@@ -43,7 +43,7 @@ class Generate(Documents):
         "training": {"label_smoothing": 0.0},
         "decoding": {"beam": 1, "temperature": 0.8, "max_length": 200},
     }
-    config_options = ("data.documents",)
+    config_options = ("data.documents", "data.dialogue")
     options = (
         Option("stream", "print text as soon as it is decoded", argument=False),
         Option(
@@ -109,7 +109,10 @@ class Generate(Documents):
 
     def request(self, prompt: str, longest: int) -> Request:
         """Create the decoding request for the last `longest` tokens of a prompt."""
-        ids = self.tokenizer.encode(prompt)
+        return self.request_of(self.tokenizer.encode(prompt), longest)
+
+    def request_of(self, ids: Sequence[int], longest: int) -> Request:
+        """`request` for the token ids of a prompt."""
         return runtime.Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
 
     def predict(

@@ -57,7 +57,7 @@ OWN = ("score", "samples")  # results of a validation that are not metrics
 # Options that a resumed run may change, because the weights of a step do not depend on them.
 FREE = {
     # The files may have moved: the fingerprint identifies the contents. The run has its vocabulary.
-    "data": ("train", "valid", "vocabulary", "vocabulary_size", "shared_vocabulary"),
+    "data": ("train", "valid", "vocabulary", "vocabulary_size", "shared_vocabulary", "dialogue"),
     "training": ("steps", "epochs", "validate_every", "checkpoint_every", "keep", "average",
                  "patience", "cuda_graphs", "tensorboard"),
 }  # fmt: skip

@@ -1,0 +1,150 @@
+"""Responses that are streamed as server-sent events.
+
+`stream_events` waits for the first event before the response starts, so that an error until then is
+an ordinary error response. A later error is an event of its own. When the client disconnects, the
+events are closed at once, which cancels what computes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from regard.errors import InputError
+from regard.serve.endpoint import Call, Interface
+from regard.serve.errors import Overloaded, ServiceError, TimedOut, bad_request
+
+PING_SECONDS = 15.0  # without an event, after which a comment keeps the connection open
+SEND_SECONDS = 10.0  # beyond the time of a request, for a client that reads slowly
+PING = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy delays the events
+
+
+class StreamCount:
+    """The number of responses that are being streamed."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+def event(data: Any) -> bytes:
+    """A server-sent event with a value as JSON."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+async def stream_events(
+    call: Call, interface: Interface, events: AsyncGenerator[Any, None]
+) -> Response:
+    """Wait for the first of some values, and return a response that streams all of them.
+
+    Args:
+        call: the call; its application counts the streams.
+        interface: formats errors.
+        events: the values, which become JSON; closing it cancels the work.
+
+    Returns:
+        A response, which ends with the event [DONE].
+
+    Raises:
+        Overloaded: there are as many streams as the limits allow.
+        ServiceError, InputError: an error before the first event.
+    """
+    limits, streams = call.settings.limits, call.state["streams"]
+    if streams.value >= limits.streams:
+        scheduler = call.pool.scheduler
+        raise Overloaded(scheduler.outstanding / scheduler.speed())
+    deadline = asyncio.get_running_loop().time() + limits.seconds
+    streams.value += 1
+    try:
+        first = await anext(events)
+    except BaseException:
+        streams.value -= 1
+        await events.aclose()
+        raise
+    return EventStream(call, interface, first, events, deadline)
+
+
+class EventStream(Response):
+    """A response that sends values as server-sent events until a deadline."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        call: Call,
+        interface: Interface,
+        first: Any,
+        events: AsyncGenerator[Any, None],
+        deadline: float,
+    ) -> None:
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]  # it is not known
+        self.call, self.interface = call, interface
+        self.first, self.events, self.deadline = first, events, deadline
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            left = self.deadline - asyncio.get_running_loop().time() + SEND_SECONDS
+            await asyncio.wait({sending, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+            await self.events.aclose()
+            self.call.state["streams"].value -= 1
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, send: Send) -> None:
+        async def send_bytes(content: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": content, "more_body": more})
+
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        await send_bytes(event(self.first))
+        try:
+            while (value := await self._next(send_bytes)) is not None:
+                await send_bytes(event(value))
+            end = DONE
+        except ServiceError as error:
+            end = event(self.interface.error(error))
+        except InputError as error:
+            end = event(self.interface.error(bad_request(str(error))))
+        except Exception:
+            failed = ServiceError(500, "the service failed", code="internal_error")
+            await send_bytes(event(self.interface.error(failed)), more=False)
+            raise
+        await send_bytes(end, more=False)
+
+    async def _next(self, send_bytes: Callable[[bytes], Any]) -> Any:
+        """The next value, or None after the last one; sends comments while it waits."""
+        loop = asyncio.get_running_loop()
+        value = asyncio.ensure_future(anext(self.events, None))
+        try:
+            while not value.done():
+                left = self.deadline - loop.time()
+                if left <= 0:
+                    raise TimedOut(self.call.settings.limits.seconds)
+                await asyncio.wait({value}, timeout=min(left, PING_SECONDS))
+                if not value.done() and left > PING_SECONDS:
+                    await send_bytes(PING)
+            return value.result()
+        finally:
+            if not value.done():
+                value.cancel()
+                await asyncio.gather(value, return_exceptions=True)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

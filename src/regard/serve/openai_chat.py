@@ -1,0 +1,237 @@
+"""Chat completions of the OpenAI interface, for models that were trained on dialogues.
+
+Such a model (data.dialogue) reads and writes one turn per line. The messages of a request become
+lines, and the output ends at the end of its line.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from regard.serve.endpoint import Call
+from regard.serve.errors import bad_request
+from regard.serve.events import stream_events
+from regard.serve.models import ServedModel
+from regard.serve.openai_choices import (
+    Choice,
+    Part,
+    TokenLogprob,
+    collect,
+    make_choices,
+    merge,
+    usage_of,
+)
+from regard.serve.openai_format import (
+    OPENAI,
+    SamplingRequest,
+    Usage,
+    check_max_tokens,
+    token_ids,
+)
+
+
+class TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    """A part of a message."""
+
+    text: str
+
+
+class Message(msgspec.Struct):
+    """One turn of a dialogue."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def line(self) -> str:
+        """The text in one line."""
+        text = self.content
+        if not isinstance(text, str):
+            text = "\n".join(part.text for part in text)
+        return " ".join(line.strip() for line in text.splitlines()).strip()
+
+
+class ChatRequest(SamplingRequest):
+    """Write the next turn of a dialogue."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    metadata: dict[str, str] | None = None  # ignored, as the following fields
+    service_tier: str | None = None
+    store: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class TopLogprob(msgspec.Struct):
+    """A probable token."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    """A token of a message, with the most probable tokens at its place."""
+
+    token: str
+    logprob: float | None
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """The tokens of a message, with their log-probabilities."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ReplyMessage(msgspec.Struct):
+    """The message that the model wrote."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One reply."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatResponse(msgspec.Struct):
+    """The replies to a dialogue."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChunkChoice(msgspec.Struct):
+    """A part of a reply."""
+
+    index: int
+    delta: dict[str, str]
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(msgspec.Struct):
+    """An event of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+async def chat(call: Call, request: ChatRequest) -> Any:
+    model = call.pool.find("generate", request.model)
+    if not model.model.config.data.dialogue:
+        raise bad_request(
+            f"the model {model.name!r} was not trained on dialogues (data.dialogue=true): use "
+            "/v1/completions", "model",
+        )  # fmt: skip
+    request.refuse(
+        tools=(None, []), tool_choice=(None, "none", "auto"), functions=(None, []),
+        function_call=(None, "none", "auto"), modalities=(None, ["text"]),
+        response_format=(None, {"type": "text"}),
+    )  # fmt: skip
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_request("top_logprobs is only possible with logprobs=true", "top_logprobs")
+    choices = make_choices(
+        call, model, request, await prompts(call, model, request), max_tokens(model, request),
+        stops=["\n", *request.stops], top=(request.top_logprobs or 0) if request.logprobs else None,
+    )  # fmt: skip
+    name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+    if request.stream:
+        events = chunks(request, choices, (name, "chat.completion.chunk", created, model.name))
+        return await stream_events(call, OPENAI, events)
+    parts = await collect(choices)
+    return ChatResponse(
+        name, "chat.completion", created, model.name,
+        [
+            ChatChoice(i, ReplyMessage(part.text), logprobs_of(part), part.finish)
+            for i, part in enumerate(parts)
+        ],
+        usage_of(choices, len(choices)),
+    )  # fmt: skip
+
+
+def max_tokens(model: ServedModel, request: ChatRequest) -> int:
+    """The largest number of tokens of a reply; the default is that of the model."""
+    for field in ("max_completion_tokens", "max_tokens"):
+        if (value := getattr(request, field)) is not None:
+            return check_max_tokens(model, value, field)
+    return min(model.model.config.decoding.max_length, model.limits.new_tokens)
+
+
+async def prompts(call: Call, model: ServedModel, request: ChatRequest) -> list[list[int]]:
+    """The token ids of the dialogue: one line for each message that is not empty."""
+    if not (lines := [line for message in request.messages if (line := message.line)]):
+        raise bad_request("messages: all messages are empty", "messages")
+    text = "".join(f"{line}\n" for line in lines)
+    return await token_ids(call, text, model.model.tokenizer, "messages")
+
+
+async def chunks(
+    request: ChatRequest, choices: Sequence[Choice], header: tuple[str, str, int, str]
+) -> AsyncGenerator[ChatChunk, None]:
+    """The events of a stream."""
+    no_usage = None if request.include_usage else msgspec.UNSET
+    started = set[int]()
+    async with aclosing(merge(choices, streaming=True)) as parts:
+        async for i, part in parts:
+            if i not in started:
+                started.add(i)
+                delta = {"role": "assistant", "content": ""}
+                yield ChatChunk(*header, [ChunkChoice(i, delta)], no_usage)
+            for choice in deltas(i, part):
+                yield ChatChunk(*header, [choice], no_usage)
+    if request.include_usage:
+        yield ChatChunk(*header, [], usage_of(choices, len(choices)))
+
+
+def deltas(index: int, part: Part) -> Iterator[ChunkChoice]:
+    """The changes of a reply by a part of it."""
+    if part.text:
+        yield ChunkChoice(index, {"content": part.text}, logprobs_of(part))
+    if part.finish is not None:
+        yield ChunkChoice(index, {}, None, part.finish)
+
+
+def logprobs_of(part: Part) -> ChatLogprobs | None:
+    """The log-probabilities of a part of a reply."""
+    if part.logprobs is None:
+        return None
+    return ChatLogprobs([content_logprob(token) for token in part.logprobs])
+
+
+def content_logprob(token: TokenLogprob) -> ContentLogprob:
+    top = [TopLogprob(text, logprob, list(content)) for text, content, logprob in token.top]
+    return ContentLogprob(token.text, token.logprob, list(token.content), top)
