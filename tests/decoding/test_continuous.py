@@ -69,9 +69,7 @@ def mixed_requests(count, seed, longest=12):
 
 def values(prediction):
     """All values of a prediction, for an exact comparison."""
-    each = [
-        (p.token_ids, p.logprobs, p.score, p.stopped) for p in (prediction, *prediction.others)
-    ]
+    each = [(p.token_ids, p.logprobs, p.score, p.stopped) for p in (prediction, *prediction.others)]
     return repr((each, prediction.history))
 
 
