@@ -6,8 +6,8 @@ it is bit-identical to the prediction for the request alone.
 
 With the CPU engine one call of C++ runs a step of all requests, and the weights are read once for
 all of them (engines/cpu.py). A CUDA graph has one time for all its sentences, so requests that join
-at the same time share a search (engines/graph_groups.py), and the searches take turns. With the eager
-engine each request has a search of its own.
+at the same time share a search (engines/graph_groups.py), and the searches take turns. With the
+eager engine each request has a search of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Searches by CUDA graphs for requests that join a continuous batch at the same time.
 
 The shapes in which a request is computed depend on that request alone: groups have a fixed number
-of rows and lengths that are rounded up, and they never shrink. So its result is bit-identical in any
-mixture of requests.
+of rows and lengths that are rounded up, and they never shrink. So its result is bit-identical in
+any mixture of requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class GraphGroup:
 
     def close(self) -> None:
         """Release the buffers."""
-        self.steps.close()
+        if self.search.time:
+            self.steps.close()
+        else:  # a generator that has not started runs no code when it is closed
+            self.search.buffers.busy = False
 
     def step(self) -> list[GraphRow]:
         """Run one step; returns the rows that have finished since the last one."""
