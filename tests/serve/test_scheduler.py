@@ -183,7 +183,7 @@ def test_cancelled_request_leaves_before_the_next_step():
         task = asyncio.ensure_future(scheduler.decode(model.transformer, plan))
         updates = scheduler.stream(model.transformer, plan)
         await anext(updates)
-        assert scheduler.running == 2
+        await wait_until(lambda: scheduler.running == 2)
         await updates.aclose()
         await wait_until(lambda: scheduler.running == 1)
         task.cancel()

@@ -241,11 +241,11 @@ class Search:
         if self.engine is None or self.searched[0] != 0:
             return settled
         records = self.engine.records()[:, :1]
-        if self.options.width == 1 and (len(records) == 0 or records[-1, 0, 0, TOKEN] != self.eos):
-            # One hypothesis that has not ended: all its tokens are settled, unless the last step
-            # found no possible token.
-            last = len(records) - (len(records) > 0 and records[-1, 0, 0, SCORE] == -math.inf)
-            return [*settled, *map(int, records[:last, 0, 0, TOKEN].tolist())]
+        if self.options.width == 1 and len(self.limits) == 1:
+            tokens = [int(token) for token in records[:, 0, 0, TOKEN].tolist()]
+            possible = not len(records) or records[-1, 0, 0, SCORE] > -math.inf
+            if possible and self.eos not in tokens:  # the only hypothesis has not ended
+                return settled + tokens[: self.limits[0]]
         paths = open_paths(self.options, records, self.limits[0], self.eos)
         for tokens in zip(*paths, strict=False):
             if len(set(tokens)) > 1:
