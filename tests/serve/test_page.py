@@ -243,7 +243,7 @@ def test_pointing_at_a_word_shows_the_attention_of_every_layer_and_head(browser,
     name_words(browser)
     browser.hover(word("Auto"))
     assert browser.text("#aligned") != all_heads
-    shown = re.search(r"car ([\d.]+) %", browser.text("#aligned"))
+    shown = re.search(r"car ([\d.]+)\s%", browser.text("#aligned"))
     assert float(shown[1]) == pytest.approx(100 * weight, abs=0.51)
 
 
@@ -302,9 +302,11 @@ def test_a_text_streams_and_can_be_stopped(browser, url):
     assert re.fullmatch(r"\d+ tokens, \d+ tokens/s", browser.text("#speed"))
     assert browser.script("return document.querySelector('#stop').disabled")
     assert lengths[-1] < 1000
+    assert [each["canceled"] for each in browser.events("Network.loadingFailed")] == [True]
     show(browser, url, "generate", prompt="ROMEO:", max_tokens="30", temperature="0", top_p="1")
     browser.click("#panel-generate .primary")
     settle(browser)
+    assert browser.text("#speed").startswith("30 tokens, ")
     [expected] = boxed("generate").predict(["ROMEO:"], max_length=30, temperature=0, beam=1)
     assert expected.text.endswith(
         browser.script("return document.querySelector('#generated .text').textContent")
@@ -370,7 +372,7 @@ def test_attention_of_any_head_with_mouse_and_keyboard(browser, url):
     value = 100 * weights.weights[0, 1, 1, 1]
     start = f"{weights.rows[1]} (writes {weights.writes[1]}) attends to {weights.columns[1]}: "
     assert details.startswith(start)
-    assert float(details.removeprefix(start).split(" ")[0]) == pytest.approx(value, abs=0.51)
+    assert float(details.removeprefix(start).split("%")[0]) == pytest.approx(value, abs=0.51)
     browser.wait("location.hash.includes('head=2') && location.hash.includes('layer=1')")
 
 

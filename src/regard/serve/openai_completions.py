@@ -80,7 +80,9 @@ async def complete(call: Call, request: CompletionRequest) -> Any:
     max_tokens = MAX_TOKENS if request.max_tokens is None else request.max_tokens
     choices = make_choices(
         call, model, request,
-        await token_ids(call, request.prompt or "", model.model.tokenizer, "prompt"),
+        await token_ids(
+            call, "" if request.prompt is None else request.prompt, model.model.tokenizer, "prompt"
+        ),
         check_max_tokens(model, max_tokens, "max_tokens"),
         stops=request.stops, top=request.logprobs, echo=bool(request.echo),
     )  # fmt: skip

@@ -151,9 +151,11 @@ class Scheduler:
             known = 0
             while not waiter.done():
                 update = asyncio.ensure_future(job.updates.get())
-                await asyncio.wait({update, waiter}, return_when=asyncio.FIRST_COMPLETED)
+                try:
+                    await asyncio.wait({update, waiter}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    update.cancel()  # does nothing if there is an update
                 if not update.done():
-                    update.cancel()
                     break
                 tokens = update.result()
                 if len(tokens) > known:

@@ -159,7 +159,12 @@ export function startAttention(panel, save) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (stacks.length) fillStack(); });
   window.addEventListener("resize", debounce(100, () => { if (!heads.hidden && !panel.hidden) draw(); }));
   return {
-    setModels(own) { models = own; },
+    setModels(own) {
+      models = own;
+      const standard = own.find(({ style }) => style === "encoder-decoder") ?? own[0];
+      fillSelect(model, own.map(({ name }) => [name, name]), standard.name);
+      model.value = standard.name;
+    },
     restored(values) { wished = values; },
     run,
   };

@@ -23,7 +23,7 @@ export function debounce(milliseconds, call) {
   };
 }
 
-export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)}\u00a0%`;
 export const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 // A message for screen readers.
@@ -53,15 +53,23 @@ export function fillSelect(select, pairs, standard = pairs[0]?.[0]) {
   select.value = known ? before : standard;
 }
 
-// The text in the clipboard, with a short confirmation on the button.
+// Copy a text, with a short confirmation on the button. Without TLS there is no clipboard object,
+// except on localhost: then the text is copied from a field.
 export async function copyText(text, button) {
   const label = button.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Copying is not allowed";
+  let copied = true;
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text).catch(() => { copied = false; });
+  } else {
+    const field = make("textarea", { class: "hidden", "aria-hidden": "true" });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    copied = document.execCommand("copy");
+    field.remove();
+    button.focus();
   }
+  button.textContent = copied ? "Copied" : "Copying is not allowed";
   announce(button.textContent);
   setTimeout(() => { button.textContent = label; }, 1500);
 }

@@ -16,6 +16,7 @@ export function startGenerate(panel) {
       model: field("model"), prompt: field("prompt"), max_tokens: Number(field("max_tokens")),
       temperature: Number(field("temperature")), top_p: Number(field("top_p")),
       seed: Number(field("seed")), stop: field("stop") || null, stream: true,
+      stream_options: { include_usage: true },
     };
   }
 
@@ -30,16 +31,14 @@ export function startGenerate(panel) {
     const finished = await runner.run(async (options) => {
       const response = await send("v1/completions", { body: request(), ...options });
       runner.show("");
-      let tokens = 0, first = 0;
+      const start = performance.now();
+      let tokens = 0;
       for await (const chunk of events(response)) {
         if (chunk.error) throw new RequestError(chunk.error.message);
-        const piece = chunk.choices[0]?.text;
-        if (!piece) continue;
-        text.append(piece);
-        first ||= performance.now();
-        tokens++;
-        const seconds = (performance.now() - first) / 1000;
-        if (tokens > 1) speed.textContent = `${tokens} tokens, ${Math.round((tokens - 1) / seconds)} tokens/s`;
+        text.append(chunk.choices[0]?.text ?? "");
+        tokens = chunk.usage?.completion_tokens ?? tokens + 1;  // a chunk has one token or a few
+        const rate = 1000 * tokens / (performance.now() - start);
+        speed.textContent = `${tokens} tokens, ${Math.round(rate)} tokens/s`;
       }
       return true;
     });

@@ -112,6 +112,7 @@ function showMissing(panel, task) {
 }
 
 async function loadModels() {
+  const patience = setTimeout(() => { loading.textContent = "The models are being loaded…"; }, POLL);
   for (;;) {
     let answer;
     try {
@@ -119,9 +120,11 @@ async function loadModels() {
     } catch (error) {
       loading.textContent = error.message;
       loading.dataset.kind = "error";
+      clearTimeout(patience);
       if (error.status === 401 || error.status === 403) return false;
     }
     if (answer?.ready) {
+      clearTimeout(patience);
       loading.textContent = "";
       delete loading.dataset.kind;
       setModels(answer.models);

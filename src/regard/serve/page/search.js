@@ -4,6 +4,8 @@ import { post } from "./client.js";
 import { announce, debounce, linesOf, make } from "./dom.js";
 import { Runner } from "./runner.js";
 
+const LARGEST = 1_000_000;  // bytes of a file
+
 export function startSearch(panel) {
   const runner = new Runner(panel);
   const results = panel.querySelector("#hits");
@@ -42,9 +44,14 @@ export function startSearch(panel) {
   }
 
   panel.querySelector("#file").addEventListener("change", async ({ target }) => {
-    if (!target.files.length) return;
-    documents.value = await target.files[0].text();
+    const [file] = target.files;
     target.value = "";
+    if (!file) return;
+    if (file.size > LARGEST) {
+      runner.show(`The file has ${file.size} bytes, but at most ${LARGEST} can be searched.`, "error");
+      return;
+    }
+    documents.value = await file.text();
     documents.dispatchEvent(new Event("input", { bubbles: true }));
   });
   panel.addEventListener("input", debounce(250, run));

@@ -26,7 +26,9 @@ export class TranslationView {
       this.point(below.find((element) => this.elements.get(element)?.side === "source") ?? null);
     });
     this.field.addEventListener("pointerleave", () => this.point(null));
-    this.field.addEventListener("keyup", () => this.point(this.atCaret()));
+    for (const kind of ["keyup", "click"]) {
+      this.field.addEventListener(kind, () => this.point(this.atCaret()));
+    }
     this.field.addEventListener("blur", () => this.point(null));
   }
 

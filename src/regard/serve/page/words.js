@@ -31,7 +31,6 @@ export class Sentence {
     this.start = sentence.start;
     this.translation = sentence.translation;
     this.translationStart = sentence.translation_start;
-    this.nBest = sentence.n_best;
     this.attention = sentence.attention;
     this.sourceSegments = segments(this.text, source);
     this.targetSegments = segments(this.translation, target);
