@@ -27,7 +27,8 @@ class ScriptedModel:
         self.calls = []  # the texts of each batch
 
     async def predict(self, texts, n_best=1, beam=4, split=True, attention=False):
-        assert not split and n_best <= beam
+        assert not split
+        assert n_best <= beam
         self.calls.append(list(texts))
         return [self.prediction(text, attention) for text in texts]
 

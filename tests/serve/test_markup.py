@@ -8,18 +8,75 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve.scripted import ScriptedModel, copy, garbler, run
 
 from regard.serve.document import Format
 from regard.serve.markup import Kind, parse_markup, parse_text, scan
+from serve.scripted import ScriptedModel, copy, garbler, run
 
 HTML, XML = Format("html"), Format("xml")
 SNIPPETS = st.sampled_from(
-    """<p> </p> <div class="a b"> </div> <b> </b> <i> </i> <a href="x?a=1&amp;b=2"> </a> <br> <br/>
-    <img src='a"b'> <!--c--> <!DOCTYPE html> <![CDATA[x<y]]> <?pi?> <code> </code> <script>
-    </script> <x-y> </x-y> </ul> <li> <span translate="no"> </span> <em class="notranslate"> </em>
-    < > & " ' &amp; &lt; &nbsp; &copy; &eacute; &bogus; {name} %s 5&nbsp;km https://e.org/?a&amp;b
-    <b <a&nbsp;x=" <!-- <3 Hello world, dog sleeps. The 7391 Done! </ &#39; &#xe9; \u00a0 \u00ad""".split()
+    [
+        "<p>",
+        "</p>",
+        '<div class="a b">',
+        "</div>",
+        "<b>",
+        "</b>",
+        "<i>",
+        "</i>",
+        '<a href="x?a=1&amp;b=2">',
+        "</a>",
+        "<br>",
+        "<br/>",
+        "<img src='a\"b'>",
+        "<!--c-->",
+        "<!DOCTYPE html>",
+        "<![CDATA[x<y]]>",
+        "<?pi?>",
+        "<code>",
+        "</code>",
+        "<script>",
+        "</script>",
+        "<x-y>",
+        "</x-y>",
+        "</ul>",
+        "<li>",
+        '<span translate="no">',
+        "</span>",
+        '<em class="notranslate">',
+        "</em>",
+        "<",
+        ">",
+        "&",
+        '"',
+        "'",
+        "&amp;",
+        "&lt;",
+        "&nbsp;",
+        "&copy;",
+        "&eacute;",
+        "&bogus;",
+        "{name}",
+        "%s",
+        "5&nbsp;km",
+        "<b",
+        '<a x="',
+        "https://e.org/?a&amp;b",
+        "<!--",
+        "<3",
+        "Hello",
+        "world,",
+        "dog sleeps.",
+        "The",
+        "7391",
+        "Done!",
+        "</",
+        "&#39;",
+        "&#xe9;",
+        "\xa0",
+        "\xad",
+        "red dog",
+    ]
 )
 DOCUMENTS = st.lists(st.one_of(SNIPPETS, st.sampled_from(["", " ", "\n  "]), st.text(max_size=3)))
 DOCUMENTS = DOCUMENTS.map(lambda parts: "".join(parts)).filter(lambda text: "\x00" not in text)

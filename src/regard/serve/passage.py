@@ -111,7 +111,7 @@ class Sentence:
                 around(self._encode(tidy(text.strip(), next(texts))), text) if translated else text
                 for text, translated in self._fragments()
             ]
-            return [Candidate(join_pieces(joined), sum(output.scores[0] for output in outputs))]
+            return [Candidate(self._join(joined), sum(output.scores[0] for output in outputs))]
         source, spans, stand_ins = self._compose(attempt)
         [output] = outputs
         candidates = []
@@ -237,7 +237,15 @@ class Sentence:
                 pieces += self._encode(text[done:start]), self.fixed[i].raw
                 done = end
         pieces.append(self._encode(text[done : span[1]]))
-        return join_pieces([piece for piece in pieces if piece])
+        return self._join([piece for piece in pieces if piece])
+
+    def _join(self, pieces: Sequence[str]) -> str:
+        """Concatenate pieces. A `<` of the text does not become the beginning of a tag."""
+        following = [*pieces[1:], ""] if self.markup else []
+        for i, after in enumerate(following):
+            if pieces[i].endswith("<") and MARKUP.match(after):
+                pieces = [*pieces[:i], pieces[i][:-1] + "&lt;", *pieces[i + 1 :]]
+        return "".join(pieces)
 
     def _encode(self, text: str) -> str:
         """Write text in HTML."""
@@ -322,12 +330,3 @@ def tidy(source: str, translation: str) -> str:
     """The translation without a full stop that the model added, as it does after headings."""
     added = translation.endswith(".") and not translation.endswith("..")
     return translation[:-1] if added and not END_MARK.search(source) else translation
-
-
-def join_pieces(pieces: Sequence[str]) -> str:
-    """Concatenate pieces of HTML. A `<` of the text does not become the beginning of a tag."""
-    following = [*pieces[1:], ""]
-    return "".join(
-        "&lt;" if piece == "<" and MARKUP.match(after) else piece
-        for piece, after in zip(pieces, following, strict=True)
-    )

@@ -39,8 +39,8 @@ def _any(choices: Iterable[str]) -> str:
 
 
 QUANTITY = (
-    rf"{NUMBER}(?:{SPACE}?(?:{_any(UNITS)})|{SPACE}(?:{_any(SHORT_UNITS)}))(?![\w%])"
-    rf"|[$€£¥]{SPACE}?\d+(?:[.,]\d+)*(?![\w%])"
+    rf"{NUMBER}(?:{SPACE}?(?:{_any(UNITS)})|{SPACE}(?:{_any(SHORT_UNITS)}))(?![\w%({{$])"
+    rf"|[$€£¥]{SPACE}?\d+(?:[.,]\d+)*(?![\w%({{$])"
 )
 ENDINGS = words("""
 com org net edu gov io dev app info eu de fr uk at ch nl es it us html htm pdf txt md json xml yaml
