@@ -246,6 +246,17 @@ def test_tokens_that_are_not_characters(complete):
             assert token in choice.text[start : start + 4]  # after an incomplete character
 
 
+@pytest.mark.parametrize("stop", [None, "\ufffd"])
+def test_prompt_of_an_incomplete_character(complete, stop):
+    options = {"model": "bytes", "echo": True, "logprobs": 1, "seed": 1, "stop": stop}
+    choice = complete([70, 6 + 0xC3], **options).choices[0]
+    assert choice.text.startswith("@")
+    assert choice.logprobs.tokens[0] == "@"
+    assert (choice.text, choice.finish_reason) == ("@", "stop") or stop is None
+    texts, _, _ = streamed(complete([70, 6 + 0xC3], stream=True, **options))
+    assert texts == [choice.text]
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -285,7 +296,7 @@ def test_unknown_model(complete):
 
 def test_50_concurrent_requests_have_the_answers_of_sequential_ones(url, complete):
     requests = [
-        {"prompt": f"{name}:\n", "seed": i, "temperature": 0.3 * (i % 4), "max_tokens": 10 + i}
+        {"prompt": f"{name}:\n", "seed": i, "temperature": 0.3 * (i % 4), "max_tokens": 5 + i // 2}
         | ({"stop": ["."]} if i % 3 else {}) | ({"n": 2} if i % 10 == 0 else {})
         for i, name in enumerate(["ROMEO", "KING HENRY", "First Citizen", "JULIET", "Nurse"] * 10)
     ]  # fmt: skip
