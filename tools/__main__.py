@@ -11,6 +11,7 @@ COMMANDS = {
     "configuration": "write docs/reference/configuration.md from the dataclasses",
     "cli": "write docs/reference/cli.md from the argument parsers",
     "api": "write docs/api.md from the docstrings",
+    "screenshots": "write docs/assets/serve-*.png from the page of regard serve",
     "examples": "run the commands in README.md and docs/ and write their output below them",
 }
 

@@ -8,12 +8,11 @@ import time
 from contextlib import contextmanager
 from functools import cache
 
-import uvicorn
-
 from regard import load
 from regard.serve.app import create_app
 from regard.serve.models import ModelPool
 from regard.serve.scheduler import Scheduler
+from regard.serve.server import Server
 from regard.serve.settings import Settings
 
 
@@ -38,8 +37,7 @@ def serve(settings=None, models=BOX, **options):
     scheduler.start()
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(create_app(pool, settings, **options), log_level="warning")
-        server = uvicorn.Server(config)
+        server = Server(create_app(pool, settings, **options))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         deadline = time.monotonic() + 20

@@ -1,5 +1,5 @@
 """The attention page: its content, its content security policy, and its behaviour in a real browser
-(Chromium, controlled over HTTP with the WebDriver protocol, without a library)."""
+(Chromium)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import socket
-import subprocess
-import time
-import urllib.request
 from html.parser import HTMLParser
 
 import numpy as np
@@ -21,12 +16,10 @@ from regard import InputError
 from regard.predictor.attention import Attention, Stack, View
 from regard.view import attention_page
 from regard.view.attention_page import page, write_page
+from tools.browser import AVAILABLE, INSTALL, start_browser
 
 EVIL = "</script><img src=x onerror=document.title='bad'>"
-DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
-NEEDS = pytest.mark.skipif(
-    not (DRIVER and BROWSER), reason="needs chromium and chromedriver: apt install chromium-driver"
-)
+NEEDS = pytest.mark.skipif(not AVAILABLE, reason=INSTALL)
 
 
 def attention(n=3, m=4, layers=2, heads=2, tokens=("a", "▁b", "<eos>", "c")):
@@ -132,91 +125,10 @@ def test_the_largest_page_stays_under_30_megabytes():
 # ---- in a browser -----------------------------------------------------------------------
 
 
-class Browser:
-    """A client for the few WebDriver commands that the tests need."""
-
-    def __init__(self, port):
-        self.base = f"http://127.0.0.1:{port}"
-        arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,1000"]
-        options = {"args": arguments, "binary": BROWSER}
-        expected = {"goog:chromeOptions": options,
-                  "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}  # fmt: skip
-        body = {"capabilities": {"alwaysMatch": expected}}
-        self.base += f"/session/{self.call('/session', body)['sessionId']}"
-
-    def call(self, path, body=None, method="POST"):
-        content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            self.base + path, content, {"Content-Type": "application/json"}, method=method
-        )
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)["value"]
-
-    def open(self, path):
-        for kind in ("browser", "performance"):  # discard earlier entries
-            self.call("/se/log", {"type": kind})
-        self.call("/url", {"url": path.as_uri()})
-
-    def script(self, text):
-        return self.call("/execute/sync", {"script": text, "args": []})
-
-    def find(self, selector):
-        return self.call("/element", {"using": "css selector", "value": selector})
-
-    def text(self, selector):
-        [reference] = self.find(selector).values()
-        return self.call(f"/element/{reference}/text", method="GET")
-
-    def click(self, selector):
-        [reference] = self.find(selector).values()
-        self.call(f"/element/{reference}/click", {})
-
-    def hover(self, selector, x=0, y=0):
-        move = {
-            "type": "pointerMove",
-            "duration": 20,
-            "origin": self.find(selector),
-            "x": x,
-            "y": y,
-        }
-        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}}
-        self.call("/actions", {"actions": [mouse | {"actions": [move]}]})
-
-    def press(self, *keys):
-        typed = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
-        self.call("/actions", {"actions": [{"type": "key", "id": "keys", "actions": typed}]})
-
-    def complaints(self):
-        return [entry["message"] for entry in self.call("/se/log", {"type": "browser"})]
-
-    def requests(self):
-        entries = self.call("/se/log", {"type": "performance"})
-        events = [json.loads(entry["message"])["message"] for entry in entries]
-        sent = [e for e in events if e["method"] == "Network.requestWillBeSent"]
-        return [event["params"]["request"]["url"] for event in sent]
-
-
 @pytest.fixture(scope="module")
 def browser():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    driver = subprocess.Popen(
-        [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(100):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        started = Browser(port)
+    with start_browser() as started:
         yield started
-        started.call("", method="DELETE")
-    finally:
-        driver.terminate()
-        driver.wait()
 
 
 ARROW_UP, ARROW_DOWN, ARROW_RIGHT, ESCAPE = "\ue013", "\ue015", "\ue014", "\ue00c"

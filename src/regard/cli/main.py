@@ -34,6 +34,7 @@ from regard.cli.finish import finish, finish_options
 from regard.cli.lab import LABS
 from regard.cli.options import shortened
 from regard.cli.predict import at_once, hurried, predict, predict_options, search, search_options
+from regard.cli.serve import serve, serve_options
 from regard.cli.train import train, train_options
 from regard.cli.view import VIEWS
 from regard.config.names import VERBS, equivalents, suggestion
@@ -166,6 +167,7 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
         task = find_task(name)
         add(verbs, name, predict, partial(predict_options, task=task), task.help)
     add(verbs, "search", search, search_options)
+    add(verbs, "serve", serve, serve_options)
     add(verbs, "evaluate", evaluate, evaluate_options)
     add(verbs, "info", info, info_options)
     add(verbs, "pack", pack, pack_options)

@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 import msgspec
@@ -21,8 +21,10 @@ from starlette.routing import Route
 
 from regard.errors import InputError
 from regard.serve.errors import Overloaded, ServiceError, TimedOut, bad_request
-from regard.serve.models import ModelPool
 from regard.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from regard.serve.models import ModelPool  # imports torch, which the gateway must not need
 
 Handler = Callable[["Call", Any], Awaitable[Any]]
 DISCONNECTED = 499  # status of a response that no client reads, for the log
@@ -139,7 +141,8 @@ async def read_request(endpoint: Endpoint, http: Request) -> Any:
     try:
         if endpoint.method == "GET" or kind == "application/x-www-form-urlencoded":
             fields = parse_qs(
-                (http.url.query if endpoint.method == "GET" else body.decode()),
+                # The client of DeepL sends a form in the body of GET requests.
+                (endpoint.method == "GET" and http.url.query) or body.decode(),
                 keep_blank_values=True, max_num_fields=1_000,
             )  # fmt: skip
             values = {name: each if len(each) > 1 else each[0] for name, each in fields.items()}
@@ -172,6 +175,7 @@ def check_texts(call: Call, texts: list[str], field: str) -> list[str]:
         ServiceError: there are too many texts or characters.
     """
     limits = call.settings.limits
+    call.http.state.items = len(texts)  # for the log
     if len(texts) > limits.items:
         raise bad_request(f"{field}: {len(texts)} texts, but at most {limits.items}", field)
     if (characters := sum(map(len, texts))) > limits.characters:

@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from regard.decoding.predictions import Prediction
 from regard.decoding.search import DecodingPlan
 from regard.errors import InputError
-from regard.predictor.loading import load
+from regard.predictor.loading import open_folder
 from regard.predictor.model import Model
 from regard.serve.errors import Loading, ServiceError
 from regard.serve.scheduler import Scheduler
-from regard.serve.settings import Limits
+from regard.serve.settings import Limits, ModelName
 from regard.tasks.classify import Label
 from regard.tasks.fill import Filled
-from regard.training.shipped import PREFIX, boxed, contents, is_boxed
 
 T = TypeVar("T")
 INLINE = 2_000  # characters that are tokenised in the event loop; longer texts in another thread
@@ -38,30 +37,6 @@ LANGUAGES = re.compile(r"([a-z]{2,3})-([a-z]{2,3})")  # source and target: "en-d
 
 def ignore_warning(index: int, message: str) -> None:
     """A `warn` argument for predictions: a service has no one to warn about long texts."""
-
-
-@dataclass(frozen=True)
-class ModelName:
-    """A model as the command line names it: `[NAME=]MODEL`."""
-
-    name: str  # in requests
-    path: str  # a folder, or "box:translate"
-
-    @classmethod
-    def parse(cls, text: str) -> ModelName:
-        """Parse `MODEL` or `NAME=MODEL`. The default name is the last part of the path."""
-        name, equals, path = text.partition("=")
-        if not equals:
-            path = text
-            name = text.removeprefix(PREFIX) if is_boxed(text) else Path(text).resolve().name
-        if not name or not path:
-            raise InputError(f"-m {text}: write MODEL or NAME=MODEL, for example en-de=runs/my-run")
-        return cls(name, path)
-
-    @classmethod
-    def all_in_box(cls) -> list[ModelName]:
-        """The models in the box."""
-        return [cls(task, boxed(task)) for task in contents()]
 
 
 @dataclass(eq=False)
@@ -155,10 +130,16 @@ class ModelPool:
             languages = languages_of(name, model)
         self.models[name] = ServedModel(name, model, self.scheduler, self.limits, languages)
 
-    def load(self, names: Sequence[ModelName], device: str = "auto", dtype: str = "auto") -> None:
-        """Load models, and mark the pool as ready."""
+    def load(
+        self, names: Sequence[ModelName], device: str = "auto", dtype: str = "auto",
+        mapped: bool = False,
+    ) -> None:  # fmt: skip
+        """Load models, and mark the pool as ready.
+
+        mapped: share the weights in memory with other processes; see `open_folder`.
+        """
         for each in names:
-            self.add(each.name, load(each.path, device, dtype))
+            self.add(each.name, open_folder(each.path, device, dtype, mapped=mapped))
         self.ready = True
 
     def of_task(self, task: str) -> list[ServedModel]:

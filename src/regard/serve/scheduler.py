@@ -106,6 +106,11 @@ class Scheduler:
         return sum(len(batch.running) for batch in list(self._batches.values()))
 
     @property
+    def rows(self) -> int:
+        """The number of hypotheses in running batches."""
+        return sum(batch.rows for batch in list(self._batches.values()))
+
+    @property
     def waiting(self) -> int:
         """The number of requests that have not joined a batch."""
         jobs = [job for queue in list(self._decoding.values()) for job in list(queue)]

@@ -1,9 +1,36 @@
-"""The settings of a service: its address, its limits, and who may use it."""
+"""The settings of a service: its models, its address, its limits, and its access control."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from regard.errors import InputError
+from regard.training.shipped import PREFIX, boxed, contents, is_boxed
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A model as the command line names it: `[NAME=]MODEL`."""
+
+    name: str  # in requests
+    path: str  # a folder, or "box:translate"
+
+    @classmethod
+    def parse(cls, text: str) -> ModelName:
+        """Parse `MODEL` or `NAME=MODEL`. The default name is the last part of the path."""
+        name, equals, path = text.partition("=")
+        if not equals:
+            path = text
+            name = text.removeprefix(PREFIX) if is_boxed(text) else Path(text).resolve().name
+        if not name or not path:
+            raise InputError(f"-m {text}: write MODEL or NAME=MODEL, for example en-de=runs/my-run")
+        return cls(name, path)
+
+    @classmethod
+    def all_in_box(cls) -> list[ModelName]:
+        """The models in the box."""
+        return [cls(task, boxed(task)) for task in contents()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +40,7 @@ class Limits:
     A request beyond a limit gets an error; it is never shortened.
     """
 
-    body_bytes: int = 2_000_000  # of a request
+    body_bytes: int = 2_000_000  # bytes of a request
     characters: int = 20_000  # of all texts of a request
     items: int = 256  # texts of a request
     new_tokens: int = 1_000  # tokens that a model writes for one prompt
@@ -38,6 +65,7 @@ class Settings:
     proxies: tuple[str, ...] = ()  # addresses whose X-Forwarded-For header is trusted
     drain: float = 30.0  # seconds for accepted requests after SIGTERM
     workers: int = 1  # processes
-    log_text: bool = False  # write the texts of requests to the log
-    certificate: Path | None = None  # TLS certificate and key
-    private_key: Path | None = None
+    access_log: bool = True  # write one line for each request to standard error
+    json_log: bool = False  # write it as a JSON object
+    certificate: Path | None = None  # file with a TLS certificate
+    private_key: Path | None = None  # file with its key
