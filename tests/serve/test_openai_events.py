@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from regard.errors import InputError
+from regard.serve import app as application
 from regard.serve import events
 from regard.serve.errors import Overloaded
 from regard.serve.events import StreamCount, stream_events
@@ -29,7 +30,7 @@ BYTES = Tokenizer.learn([], "byte", 0)
 @contextmanager
 def service(**limits):
     """A service; yields a client and the application."""
-    apps, create = [], live.create_app
+    apps, create = [], application.create_endpoints
 
     def remember(*arguments, **options):
         app = create(*arguments, **options)
@@ -37,7 +38,7 @@ def service(**limits):
         return app
 
     with (
-        mock.patch.object(live, "create_app", remember),
+        mock.patch.object(application, "create_endpoints", remember),
         live.serve(Settings(limits=Limits(**limits)), ("generate",)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
