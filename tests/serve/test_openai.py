@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 
 import numpy as np
 import openai
@@ -294,6 +295,27 @@ def test_unknown_model(complete):
     with pytest.raises(openai.NotFoundError) as error:
         complete(model="gpt")
     assert (error.value.code, error.value.param) == ("model_not_found", "model")
+
+
+def test_errors_of_the_gateway_have_the_format_of_the_interface(tmp_path, models):
+    keys = tmp_path / "keys"
+    keys.write_text(f"me {sha256(b'secret').hexdigest()}\n", encoding="utf-8")
+    settings = Settings(keys=keys, requests_per_minute=2, limits=Limits(body_bytes=1_000))
+    with serve(settings, models) as url:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError) as error:
+                client.models.list()
+            assert error.value.type == "authentication_error"
+            assert error.value.request_id
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+            assert client.models.retrieve("generate")._request_id
+            with pytest.raises(openai.APIStatusError) as error:
+                client.completions.create(model="generate", prompt="a" * 1_000)
+            assert (error.value.status_code, error.value.type) == (413, "invalid_request_error")
+            with pytest.raises(openai.RateLimitError) as error:
+                client.models.list()
+            assert error.value.type == "rate_limit_error"
+            assert int(error.value.response.headers["retry-after"]) > 1
 
 
 def test_50_concurrent_requests_have_the_answers_of_sequential_ones(url, complete):
