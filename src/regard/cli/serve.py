@@ -55,6 +55,11 @@ def serve_options(verb: argparse.ArgumentParser) -> None:
         "--drain", type=shared.SECONDS, default=defaults.drain, metavar="SECONDS",
         help=f"time for accepted requests after SIGTERM (default: {defaults.drain:g})",
     )  # fmt: skip
+    verb.add_argument(
+        "--workers", type=shared.bounded(int, 1, 256), default=defaults.workers, metavar="N",
+        help="processes that share the port and the weights, on a CPU; each has its own queue and "
+        f"limits (default: {defaults.workers})",
+    )  # fmt: skip
     access = verb.add_argument_group("access")
     access.add_argument(
         "--keys", type=shared.file_path, metavar="FILE",
@@ -107,15 +112,26 @@ def serve(options: argparse.Namespace) -> int:
     settings = chosen_settings(options)
     from regard.serve.access import is_local
     from regard.serve.server import Service, listen, url_of
+    from regard.serve.workers import run_workers
 
-    service = Service(settings, names, options.device, options.dtype, report=warn)
+    models = names, options.device, options.dtype
+    service = Service(settings, *models, walk=walk, report=warn)
     sockets = listen(settings.host, settings.port)
     if settings.keys is None and not is_local(settings.host):
         warn("everyone who can reach this computer can use the service: --keys needs API keys")
     warn(f"listening at {url_of(sockets[0], settings.certificate is not None)}")
     warn(f"loading {', '.join(each.name for each in names)}")
+    if settings.workers > 1:
+        return run_workers(settings, *models, sockets, walk)
     ended = service.run(sockets)
     return 130 if ended == signal.SIGINT else 0
+
+
+def walk(*arguments: Any, **options: Any) -> dict[str, Any]:
+    """The walk through a model, for the page; see `walk_json`."""
+    from regard.view.walk_json import walk_json
+
+    return walk_json(*arguments, **options)
 
 
 def check_packages() -> None:
@@ -164,7 +180,7 @@ def chosen_settings(options: argparse.Namespace) -> Settings:
     return Settings(
         host=options.host, port=options.port, limits=limits, keys=options.keys,
         requests_per_minute=options.requests_per_minute, cors=tuple(options.cors),
-        proxies=tuple(options.proxies), drain=options.drain, access_log=not options.quiet,
-        json_log=options.json,
+        proxies=tuple(options.proxies), drain=options.drain, workers=options.workers,
+        access_log=not options.quiet, json_log=options.json,
         certificate=options.certificate, private_key=options.private_key,
     )  # fmt: skip

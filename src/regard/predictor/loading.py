@@ -6,24 +6,29 @@ values of its weights. Nothing in a folder is executed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import torch
 
 from regard.config.checks import choice
+from regard.config.model import ModelConfig
 from regard.config.sections import DTYPES
 from regard.decoding.engines.cpu import cpu_model
 from regard.device import FLOAT16, choose_device
 from regard.errors import InputError
-from regard.files import write_result
+from regard.files import checksum, write_result
 from regard.model.quantise import dequantise_all, quantise_all
 from regard.model.transformer import Transformer
+from regard.ops.cpu import build
 from regard.predictor.model import Model
 from regard.tasks.registry import find_task
 from regard.text.external import as_tokenizers
 from regard.training.checkpoint import read_raw, to_bytes
+from regard.training.mapped import mapped_tensors
 from regard.training.model_folder import file_checksums, load_weights, read_config
+from regard.training.names import WEIGHTS
 from regard.training.shipped import folder_of
 from regard.training.unfinished import check_weights, model_weights
 
@@ -67,28 +72,85 @@ def open_folder(
     dtype: str | torch.dtype,
     changed: bool = False,
     tokenizer: object = None,
+    mapped: bool = False,
 ) -> Model:
-    """See `load`. changed: accept files that differ from those the weights were saved with."""
+    """See `load`.
+
+    Args:
+        changed: accept files that differ from those the weights were saved with.
+        mapped: on a CPU, share the weights in memory with other processes that do the same. They
+            are mapped from a file in the cache, which the first process writes. Unfinished runs
+            and models with custom parts are loaded without it.
+    """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f'a model is a folder, or "box:translate", not {path!r:.60}')
     folder = folder_of(path)
     where, dtype = choose_device(device), dtype_name(dtype)
+    if dtype == "auto":
+        dtype = AUTO[where.type]
     config = read_config(folder, changed)
     check_weights(folder)
     tokenizers = None if tokenizer is None else as_tokenizers(tokenizer)
     task = find_task(config.task).load(folder, config, tokenizers)
-    transformer = Transformer(config.model)
+    mapped = mapped and where.type == "cpu" and (folder / WEIGHTS).is_file()
+    if mapped and not config.model.custom_parts:
+        transformer = map_transformer(folder, config.model, dtype)
+    else:
+        transformer = read_transformer(folder, config.model, where, dtype)
+    return Model(config, transformer, task, folder)
+
+
+def read_transformer(
+    folder: Path, config: ModelConfig, where: torch.device, dtype: str
+) -> Transformer:
+    """The Transformer of a model folder, in evaluation mode."""
+    transformer = Transformer(config)
     load_weights(transformer, model_weights(folder), folder)
     if dtype == "int8":  # so that computations without int8 use the same weights
         transformer.load_state_dict(dequantise_all(quantise_all(transformer.state_dict()), folder))
-    if dtype == "auto":
-        dtype = AUTO[where.type]
     weights = torch.float32 if dtype == "int8" else getattr(torch, dtype)
-    model = Model(config, transformer.to(where, weights), task, folder)
+    transformer.to(where, weights).eval()
     if dtype == "int8":
         transformer.precision = dtype
         check_int8(transformer)
-    return model
+    return transformer
+
+
+def map_transformer(folder: Path, config: ModelConfig, dtype: str) -> Transformer:
+    """`read_transformer` on a CPU, with weights that are mapped into memory: the parameters, and
+    the blocked layout of the C++ code."""
+    library = build.library("inference")
+    code = "none" if library is None else Path(library._name).name
+    source = f"{checksum(folder / WEIGHTS)} {config} {dtype} {code}"
+
+    def make() -> dict[str, torch.Tensor]:
+        transformer = read_transformer(folder, config, torch.device("cpu"), dtype)
+        compiled = cpu_model(transformer)
+        blocks = {} if compiled is None else compiled.blocks
+        return named("parameters.", transformer.state_dict()) | named("blocks.", blocks)
+
+    tensors = mapped_tensors(hashlib.sha256(source.encode()).hexdigest(), make)
+    with torch.device("meta"):  # no memory for weights that are replaced
+        transformer = Transformer(config)
+    transformer.load_state_dict(chosen("parameters.", tensors), assign=True)
+    transformer.eval()
+    transformer.precision = dtype if dtype == "int8" else None
+    cpu_model(transformer, chosen("blocks.", tensors))
+    return transformer
+
+
+def named(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors with a prefix before their names."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def chosen(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors whose names have a prefix, without it."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from regard.serve import api, api_page, openai, openapi
+from regard.serve import api, api_page, deepl, libretranslate, openai, openapi
 from regard.serve.api_search import DocumentCache
 from regard.serve.endpoint import Endpoint, make_route
 from regard.serve.events import StreamCount
@@ -16,7 +16,8 @@ from regard.serve.models import ModelPool
 from regard.serve.settings import Settings
 
 ENDPOINTS: list[Endpoint] = [
-    *api.ENDPOINTS, *openai.ENDPOINTS, *openapi.ENDPOINTS, *api_page.ENDPOINTS
+    *api.ENDPOINTS, *openai.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS,
+    *openapi.ENDPOINTS, *api_page.ENDPOINTS,
 ]  # fmt: skip
 Walk = Callable[..., Mapping[str, Any]]
 

@@ -141,7 +141,8 @@ async def read_request(endpoint: Endpoint, http: Request) -> Any:
     try:
         if endpoint.method == "GET" or kind == "application/x-www-form-urlencoded":
             fields = parse_qs(
-                (http.url.query if endpoint.method == "GET" else body.decode()),
+                # The client of DeepL sends a form in the body of GET requests.
+                (endpoint.method == "GET" and http.url.query) or body.decode(),
                 keep_blank_values=True, max_num_fields=1_000,
             )  # fmt: skip
             values = {name: each if len(each) > 1 else each[0] for name, each in fields.items()}

@@ -30,6 +30,7 @@ from regard.serve.keys import KeyFile
 from regard.serve.metrics import CONTENT_TYPE, Metrics
 from regard.serve.pages import page_routes
 from regard.serve.settings import Settings
+from regard.serve.shared import SharedRates
 
 if TYPE_CHECKING:
     from regard.serve.models import ModelPool
@@ -67,6 +68,7 @@ class Gateway:
         settings: the settings.
         metrics: the metrics of this process.
         log: writes a line of the access log.
+        rates: counts the requests of each client. Default: in this process.
 
     Raises:
         InputError: the key file or an address of a proxy is not valid.
@@ -77,13 +79,14 @@ class Gateway:
         settings: Settings,
         metrics: Metrics | None = None,
         log: Callable[[str], None] = write_line,
+        rates: RateLimit | SharedRates | None = None,
     ) -> None:
         self.settings, self.metrics = settings, metrics or Metrics()
         self.connections: Callable[[], int] = lambda: 0  # open connections, set by the server
         self.stopping = False  # whether requests are cancelled because the service ends
         self._log = log if settings.access_log else None
         self._keys = KeyFile(settings.keys) if settings.keys else None
-        self._rates = RateLimit(settings.requests_per_minute)
+        self._rates = rates or RateLimit(settings.requests_per_minute)
         self._proxies = ProxyList(settings.proxies)
         self._pages = Router(page_routes())
         self._exchanges: set[Exchange] = set()  # requests that are being answered

@@ -10,12 +10,14 @@ import os
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from regard.serve.models import ModelPool
+
+    Numbers = list[float] | memoryview[float]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATUSES = (
@@ -54,7 +56,7 @@ class Metrics:
 
     def __init__(
         self,
-        values: MutableSequence[float] | None = None,
+        values: Numbers | None = None,
         others: Sequence[Sequence[float]] = (),
     ) -> None:
         self.values = [0.0] * self.SIZE if values is None else values
@@ -69,6 +71,16 @@ class Metrics:
         place = COUNTS + endpoint * (len(BUCKETS) + 2)
         self.values[place + bisect_left(BUCKETS, seconds)] += 1
         self.values[place + len(BUCKETS) + 1] += seconds
+
+    @staticmethod
+    def retire(values: Numbers, ended: Numbers) -> None:
+        """Add the counters of a process that has ended to `ended`, and set all its values to
+        zero."""
+        gauges = {COUNTS + TIMES + i for i, (_, kind, _) in enumerate(GAUGES) if kind == "gauge"}
+        for i, value in enumerate(values):
+            if i not in gauges:
+                ended[i] += value
+            values[i] = 0.0
 
     def update(self, pool: ModelPool | None, streams: int, connections: int) -> None:
         """Store the current state of the process."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from regard.decoding.predictions import Prediction
 from regard.decoding.search import DecodingPlan
 from regard.errors import InputError
-from regard.predictor.loading import load
+from regard.predictor.loading import open_folder
 from regard.predictor.model import Model
 from regard.serve.errors import Loading, ServiceError
 from regard.serve.scheduler import Scheduler
@@ -130,10 +130,16 @@ class ModelPool:
             languages = languages_of(name, model)
         self.models[name] = ServedModel(name, model, self.scheduler, self.limits, languages)
 
-    def load(self, names: Sequence[ModelName], device: str = "auto", dtype: str = "auto") -> None:
-        """Load models, and mark the pool as ready."""
+    def load(
+        self, names: Sequence[ModelName], device: str = "auto", dtype: str = "auto",
+        mapped: bool = False,
+    ) -> None:  # fmt: skip
+        """Load models, and mark the pool as ready.
+
+        mapped: share the weights in memory with other processes; see `open_folder`.
+        """
         for each in names:
-            self.add(each.name, load(each.path, device, dtype))
+            self.add(each.name, open_folder(each.path, device, dtype, mapped=mapped))
         self.ready = True
 
     def of_task(self, task: str) -> list[ServedModel]:

@@ -171,8 +171,11 @@ class Service:
         names: the models.
         device, dtype: of the models; see `regard.load`.
         gateway: answers the requests.
-        find_walk: imports and returns the function for the page's walk through a model.
+        walk: computes the walk through a model for the page.
         report: called with messages about loading.
+
+    Raises:
+        InputError: the key file, an address of a proxy or the TLS certificate is not valid.
     """
 
     def __init__(
@@ -182,35 +185,39 @@ class Service:
         device: str = "auto",
         dtype: str = "auto",
         gateway: Gateway | None = None,
-        find_walk: Callable[[], Walk] | None = None,
+        walk: Walk | None = None,
         report: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.settings, self.names = settings, names
         self.device, self.dtype = device, dtype
         self.gateway = gateway or Gateway(settings)
-        self._find_walk, self._report = find_walk, report
+        self.server = Server(self.gateway)
+        self._walk, self._report = walk, report
         self._pool: ModelPool | None = None
         self._error: BaseException | None = None
 
-    def run(self, sockets: list[socket.socket]) -> int:
+    def run(self, sockets: list[socket.socket], load_first: bool = False) -> int:
         """Serve until a signal arrives.
 
         Args:
             sockets: listening sockets, which are closed at the end.
+            load_first: accept connections only when the models are loaded.
 
         Returns:
             The signal.
 
         Raises:
-            InputError: a model cannot be loaded, or the TLS certificate is not valid.
+            InputError: a model cannot be loaded.
         """
-        server = Server(self.gateway)
+        server = self.server
         sys.setswitchinterval(SWITCH_SECONDS)
-        thread = threading.Thread(target=self._load, args=(server,), name="load", daemon=True)
+        thread = threading.Thread(target=self._load, name="load", daemon=True)
 
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
             thread.start()
+            if load_first:
+                await asyncio.to_thread(thread.join)
             await server.serve(sockets)
 
         with asyncio.Runner() as runner:
@@ -225,13 +232,13 @@ class Service:
         assert server.signal is not None
         return server.signal
 
-    def _load(self, server: Server) -> None:
+    def _load(self) -> None:
         """In a thread: import torch and load the models."""
         try:
             self._load_models()
         except BaseException as error:  # noqa: BLE001 - raised in `run`
             self._error = error
-            server.should_exit = True
+            self.server.should_exit = True
 
     def _load_models(self) -> None:
         gc.disable()  # it would visit the million objects that torch creates
@@ -242,16 +249,20 @@ class Service:
         from regard.serve.models import ModelPool
         from regard.serve.scheduler import Scheduler
 
-        if choose_device(self.device).type == "cpu":
-            torch.set_num_threads(cores())
-            keep_freed_memory()
+        workers = self.settings.workers
+        on_cpu = choose_device(self.device).type == "cpu"
+        if on_cpu:
+            torch.set_num_threads(max(1, cores() // workers))
+        elif workers > 1:
+            raise InputError("--workers is for a CPU: add --device cpu, or use one worker")
         scheduler = Scheduler(self.settings.limits.queue_tokens)
         pool = self._pool = ModelPool(scheduler, self.settings.limits)
-        walk = self._find_walk() if self._find_walk else None
-        app = create_endpoints(pool, self.gateway, walk)
+        app = create_endpoints(pool, self.gateway, self._walk)
         scheduler.start()
         self._loop.call_soon_threadsafe(self.gateway.open, app, pool, ENDPOINTS)
-        pool.load(self.names, self.device, self.dtype)
+        pool.load(self.names, self.device, self.dtype, mapped=workers > 1)
+        if on_cpu:
+            keep_freed_memory()  # not before: copies of weights are freed
         gc.collect()
         gc.freeze()
         gc.enable()

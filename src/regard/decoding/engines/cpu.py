@@ -45,18 +45,21 @@ GROUP = 512  # tokens of one pass: few enough that activations stay in the proce
 class CpuModel:
     """A model's weights in the blocked layout, and the passes over them."""
 
-    def __init__(self, library: ctypes.CDLL, model: Transformer, precision: str) -> None:
-        self.library, self.config = library, model.config
+    def __init__(
+        self, library: ctypes.CDLL, model: Transformer, precision: str, blocks: dict[str, Tensor]
+    ) -> None:
+        self.library, self.config, self.blocks = library, model.config, blocks
         self.encoder: BlockedWeights | None = None
         self.decoder: BlockedWeights | None = None
-        shared = library, model.config, precision
+        shared = library, model.config, precision, blocks
         if model.encoder is not None:
-            self.encoder = BlockedWeights(*shared, model.encoder, model.table("source").weight)
+            table = model.table("source").weight
+            self.encoder = BlockedWeights(*shared, "encoder", model.encoder, table)
         if model.decoder is not None:
             generates = model.config.head == "language-model"
             output = model.output_matrix() if generates else None
             table = model.table("target").weight
-            self.decoder = BlockedWeights(*shared, model.decoder, table, output)
+            self.decoder = BlockedWeights(*shared, "decoder", model.decoder, table, output)
 
     def hidden(self, row: Packed) -> Tensor:
         """The last layer's output [N, D] of the encoder, or of a decoder-only model."""
@@ -217,9 +220,12 @@ _models: WeakKeyDictionary[Transformer, tuple[Any, CpuModel]] = WeakKeyDictionar
 _converting = Lock()  # held while weights are converted; other threads wait for the result
 
 
-def cpu_model(model: Transformer) -> CpuModel | None:
+def cpu_model(model: Transformer, blocks: dict[str, Tensor] | None = None) -> CpuModel | None:
     """The CpuModel with the current weights, from a cache if they have not changed. None if the C++
-    code is not available or does not support the model."""
+    code is not available or does not support the model.
+
+    blocks: see `BlockedWeights`; they are of the current weights. None: they are computed.
+    """
     weight = model.output_matrix()
     dtype = str(weight.dtype).removeprefix("torch.")
     mixed = model.encoder is not None and model.config.mixer != "attention"
@@ -238,7 +244,10 @@ def cpu_model(model: Transformer) -> CpuModel | None:
         with _converting:
             cached = _models.get(model)
             if cached is None or cached[0] != key:
-                cached = _models[model] = key, CpuModel(library, model, precision)
+                cached = _models[model] = (
+                    key,
+                    CpuModel(library, model, precision, {} if blocks is None else blocks),
+                )
     return cached[1]
 
 

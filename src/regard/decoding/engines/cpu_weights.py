@@ -80,18 +80,25 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 class BlockedWeights:
-    """The weights of one stack; `reach` returns the structure that C++ reads."""
+    """The weights of one stack; `reach` returns the structure that C++ reads.
+
+    Args:
+        blocks: the blocked matrices by name, which begins with `name`. Those that it does not have
+            are computed and added. They can be in memory that several processes share.
+    """
 
     def __init__(
-        self, library: ctypes.CDLL, config: ModelConfig, precision: str, stack: Stack,
-        table: Tensor, output: Tensor | None = None,
+        self, library: ctypes.CDLL, config: ModelConfig, precision: str,
+        blocks: dict[str, Tensor], name: str, stack: Stack, table: Tensor,
+        output: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.library, self.config, self.kind = library, config, KINDS[precision]
+        self.blocks, self.name, self.matrices = blocks, name, 0
         self.position_rows = stack.position_rows
         self.references: list[Any] = []  # keep alive the memory that the structures point to
         self._lock = Lock()  # held while position tables are computed
-        blocks: Any = stack.layers
-        layers = (CLayer * len(blocks))(*map(self._layer, blocks))
+        modules: Any = stack.layers
+        layers = (CLayer * len(modules))(*map(self._layer, modules))
         self.references.append(layers)
         self._stack = CStack(
             self.kind, ACTIVATION_CODES[config.activation], config.norm_first, config.heads,
@@ -143,24 +150,18 @@ class BlockedWeights:
         return tensor.data_ptr()
 
     def _matrix(self, weight: Tensor, bias: Tensor | None) -> Any:
-        weight = weight.detach().float().contiguous()
-        outputs, inputs = weight.shape
-        padded = whole_blocks(self.library, outputs)
-        # Tiles are aligned to 64 bytes, the size of a vector register.
-        tiles = torch.empty(padded * self.library.words_in(self.kind, inputs) + 16, dtype=torch.int)
-        tiles = tiles[-(tiles.data_ptr() // 4) % 16 :]
-        scale = start = None
-        if self.kind == KINDS["int8"]:
-            scale, start = torch.zeros(padded), torch.empty(padded, dtype=torch.int)
-            numbers, scale[:outputs] = quantise(weight)
-            weight = numbers.float()
-        matrix = CMatrix(
-            self._pointer(tiles), self._pointer(scale), self._pointer(start),
-            self._pointer(None if bias is None else bias.detach().float()), outputs, inputs,
+        name = f"{self.name}.{self.matrices}."
+        self.matrices += 1
+        if name + "tiles" not in self.blocks:
+            parts = to_blocks(self.library, self.kind, weight)
+            self.blocks.update((name + part, tensor) for part, tensor in parts.items())
+        tiles, scale, start = (
+            self._pointer(self.blocks.get(name + part)) for part in ("tiles", "scale", "start")
+        )
+        return CMatrix(
+            tiles, scale, start,
+            self._pointer(None if bias is None else bias.detach().float()), *weight.shape,
         )  # fmt: skip
-        pack = self.library.pack_matrix
-        pack(self.kind, weight.data_ptr(), outputs, inputs, matrix.tiles, matrix.start)
-        return matrix
 
     def _linear(self, layer: nn.Linear, rows: slice = slice(None)) -> Any:
         return self._matrix(layer.weight[rows], None if layer.bias is None else layer.bias[rows])
@@ -190,6 +191,26 @@ class BlockedWeights:
             layer.key_value = self._linear(cross.query_key_value, slice(cross.width, None))
             layer.cross_output = self._linear(cross.output)
         return layer
+
+
+def to_blocks(library: ctypes.CDLL, kind: int, weight: Tensor) -> dict[str, Tensor]:
+    """The blocked layout of weight[O, I]: its tiles, and in int8 also the scale and the start of
+    each output."""
+    weight = weight.detach().float().contiguous()
+    outputs, inputs = weight.shape
+    padded = whole_blocks(library, outputs)
+    words = padded * library.words_in(kind, inputs)
+    # Tiles are aligned to 64 bytes, the size of a vector register.
+    tiles = torch.empty(words + 16, dtype=torch.int)
+    tiles = tiles[-(tiles.data_ptr() // 4) % 16 :][:words]
+    parts = {"tiles": tiles}
+    if kind == KINDS["int8"]:
+        parts |= {"scale": torch.zeros(padded), "start": torch.empty(padded, dtype=torch.int)}
+        numbers, parts["scale"][:outputs] = quantise(weight)
+        weight = numbers.float()
+    start = parts["start"].data_ptr() if "start" in parts else None
+    library.pack_matrix(kind, weight.data_ptr(), outputs, inputs, tiles.data_ptr(), start)
+    return parts
 
 
 def whole_blocks(library: ctypes.CDLL, outputs: int) -> int:

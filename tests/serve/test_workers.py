@@ -1,0 +1,236 @@
+"""Several processes on one port: they share the work, are replaced, and end together."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from regard.serve.access import RateLimit
+from regard.serve.processes import MOST_FAILURES
+from regard.serve.shared import WAYS, SharedNumbers, SharedRates
+from serve.small_service import count_up, use_rates
+
+TESTS = Path(__file__).parents[1]
+SECONDS = 30  # no wait in these tests is longer
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + SECONDS
+    while not (result := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return result
+
+
+def children(process):
+    """The PIDs of the worker processes of a service."""
+    pids = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return {int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+def exists(pid):
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@contextmanager
+def started(command):
+    """A process in a group of its own, which has ended at the end."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=TESTS,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=SECONDS)
+
+
+@contextmanager
+def small_service(mode, count=2):
+    """A service without models. Yields its process and its port."""
+    with started([sys.executable, "-m", "serve.small_service", mode, str(count)]) as process:
+        yield process, int(process.stdout.readline())
+
+
+def visit(port):
+    """Connect to a small service; the index and the PID of the worker."""
+    with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as connection:
+        index, pid = connection.makefile().readline().split()
+        return int(index), int(pid)
+
+
+def visit_all(port, count=2):
+    """Connect until each worker has answered; their PIDs."""
+    seen = {}
+    wait_until(lambda: seen.update([visit(port)]) or len(seen) == count)
+    return seen
+
+
+def test_connections_that_arrive_together_are_spread_over_the_workers():
+    with small_service("answers") as (_, port):
+        visit_all(port)
+        with ThreadPoolExecutor(64) as pool:
+            indices = [index for index, _ in pool.map(lambda _: visit(port), range(200))]
+    assert min(indices.count(0), indices.count(1)) >= 20, indices
+
+
+def test_a_killed_worker_is_replaced_while_the_other_answers():
+    with small_service("answers") as (process, port):
+        pids = visit_all(port)
+        assert set(pids.values()) == children(process.pid)
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: not exists(pids[0]))
+        assert visit(port)[1] == pids[1]
+        assert process.stdout.readline().startswith("ended 0 ")
+        replaced = {}
+        wait_until(lambda: replaced.update([visit(port)]) or replaced.get(0, pids[0]) != pids[0])
+        assert replaced[1] == pids[1]
+        process.terminate()
+        _, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0
+        assert errors == "regard: worker 0 ended (SIGKILL); a new one starts in 0.25 s\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_all_workers(number, code):
+    with small_service("answers", 3) as (process, port):
+        pids = visit_all(port, 3)
+        os.killpg(process.pid, number)  # as Ctrl-C in a terminal does
+        output, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, output, errors) == (code, "", "")
+        assert not any(map(exists, pids.values()))
+        assert refuses(port)
+
+
+def test_a_signal_while_workers_start_ends_them():
+    with small_service("answers") as (process, _):
+        pids = wait_until(lambda: children(process.pid))
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, output, errors) == (130, "", "")
+        assert not any(map(exists, pids))
+
+
+def test_a_worker_that_does_not_end_is_killed_after_a_second_signal():
+    with small_service("never ends", 1) as (process, port):
+        pids = wait_until(lambda: children(process.pid))
+        wait_until(lambda: ignores_sigterm(*pids))
+        process.terminate()
+        wait_until(lambda: refuses(port))
+        assert exists(*pids)
+        process.terminate()
+        process.communicate(timeout=SECONDS)
+        assert process.returncode == 1
+        assert not exists(*pids)
+
+
+def ignores_sigterm(pid):
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(status.split("SigIgn:")[1].split()[0], 16)
+    return mask >> (signal.SIGTERM - 1) & 1
+
+
+def refuses(port):
+    with suppress(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=SECONDS).close()
+        return False
+    return True
+
+
+def test_workers_end_if_their_parent_is_killed():
+    with small_service("answers") as (process, port):
+        pids = visit_all(port)
+        process.kill()
+        wait_until(lambda: not any(map(exists, pids.values())))
+
+
+def test_workers_that_cannot_start_end_the_service():
+    with small_service("fails") as (process, _):
+        output, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 1
+        lines = errors.splitlines()
+        assert len(lines) == MOST_FAILURES
+        assert lines[0] == "regard: worker 0 ended (exit code 3); a new one starts in 0.25 s"
+        assert lines[-1] == "regard: workers end before they are ready: the service ends"
+        assert output == "ended 0 0\n" * (MOST_FAILURES - 1)
+
+
+def test_a_wrong_option_is_reported_once():
+    with small_service("bad input") as (process, _):
+        _, errors = process.communicate(timeout=SECONDS)
+        assert (process.returncode, errors) == (2, "regard: there is no such model\n")
+
+
+def test_the_service_goes_on_if_only_some_workers_start():
+    with small_service("fails later") as (process, port):
+        for _ in range(MOST_FAILURES + 1):
+            assert process.stdout.readline() == "ended 1 0\n"
+            assert visit(port)[0] == 0
+        process.terminate()
+        _, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0
+        pauses = [line.rpartition(" in ")[2] for line in errors.splitlines()]
+        assert pauses[:4] == ["0.25 s", "0.5 s", "1 s", "2 s"]
+
+
+# ---- shared numbers -------------------------------------------------------------------------
+
+
+def test_processes_share_numbers_and_exclude_each_other():
+    context, numbers = multiprocessing.get_context("spawn"), SharedNumbers(2, 3)
+    processes = [context.Process(target=count_up, args=(numbers, 2_000)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    count_up(numbers, 2_000)
+    for process in processes:
+        process.join(SECONDS)
+    assert list(numbers.row(1)) == [0, 0, 6_000]
+    assert list(numbers.row(0)) == [0, 0, 0]
+
+
+def test_shared_rates_equal_those_of_one_process():
+    own, shared = RateLimit(6), SharedRates(6, SharedRates.make_table())
+    for i in range(400):
+        client, now = f"client {i % 7}", 1_000 + i * 0.8
+        assert shared.wait(client, now) == pytest.approx(own.wait(client, now), abs=1e-9), i
+    assert SharedRates(0, shared.table).wait("client 1") == 0
+
+
+def test_the_table_of_rates_is_bounded():
+    table = SharedRates.make_table()
+    rates = SharedRates(1, table)
+    assert rates.wait("first", 100) == 0
+    assert rates.wait("first", 101) > 0
+    for i in range(table.rows * 3):
+        rates.wait(f"client {i}", 102 + i / 1e6)
+    assert rates.wait("first", 103) == 0  # forgotten
+    assert table.rows % WAYS == 0
+
+
+def test_a_limit_holds_over_all_processes():
+    context = multiprocessing.get_context("spawn")
+    rates, allowed = SharedRates(30, SharedRates.make_table()), 0
+    processes, readers = [], []
+    for _ in range(2):
+        reader, writer = context.Pipe(duplex=False)
+        processes.append(context.Process(target=use_rates, args=(rates, writer)))
+        processes[-1].start()
+        writer.close()
+        readers.append(reader)
+    for process, reader in zip(processes, readers, strict=True):
+        allowed += sum(reader.recv() for _ in range(40))
+        process.join(SECONDS)
+    assert 30 <= allowed <= 32  # 80 requests; a second or two may pass meanwhile
