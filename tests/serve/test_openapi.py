@@ -250,7 +250,7 @@ def test_live_document_page_and_examples():
         code, error = error_of(f"{address}/api/classify", texts=3)
     assert document == DOCUMENT
     assert code == 400
-    fields = document["components"]["schemas"]["ApiError"]["properties"]["error"]["properties"]
+    fields = document["components"]["schemas"]["Error"]["properties"]["error"]["properties"]
     assert error.keys() == fields.keys()
     reader = Reader(page)
     assert not reader.open
