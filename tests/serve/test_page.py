@@ -169,6 +169,20 @@ def test_translates_as_you_type(browser, url):
 
 
 @NEEDS
+@pytest.mark.parametrize(
+    ("text", "detected"),
+    [
+        ("Der Hund schläft im Haus und träumt.", "Detected: German, not translated"),
+        ("Bonjour, comment allez-vous ?", "Detected: French, translated as English"),
+    ],
+)
+def test_the_detected_language_is_not_that_of_the_model(browser, url, text, detected):
+    show(browser, url, "translate", text=text)
+    browser.wait("document.querySelector('#translation').textContent")
+    assert browser.text("#detected") == detected
+
+
+@NEEDS
 def test_a_superseded_request_is_cancelled(browser, url):
     show(browser, url, "translate")
     long = "The old man with the red hat walks slowly through the park. " * 30

@@ -52,8 +52,16 @@ export function startTranslate(panel, save) {
     const possible = pairs().some(([a, b]) => a === target.value && b === from);
     swap.disabled = !possible;
     swap.title = possible ? "Switch languages"
-      : from ? `No model translates from ${names.of(target.value)} to ${names.of(from)}`
-        : "The language of the text is not known yet";
+      : from === target.value ? `The text is in ${names.of(from)} already`
+        : from ? `No model translates from ${names.of(target.value)} to ${names.of(from)}`
+          : "The language of the text is not known yet";
+  }
+
+  function describeLanguage({ detected: guess, source: from, target: to }) {
+    if (!guess) return "";
+    const name = names.of(guess.language);
+    if (from === to) return `Detected: ${name}, not translated`;
+    return guess.language === from ? `Detected: ${name}` : `Detected: ${name}, translated as ${names.of(from)}`;
   }
 
   function fillHeads() {
@@ -107,7 +115,7 @@ export function startTranslate(panel, save) {
     result = answer;
     result.sentences = answer.sentences.map((each) => new Sentence(each, answer.source, answer.target));
     translation = answer.translation;
-    detected.textContent = answer.detected ? `Detected: ${names.of(answer.detected.language)}` : "";
+    detected.textContent = describeLanguage(answer);
     updateSwap();
     const choices = chosen.value.split("\n").filter(Boolean);
     show();
@@ -122,7 +130,7 @@ export function startTranslate(panel, save) {
   function show() {
     view.show(result.sentences, translation, result.target);
     copy.disabled = false;
-    inside.hidden = false;
+    inside.hidden = !result.sentences.length;
     announce(translation);
     chosen.value = result.sentences.map(({ forced: prefixes }, i) => prefixes.length && `${i}:${prefixes.at(-1)}`)
       .filter(Boolean).join("\n");
