@@ -164,6 +164,8 @@ def test_translates_as_you_type(browser, url):
     assert browser.script("return document.querySelector('#swap').title") == (
         "No model translates from German to English"
     )
+    browser.click("#copy")
+    browser.wait("document.querySelector('#copy').textContent === 'Copied'")
     mirror = "return document.querySelector('#mirror').textContent.replace('\\u200b', '')"
     assert browser.script(mirror) == TEXT
 
