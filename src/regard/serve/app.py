@@ -16,7 +16,7 @@ from regard.serve.models import ModelPool
 from regard.serve.settings import Settings
 
 ENDPOINTS: list[Endpoint] = [
-    *api.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS, *openai.ENDPOINTS,
+    *api.ENDPOINTS, *openai.ENDPOINTS, *libretranslate.ENDPOINTS, *deepl.ENDPOINTS,
     *openapi.ENDPOINTS, *api_page.ENDPOINTS,
 ]  # fmt: skip
 Walk = Callable[..., Mapping[str, Any]]

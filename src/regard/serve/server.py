@@ -244,7 +244,7 @@ class Service:
         gc.disable()  # it would visit the million objects that torch creates
         import torch
 
-        from regard.device import choose_device, keep_freed_memory
+        from regard.device import choose_device, keep_freed_memory, release_freed_memory
         from regard.serve.app import ENDPOINTS, create_endpoints
         from regard.serve.models import ModelPool
         from regard.serve.scheduler import Scheduler
@@ -261,11 +261,12 @@ class Service:
         scheduler.start()
         self._loop.call_soon_threadsafe(self.gateway.open, app, pool, ENDPOINTS)
         pool.load(self.names, self.device, self.dtype, mapped=workers > 1)
-        if on_cpu:
-            keep_freed_memory()  # not before: copies of weights are freed
         gc.collect()
         gc.freeze()
         gc.enable()
+        if on_cpu:
+            release_freed_memory()  # of copies of the weights
+            keep_freed_memory()
         self._report(f"ready: {', '.join(pool.models)}")
 
 
