@@ -38,6 +38,7 @@ GAUGES = (
     ("regard_decoding_steps_total", "counter", "Decoding steps."),
     ("regard_decoded_tokens_total", "counter", "Tokens of finished outputs."),
     ("regard_tokens_per_second", "gauge", "Decoded tokens per second, over ten seconds."),
+    ("regard_workers", "gauge", "Processes whose models are loaded."),
     ("process_resident_memory_bytes", "gauge", "Memory of the processes."),
 )
 COUNTS = MOST_ENDPOINTS * len(STATUSES)
@@ -99,6 +100,7 @@ class Metrics:
                 "regard_decoding_steps_total": scheduler.steps,
                 "regard_decoded_tokens_total": scheduler.decoded_tokens,
                 "regard_tokens_per_second": self._rate(scheduler.decoded_tokens),
+                "regard_workers": pool.ready,
             }
         for i, (name, _, _) in enumerate(GAUGES):
             self.values[COUNTS + TIMES + i] = gauges.get(name, 0.0)
