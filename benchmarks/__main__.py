@@ -18,6 +18,8 @@ COMMANDS = {
     "product": "matrix products with few rows, as in a decoding step",
     "memory": "peak memory of `regard translate` for short and long inputs",
     "search": "building and querying the search index, compared with the memory bandwidth",
+    "serve": "an HTTP service under load, compared with CTranslate2 and Hugging Face generate",
+    "overload": "an HTTP service at four times its capacity",
     "independence": "differences between outputs of the same lines in different batches",
 }
 

@@ -6,7 +6,7 @@ import torch
 from regard.config.sections import DecodingConfig
 from regard.decoding import engines
 from regard.decoding.beams import Beams
-from regard.decoding.engines.cpu import CpuSearch, CpuStep, cpu_model
+from regard.decoding.engines.cpu import CpuSearch, CpuStep, SearchPointers, cpu_model
 from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Request
 from regard.decoding.search import Details, Search, decode
@@ -40,10 +40,10 @@ def began(net, row, sentences, width):
     read = row([1 + i % 3 for i in range(sentences)])
     ours = cpu_model(net)
     cache = ours.start(net, source, read, sentences, width, 4)
-    options = DecodingConfig(beam=width, no_repeat=1)  # which the C++ search does not implement
-    beams = Beams(options, sentences, 4, 0, EOS, torch.device("cpu"))
+    beams = Beams(DecodingConfig(beam=width), sentences, 4, 0, EOS, torch.device("cpu"))
     beams.load([3] * sentences, [4] * sentences, [[]] * sentences, [b"x"] * sentences)
-    return net.start(source, read, width=width, steps=4), cache, CpuStep(ours, cache, beams)
+    pointers = SearchPointers(cache, beams)
+    return net.start(source, read, width=width, steps=4), cache, beams, CpuStep(ours, [pointers])
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
@@ -52,14 +52,16 @@ def began(net, row, sentences, width):
 @pytest.mark.parametrize("style", STYLES)
 def test_step_equals_transformer_step(style, options, sentences, width, precision, model, row):
     net = built(model, precision, style=style, **options)
-    plain, cache, step = began(net, row, sentences, width)
+    plain, cache, beams, step = began(net, row, sentences, width)
     for number in range(4):
         tokens = torch.randint(75, (sentences, width))
         parents = torch.randint(width, (sentences, width)) if number else torch.zeros_like(tokens)
-        step.beams.tokens.copy_(tokens)
-        step.beams.parents.copy_(parents)
+        beams.tokens.copy_(tokens)
+        beams.parents.copy_(parents)
         expected = net.step(tokens, parents, plain)
-        torch.testing.assert_close(step.logits(), expected, rtol=0, atol=TOLERANCE[precision])
+        step()
+        logits = step.buffer[:, :75].unflatten(0, (sentences, width))
+        torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE[precision])
         assert (cache.used, cache.visible.equal(plain.visible)) == (plain.used, True)
         assert cache.positions.equal(plain.positions)
 

@@ -15,7 +15,7 @@ import torch
 from regard import Packed
 from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams
-from regard.decoding.engines.cpu import CpuStep, cpu_model
+from regard.decoding.engines.cpu import CpuStep, SearchPointers, cpu_model
 from regard.decoding.engines.cuda_graph import Rectangle
 from regard.ops.cpu import build
 
@@ -74,8 +74,7 @@ def make_step(implementation, net, search):
     if implementation == "cpu":
         compiled = cpu_model(net)
         beams, cache = make_search(net, *search, compiled)
-        cpu_step = CpuStep(compiled, cache, beams)
-        assert cpu_step.advances
+        cpu_step = CpuStep(compiled, [SearchPointers(cache, beams)])
 
         def step():
             cpu_step()

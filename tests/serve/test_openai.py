@@ -253,6 +253,7 @@ def test_tokens_that_are_not_characters(complete):
         ({"frequency_penalty": -1}, "frequency_penalty"), ({"logit_bias": {"7": 1}}, "logit_bias"),
         ({"best_of": 4}, "best_of"), ({"max_tokens": 1001}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"), ({"n": 61}, "n"), ({"n": 0}, "n"),
+        ({"n": 9, "echo": True, "prompt": "a" * 3_000}, "n"),
         ({"prompt": ["a"] * 61}, "prompt"), ({"prompt": "a" * 20_001}, "prompt"),
         ({"prompt": [7] * 20_001}, "prompt"), ({"prompt": [2]}, "prompt"),
         ({"prompt": [71]}, "prompt"), ({"prompt": [[7], "a"]}, "prompt"), ({"prompt": []}, "prompt"),
@@ -333,8 +334,9 @@ def test_embeddings_of_token_ids(client, models):
 def test_embeddings_of_other_tasks(client, models):
     vector = client.embeddings.create(model="classify", input="A film.").data[0].embedding
     np.testing.assert_array_equal(np.array(vector, np.float32), models["classify"].embed("A film."))
-    with pytest.raises(openai.BadRequestError, match="cannot embed"):
+    with pytest.raises(openai.BadRequestError, match="cannot embed") as error:
         client.embeddings.create(model="translate", input="A film.")
+    assert error.value.param == "model"
 
 
 def test_long_text_is_embedded_from_its_beginning(client, models):

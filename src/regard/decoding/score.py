@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from regard.decoding.engines.cpu import CpuModel, cpu_model
 from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import SCORED_TOKENS, Request, by_size
 from regard.model.overrides import is_overridden
@@ -52,11 +53,32 @@ def score(
     return scored
 
 
+@torch.no_grad()
+def score_prefixes(
+    model: Transformer, requests: Sequence[Request], prefixes: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """The log-probabilities of the tokens of prefixes, one prefix per request. The results do not
+    depend on the other requests: they are bit-identical for any batch."""
+    chosen = [i for i, prefix in enumerate(prefixes) if prefix]
+    logprobs: list[list[float]] = [[] for _ in requests]
+    if not chosen:
+        return logprobs
+    compiled = None if is_overridden(model) else cpu_model(model)
+    sizes = [len(requests[i].source) + len(prefixes[i]) for i in chosen]
+    # PyTorch's products can depend on the number of rows, so it reads one request at a time.
+    for batch in by_size(sizes, SCORED_TOKENS if compiled else 1):
+        pairs = [(requests[chosen[i]], prefixes[chosen[i]]) for i in batch]
+        for i, scored in zip(batch, _score(model, pairs, 0, False, compiled), strict=True):
+            logprobs[chosen[i]] = scored.logprobs
+    return logprobs
+
+
 def _score(
     model: Transformer, pairs: list[tuple[Request, Sequence[int]]], alternatives: int,
-    attention: bool,
+    attention: bool, compiled: CpuModel | None = None,
 ) -> list[Scored]:  # fmt: skip
-    """Score one batch of requests and their outputs."""
+    """Score one batch of requests and their outputs. compiled: the engine that computes the logits,
+    instead of PyTorch."""
     requests, outputs = zip(*pairs, strict=True)
     is_overridden(model)  # every module is called here, but some hooks must be refused
     matrix, both = model.output_matrix(), model.encoder is not None
@@ -65,16 +87,22 @@ def _score(
     begins = [request.begin(both) for request in requests]
     rows = Packed.of([[*begin, *out[:-1]] for begin, out in zip(begins, outputs, strict=True)])
     capture = AttentionCapture() if attention else None
-    hidden = model.hidden(source, rows.to(device), capture, attention_backend(model))
     # The rows that predict the tokens of an output: from the last one before it on.
     places = rows.split(torch.arange(len(rows.tokens)))
     parts = [place[len(begin) - 1 :] for place, begin in zip(places, begins, strict=True)]
     targets = torch.tensor([token for output in outputs for token in output], device=device)
-    hidden = hidden[torch.cat(parts).to(device)]  # [N, D]
-    logprobs, tops = [], []
+    chosen = torch.cat(parts).to(device)
     size = max(1, PIECE // len(matrix))
-    for some, labels in zip(hidden.split(size), targets.split(size), strict=True):
-        all_logprobs = model.head(some, None, matrix).log_softmax(-1, dtype=torch.float32)
+    if compiled is not None:
+        hidden = compiled.hidden_after(model, source, rows)[chosen]
+        pieces = map(compiled.logits, hidden.split(size))
+    else:
+        rows = rows.to(device)
+        hidden = model.hidden(source, rows, capture, attention_backend(model))[chosen]  # [N, D]
+        pieces = (model.head(some, None, matrix) for some in hidden.split(size))
+    logprobs, tops = [], []
+    for logits, labels in zip(pieces, targets.split(size), strict=True):
+        all_logprobs = logits.log_softmax(-1, dtype=torch.float32)
         logprobs += all_logprobs.gather(1, labels[:, None])[:, 0].tolist()
         if alternatives:
             top = all_logprobs.topk(min(alternatives, all_logprobs.shape[1]))

@@ -23,10 +23,11 @@ from regard.decoding.predictions import (
     spell,
 )
 from regard.decoding.requests import BATCH_TOKENS, Job, Request, by_size, until_eos
-from regard.decoding.score import score
+from regard.decoding.score import score, score_prefixes
 from regard.decoding.slots import fill_slots
 from regard.errors import InputError
 from regard.model.transformer import Transformer
+from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 
 
@@ -154,19 +155,32 @@ def batches(
             yield [chosen[i] for i in batch]
 
 
+def check_request(model: Transformer, request: Request) -> None:
+    """Raise InputError if the model cannot decode a request."""
+    if model.training:
+        raise InputError(
+            "the model is in training mode, where dropout is random: call model.eval() first"
+        )
+    request.check(model.config)
+    if model.encoder is not None:
+        limit = model.config.max_length if model.config.positions == "learned" else None
+        row = Packed.of([request.source])
+        row.check(len(model.table("source").weight), limit, "source")
+
+
 class Search:
     """The search for one batch of requests. Iterating over it runs the search and yields after each
-    step; `settled` and `predictions` can be called in between and afterwards."""
+    step; `settled` and `predictions` can be called in between and afterwards.
+
+    prefix_logprobs: the log-probabilities of the prefixes; None: they are computed here.
+    """
 
     def __init__(
-        self, model: Transformer, requests: Sequence[Request], options: DecodingConfig
-    ) -> None:
-        if model.training:
-            raise InputError(
-                "the model is in training mode, where dropout is random: call model.eval() first"
-            )
+        self, model: Transformer, requests: Sequence[Request], options: DecodingConfig,
+        prefix_logprobs: list[list[float]] | None = None,
+    ) -> None:  # fmt: skip
         for request in requests:
-            request.check(model.config)
+            check_request(model, request)
         self.model, self.requests, self.options = model, requests, options
         self.eos = requests[0].eos if requests else Tokenizer.eos
         if any(request.eos != self.eos for request in requests):
@@ -179,13 +193,15 @@ class Search:
             if self.eos not in prefix and len(prefix) < max_tokens[i]
         ]  # fmt: skip
         self.limits = [max_tokens[i] - len(self.prefixes[i]) for i in self.searched]
-        self.scored = score(model, requests, self.prefixes)  # nothing for an empty prefix
+        if prefix_logprobs is None:
+            prefix_logprobs = score_prefixes(model, requests, self.prefixes)
+        self.prefix_logprobs = prefix_logprobs
         self.engine: Engine | None = None
 
-    def __iter__(self) -> Iterator[None]:
-        """Run the search; yield after each step."""
+    def job(self) -> Job | None:
+        """The job for a decoding engine; None if no request needs a search."""
         if not self.searched:
-            return
+            return None
         requests = [self.requests[i] for i in self.searched]
         both = self.model.encoder is not None
         known = [request.known(both) for request in requests]
@@ -205,6 +221,12 @@ class Search:
                 "one Search cannot mix requests with and without tokens to read before the first "
                 "step: use decode, which separates them"
             )
+        return job
+
+    def __iter__(self) -> Iterator[None]:
+        """Run the search; yield after each step."""
+        if (job := self.job()) is None:
+            return
         self.engine = choose_engine(self.model, job)
         yield from self.engine
 
@@ -225,9 +247,8 @@ class Search:
     def predictions(self, history: bool = False, spares: bool = False) -> list[Prediction]:
         """The best predictions so far, one for each request; `history` adds the candidates of each
         step. spares: see `read_predictions`."""
-        logprobs = [scored.logprobs for scored in self.scored]
         penalty = self.options.length_penalty
-        prefixes = list(zip(self.prefixes, logprobs, strict=True))
+        prefixes = list(zip(self.prefixes, self.prefix_logprobs, strict=True))
         predictions = [scored_prediction(*prefix, penalty, "prefix") for prefix in prefixes]
         if self.engine is not None:
             old = [prefixes[i] for i in self.searched]

@@ -38,12 +38,15 @@ class Cache:
 
     def __init__(
         self, config: ModelConfig, sentences: int, width: int, slots: int, dtype: torch.dtype,
-        device: torch.device,
+        device: torch.device, masked: bool = True,
     ) -> None:  # fmt: skip
+        """masked: whether attention reads all slots and a mask hides some of them, so that they must
+        contain finite numbers from the beginning."""
         self.config, self.width, self.slots = config, width, slots
         shape = (2, sentences, config.heads, slots, config.head_size)
         layers = range(config.decoder_layers)
-        self.slots_of = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        allocate = torch.zeros if masked else torch.empty
+        self.slots_of = [allocate(shape, dtype=dtype, device=device) for _ in layers]
         self.keys = [both[0] for both in self.slots_of]  # [B, H, slots, K]
         self.values = [both[1] for both in self.slots_of]
         self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 import secrets
-import sys
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from regard.decoding.predictions import Prediction
@@ -67,12 +67,10 @@ class GrowingText:
         self.pieces, self.stops = tokenizer.pieces, stops
         self.longest = max(map(len, stops), default=1)
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.starts: list[int] = []
-        self.text, self.stopped = "", False
-        self.first = sys.maxsize  # the place of the output in the text: the prompt may have stops
-        for token in prompt:
-            self.add(token)
-        self.first = len(self.text)
+        parts = [self.decoder.decode(self.pieces[token]) for token in prompt]
+        self.text, self.stopped = "".join(parts), False
+        self.starts = list(accumulate(map(len, parts), initial=0))[:-1]
+        self.first = len(self.text)  # the place of the output: the prompt may have stop texts
 
     def add(self, token: int) -> None:
         """Add a token. The first bytes of a character wait for the others."""
@@ -138,7 +136,10 @@ class Choice:
         tokens = list(self.prompt) if self.echo else []
         text = GrowingText(tokenizer, self.stops, tokens)
         characters = count = 0  # of the parts so far
-        async with aclosing(self.model.stream(self.plan)) as updates:
+        stepwise = streaming or self.stops
+        async with aclosing(
+            self.model.stream(self.plan) if stepwise else self._output()
+        ) as updates:
             async for output, prediction in updates:
                 for token in output[self.written :]:
                     if token == tokenizer.eos or text.stopped:
@@ -167,6 +168,12 @@ class Choice:
                 characters = known
                 if finish is not None:
                     return
+
+    async def _output(self) -> AsyncGenerator[tuple[list[int], Prediction | None], None]:
+        """The only update of an output that is not followed step by step."""
+        transformer = self.model.model.transformer
+        [prediction] = await self.model.scheduler.decode(transformer, self.plan)
+        yield prediction.token_ids, prediction
 
     async def _logprobs(self, tokens: list[int], starts: Sequence[int]) -> list[TokenLogprob]:
         """The log-probabilities of the tokens of the text."""
@@ -231,6 +238,12 @@ def make_choices(
     limits, n = call.settings.limits, request.n or 1
     if (count := len(prompts) * n) > limits.items:
         raise bad_request(f"n: {count} choices, but at most {limits.items}", "n")
+    echoed = n * sum(map(len, prompts)) if options.get("echo") else 0
+    if n > 1 and echoed > limits.characters:
+        raise bad_request(
+            f"n: the choices repeat {echoed} tokens of prompts, but at most {limits.characters}",
+            "n",
+        )
     temperature = 1.0 if request.temperature is None else request.temperature
     decoding = model.model.decoding({
         "beam": 1, "n_best": 1, "min_length": 0, "no_repeat": 0, "top_k": 0,

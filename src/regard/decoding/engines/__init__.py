@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.decoding.engines.cpu import CpuSearch, cpu_model
+from regard.decoding.engines.cpu import CpuSearch, cpu_model, start_searches
 from regard.decoding.engines.cuda_graph import GraphSearch
 from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Job
@@ -33,7 +33,7 @@ def choose_engine(model: Transformer, job: Job) -> Engine:
     if model.output_matrix().is_cuda and built_in and job.eos == Tokenizer.eos:
         return GraphSearch(model, job)
     if (compiled := cpu_model(model)) is not None:
-        return CpuSearch(model, job, compiled)
+        return start_searches(model, [job], compiled)[0]
     return EagerSearch(model, job)
 
 

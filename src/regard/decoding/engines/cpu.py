@@ -27,11 +27,13 @@ from regard.decoding.engines.cpu_weights import (
     BlockedWeights,
     CBeams,
     CCache,
+    CSearch,
+    CSentence,
     CSlots,
     declared,
     whole_blocks,
 )
-from regard.decoding.engines.eager import EagerSearch
+from regard.decoding.engines.eager import EagerSearch, SearchInputs
 from regard.decoding.requests import Job
 from regard.model.cache import Cache
 from regard.model.overrides import weights_of
@@ -74,46 +76,93 @@ class CpuModel:
         width: int, steps: int,
     ) -> Cache:  # fmt: skip
         """Transformer.start: a cache with the source encoded and the prompt read."""
+        return self.start_all(model, [SearchInputs(source, read, sentences, width, steps)])[0]
+
+    def start_all(
+        self, model: Transformer, inputs: Sequence[SearchInputs], hidden: Tensor | None = None
+    ) -> list[Cache]:
+        """`start` for several searches: one pass reads the inputs of all of them. hidden: where the
+        decoder's output for what it reads is stored, [N, D]."""
         assert self.decoder is not None
-        before = 0 if read is None else max(read.lengths)
-        cache = model.empty_cache(sentences, width, before, steps)
+        caches = [self._empty_cache(model, each) for each in inputs]
+        sources = [each.source for each in inputs if each.source is not None]
+        if sources:
+            source = joined(sources)
+            memory = self.hidden(source)
+            where = CacheSentences(caches)
+            stack = self.decoder.reach(0)
+            for first, begin, offsets in groups(source):
+                self.library.project_memory(
+                    ctypes.byref(stack), memory[begin:].data_ptr(), offsets.data_ptr(),
+                    len(offsets) - 1, where.after(first), torch.get_num_threads(),
+                )  # fmt: skip
+        both = zip(caches, inputs, strict=True)
+        reading = [(cache, each.read) for cache, each in both if each.read is not None]
+        if reading:
+            row = joined([read for _, read in reading])
+            where = CacheSentences([cache for cache, _ in reading])
+            self._read(self.decoder, row, where, hidden)
+            for cache, read in reading:
+                cache.began(read.lengths)
+        return caches
+
+    def hidden_after(self, model: Transformer, source: Packed | None, read: Packed) -> Tensor:
+        """`Transformer.hidden` of the decoder: [N, D] for a row that it reads."""
+        hidden = torch.empty(len(read.tokens), self.config.d_model)
+        self.start_all(model, [SearchInputs(source, read, len(read), 1, 0)], hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits [N, V] of rows of the decoder's output [N, D]."""
+        assert self.decoder is not None
+        stack, rows = self.decoder.reach(0), hidden.contiguous()
+        outputs = stack.output.outputs
+        logits = torch.empty(len(rows), whole_blocks(self.library, outputs))
+        self.library.project_output(
+            ctypes.byref(stack), rows.data_ptr(), len(rows), logits.data_ptr(), logits.shape[1],
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return logits[:, :outputs]
+
+    def _empty_cache(self, model: Transformer, inputs: SearchInputs) -> Cache:
+        """A cache with memory for everything that will be read."""
+        source, read, sentences, width, steps = inputs
+        if read is not None:
+            model.check_row(read, "target")
+        slots = (0 if read is None else max(read.lengths)) + steps * width
+        device = torch.device("cpu")
+        cache = Cache(self.config, sentences, width, slots, torch.float32, device, masked=False)
         if source is not None:
             model.check_row(source, "source")
             shape = (sentences, self.config.heads, max(source.lengths), self.config.head_size)
             cache.memory = [(torch.empty(shape), torch.empty(shape)) for _ in cache.keys]
             cache.memory_lengths = torch.tensor(source.lengths)
-            memory = self.hidden(source)
-            stack = self.decoder.reach(0)
-            for first, begin, offsets in groups(source):
-                self.library.project_memory(
-                    ctypes.byref(stack), memory[begin:].data_ptr(),
-                    offsets.data_ptr(), len(offsets) - 1, slots_of(cache.memory, first),
-                    torch.get_num_threads(),
-                )  # fmt: skip
-        if read is not None:
-            model.check_row(read, "target")
-            self._read(self.decoder, read, cache)
-            cache.began(read.lengths)
         return cache
 
     def _read(
-        self, weights: BlockedWeights, row: Packed, cache: Cache | None = None,
+        self, weights: BlockedWeights, row: Packed, where: CacheSentences | None = None,
         hidden: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Run one stack over a packed row: write the output to `hidden`, keys and values to the
-        cache."""
+        """Run one stack over a packed row: write the output to `hidden`, and keys and values to
+        caches."""
         stack = weights.reach(max(row.lengths))
-        own = [] if cache is None else list(zip(cache.keys, cache.values, strict=True))
-        memory = [] if cache is None else cache.memory
-        lengths = None if cache is None else cache.memory_lengths
         for first, begin, offsets in groups(row):
             self.library.read_rows(
                 ctypes.byref(stack), row.tokens[begin:].data_ptr(), offsets.data_ptr(),
                 len(offsets) - 1, weights is self.decoder, self.config.window or 0,
-                slots_of(own, first), slots_of(memory, first),
-                None if lengths is None else lengths[first:].data_ptr(),
+                None if where is None else where.after(first),
                 None if hidden is None else hidden[begin:].data_ptr(), torch.get_num_threads(),
             )  # fmt: skip
+
+
+def joined(rows: Sequence[Packed]) -> Packed:
+    """The sequences of several packed rows as one row."""
+    if len(rows) == 1:
+        return rows[0]
+    lengths = [length for row in rows for length in row.lengths]
+    return Packed(
+        torch.cat([row.tokens for row in rows]), torch.tensor([0, *lengths]).cumsum(0)
+    )
 
 
 def groups(row: Packed) -> Iterator[tuple[int, int, Tensor]]:
@@ -127,91 +176,142 @@ def groups(row: Packed) -> Iterator[tuple[int, int, Tensor]]:
         tokens += length
 
 
-def slots_of(layers: Sequence[tuple[Tensor, Tensor]], first: int = 0) -> Any:
-    """An array of CSlots: keys and values [B, H, T, K] of each layer, from sentence `first` on."""
+def slots_of(layers: Sequence[tuple[Tensor, Tensor]]) -> Any:
+    """An array of CSlots: keys and values [B, H, T, K] of each layer; None if there is no layer."""
     if not layers:
         return None
     each = [
-        CSlots(keys[first:].data_ptr(), values[first:].data_ptr(), *keys.stride()[:3])
-        for keys, values in layers
+        CSlots(keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]) for keys, values in layers
     ]
     return (CSlots * len(each))(*each)
 
 
-class CpuStep:
-    """Call it to run one step of the model and of the search; it returns the number of unfinished
-    sentences."""
+def address(array: Any) -> int | None:
+    """The address of a ctypes array, or None."""
+    return None if array is None else ctypes.addressof(array)
 
-    def __init__(self, model: CpuModel, cache: Cache, beams: Beams) -> None:
-        assert model.decoder is not None
-        self.library, self.cache, self.beams = model.library, cache, beams
-        self.stack = model.decoder.reach(cache.used + len(beams.records))
-        # C++ implements beam search; Beams.advance does sampling and no_repeat.
-        self.advances = not beams.sampling and beams.sequences is None
-        padded = whole_blocks(self.library, self.stack.output.outputs)
-        self.buffer = torch.empty(beams.tokens.numel(), padded)  # logits
-        self.bound: Tensor | None = None  # the `visible` that the structures below point to
 
-    def _bind(self) -> None:
+class CacheSentences:
+    """An array of CSentence: all sentences of some caches."""
+
+    def __init__(self, caches: Sequence[Cache]) -> None:
+        self.slots = []  # keep the arrays alive
+        sentences = []
+        for cache in caches:
+            own = slots_of(list(zip(cache.keys, cache.values, strict=True)))
+            memory = slots_of(cache.memory)
+            self.slots.append((own, memory))
+            count = len(cache.visible)
+            lengths = [0] * count if memory is None else cache.memory_lengths.tolist()  # type: ignore[union-attr]
+            pointers = address(own), address(memory)
+            sentences += [CSentence(*pointers, b, length) for b, length in enumerate(lengths)]
+        self.array = (CSentence * len(sentences))(*sentences)
+
+    def after(self, first: int) -> Any:
+        """A pointer to the sentence with this index."""
+        return ctypes.byref(self.array, first * ctypes.sizeof(CSentence))
+
+
+class SearchPointers:
+    """The tensors of one search as C++ reads them."""
+
+    def __init__(self, cache: Cache, beams: Beams) -> None:
+        self.cache, self.beams = cache, beams
+        self.c_search = CSearch()
+        self.visible: Tensor | None = None  # the `visible` that the structure points to
+
+    def update(self) -> None:
         """Point to the current tensors; Cache.keep and Beams.keep replace them."""
         cache, beams = self.cache, self.beams
-        self.bound = cache.visible
+        if cache.visible is self.visible:
+            return
+        self.visible = cache.visible
         self.own = slots_of(list(zip(cache.keys, cache.values, strict=True)))
         self.memory = slots_of(cache.memory)
         lengths = cache.memory_lengths
-        self.c_cache = CCache(
+        self.c_search.cache = CCache(
             len(cache.visible), cache.width, cache.slots, cache.used, cache.config.window or 0,
             cache.visible.data_ptr(), cache.positions.data_ptr(), cache.slot_positions.data_ptr(),
-            cache.next.data_ptr(), ctypes.addressof(self.own),
-            None if self.memory is None else ctypes.addressof(self.memory),
+            cache.next.data_ptr(), address(self.own), address(self.memory),
             None if lengths is None else lengths.data_ptr(),
         )  # fmt: skip
         tensors = (beams.tokens, beams.parents, beams.finished, beams.limits, beams.min_steps,
                    beams.rows, beams.time, beams.scores, beams.records, beams.done)  # fmt: skip
-        self.c_beams = CBeams(
+        options, steps = beams.options, len(beams.records)
+        self.c_search.beams = CBeams(
             beams.candidates, beams.eos, beams.records.shape[1], beams.reordering is not None,
             *(tensor.data_ptr() for tensor in tensors),
+            options.no_repeat, beams.prefix, beams.prefix + steps, steps, options.top_k,
+            options.temperature, options.top_p,
+            None if beams.noise is None else beams.noise.data_ptr(),
+            None if beams.sequences is None else beams.sequences.data_ptr(),
         )  # fmt: skip
+
+    @property
+    def unfinished(self) -> int:
+        """The number of unfinished sentences after a step."""
+        count: int = self.c_search.unfinished
+        return count
+
+
+class CpuStep:
+    """Call it to run one step of the model and of all searches; it returns the number of unfinished
+    sentences."""
+
+    def __init__(self, model: CpuModel, searches: Sequence[SearchPointers] = ()) -> None:
+        self.model, self.library = model, model.library
+        self.buffer = torch.empty(0, 0)  # logits
+        self.set_searches(searches)
+
+    def set_searches(self, searches: Sequence[SearchPointers]) -> None:
+        """Continue with these searches."""
+        assert self.model.decoder is not None
+        self.searches = searches
+        pointers = [ctypes.addressof(search.c_search) for search in searches]
+        self.pointers = (c_void_p * len(pointers))(*pointers)
+        ends = [each.cache.used + len(each.beams.records) for each in searches]
+        self.stack = self.model.decoder.reach(max(ends, default=0))
+        rows = sum(search.beams.tokens.numel() for search in searches)
+        if rows > len(self.buffer):
+            padded = whole_blocks(self.library, self.stack.output.outputs)
+            self.buffer = torch.empty(rows, padded)
 
     def __call__(self) -> int:
-        if self.advances:
-            return self._step()
-        self.beams.advance(self.logits())
-        return int((~self.beams.done).sum())
-
-    def logits(self) -> Tensor:
-        """Run one step of the model alone: [B, W, V]."""
-        self._step()
-        shape = self.beams.tokens.shape
-        return self.buffer[: shape.numel(), : self.stack.output.outputs].unflatten(0, shape)
-
-    def _step(self) -> int:
-        cache = self.cache
-        if cache.visible is not self.bound:
-            self._bind()
-        self.c_cache.used = cache.used
+        for search in self.searches:
+            search.update()
         remaining: int = self.library.step(
-            ctypes.byref(self.stack), ctypes.byref(self.c_cache), ctypes.byref(self.c_beams),
-            self.buffer.data_ptr(), self.buffer.shape[1], self.advances, torch.get_num_threads(),
+            ctypes.byref(self.stack), self.pointers, len(self.searches), self.buffer.data_ptr(),
+            self.buffer.shape[1], torch.get_num_threads(),
         )  # fmt: skip
-        cache.used += cache.width
+        for search in self.searches:
+            search.cache.used += search.cache.width
         return remaining
 
 
 class CpuSearch(EagerSearch):
-    """The search loop of EagerSearch with the C++ start and step."""
+    """The search loop of EagerSearch with the C++ start and step. cache: with the inputs of the job,
+    read by `compiled`."""
 
-    def __init__(self, model: Transformer, job: Job, compiled: CpuModel) -> None:
+    def __init__(self, model: Transformer, job: Job, compiled: CpuModel, cache: Cache) -> None:
+        super().__init__(model, job, cache)
         self.compiled = compiled
-        super().__init__(model, job)
-        self.cpu_step = CpuStep(compiled, self.cache, self.beams)
-
-    def _start(self, source: Packed | None, read: Packed | None) -> Cache:
-        steps, sentences = self.beams.records.shape[:2]
-        return self.compiled.start(self.model, source, read, sentences, self.beams.width, steps)
+        self.pointers = SearchPointers(cache, self.beams)
+        self.cpu_step: CpuStep | None = None  # of this search alone
 
     def _step(self) -> int:
+        if self.cpu_step is None:
+            self.cpu_step = CpuStep(self.compiled, [self.pointers])
         return self.cpu_step()
+
+
+def start_searches(
+    model: Transformer, jobs: Sequence[Job], compiled: CpuModel
+) -> list[CpuSearch]:
+    """Start a search for each job; one pass reads the inputs of all jobs."""
+    device = torch.device("cpu")
+    caches = compiled.start_all(model, [SearchInputs.of(job, device) for job in jobs])
+    each = zip(jobs, caches, strict=True)
+    return [CpuSearch(model, job, compiled, cache) for job, cache in each]
 
 
 # ---- the CpuModel of a Transformer ----------------------------------------------------------

@@ -57,15 +57,20 @@ CCache = structure("CCache", {
 CBeams = structure("CBeams", {
     "candidates eos room move": c_int64,
     "tokens parents finished limits min_steps rows time scores records done": c_void_p,
+    "no_repeat prefix places steps top_k": c_int64, "temperature top_p": c_double,
+    "noise sequences": c_void_p,
 })  # fmt: skip
+CSentence = structure("CSentence", {"own memory": c_void_p, "index memory_length": c_int64})
+CSearch = structure("CSearch", {"cache": CCache, "beams": CBeams, "unfinished": c_int64})
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "block_size": (c_int64, []),
     "words_in": (c_int64, [c_int64] * 2),
     "pack_matrix": (None, [c_int64, c_void_p, c_int64, c_int64, *[c_void_p] * 2]),
     "fingerprint": (c_uint64, [c_void_p, c_void_p, c_int64]),
-    "read_rows": (None, [*[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 4, c_int64]),
+    "read_rows": (None, [*[c_void_p] * 3, *[c_int64] * 3, *[c_void_p] * 2, c_int64]),
     "project_memory": (None, [*[c_void_p] * 3, c_int64, c_void_p, c_int64]),
-    "step": (c_int64, [*[c_void_p] * 4, *[c_int64] * 3]),
+    "project_output": (None, [*[c_void_p] * 2, c_int64, c_void_p, *[c_int64] * 2]),
+    "step": (c_int64, [*[c_void_p] * 2, c_int64, c_void_p, *[c_int64] * 2]),
 }
 
 

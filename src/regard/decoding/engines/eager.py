@@ -7,8 +7,9 @@ search (`Beams.advance`); the other engines compute the same with fewer calls.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from numpy.typing import NDArray
 
 from regard.decoding.beams import Beams
@@ -27,28 +28,39 @@ def attention_backend(model: Transformer) -> str:
     return "padded" if model.backend == "auto" else model.backend
 
 
-class EagerSearch:
-    """A search by PyTorch, one iteration per step."""
+class SearchInputs(NamedTuple):
+    """What a search reads before its first step, and its sizes: the arguments of
+    `Transformer.start`."""
 
-    def __init__(self, model: Transformer, job: Job) -> None:
-        self.model = model
-        device = model.output_matrix().device
-        where = search_device(device)
-        sentences, steps, prefix = len(job.limits), max(job.limits), job.longest_prefix
-        self.beams = Beams(job.options, sentences, steps, prefix, job.eos, where)
-        self.beams.load(job.newest, job.limits, job.prefixes, job.noise_keys)
-        self.beams.restart()
+    source: Packed | None
+    read: Packed | None
+    sentences: int
+    width: int
+    steps: int
+
+    @classmethod
+    def of(cls, job: Job, device: torch.device) -> SearchInputs:
+        """The inputs of a job on a device."""
         source = None if job.sources is None else Packed.of(job.sources).to(device)
         read = Packed.of(job.read).to(device) if job.read[0] else None
-        self.cache = self._start(source, read)
+        return cls(source, read, len(job.limits), job.options.width, max(job.limits))
 
-    def _start(self, source: Packed | None, read: Packed | None) -> Cache:
-        """Encode the source, read the prompt, and return the cache for all steps."""
-        steps, sentences = self.beams.records.shape[:2]
-        return self.model.start(
-            source, read, sentences=sentences, width=self.beams.width, steps=steps,
-            backend=attention_backend(self.model),
-        )  # fmt: skip
+
+class EagerSearch:
+    """A search by PyTorch, one iteration per step. cache: with the inputs of the job; None: they are
+    read here."""
+
+    def __init__(self, model: Transformer, job: Job, cache: Cache | None = None) -> None:
+        self.model = model
+        device = model.output_matrix().device
+        sentences, steps, prefix = len(job.limits), max(job.limits), job.longest_prefix
+        self.beams = Beams(job.options, sentences, steps, prefix, job.eos, search_device(device))
+        self.beams.load(job.newest, job.limits, job.prefixes, job.noise_keys)
+        self.beams.restart()
+        if cache is None:
+            inputs = SearchInputs.of(job, device)._asdict()
+            cache = model.start(**inputs, backend=attention_backend(model))
+        self.cache = cache
 
     def __iter__(self) -> Iterator[None]:
         beams = self.beams

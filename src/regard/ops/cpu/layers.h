@@ -41,15 +41,21 @@ struct Stack {
     Matrix output;  // [V, D], of a decoder
 };
 
+// Where the keys and values of one sentence are. The sentences of a call may belong to several caches.
+struct Sentence {
+    const Slots *own, *memory;  // of each layer; memory may be null, for all sentences
+    int64_t index;  // in these slots
+    int64_t memory_length;
+};
+
 // N rows; the rows of a sentence are adjacent.
 struct Rows {
     long count, sentences;
     const int64_t *tokens, *first;  // [N]; [B+1]: the first row of each sentence
     const int32_t *position, *slot;  // [N]
     const Seen* seen;  // [N]
-    const Slots* own;  // of each layer
-    const Slots* memory;  // of each layer, or null
-    const Seen* memory_seen;  // [B]
+    const Sentence* sentence;  // [B]
+    const int32_t* slot_numbers;  // 0, 1, ... up to the longest memory
     long longest;  // rows of the longest sentence of a full pass; 0: a decoding step
 };
 
@@ -160,12 +166,12 @@ inline void embed(const Stack& stack, const Rows& rows, long r, float* x) {
 }
 
 // Attention of all heads: y[N, 3 H K] -> z[N, H K]; each sentence and head is one piece of work.
-inline void attend_self(Team& team, const Stack& stack, const Rows& rows, const Slots& slots,
-                        Buffers& b) {
+inline void attend_self(Team& team, const Stack& stack, const Rows& rows, long layer, Buffers& b) {
     long size = stack.head_size, width = stack.heads * size;
     team.each(rows.sentences * stack.heads, [&](long piece) {
         long sentence = piece / stack.heads, head = piece % stack.heads;
-        long at = slots.at(sentence, head);
+        const Slots& slots = rows.sentence[sentence].own[layer];
+        long at = slots.at(rows.sentence[sentence].index, head);
         for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++) {
             float* query = b.y + r * b.widest + head * size;
             if (stack.rotation) {
@@ -188,15 +194,17 @@ inline void attend_self(Team& team, const Stack& stack, const Rows& rows, const 
     });
 }
 
-inline void attend_memory(Team& team, const Stack& stack, const Rows& rows, const Slots& slots,
+inline void attend_memory(Team& team, const Stack& stack, const Rows& rows, long layer,
                           Buffers& b) {
     long size = stack.head_size, width = stack.heads * size;
     team.each(rows.sentences * stack.heads, [&](long piece) {
         long sentence = piece / stack.heads, head = piece % stack.heads;
+        const Sentence& its = rows.sentence[sentence];
+        const Slots& slots = its.memory[layer];
+        Seen seen = {rows.slot_numbers, its.memory_length};
         for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++)
-            attend(b.y + r * b.widest + head * size, slots, slots.at(sentence, head),
-                   rows.memory_seen[sentence], size, b.own[team.id].scores,
-                   b.z + r * width + head * size);
+            attend(b.y + r * b.widest + head * size, slots, slots.at(its.index, head), seen, size,
+                   b.own[team.id].scores, b.z + r * width + head * size);
     });
 }
 
@@ -219,7 +227,7 @@ inline void run_layers(Team& team, const Stack& stack, const Rows& rows, Buffers
     Activation activation = Activation(stack.activation);
     long n = rows.count, d_model = stack.d_model, width = stack.heads * stack.head_size;
     const Prepared& own = b.own[team.id].prepared;
-    bool norm_first = stack.norm_first;
+    bool norm_first = stack.norm_first, cross = rows.sentence[0].memory;
     auto project_in = [&](const Matrix& matrix, Activation f = NONE) {
         product(team, kind, matrix, b.normed, d_model, n, own, b.shared, b.y, b.widest, f);
     };
@@ -242,12 +250,12 @@ inline void run_layers(Team& team, const Stack& stack, const Rows& rows, Buffers
     for (long i = 0; i < stack.layers; i++) {
         const Layer& layer = stack.layer[i];
         project_in(layer.query_key_value);
-        attend_self(team, stack, rows, rows.own[i], b);
+        attend_self(team, stack, rows, i, b);
         project_out(layer.self_output, b.z, width);
-        add(layer.self_norm, rows.memory ? layer.cross_norm : layer.feed_norm);
-        if (rows.memory) {
+        add(layer.self_norm, cross ? layer.cross_norm : layer.feed_norm);
+        if (cross) {
             project_in(layer.query);
-            attend_memory(team, stack, rows, rows.memory[i], b);
+            attend_memory(team, stack, rows, i, b);
             project_out(layer.cross_output, b.z, width);
             add(layer.cross_norm, layer.feed_norm);
         }

@@ -125,7 +125,7 @@ export function startAttention(panel, save) {
     const ranked = [...own].map((weight, i) => [weight, columns[i]]).sort((a, b) => b[0] - a[0]).slice(0, LISTED);
     details.replaceChildren(make("strong", {}, rows[row]), writes[row] ? ` (writes ${writes[row]})` : "",
       ` attends to ${columns[column]}: ${percent(own[column])}. Most: `,
-      ranked.map(([weight, name]) => `${name} ${percent(weight)}`).join(", "));
+      ranked.map(([weight, name]) => `${name} ${percent(weight)}`).join(" · "));
   }
 
   function onPointer(event) {

@@ -17,6 +17,7 @@ export function startTranslate(panel, save) {
   const [field, source, target, detected, forced] = ["#text", "#source", "#target", "#detected", "#forced"].map(part);
   const [copy, swap, others, inside] = ["#copy", "#swap", "#others", "#inside"].map(part);
   const choice = panel.querySelector("[name=model]");
+  const chosen = panel.querySelector("[name=chosen]");  // "INDEX:PREFIX" of sentences, for the URL
   const runner = new Runner(panel);
   const menu = new AlternativesMenu(part("#alternatives"));
   const view = new TranslationView(panel, openMenu);
@@ -108,7 +109,13 @@ export function startTranslate(panel, save) {
     translation = answer.translation;
     detected.textContent = answer.detected ? `Detected: ${names.of(answer.detected.language)}` : "";
     updateSwap();
+    const choices = chosen.value.split("\n").filter(Boolean);
     show();
+    for (const line of choices) {
+      const at = line.indexOf(":");
+      const sentence = result.sentences[Number(line.slice(0, at))];
+      if (sentence && !await force(sentence, [line.slice(at + 1)], false)) return;
+    }
     if (others.open) listOthers();
   }
 
@@ -117,6 +124,9 @@ export function startTranslate(panel, save) {
     copy.disabled = false;
     inside.hidden = false;
     announce(translation);
+    chosen.value = result.sentences.map(({ forced: prefixes }, i) => prefixes.length && `${i}:${prefixes.at(-1)}`)
+      .filter(Boolean).join("\n");
+    save();
     const count = result.sentences.reduce((all, sentence) => all + sentence.forced.length, 0);
     forced.replaceChildren();
     if (count) {
@@ -140,7 +150,12 @@ export function startTranslate(panel, save) {
     part("#count").textContent = size ? `${size} characters` : "";
   }
 
-  const later = debounce(250, run);
+  function restart() {
+    chosen.value = "";
+    run();
+  }
+
+  const later = debounce(250, restart);
   function onInput() {
     runner.cancel();
     view.reset();
@@ -159,16 +174,18 @@ export function startTranslate(panel, save) {
   }
 
   // Translate a sentence again so that it begins with the last of the prefixes.
-  async function force(sentence, prefixes) {
+  // Returns whether it was translated: a newer request aborts this one.
+  async function force(sentence, prefixes, focus = true) {
     const prefix = prefixes.at(-1) ?? "";
     const body = { ...request(sentence.text), ...languagesOf(), prefix };
     const answer = await runner.run((options) => fetchTranslation(body, options));
-    if (!answer?.sentences.length) return;
+    if (!answer?.sentences.length) return false;
     const made = new Sentence(answer.sentences[0], answer.source, answer.target);
     made.forced = prefixes;
     replace(sentence, made);
     show();
-    focusEnd(made, prefix);
+    if (focus) focusEnd(made, prefix);
+    return true;
   }
 
   // Put a sentence in the place of another one.
@@ -215,9 +232,9 @@ export function startTranslate(panel, save) {
   }
 
   field.addEventListener("input", onInput);
-  source.addEventListener("change", () => { fillTargets(); run(); });
-  target.addEventListener("change", () => { fillTargets(); run(); });
-  choice.addEventListener("change", () => { fillHeads(); run(); });
+  source.addEventListener("change", () => { fillTargets(); restart(); });
+  target.addEventListener("change", () => { fillTargets(); restart(); });
+  choice.addEventListener("change", () => { fillHeads(); restart(); });
   for (const id of ["#layer", "#head"]) part(id).addEventListener("change", () => view.refresh());
   swap.addEventListener("click", swapLanguages);
   copy.addEventListener("click", () => copyText(translation, copy));
