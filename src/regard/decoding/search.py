@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from regard.config.sections import DecodingConfig
+from regard.decoding.beams import SCORE, TOKEN
 from regard.decoding.engines import Engine, choose_engine
 from regard.decoding.predictions import (
     Prediction,
@@ -237,6 +239,10 @@ class Search:
         if self.engine is None or self.searched[0] != 0:
             return settled
         records = self.engine.records()[:, :1]
+        if self.options.width == 1:  # a service calls this after each step of each stream
+            chosen = records[: self.limits[0], 0, 0]  # [steps, 4]
+            alive = np.logical_and.accumulate(chosen[:, SCORE] > -np.inf)
+            return [*settled, *until_eos(chosen[alive, TOKEN].astype(int).tolist(), self.eos)]
         paths = open_paths(self.options, records, self.limits[0], self.eos)
         for tokens in zip(*paths, strict=False):
             if len(set(tokens)) > 1:

@@ -50,7 +50,8 @@ class DecodingJob(Job):
 
     transformer: Transformer = field(kw_only=True)
     plan: DecodingPlan = field(kw_only=True)
-    updates: asyncio.Queue[list[int]] | None = None  # of a stream: the settled tokens so far
+    # Of a stream: the settled tokens so far, and None at the end.
+    updates: asyncio.Queue[list[int] | None] | None = None
     waiting: deque[int] = field(default_factory=deque)  # indices of requests that have not joined
     running: dict[int, RunningRequest] = field(default_factory=dict)
     predictions: dict[int, Prediction] = field(default_factory=dict)
@@ -145,19 +146,12 @@ class Scheduler:
         each time with more of them, and last all tokens and the finished prediction. Closing the
         iterator cancels the request."""
         job = self._decoding_job(transformer, plan)
-        job.updates = asyncio.Queue()
+        updates = job.updates = asyncio.Queue()
         waiter = asyncio.ensure_future(self._wait(job))
+        waiter.add_done_callback(lambda _: updates.put_nowait(None))
         try:
             known = 0
-            while not waiter.done():
-                update = asyncio.ensure_future(job.updates.get())
-                try:
-                    await asyncio.wait({update, waiter}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    update.cancel()  # does nothing if there is an update
-                if not update.done():
-                    break
-                tokens = update.result()
+            while (tokens := await updates.get()) is not None:
                 if len(tokens) > known:
                     known = len(tokens)
                     yield tokens, None
