@@ -47,22 +47,19 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.head_timer: asyncio.TimerHandle | None = None
         limits = self.config.loaded_app.settings.limits
-        self.head_seconds: float = limits.body_seconds
         if len(self.connections) > limits.connections + BEYOND:
             transport.abort()
             return
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # of a client that does not read its response
             raw = transport.get_extra_info("socket")
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * READ_SECONDS)
-        self._watch_head()
+        self._watch_head(limits.body_seconds)
 
-    def _watch_head(self) -> None:
+    def _watch_head(self, seconds: float) -> None:
         """Close the connection unless the head of the next request arrives in time."""
         if self.head_timer is not None:
             self.head_timer.cancel()
-        self.head_timer = self.loop.call_later(
-            max(self.head_seconds, self.timeout_keep_alive), self._check_head
-        )
+        self.head_timer = self.loop.call_later(seconds, self._check_head)
 
     def _check_head(self) -> None:
         if self.conn.their_state is h11.IDLE or self.transport.is_closing():
@@ -70,7 +67,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch_head()
+        self._watch_head(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.head_timer is not None:
@@ -93,6 +90,9 @@ class Connection(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+        if self.cycle is not None:  # the body of a request is not valid: no one reads its response
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
 
 def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
