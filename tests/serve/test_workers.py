@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from regard.serve.access import RateLimit
+from regard.serve.metrics import Metrics
 from regard.serve.processes import MOST_FAILURES
 from regard.serve.shared import WAYS, SharedNumbers, SharedRates
 from regard.training.shipped import folder_of
@@ -24,7 +25,7 @@ from serve.process import request, service
 from serve.small_service import count_up, use_rates
 
 TESTS = Path(__file__).parents[1]
-SECONDS = 30  # no wait in these tests is longer
+SECONDS = 60  # no wait in these tests is longer
 
 
 def wait_until(condition):
@@ -346,6 +347,24 @@ def test_processes_share_numbers_and_exclude_each_other():
         process.join(SECONDS)
     assert list(numbers.row(1)) == [0, 0, 6_000]
     assert list(numbers.row(0)) == [0, 0, 0]
+
+
+def test_metrics_of_workers_are_summed_and_counters_outlive_a_worker():
+    name, table = "regard_deepl_characters_total", SharedNumbers(3, Metrics.SIZE)
+    rows = [table.row(i) for i in range(3)]
+    first, second = Metrics(rows[0], [rows[1], rows[2]]), Metrics(rows[1], [rows[0], rows[2]])
+    for metrics in (first, second):
+        metrics.add(name, 5)
+        metrics.count(0, 200, 0.1)
+        metrics.update(None, streams=2, connections=1)
+    assert first.total(name) == second.total(name) == 10
+    assert first.total("regard_num_streams") == 4
+    Metrics.retire(rows[0], rows[2])
+    assert not any(rows[0])
+    assert second.total(name) == 10
+    assert second.total("regard_num_streams") == 2
+    samples = second.render(ready=True, models={}).splitlines()
+    assert 'regard_requests_total{interface="",endpoint="other",status="200"} 2' in samples
 
 
 def test_shared_rates_equal_those_of_one_process():
