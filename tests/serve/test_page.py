@@ -164,8 +164,24 @@ def test_translates_as_you_type(browser, url):
     assert browser.script("return document.querySelector('#swap').title") == (
         "No model translates from German to English"
     )
+    browser.click("#copy")
+    browser.wait("document.querySelector('#copy').textContent === 'Copied'")
     mirror = "return document.querySelector('#mirror').textContent.replace('\\u200b', '')"
     assert browser.script(mirror) == TEXT
+
+
+@NEEDS
+@pytest.mark.parametrize(
+    ("text", "detected"),
+    [
+        ("Der Hund schläft im Haus und träumt.", "Detected: German, not translated"),
+        ("Bonjour, comment allez-vous ?", "Detected: French, translated as English"),
+    ],
+)
+def test_the_detected_language_is_not_that_of_the_model(browser, url, text, detected):
+    show(browser, url, "translate", text=text)
+    browser.wait("document.querySelector('#translation').textContent")
+    assert browser.text("#detected") == detected
 
 
 @NEEDS

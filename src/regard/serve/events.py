@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from regard.errors import InputError
-from regard.serve.endpoint import Call, Interface
+from regard.serve.endpoint import Call, Interface, disconnected
 from regard.serve.errors import Overloaded, ServiceError, TimedOut, bad_request
 
 PING_SECONDS = 15.0  # without an event, after which a comment keeps the connection open
@@ -90,7 +90,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(self.call.http))
         try:
             left = self.deadline - asyncio.get_running_loop().time() + SEND_SECONDS
             await asyncio.wait({sending, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -142,9 +142,3 @@ class EventStream(Response):
             if not value.done():
                 value.cancel()
                 await asyncio.gather(value, return_exceptions=True)
-
-
-async def disconnected(receive: Receive) -> None:
-    """Wait until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

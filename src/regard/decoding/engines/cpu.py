@@ -160,9 +160,7 @@ def joined(rows: Sequence[Packed]) -> Packed:
     if len(rows) == 1:
         return rows[0]
     lengths = [length for row in rows for length in row.lengths]
-    return Packed(
-        torch.cat([row.tokens for row in rows]), torch.tensor([0, *lengths]).cumsum(0)
-    )
+    return Packed(torch.cat([row.tokens for row in rows]), torch.tensor([0, *lengths]).cumsum(0))
 
 
 def groups(row: Packed) -> Iterator[tuple[int, int, Tensor]]:
@@ -289,8 +287,8 @@ class CpuStep:
 
 
 class CpuSearch(EagerSearch):
-    """The search loop of EagerSearch with the C++ start and step. cache: with the inputs of the job,
-    read by `compiled`."""
+    """The search loop of EagerSearch with the C++ start and step. cache: with the inputs of the
+    job, read by `compiled`."""
 
     def __init__(self, model: Transformer, job: Job, compiled: CpuModel, cache: Cache) -> None:
         super().__init__(model, job, cache)
@@ -304,9 +302,7 @@ class CpuSearch(EagerSearch):
         return self.cpu_step()
 
 
-def start_searches(
-    model: Transformer, jobs: Sequence[Job], compiled: CpuModel
-) -> list[CpuSearch]:
+def start_searches(model: Transformer, jobs: Sequence[Job], compiled: CpuModel) -> list[CpuSearch]:
     """Start a search for each job; one pass reads the inputs of all jobs."""
     device = torch.device("cpu")
     caches = compiled.start_all(model, [SearchInputs.of(job, device) for job in jobs])
