@@ -298,6 +298,11 @@ async def merge(
 ) -> AsyncGenerator[tuple[int, Part], None]:
     """The parts of all choices with the index of their choice, as they arrive. The choices are
     decoded together; closing the iterator, or an error of one of them, cancels all."""
+    if len(choices) == 1:
+        async with aclosing(choices[0].parts(streaming)) as parts:
+            async for part in parts:
+                yield 0, part
+        return
     queue: asyncio.Queue[tuple[int, Part] | Exception] = asyncio.Queue()
 
     async def follow(i: int, choice: Choice) -> None:

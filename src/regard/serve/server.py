@@ -276,8 +276,9 @@ class Service:
             torch.set_num_threads(max(1, cores() // workers))
         elif workers > 1:
             raise InputError("--workers is for a CPU: add --device cpu, or use one worker")
-        scheduler = Scheduler(self.settings.limits.queue_tokens)
-        pool = self._pool = ModelPool(scheduler, self.settings.limits)
+        limits = self.settings.limits
+        scheduler = Scheduler(limits.queue_tokens, limits.seconds / 2, alone=not on_cpu)
+        pool = self._pool = ModelPool(scheduler, limits)
         app = create_endpoints(pool, self.gateway, self._walk)
         scheduler.start()
         self._loop.call_soon_threadsafe(self.gateway.open, app, pool, ENDPOINTS)
