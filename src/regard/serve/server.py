@@ -230,6 +230,7 @@ class Service:
             InputError: a model cannot be loaded.
         """
         server = self.server
+        self._url = url_of(sockets[0], self.settings.certificate is not None)
         sys.setswitchinterval(SWITCH_SECONDS)
         allow_files(self.settings.limits.connections + BEYOND + FILES)
         thread = threading.Thread(target=self._load, name="load", daemon=True)
@@ -289,7 +290,7 @@ class Service:
         if on_cpu:
             release_freed_memory()  # of copies of the weights
             keep_freed_memory()
-        self._report(f"ready: {', '.join(pool.models)}")
+        self._report(f"ready at {self._url}: {', '.join(pool.models)}")
 
 
 def allow_files(count: int) -> None:
