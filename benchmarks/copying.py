@@ -60,7 +60,7 @@ def copying(config: ModelConfig) -> Transformer:
     """A model with random weights whose output is its input."""
     torch.manual_seed(0)
     model = Transformer(config).eval()
-    assert model.encoder is not None and model.decoder is not None
+    assert model.decoder is not None
     size, width, positions = config.head_size, config.d_model, config.d_model // 16
     # The first features contain only the position, with the highest frequencies. Another one, the
     # sine of the lowest frequency, is almost zero: its value is what LayerNorm subtracts.
@@ -69,7 +69,7 @@ def copying(config: ModelConfig) -> Transformer:
     table *= TOKEN / table.norm(dim=1, keepdim=True)
     for name, parameter in model.named_parameters():
         if name.endswith(("output.weight", "outer.weight")):
-            parameter *= REST
+            parameter.mul_(REST)
             parameter[:positions] = parameter[-2] = 0.0
     features = torch.zeros(size, width)
     features[:positions, :positions] = torch.eye(positions)

@@ -213,11 +213,11 @@ async def run_open_loop(
             idle.append(client)
 
     async def watch() -> None:
-        client = await Client.connect(port)
         while time.perf_counter() < ended:
+            client = await Client.connect(port)
             health.append(await client.request(-1, GET_HEALTH))
+            client.close()
             await asyncio.sleep(0.1)
-        client.close()
 
     watching = asyncio.ensure_future(watch())
     while (now := time.perf_counter()) < ended:

@@ -31,7 +31,7 @@ from regard.serve.settings import Limits
 from regard.text.sentences import split_sentences
 
 MODEL = "box:translate"
-TEXTS, MOST_SENTENCES = 300, 8  # different requests, and sentences of one
+TEXTS, MOST_SENTENCES = 150, 8  # different requests, and sentences of one
 CLIENTS, CAPACITY_SECONDS = 32, 10.0  # of the measurement of the capacity
 GOAL_HEALTH = 0.05  # seconds
 GROWTH = 1.05  # of the memory, from a fifth of the time until the end
@@ -42,7 +42,8 @@ SAMPLING = 0.2  # seconds between two measurements of the memory
 def make_texts(data: Path) -> list[str]:
     """Paragraphs of one to eight sentences of the test set of Multi30k."""
     file = data / "multi30k" / "test_2016_flickr.en.xz"
-    sentences = lzma.open(file, "rt", encoding="utf-8").read().splitlines()
+    with lzma.open(file, "rt", encoding="utf-8") as lines:
+        sentences = lines.read().splitlines()
     chosen = random.Random(0)
     return [
         " ".join(chosen.sample(sentences, chosen.randint(1, MOST_SENTENCES))) for _ in range(TEXTS)
@@ -89,8 +90,10 @@ def wrong_refusal(answer: Answer) -> str | None:
     if answer.status not in (429, 503):
         return f"status {answer.status}"
     wait = answer.headers.get("retry-after", "")
-    if not wait.isdigit() or not 1 <= int(wait) <= Limits.seconds:
+    if not wait.isdigit() or int(wait) < 1:
         return f"status {answer.status} with Retry-After {wait!r}"
+    if int(wait) > Limits.seconds:
+        return f"Retry-After is above {Limits.seconds:g} s, the limit of a request"
     try:
         error = json.loads(answer.body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -114,10 +117,14 @@ def overload(server: Server, options: argparse.Namespace) -> bool:
             closed_loop, server.port, contents, CLIENTS, CAPACITY_SECONDS, 2.0
         ).result()
         check_capacity(capacity, expected)
-        print(f"capacity: {capacity.rate:.1f} requests/s, {capacity.rate * tokens:,.0f} tokens/s")
+        rate = capacity.rate
+        print(
+            f"capacity with {CLIENTS} clients: {rate:.1f} requests/s, {rate * tokens:,.0f} tokens "
+            "of the queue/s", flush=True,
+        )  # fmt: skip
         memory = [server.memory()]
         future = generator.submit(
-            open_loop, server.port, contents, options.times * capacity.rate, options.seconds,
+            open_loop, server.port, contents, options.times * rate, options.seconds,
             options.connections,
         )  # fmt: skip
         while not future.done():
@@ -125,7 +132,7 @@ def overload(server: Server, options: argparse.Namespace) -> bool:
             memory.append(server.memory())
         load, health = future.result()
     outcome = Outcome.of(load, expected)
-    good = show_answers(load, outcome, capacity.rate, tokens)
+    good = show_answers(load, outcome, rate, tokens)
     show_health(health)
     return show_memory(memory) and good
 

@@ -31,7 +31,7 @@ from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
 from benchmarks.load import Answer, Load, closed_loop, message, take_turns
 from benchmarks.ratios import RatioLog
 from benchmarks.serve_start import measure_start
-from benchmarks.servers import Program, Server, running
+from benchmarks.servers import THREADS, Program, Server, running
 
 OURS = "regard int8"
 ASYNCHRONOUS, MERGED = "CTranslate2 int8, asynchronous", "CTranslate2 int8, merged"
@@ -127,7 +127,10 @@ def start(name: str, folder: Path, beam: int) -> AbstractContextManager[Server]:
 def compare(preset: str, beam: int, options: argparse.Namespace, log: RatioLog) -> None:
     """Measure all programs with one beam."""
     peers = available(options.peers, "cpu")
-    names = [name for name, (peer, *_) in PROGRAMS.items() if not peer or peer in peers]
+    names = [
+        name for name, (peer, _, workers) in PROGRAMS.items()
+        if (not peer or peer in peers) and max(workers, default=1) <= THREADS
+    ]  # fmt: skip
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = copying.save(preset, options.vocabulary, beam, folder / "model")

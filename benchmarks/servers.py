@@ -7,6 +7,7 @@ and use the same tokenizer. The handlers of the peers are the shortest that do t
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
@@ -30,7 +31,7 @@ from regard.text.tokenizer import Tokenizer
 Translate = Callable[[str], Awaitable[str]]
 Ready = Callable[[int], None]  # called with the port when the service listens
 Program = Callable[..., None]  # runs a service, in its process; the first argument is a Ready
-THREADS = 2
+THREADS = len(os.sched_getaffinity(0))  # Linux
 PENALTY = DecodingConfig.length_penalty
 
 
@@ -119,13 +120,7 @@ def regard_service(ready: Ready, model: str, dtype: str) -> None:
         translate = served.model.translate
         return await served.call(lambda: [timed(translate, text) for text in request.texts], 1)
 
-    async def translate(call: Call, request: TranslateRequest) -> dict[str, str]:
-        [prediction] = await call.pool.models["en-de"].predict([request.q])
-        return {"translatedText": prediction.text}
-
     app.ENDPOINTS.append(Endpoint(API, "POST", "/bare", bare, "", BareRequest))
-    if all(endpoint.path != "/translate" for endpoint in app.ENDPOINTS):
-        app.ENDPOINTS.append(Endpoint(API, "POST", "/translate", translate, "", TranslateRequest))
     service.run([listening])
 
 

@@ -34,12 +34,13 @@ def test_commands_print_the_output_below_them(document, block, tmp_path):
         assert all(map(alike, ours, theirs)), f"$ {line}\n{printed}"
 
 
-def test_the_readme_shows_five_examples_one_picture_and_a_table_of_results():
+def test_the_readme_shows_five_examples_two_pictures_and_a_table_of_results():
     assert len(blocks("README.md")) == 5
     assert "\nmake demo" in README
     assert "\nmake test" in README
-    [picture] = re.findall(r"!\[.+?\]\((.+?)\)", README)
-    assert (ROOT / picture).stat().st_size < 200_000
+    pictures = re.findall(r"!\[.+?\]\((.+?)\)", README)
+    assert len(pictures) == 2
+    assert all((ROOT / picture).stat().st_size < 200_000 for picture in pictures)
     assert "| | regard | for comparison |" in README
     assert len(README.splitlines()) < 150
 

@@ -212,7 +212,8 @@ def alive(process: int) -> bool:
 
 
 def cache_folder() -> Path:
-    """The folder of tokenised corpora, search indexes and compiled code, created if missing."""
+    """The folder of tokenised corpora, search indexes, mapped weights and compiled code, created if
+    missing."""
     try:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(os.environ.get("REGARD_CACHE") or Path(home) / "regard")

@@ -19,7 +19,7 @@ EXAMPLES = [
     ("/frontend/settings", None),
     ("/v2/languages?type=target", None),
     ("/api/classify", {"texts": ["I like it.", "I do not."], "model": "classify"}),
-    ("/api/fill", {"texts": ["The man is ___ a book."], "top": 3}),
+    ("/api/fill", {"texts": ["The man is <mask> a book."], "top": 3}),
     ("/api/embed", {"texts": ["A dog runs."], "model": "embed"}),
     ("/api/search", {"queries": ["dog"], "documents": ["A dog runs.", "A cat sleeps."], "top": 1}),
     ("/api/tokenize", {"text": "Two words", "model": "translate", "side": "source"}),

@@ -174,6 +174,7 @@ def test_translation_begins_with_the_prefix(url):
         ({"text": "a", "max_length": 1_001}, 400, "max_length"),
         ({"text": "a" * 20_001}, 413, "text"),
         ({"text": "a " * 1_001, "attention": True}, 413, "attention"),
+        ({"text": "a " * 1_001, "alternatives": 1}, 413, "alternatives"),
         ({"text": "the dog " * 240, "attention": True}, 413, "attention"),
     ],
 )

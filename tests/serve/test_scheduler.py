@@ -23,7 +23,24 @@ from regard.serve.scheduler import Scheduler
 from regard.serve.settings import Limits
 from serve.live import boxed
 
-WORDS = ["the", "old", "house", "stands", "by", "a", "river", "and", "two", "dogs", "sleep", "in", "its", "garden", "all", "day"]
+WORDS = [
+    "the",
+    "old",
+    "house",
+    "stands",
+    "by",
+    "a",
+    "river",
+    "and",
+    "two",
+    "dogs",
+    "sleep",
+    "in",
+    "its",
+    "garden",
+    "all",
+    "day",
+]
 OPTIONS = [
     {"beam": 1},
     {"beam": 4, "n_best": 2},
@@ -383,6 +400,48 @@ def test_full_queue_refuses_with_the_time_until_there_is_room(monkeypatch):
 
     with started(queue_tokens=1_000) as scheduler:
         asyncio.run(run(scheduler))
+
+
+def test_queue_is_bounded_by_the_time_that_it_takes_at_the_measured_speed(monkeypatch):
+    model = boxed("translate")
+    plan = model.plan([f"The cat sleeps {n}." for n in range(200)])
+
+    async def run(scheduler):
+        first = asyncio.ensure_future(scheduler.decode(model.transformer, plan))
+        await wait_until(lambda: scheduler.running and scheduler.waiting)
+        monkeypatch.setattr(scheduler, "speed", lambda: 100.0)
+        scheduler.most_wait = 5.0
+        # At the beginning of a busy period the speed of a full batch is not known yet.
+        await scheduler.decode(model.transformer, model.plan(["Good morning!"]))
+        scheduler._busy_since -= scheduling.SPEED_WINDOW
+        with pytest.raises(Overloaded) as error:
+            await scheduler.decode(model.transformer, plan)
+        assert error.value.retry_after == 5
+        assert len(await first) == 200
+        assert scheduler.outstanding == 0
+
+    with started(queue_tokens=10**6) as scheduler:
+        asyncio.run(run(scheduler))
+
+
+def test_only_the_oldest_requests_take_turns(monkeypatch):
+    monkeypatch.setattr(jobs, "TURNS", 2)
+    monkeypatch.setattr(jobs, "MOST_ROWS", 4)
+    model = boxed("translate")
+    order = []
+
+    async def translate(scheduler, name, count):
+        plan = model.plan([f"The cat sleeps {n}." for n in range(count)])
+        await scheduler.decode(model.transformer, plan)
+        order.append(name)
+
+    async def run(scheduler):
+        names = ("a", 12), ("b", 12), ("c", 1)
+        await asyncio.gather(*(translate(scheduler, *each) for each in names))
+
+    with started() as scheduler:
+        asyncio.run(run(scheduler))
+    assert order[0] == "a"  # if all took turns, "c" would be first
 
 
 def test_speed_is_measured_in_tokens_of_the_queue():

@@ -119,11 +119,12 @@ def serve(options: argparse.Namespace) -> int:
     sockets = listen(settings.host, settings.port)
     if settings.keys is None and not is_local(settings.host):
         warn("everyone who can reach this computer can use the service: --keys needs API keys")
-    warn(f"listening at {url_of(sockets[0], settings.certificate is not None)}")
-    warn(f"loading {', '.join(each.name for each in names)}")
-    if settings.workers > 1:
-        return run_workers(settings, *models, sockets, walk)
-    ended = service.run(sockets)
+    with service.server.capture_signals():  # from the first line on
+        warn(f"listening at {url_of(sockets[0], settings.certificate is not None)}")
+        warn(f"loading {', '.join(each.name for each in names)}")
+        if settings.workers > 1:
+            return run_workers(settings, *models, sockets, walk)
+        ended = service.run(sockets)
     return 130 if ended == signal.SIGINT else 0
 
 

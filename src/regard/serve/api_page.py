@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from regard.serve.api_common import API
 from regard.serve.endpoint import Call, Endpoint
 from regard.serve.openapi import REFERENCE, TITLES, Json, cached_document
+from regard.serve.pages import HEADERS
 
 
 def make_page(document: Json) -> str:
@@ -145,7 +146,7 @@ def cached_page(endpoints: tuple[Endpoint, ...]) -> str:
 
 
 async def show_page(call: Call, request: None) -> Response:
-    return HTMLResponse(cached_page(tuple(call.state["endpoints"])))
+    return HTMLResponse(cached_page(tuple(call.state["endpoints"])), headers=HEADERS)
 
 
 ENDPOINTS = [

@@ -241,8 +241,12 @@ async def translate(call: Call, request: TranslateRequest) -> TranslateResponse:
     source, target = pair_of(model)
     if request.model is None and detected and detected.is_certainly(target):
         return TranslateResponse(model.name, target, target, detected, text, [])
-    if (request.attention or request.history) and len(text) > DETAILED:
-        field = "attention" if request.attention else "history"
+    details = {
+        name: value for name in ("attention", "history", "alternatives")
+        if (value := getattr(request, name))
+    }  # fmt: skip
+    if details and len(text) > DETAILED:
+        field = next(iter(details))
         raise ServiceError(
             413, f"{field}: only for texts of at most {DETAILED} characters, not {len(text)}",
             code="too_large", field=field,
@@ -255,10 +259,6 @@ async def translate(call: Call, request: TranslateRequest) -> TranslateResponse:
         if (value := getattr(request, name)) is not None
     }  # fmt: skip
     options |= {"prefix": request.prefix, "split": True, "n_best": request.n_best}
-    details = {
-        name: value for name in ("alternatives", "history", "attention")
-        if (value := getattr(request, name))
-    }  # fmt: skip
     if request.attention:
         await check_weights(model, text, options)
     [prediction] = await model.predict([text], **options, **details)

@@ -14,6 +14,7 @@ from regard.decoding.search import DecodingPlan
 from regard.model.transformer import Transformer
 
 MOST_ROWS = 256  # hypotheses of the running batch of a model
+TURNS = 32  # jobs that take turns to join; later ones wait
 MOST_PLACES = 65_536  # tokens that its caches have memory for
 
 
@@ -48,6 +49,11 @@ class DecodingJob(Job):
         request, options = self.plan.requests[i], self.plan.options
         most = request.max_tokens(self.transformer.config, options)
         return len(request.source) + options.width * most
+
+    def queue_tokens(self, i: int) -> int:
+        """The number of tokens that a request takes in the queue: input and largest output."""
+        request, config = self.plan.requests[i], self.transformer.config
+        return len(request.source) + request.max_tokens(config, self.plan.options)
 
     def predict(self, i: int, running: RunningRequest) -> int:
         """Store the prediction of a request; returns the number of its tokens."""
@@ -127,8 +133,8 @@ class Lane:
         return bool(self.waiting or self.owners)
 
     def choose(self) -> list[tuple[DecodingJob, int]]:
-        """The requests that join before the next step: one of each job in turn, as many as the
-        limits allow, and at least one if no request is running."""
+        """The requests that join before the next step: one of each of the oldest jobs in turn, as
+        many as the limits allow, and at least one if no request is running."""
         chosen: list[tuple[DecodingJob, int]] = []
         rows, places, read = self.batch.rows, self.places, 0
         while self.waiting:
@@ -144,7 +150,7 @@ class Lane:
                 chosen.append((job, job.waiting.popleft()))
             self.waiting.popleft()
             if job.waiting:
-                self.waiting.append(job)
+                self.waiting.insert(TURNS - 1, job)
         return chosen
 
     def join(self, chosen: Sequence[tuple[DecodingJob, int]]) -> None:

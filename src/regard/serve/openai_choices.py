@@ -137,9 +137,8 @@ class Choice:
         text = GrowingText(tokenizer, self.stops, tokens)
         characters = count = 0  # of the parts so far
         stepwise = streaming or self.stops
-        async with aclosing(
-            self.model.stream(self.plan) if stepwise else self._output()
-        ) as updates:
+        source = self.model.stream(self.plan) if stepwise else self._output()
+        async with aclosing(source) as updates:
             async for output, prediction in updates:
                 for token in output[self.written :]:
                     if token == tokenizer.eos or text.stopped:
@@ -149,10 +148,7 @@ class Choice:
                     self.written += 1
                 if prediction is not None and not text.stopped:
                     text.end()
-                finish = None
-                if text.stopped or prediction is not None:
-                    ended = prediction is not None and prediction.stopped == "end"
-                    finish = "stop" if text.stopped or ended else "length"
+                finish = finish_reason(text, prediction)
                 known = text.settled() if finish is None else len(text.text)
                 ready = bisect_left(text.starts, known)
                 new = streaming and known > characters
@@ -178,12 +174,11 @@ class Choice:
     async def _logprobs(self, tokens: list[int], starts: Sequence[int]) -> list[TokenLogprob]:
         """The log-probabilities of the tokens of the text."""
         tokenizer, transformer = self.model.model.tokenizer, self.model.model.transformer
-        [request] = self.plan.requests
-        output = tokens
-        if self.echo:
-            output = [*request.source[1:], *tokens[len(self.prompt) :]]
+        [request], unread, top = self.plan.requests, 0, self.top or 0
+        if self.echo:  # of a long prompt, the model does not read the beginning
+            unread = min(len(tokens), len(self.prompt) - len(request.source) + 1)
             request = Request(request.source[:1])
-        top = self.top or 0
+        output = tokens[unread:]
 
         def score_all(pairs: list[tuple[Request, list[int]]]) -> list[Scored]:
             requests, outputs = zip(*pairs, strict=True)
@@ -193,7 +188,6 @@ class Choice:
             (self.model, f"score {top}"), score_all, [(request, output)],
             [len(request.source) + len(output)],
         )  # fmt: skip
-        unread = len(tokens) - len(output)  # tokens at the beginning of a long prompt
         logprobs = [*[None] * unread, *scored.logprobs]
         tops = [*[[]] * unread, *(scored.alternatives or [[]] * len(output))]
         return [
@@ -205,6 +199,15 @@ class Choice:
                 tokens, starts[: len(tokens)], logprobs, tops, strict=True
             )
         ]  # fmt: skip
+
+
+def finish_reason(text: GrowingText, prediction: Prediction | None) -> str | None:
+    """Why a text is complete; None: it is not."""
+    if text.stopped:
+        return "stop"
+    if prediction is None:
+        return None
+    return "stop" if prediction.stopped == "end" else "length"
 
 
 def spelling(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
@@ -295,6 +298,11 @@ async def merge(
 ) -> AsyncGenerator[tuple[int, Part], None]:
     """The parts of all choices with the index of their choice, as they arrive. The choices are
     decoded together; closing the iterator, or an error of one of them, cancels all."""
+    if len(choices) == 1:
+        async with aclosing(choices[0].parts(streaming)) as parts:
+            async for part in parts:
+                yield 0, part
+        return
     queue: asyncio.Queue[tuple[int, Part] | Exception] = asyncio.Queue()
 
     async def follow(i: int, choice: Choice) -> None:

@@ -1,7 +1,7 @@
 """GET /openapi.json: an OpenAPI 3.1 document of all endpoints, generated from their declarations.
 
 The types that validate requests are the schemas of the document, so both always agree. Examples of
-requests are composed from the examples and types of their fields.
+requests are composed from the examples and types of their fields, unless `EXAMPLES` has them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,16 @@ SECURITY: dict[str, Json] = {
         "type": "apiKey", "in": "header", "name": "Authorization",
         "description": "Authorization: DeepL-Auth-Key KEY",
     },
+}  # fmt: skip
+EXAMPLES: dict[str, Json] = {  # of requests whose types have no examples
+    "/translate": {"q": "The cat sleeps.", "source": "en", "target": "de"},
+    "/detect": {"q": "The cat sleeps."},
+    "/v2/translate": {"text": ["The cat sleeps."], "target_lang": "DE"},
+    "/v1/completions": {"model": "generate", "prompt": "Once upon a time", "max_tokens": 50},
+    "/v1/chat/completions": {
+        "model": "generate", "messages": [{"role": "user", "content": "How are you?"}],
+    },
+    "/v1/embeddings": {"model": "embed", "input": ["The cat sleeps."], "encoding_format": "float"},
 }  # fmt: skip
 KEY_SCHEMES = {"deepl": ("deepl",), "openai": ("bearer",)}  # of an interface; default: both others
 
@@ -106,7 +116,9 @@ def make_operation(
         if endpoint.method == "GET":
             parameters += query_parameters(endpoint.request)
         else:
-            operation["requestBody"] = make_body(schema_of[endpoint.request], components)
+            schema = schema_of[endpoint.request]
+            value = EXAMPLES.get(endpoint.path) or example(schema, components)
+            operation["requestBody"] = make_body(schema, components, value)
     if parameters:
         operation["parameters"] = parameters
     operation["responses"] = make_responses(endpoint, schema_of)
@@ -123,9 +135,9 @@ def query_parameters(request: type[msgspec.Struct]) -> Iterator[Json]:
         }  # fmt: skip
 
 
-def make_body(schema: Json, components: Mapping[str, Any]) -> Json:
-    """The body of a request: JSON, and a form if each field can be one string."""
-    content = {"application/json": {"schema": schema, "example": example(schema, components)}}
+def make_body(schema: Json, components: Mapping[str, Any], value: Any) -> Json:
+    """The body of a request, with an example: JSON, and a form if each field can be one string."""
+    content: Json = {"application/json": {"schema": schema, "example": value}}
     fields = resolve(schema, components)["properties"].values()
     if all(is_scalar(field, components) for field in fields):
         content[FORM] = {"schema": schema}

@@ -6,7 +6,7 @@ thread also runs what needs no search: classification, embeddings, and the detai
 Handlers of the event loop wait with `await`; they never block it. A handler that is cancelled,
 because its client disconnected or its time is over, frees its place before the next step.
 
-Texts of different requests take turns to join, so a large request does not delay small ones. What
+Texts of the oldest requests take turns to join, so a large request does not delay small ones. What
 joins between two steps is bounded (READ_TOKENS), so long inputs do not delay running requests. The
 predictions do not depend on which requests run together.
 
@@ -18,6 +18,7 @@ results of a step.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -46,12 +47,14 @@ class Scheduler:
 
     Args:
         queue_tokens: tokens of all jobs that are accepted and not done.
+        most_wait: seconds that the queue may take at the measured speed; a job that would wait
+            longer is refused even if there is room for its tokens.
         alone: whether a call of a function gets one item. On a GPU the result for an item depends
             on the others in the call, by rounding.
     """
 
-    def __init__(self, queue_tokens: int, alone: bool = False) -> None:
-        self.queue_tokens, self.alone = queue_tokens, alone
+    def __init__(self, queue_tokens: int, most_wait: float = math.inf, alone: bool = False) -> None:
+        self.queue_tokens, self.most_wait, self.alone = queue_tokens, most_wait, alone
         self._work = threading.Condition()  # protects the next three
         self._inbox: deque[Job] = deque()
         self._cancelled: deque[Job] = deque()
@@ -60,7 +63,7 @@ class Scheduler:
         self.outstanding = 0  # tokens of jobs that are not done
         self.decoded_tokens = 0  # tokens of finished outputs
         self._jobs: set[Job] = set()  # not done
-        self._finished: deque[tuple[float, int]] = deque()  # time and tokens of finished jobs
+        self._finished: deque[tuple[float, int]] = deque()  # time and tokens of finished work
         self._busy_since = 0.0
         self._last_speed = FIRST_SPEED
         # Changed by the thread only.
@@ -196,20 +199,19 @@ class Scheduler:
         for request in plan.requests:
             check_request(transformer, request)
         loop = asyncio.get_running_loop()
-        config = transformer.config
-        tokens = sum(
-            len(request.source) + request.max_tokens(config, plan.options)
-            for request in plan.requests
-        )
-        job = DecodingJob(loop, loop.create_future(), tokens, transformer=transformer, plan=plan)
+        job = DecodingJob(loop, loop.create_future(), 0, transformer=transformer, plan=plan)
         job.waiting.extend(range(len(plan.requests)))
+        job.tokens = sum(map(job.queue_tokens, job.waiting))
         return job
 
     def _submit(self, job: Job) -> None:
         """Put a job into the queue."""
-        excess = self.outstanding + job.tokens - self.queue_tokens
+        most = self.queue_tokens
+        if time.monotonic() - self._busy_since > SPEED_WINDOW / 2 and self.waiting:
+            most = min(most, int(self.most_wait * self.speed()))
+        excess = self.outstanding + job.tokens - most
         if self._jobs and excess > 0:
-            raise Overloaded(excess / self.speed())
+            raise Overloaded(min(excess / self.speed(), self.most_wait))
         with self._work:
             if self._stopping:
                 raise stopping()
@@ -223,20 +225,28 @@ class Scheduler:
     def _release(self, job: Job) -> None:
         """Count a job that is done, or cancel it."""
         self._jobs.discard(job)
-        self.outstanding -= job.tokens
         if job.future.done() and not job.future.cancelled():
-            self._finished.append((time.monotonic(), job.tokens))
+            self._count(job, job.tokens)
             return
+        self.outstanding -= job.tokens
         with self._work:
             job.cancelled = True
             self._cancelled.append(job)
             self._work.notify()
+
+    def _count(self, job: Job, tokens: int) -> None:
+        """Count finished work of a job, which leaves the queue."""
+        job.tokens -= tokens
+        self.outstanding -= tokens
+        self._finished.append((time.monotonic(), tokens))
 
     def _finish(self, job: DecodingJob, i: int, running: RunningRequest) -> None:
         """Store the prediction of a finished request. This runs in the event loop, so that the
         thread can continue with the next step."""
         try:
             self.decoded_tokens += job.predict(i, running)
+            if job in self._jobs:
+                self._count(job, job.queue_tokens(i))
         except Exception as error:  # noqa: BLE001 - its handler gets the error
             reject(job, error)
         if len(job.predictions) == len(job.plan.requests):
