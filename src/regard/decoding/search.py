@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.beams import SCORE, TOKEN
 from regard.decoding.engines import Engine, choose_engine
 from regard.decoding.predictions import (
     Prediction,
@@ -201,6 +200,7 @@ class Search:
             scored = score(model, requests, self.prefixes, alone=True)
         self.scored = scored  # nothing for an empty prefix
         self.engine: Engine | None = None
+        self._settled: list[int] = []  # of a search with one hypothesis, after the prefix
 
     def job(self) -> Job | None:
         """The job for a decoding engine; None if no request needs a search."""
@@ -242,10 +242,13 @@ class Search:
             return settled
         records = self.engine.records()[:, :1]
         if self.options.width == 1 and len(self.limits) == 1:
-            tokens = [int(token) for token in records[:, 0, 0, TOKEN].tolist()]
-            possible = not len(records) or records[-1, 0, 0, SCORE] > -math.inf
-            if possible and self.eos not in tokens:  # the only hypothesis has not ended
-                return settled + tokens[: self.limits[0]]
+            known = self._settled
+            for token, _, _, score in records[len(known) : self.limits[0], 0, 0].tolist():
+                if token == self.eos or not score > -math.inf:
+                    break
+                known.append(int(token))
+            else:  # the only hypothesis has not ended
+                return settled + known
         paths = open_paths(self.options, records, self.limits[0], self.eos)
         for tokens in zip(*paths, strict=False):
             if len(set(tokens)) > 1:

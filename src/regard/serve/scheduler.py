@@ -36,7 +36,7 @@ from regard.serve.errors import Overloaded, ServiceError
 from regard.serve.jobs import ComputeJob, ComputeQueue, DecodingJob, Job, Lane
 
 COMPUTE_TOKENS = 4_096  # tokens of one call of a function; READ_TOKENS while requests are decoded
-BEAM_UPDATES = 4  # steps between two updates of a stream with several hypotheses
+BEAM_UPDATES = 8  # steps between two updates of a stream with several hypotheses
 FIRST_SPEED = 1_000.0  # tokens per second before anything was measured
 SPEED_WINDOW = 10.0  # seconds over which the speed is averaged
 
@@ -325,8 +325,8 @@ class Scheduler:
                 self._describe(job, i, running)
             else:
                 self._send(job, self._finish, job, i, running)
-        for running, job in lane.streams.items():
-            if job.updates is not None and (running.width == 1 or lane.steps % BEAM_UPDATES == 0):
+        for place, (running, job) in enumerate(lane.streams.items(), lane.steps):
+            if job.updates is not None and (running.width == 1 or place % BEAM_UPDATES == 0):
                 self._send(job, job.updates.put_nowait, running.settled())
 
     def _join(self, lane: Lane) -> None:

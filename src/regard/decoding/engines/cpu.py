@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.decoding.beams import Beams
@@ -295,11 +296,15 @@ class CpuSearch(EagerSearch):
         self.compiled = compiled
         self.pointers = SearchPointers(cache, self.beams)
         self.cpu_step: CpuStep | None = None  # of this search alone
+        self.all_records, self.time = self.beams.records.numpy(), self.beams.time.numpy()
 
     def _step(self) -> int:
         if self.cpu_step is None:
             self.cpu_step = CpuStep(self.compiled, [self.pointers])
         return self.cpu_step()
+
+    def records(self) -> NDArray[Any]:
+        return self.all_records[: self.time[0]]
 
 
 def start_searches(model: Transformer, jobs: Sequence[Job], compiled: CpuModel) -> list[CpuSearch]:
