@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from regard.serve.document import Format
 from regard.serve.markup import Kind, parse_markup, parse_text, scan
+from regard.serve.placeholders import NUMBERS
 from serve.scripted import ScriptedModel, copy, garbler, run
 
 HTML, XML = Format("html"), Format("xml")
@@ -68,7 +69,7 @@ SNIPPETS = st.sampled_from(
         "world,",
         "dog sleeps.",
         "The",
-        "7391",
+        NUMBERS[0],
         "Done!",
         "</",
         "&#39;",

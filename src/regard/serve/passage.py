@@ -20,9 +20,9 @@ import numpy as np
 
 from regard.serve.alignment import Alignment, Span, divide
 from regard.serve.markup import Kind, Part, Passage
-from regard.serve.placeholders import FIRST_NUMBERS, MOST_PLACEHOLDERS, StandIns
+from regard.serve.placeholders import ATTEMPTS, MOST_PLACEHOLDERS, StandIns
 
-SEPARATE = len(FIRST_NUMBERS)  # the attempt that translates the parts of a sentence separately
+SEPARATE = ATTEMPTS  # the attempt that translates the parts of a sentence separately
 OWN_SEGMENT = 0.02  # weight of a segment beside the weight of all segments with the same tags
 TAGS = (Kind.OPEN, Kind.CLOSE, Kind.POINT, Kind.SPACE)
 WHITESPACE = re.compile(r"\s+")
@@ -100,7 +100,7 @@ class Sentence:
         """The texts that the model reads in an attempt."""
         if attempt < SEPARATE:
             return [self._compose(attempt)[0]]
-        return [text for text, translated in self._fragments() if translated]
+        return [text.strip() for text, translated in self._fragments() if translated]
 
     def accept(self, attempt: int, outputs: Sequence[Output]) -> list[Candidate]:
         """The translations, best first, for the outputs of the model; none if a placeholder is
@@ -134,7 +134,7 @@ class Sentence:
             [part.raw for part in self.fixed],
             [part.natural and attempt == 0 for part in self.fixed],
             "".join(part.text for part in self.parts if part.kind is Kind.TEXT),
-            FIRST_NUMBERS[attempt],
+            attempt,
         )
         numbers = iter(stand_ins.texts)
         source, spans = "", []
