@@ -24,6 +24,7 @@ from regard.serve.placeholders import ATTEMPTS, MOST_PLACEHOLDERS, StandIns
 
 SEPARATE = ATTEMPTS  # the attempt that translates the parts of a sentence separately
 OWN_SEGMENT = 0.02  # weight of a segment beside the weight of all segments with the same tags
+MOST_PARTS = 200  # of a sentence that is translated as a whole
 TAGS = (Kind.OPEN, Kind.CLOSE, Kind.POINT, Kind.SPACE)
 WHITESPACE = re.compile(r"\s+")
 WORD = re.compile(r"\w")
@@ -92,7 +93,8 @@ class Sentence:
 
     def next_attempt(self, attempt: int) -> int:
         """The attempt after one that failed; the first one after -1."""
-        if len(self.fixed) > MOST_PLACEHOLDERS or (attempt >= 0 and not self.fixed):
+        large = len(self.fixed) > MOST_PLACEHOLDERS or len(self.parts) > MOST_PARTS
+        if large or (attempt >= 0 and not self.fixed):
             return SEPARATE
         return attempt + 1
 
@@ -165,10 +167,14 @@ class Sentence:
     ) -> str | None:
         """The translation with its tags at the best places; None if there are none."""
         units, homes = self._units(text, places)
-        if units and FINAL_MARK.search(source) and FINAL_MARK.fullmatch(text[slice(*units[-1])]):
-            homes[-1] = max(k for k, (start, end) in enumerate(spans) if start < end)
-        weights = alignment.between(units, spans)
+        if not units:
+            return None
         states = self._states()
+        last = max(k for k, (start, end) in enumerate(spans) if start < end)
+        marks = FINAL_MARK.search(source) and FINAL_MARK.search(text)
+        if marks and not states[last]:  # the final mark is outside all elements
+            homes[-1] = last
+        weights = alignment.between(units, spans)
         same = np.array([[a == b for b in states] for a in states], np.float32)
         # No element becomes empty; text outside may all be on one side of it.
         counts = Counter(states)
