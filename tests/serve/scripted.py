@@ -11,6 +11,7 @@ import torch
 
 from regard.decoding.predictions import Prediction
 from regard.serve.document import Format
+from regard.serve.placeholders import NUMBERS
 from regard.serve.translation import translate
 from regard.text.tokenizer import Tokenizer
 
@@ -79,7 +80,9 @@ def garbler(seed):
             words = re.findall(r"\S+", text)
             for _ in range(generator.randint(0, 3)):
                 i = generator.randrange(len(words) + 1)
-                words[i:i] = generator.choice([["Wort"], words[:1], ["&"], ["<b>"], ["7391"], []])
+                words[i:i] = generator.choice(
+                    [["Wort"], words[:1], ["&"], ["<b>"], NUMBERS[:1], []]
+                )
                 del words[generator.randrange(len(words)) : generator.randint(0, len(words))]
                 words = words or ["leer"]
                 if generator.random() < 0.3:

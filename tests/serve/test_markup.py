@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from regard.serve.document import Format
 from regard.serve.markup import Kind, parse_markup, parse_text, scan
+from regard.serve.placeholders import NUMBERS
 from serve.scripted import ScriptedModel, copy, garbler, run
 
 HTML, XML = Format("html"), Format("xml")
@@ -68,7 +70,7 @@ SNIPPETS = st.sampled_from(
         "world,",
         "dog sleeps.",
         "The",
-        "7391",
+        NUMBERS[0],
         "Done!",
         "</",
         "&#39;",
@@ -135,7 +137,11 @@ def test_tag_within_a_word_moves_to_its_end():
 
 def test_tags_follow_the_attention():
     # The translation has the words in the opposite order, and attends accordingly.
-    model = ScriptedModel(lambda text: [" ".join(reversed(text.split()))])
+    def reverse(text):
+        words = re.findall(r"\w+", text)
+        return [" ".join(reversed(words)) + text[text.rindex(words[-1]) + len(words[-1]) :]]
+
+    model = ScriptedModel(reverse)
     prediction = model.prediction
 
     def attending(text, attention):
@@ -143,13 +149,15 @@ def test_tags_follow_the_attention():
         if attention:
             weights = output.attention["cross"][0]
             weights.zero_()
-            for word in text.split():
+            for word in re.findall(r"\w+", text):
                 at, to = text.index(word), output.text.index(word)
                 weights[0, to : to + len(word), at : at + len(word)] = 1
         return output
 
     model.prediction = attending
     assert run(model, "red <b>green</b> blue white", HTML) == "white blue <b>green</b> red"
+    assert run(model, "red green <b>blue white</b>.", HTML) == "<b>white blue</b> green red."
+    assert run(model, "red green <b>blue white.</b>", HTML) == "<b>white blue</b> green red."
     assert run(model, "red green <b>blue white</b>", HTML) == "<b>white blue</b> green red"
 
 
@@ -196,3 +204,13 @@ def test_entities():
 )
 def test_hostile_markup_takes_linear_time(text):
     assert joined(parse_markup(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a<b>" * 5_000, "a <b>" * 4_000, "x" + "<b>" * 3_000 + "y" + "</b>" * 3_000, "x {a}" * 4_000],
+)
+def test_many_tags_and_placeholders(text):
+    start = time.monotonic()
+    assert markup_of(run(ScriptedModel(copy), text, HTML)) == markup_of(text)
+    assert time.monotonic() - start < 10

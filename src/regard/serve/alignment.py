@@ -6,7 +6,9 @@ possible. Because the order is kept, no tag can be lost, duplicated, or moved in
 
 The weights are the mean of all cross-attention heads of all layers, without the weight on <eos>.
 For box:translate 98% of the words of a list of 600 have their largest weight on the right word,
-which is close to the best single head (99.5%), and the mean needs no choice for each model.
+which is close to the best single head (99.5%), and the mean needs no choice for each model. A tag
+around one word is put around exactly the right word in 97% of these cases, because the text on both
+sides of an element counts as one segment (85% if each side is a segment of its own).
 """
 
 from __future__ import annotations

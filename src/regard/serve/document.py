@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from regard.serve.markup import Kind, Part, Passage, parse_markup, parse_plain
-from regard.serve.passage import Sentence
+from regard.serve.passage import MOST_PARTS, Sentence
 from regard.text.sentences import needs_space, split_sentences
 
 
@@ -121,6 +121,8 @@ def split_passage(passage: Passage, form: Format, entities: dict[str, str]) -> l
 def pull_tags(parts: Passage, done: int, first: int, last: int) -> tuple[int, int]:
     """Extend a sentence, `parts[first:last]`, by tags directly before and after it whose element
     ends or begins within it, so that they can move with the words of the translation."""
+    if last - first > MOST_PARTS:
+        return first, last
     names = [(part.kind, part.name) for part in parts[first:last]]
     while first > done and parts[first - 1].kind is Kind.OPEN:
         name = parts[first - 1].name

@@ -4,8 +4,9 @@ The language of a text is detected by py3langid, a naive Bayes classifier of byt
 texts say little: with all of its 140 languages it recognises 19% of single English words and 67% of
 pairs. Therefore only the languages of the table below are considered, and those of the models of
 the service are `PRIOR` times as probable as others. For a service with English and German, this
-recognises 94%, 98% and 99% of English texts of two, three and five words (German: 98%, 98% and
-100%), and 71%, 91% and 98% of French ones.
+recognises 87%, 94%, 98% and 99% of English texts of one, two, three and five words, 76%, 98%, 98%
+and 100% of German ones, and 30%, 69%, 90% and 98% of French ones, which is not a language of that
+service (600 texts each from Tatoeba, newstest and documentation).
 """
 
 from __future__ import annotations

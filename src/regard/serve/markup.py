@@ -241,6 +241,8 @@ def parse_text(raw: str, markup: bool = False) -> Passage:
         if start > done:
             plain = text[done:start]
             passage.append(Part(Kind.TEXT, plain, plain))
+        elif passage and part.kind is passage[-1].kind is Kind.FIXED:  # two that touch are one
+            part = Part(Kind.FIXED, passage.pop().raw + part.raw, WORD)
         passage.append(part)
         done = end
 
@@ -305,5 +307,6 @@ def single_part(character: str, raw: str, markup: bool) -> Part:
     if character.isspace() or category in ("Cc", "Cf"):
         return Part(Kind.SPACE, raw, "\u00a0" if character.isspace() else "")
     if character in "&<>" or category[0] == "S":
-        return Part(Kind.FIXED, raw, character, natural=True)
+        natural = character == "&"
+        return Part(Kind.FIXED, raw, character if natural else WORD, natural)
     return Part(Kind.TEXT, raw, character) if markup else Part(Kind.FIXED, raw, WORD)

@@ -20,10 +20,11 @@ import numpy as np
 
 from regard.serve.alignment import Alignment, Span, divide
 from regard.serve.markup import Kind, Part, Passage
-from regard.serve.placeholders import FIRST_NUMBERS, MOST_PLACEHOLDERS, StandIns
+from regard.serve.placeholders import ATTEMPTS, MOST_PLACEHOLDERS, StandIns
 
-SEPARATE = len(FIRST_NUMBERS)  # the attempt that translates the parts of a sentence separately
+SEPARATE = ATTEMPTS  # the attempt that translates the parts of a sentence separately
 OWN_SEGMENT = 0.02  # weight of a segment beside the weight of all segments with the same tags
+MOST_PARTS = 200  # of a sentence that is translated as a whole
 TAGS = (Kind.OPEN, Kind.CLOSE, Kind.POINT, Kind.SPACE)
 WHITESPACE = re.compile(r"\s+")
 WORD = re.compile(r"\w")
@@ -92,7 +93,8 @@ class Sentence:
 
     def next_attempt(self, attempt: int) -> int:
         """The attempt after one that failed; the first one after -1."""
-        if len(self.fixed) > MOST_PLACEHOLDERS or (attempt >= 0 and not self.fixed):
+        large = len(self.fixed) > MOST_PLACEHOLDERS or len(self.parts) > MOST_PARTS
+        if large or (attempt >= 0 and not self.fixed):
             return SEPARATE
         return attempt + 1
 
@@ -100,7 +102,7 @@ class Sentence:
         """The texts that the model reads in an attempt."""
         if attempt < SEPARATE:
             return [self._compose(attempt)[0]]
-        return [text for text, translated in self._fragments() if translated]
+        return [text.strip() for text, translated in self._fragments() if translated]
 
     def accept(self, attempt: int, outputs: Sequence[Output]) -> list[Candidate]:
         """The translations, best first, for the outputs of the model; none if a placeholder is
@@ -134,7 +136,7 @@ class Sentence:
             [part.raw for part in self.fixed],
             [part.natural and attempt == 0 for part in self.fixed],
             "".join(part.text for part in self.parts if part.kind is Kind.TEXT),
-            FIRST_NUMBERS[attempt],
+            attempt,
         )
         numbers = iter(stand_ins.texts)
         source, spans = "", []
@@ -165,10 +167,14 @@ class Sentence:
     ) -> str | None:
         """The translation with its tags at the best places; None if there are none."""
         units, homes = self._units(text, places)
-        if units and FINAL_MARK.search(source) and FINAL_MARK.fullmatch(text[slice(*units[-1])]):
-            homes[-1] = max(k for k, (start, end) in enumerate(spans) if start < end)
-        weights = alignment.between(units, spans)
+        if not units:
+            return None
         states = self._states()
+        last = max(k for k, (start, end) in enumerate(spans) if start < end)
+        marks = FINAL_MARK.search(source) and FINAL_MARK.search(text)
+        if marks and not states[last]:  # the final mark is outside all elements
+            homes[-1] = last
+        weights = alignment.between(units, spans)
         same = np.array([[a == b for b in states] for a in states], np.float32)
         # No element becomes empty; text outside may all be on one side of it.
         counts = Counter(states)

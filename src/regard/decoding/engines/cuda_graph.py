@@ -14,9 +14,10 @@ the order in which they are launched.
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from itertools import chain, count
 from threading import RLock
@@ -381,6 +382,20 @@ def make_graph(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
         body()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    mode = "thread_local"
+    with torch.no_grad(), no_collection(), torch.cuda.graph(graph, pool, capture_error_mode=mode):
         body()
     return graph
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Do not collect garbage: CUDA aborts the process if a graph is freed while another one is
+    captured."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
