@@ -12,6 +12,7 @@ from regard.decoding.continuous import READ_TOKENS, ContinuousBatch, RunningRequ
 from regard.decoding.predictions import Prediction
 from regard.decoding.search import DecodingPlan
 from regard.model.transformer import Transformer
+from regard.serve.errors import ServiceError
 
 MOST_ROWS = 256  # hypotheses of the running batch of a model
 TURNS = 32  # jobs that take turns to join; later ones wait
@@ -171,9 +172,43 @@ class Lane:
         self.places -= job.places(i)
         return job, i
 
+    def reset(self) -> list[DecodingJob]:
+        """Forget all running requests and their jobs, for example because a step failed; returns
+        the jobs."""
+        jobs = list(dict.fromkeys(job for job, _ in self.owners.values()))
+        for job in jobs:
+            job.waiting.clear()
+            job.running.clear()
+        self.batch, self.places = ContinuousBatch(self.transformer), 0
+        self.owners.clear()
+        self.streams.clear()
+        return jobs
+
     def drop(self, job: DecodingJob) -> None:
         """Remove the requests of a job."""
         job.waiting.clear()
         for running in list(job.running.values()):
             self.batch.remove(running)
             self.leave(running)
+
+
+def run_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
+
+
+def stopping() -> ServiceError:
+    """The error for jobs that a stopping service cannot finish."""
+    return ServiceError(503, "the service is stopping", code="stopping", retry_after=1)
+
+
+def resolve(job: Job) -> None:
+    """Set the result of a job's future, unless it was cancelled."""
+    if not job.future.done():
+        job.future.set_result(None)
+
+
+def reject(job: Job, error: Exception) -> None:
+    """Set the exception of a job's future, unless it was cancelled."""
+    if not job.future.done():
+        job.future.set_exception(error)

@@ -32,8 +32,18 @@ from regard.decoding.continuous import READ_TOKENS, RunningRequest
 from regard.decoding.predictions import Prediction
 from regard.decoding.search import DecodingPlan, check_request, describe
 from regard.model.transformer import Transformer
-from regard.serve.errors import Overloaded, ServiceError
-from regard.serve.jobs import ComputeJob, ComputeQueue, DecodingJob, Job, Lane
+from regard.serve.errors import Overloaded
+from regard.serve.jobs import (
+    ComputeJob,
+    ComputeQueue,
+    DecodingJob,
+    Job,
+    Lane,
+    reject,
+    resolve,
+    run_all,
+    stopping,
+)
 
 COMPUTE_TOKENS = 4_096  # tokens of one call of a function; READ_TOKENS while requests are decoded
 BEAM_UPDATES = 8  # steps between two updates of a stream with several hypotheses
@@ -266,15 +276,12 @@ class Scheduler:
         finally:
             with self._work:
                 self._stopping = True
-            for job in [*self._inbox, *self._computing, *self._decoding_jobs()]:
+            decoding = (
+                job for lane in self._lanes.values() for job in [*lane.waiting, *lane.reset()]
+            )
+            for job in [*self._inbox, *self._computing, *decoding]:
                 self._send(job, reject, job, stopping())
             self._send_results()
-
-    def _decoding_jobs(self) -> dict[DecodingJob, None]:
-        jobs: dict[DecodingJob, None] = {}
-        for lane in self._lanes.values():
-            jobs |= dict.fromkeys([*lane.waiting, *(job for job, _ in lane.owners.values())])
-        return jobs
 
     def _receive(self) -> bool:
         """Wait for work; sort new and cancelled jobs. Returns False if the service is stopping."""
@@ -310,11 +317,7 @@ class Scheduler:
         try:
             finished = lane.batch.step()
         except Exception as error:  # noqa: BLE001 - every handler that waits must get the error
-            jobs = dict.fromkeys(job for job, _ in lane.owners.values())
-            waiting = [job for job in lane.waiting if job not in jobs]
-            lane = self._lanes[lane.transformer] = Lane(lane.transformer)
-            lane.waiting.extend(waiting)
-            for job in jobs:
+            for job in lane.reset():
                 self._send(job, reject, job, error)
             return
         self.steps += 1
@@ -394,25 +397,3 @@ class Scheduler:
             with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(run_all, calls)
         self._results = {}
-
-
-def run_all(calls: Sequence[Callable[[], object]]) -> None:
-    for call in calls:
-        call()
-
-
-def stopping() -> ServiceError:
-    """The error for jobs that a stopping service cannot finish."""
-    return ServiceError(503, "the service is stopping", code="stopping", retry_after=1)
-
-
-def resolve(job: Job) -> None:
-    """Set the result of a job's future, unless it was cancelled."""
-    if not job.future.done():
-        job.future.set_result(None)
-
-
-def reject(job: Job, error: Exception) -> None:
-    """Set the exception of a job's future, unless it was cancelled."""
-    if not job.future.done():
-        job.future.set_exception(error)

@@ -56,9 +56,8 @@ _lock = RLock()  # held while buffers are chosen or created
 class GraphSearch:
     """A search by CUDA graphs, one iteration per step. The host may be some steps ahead.
 
-    fixed: whether the shapes in which a sentence is computed depend on that sentence alone, so that
-    its result is bit-identical in any batch. The batch must have at most FIXED_ROWS sentences with
-    the same `buffer_sizes`.
+    fixed: whether the shapes in which a sentence is computed depend on that sentence alone
+    (graph_groups.py). There must be at most FIXED_ROWS sentences with the same `buffer_sizes`.
     """
 
     def __init__(self, model: Transformer, job: Job, fixed: bool = False) -> None:
@@ -389,7 +388,7 @@ def make_graph(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def no_collection() -> Generator[None, None, None]:
     """Do not collect garbage: CUDA aborts the process if a graph is freed while another one is
     captured."""
     enabled = gc.isenabled()
