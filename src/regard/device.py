@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 
@@ -63,6 +64,19 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
     """A context in which a GPU is the current device, which Triton and CUDA graphs need. Does
     nothing for other devices."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def no_collection() -> Generator[None, None, None]:
+    """Do not collect garbage: CUDA aborts the process if a graph is freed while another one is
+    captured."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def is_current(device: torch.device) -> bool:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard.device import no_collection
 from regard.model.attention import Plan
 from regard.model.overrides import find_override
 from regard.model.stack import Plans
@@ -159,7 +160,7 @@ class StepGraph:
             parameter.grad = None
         torch.cuda.empty_cache()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=owner.pool):
+        with no_collection(), torch.cuda.graph(self.graph, pool=owner.pool):
             self.sums = self.compute()
         self.gradients = [p.grad for p in owner.parameters]
 

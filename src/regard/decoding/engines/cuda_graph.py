@@ -14,10 +14,9 @@ the order in which they are launched.
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from itertools import chain, count
 from threading import RLock
@@ -33,7 +32,7 @@ from regard.config.sections import DecodingConfig
 from regard.decoding.beams import Beams, candidates_of
 from regard.decoding.engines.eager import attention_backend
 from regard.decoding.requests import Job
-from regard.device import current_device
+from regard.device import current_device, no_collection
 from regard.model.cache import Cache, to_add
 from regard.model.overrides import weights_of
 from regard.model.padded_encoder import Rectangle, self_mask, split
@@ -385,16 +384,3 @@ def make_graph(body: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
     with torch.no_grad(), no_collection(), torch.cuda.graph(graph, pool, capture_error_mode=mode):
         body()
     return graph
-
-
-@contextmanager
-def no_collection() -> Generator[None, None, None]:
-    """Do not collect garbage: CUDA aborts the process if a graph is freed while another one is
-    captured."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -31,7 +31,8 @@ class GraphGroup:
         self.rows = [GraphRow(self, i) for i in range(len(jobs))]
 
     def close(self) -> None:
-        """Release the buffers."""
+        """Release the buffers, and the rows, which refer to this group."""
+        self.rows = []
         if self.search.time:
             self.steps.close()
         else:  # a generator that has not started runs no code when it is closed
