@@ -67,7 +67,7 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def no_collection() -> Generator[None, None, None]:
+def no_collection() -> Iterator[None]:
     """Do not collect garbage: CUDA aborts the process if a graph is freed while another one is
     captured."""
     enabled = gc.isenabled()
