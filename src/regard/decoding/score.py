@@ -39,8 +39,9 @@ def score(
 ) -> list[Scored]:  # fmt: skip
     """Score one output per request, in order. Prefixes and limits of requests are ignored.
 
-    With the CPU engine a result does not depend on the other requests. PyTorch's products can
-    depend on the number of rows; `alone` makes it read one request at a time.
+    alone: whether a result must not depend on the other requests, not even by rounding. PyTorch's
+    products can depend on the number of rows, so the CPU engine computes it if it can; otherwise
+    PyTorch reads one request at a time.
 
     outputs: token ids, including <eos> where an output ends. alternatives: the number of most
     probable tokens to return at each place. attention: whether to return attention weights.
@@ -48,7 +49,7 @@ def score(
     scored = [Scored() for _ in requests]
     nonempty = [i for i, output in enumerate(outputs) if len(output)]
     compiled = None
-    if nonempty and not (attention or is_overridden(model)):
+    if nonempty and alone and not (attention or is_overridden(model)):
         compiled = cpu_model(model)
     sizes = [len(requests[i].source) + len(outputs[i]) for i in nonempty]
     for batch in by_size(sizes, SCORED_TOKENS if compiled or not alone else 1):

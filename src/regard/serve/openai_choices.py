@@ -182,7 +182,7 @@ class Choice:
 
         def score_all(pairs: list[tuple[Request, list[int]]]) -> list[Scored]:
             requests, outputs = zip(*pairs, strict=True)
-            return score(transformer, requests, outputs, top)
+            return score(transformer, requests, outputs, top, alone=True)
 
         [scored] = await self.model.scheduler.compute(
             (self.model, f"score {top}"), score_all, [(request, output)],
