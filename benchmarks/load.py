@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ def closed_loop(
         contents: the requests; the clients share the list and start it again at its end.
         clients: the number of connections.
         seconds: the time of the measurement.
-        warm_up: seconds before it.
+        warm_up: seconds before it; longer until there are as many answers as clients.
     """
     return asyncio.run(run_closed_loop(port, contents, clients, seconds, warm_up))
 
@@ -146,13 +147,15 @@ async def run_closed_loop(
     answers: list[Answer] = []
     cpu = time.process_time()
     start = time.perf_counter()
-    began, ended = start + warm_up, start + warm_up + seconds
-    turn, open_requests = 0, 0  # number of measured requests without an answer
+    began = ended = math.inf
+    turn, open_requests = 0, 0  # open_requests: measured requests without an answer
 
     async def work(client: Client) -> None:
-        nonlocal turn, open_requests
+        nonlocal turn, open_requests, began, ended
         while (now := time.perf_counter()) < ended or open_requests:
-            if now > ended + GRACE:
+            if began == math.inf and now > start + warm_up and len(answers) >= clients:
+                began, ended = now, now + seconds
+            if now > min(began, start + warm_up) + seconds + GRACE:
                 raise SystemExit(f"{open_requests} requests had no answer after {GRACE:.0f} s")
             index, turn = turn % len(contents), turn + 1
             measured = began <= now < ended
