@@ -117,18 +117,19 @@ class Browser:
 
     # ---- the window, and what happened in it --------------------------------------------
 
-    def emulate(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
+    def emulate(self, width: int, height: int, *, dark: bool = False) -> None:
         """Set the size of the page, and the preferred colour scheme."""
         self.devtools(
             "Emulation.setDeviceMetricsOverride", width=width, height=height,
-            deviceScaleFactor=scale, mobile=width < 600,
+            deviceScaleFactor=1, mobile=width < 600,
         )  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.devtools("Emulation.setEmulatedMedia", features=[scheme])
 
-    def screenshot(self) -> bytes:
-        """The visible part of the page as a PNG file."""
-        return base64.b64decode(self.call("/screenshot", method="GET"))
+    def screenshot(self, width: int, height: int, scale: float) -> bytes:
+        """The top of the page as a PNG file; scale: pixels of the file for each of the page."""
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
+        return base64.b64decode(self.devtools("Page.captureScreenshot", clip=clip)["data"])
 
     def complaints(self) -> list[str]:
         """The messages of the console since the last call."""

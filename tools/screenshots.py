@@ -26,7 +26,7 @@ from tools.browser import AVAILABLE, INSTALL, Browser, start_browser
 FOLDER = Path("docs/assets")
 DESKTOP, PHONE = (1100, 620), (360, 700)
 SCALE = 1.5  # pixels of the picture for each pixel of the page
-COLOURS = 96  # of a picture: makes the files small
+COLOURS = 256  # of a picture: makes the files small
 TEXT = "My sister bought a new car yesterday. She drives it to work every day."
 
 
@@ -55,11 +55,11 @@ SHOTS = (
         wait="document.querySelector('#alternatives button')", name="alternatives-dark",
     ),
     Shot(
-        (1100, 820), {"tab": "attention", "text": "The bank of the river was steep."},
+        (1100, 900), {"tab": "attention", "text": "The bank of the river was steep."},
         hover="#map", wait="document.querySelector('#maps canvas')", name="attention",
     ),
     Shot(
-        DESKTOP, {"tab": "generate", "prompt": "ROMEO:", "max_tokens": "150"}, dark=True,
+        (1100, 660), {"tab": "generate", "prompt": "ROMEO:", "max_tokens": "150"}, dark=True,
         click="#panel-generate .primary", wait="document.querySelector('#speed').textContent",
         name="generate-dark",
     ),
@@ -90,7 +90,8 @@ def start_service() -> Iterator[str]:
 
 def take(browser: Browser, address: str, shot: Shot) -> bytes:
     """Make one screenshot."""
-    browser.emulate(*shot.size, dark=shot.dark, scale=SCALE)
+    browser.emulate(*shot.size, dark=shot.dark)
+    browser.devtools("Emulation.setScrollbarsHidden", hidden=True)
     browser.open(f"{address}/#{urlencode(shot.state)}")
     browser.wait("'ready' in document.body.dataset", 60)
     browser.wait("!document.querySelector('[aria-busy]')")
@@ -102,13 +103,15 @@ def take(browser: Browser, address: str, shot: Shot) -> bytes:
         browser.hover(shot.hover)
     animations = "document.getAnimations().every((each) => each.playState === 'finished')"
     browser.wait(animations)
-    return browser.screenshot()
+    return browser.screenshot(*shot.size, SCALE)
 
 
 def compress(picture: bytes) -> bytes:
     """The same picture with fewer colours."""
     with Image.open(io.BytesIO(picture)) as image:
-        small = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        small = image.convert("RGB").quantize(
+            COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
     written = io.BytesIO()
     small.save(written, "PNG", optimize=True)
     return written.getvalue()

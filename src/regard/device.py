@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 
@@ -113,6 +113,13 @@ def synchronise(device: torch.device) -> None:
     """Wait until a GPU has finished its work; does nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release_freed_memory() -> None:
+    """Return memory that was freed to the system. Does nothing on systems other than Linux with
+    glibc."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed_memory() -> None:

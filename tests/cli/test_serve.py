@@ -1,10 +1,13 @@
 """The command `regard serve`: its options and its errors. tests/serve tests the service."""
 
+import configparser
+import json
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,8 @@ from regard.cli import serve as module
 from regard.cli.main import build_parser
 from regard.serve.settings import Limits, Settings
 from serve.process import request, service
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
 
 
 def parsed(*arguments):
@@ -37,6 +42,20 @@ def test_the_defaults_of_the_options_are_those_of_the_settings():
     assert code == 0
     for field in fields(Limits):
         assert f"--max-{field.name.replace('_', '-')}" in help_text
+
+
+def test_the_files_for_deployment_use_valid_options():
+    unit = configparser.ConfigParser(strict=False)
+    unit.optionxform = str
+    unit.read(DEPLOY / "regard.service")
+    program, verb, *arguments = unit["Service"]["ExecStart"].split()
+    assert (Path(program).name, verb) == ("regard", "serve")
+    settings = module.chosen_settings(parsed(*arguments))
+    assert float(unit["Service"]["TimeoutStopSec"]) > settings.drain
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    [entry] = [line.removeprefix("ENTRYPOINT ") for line in lines if line.startswith("ENTRYPOINT ")]
+    assert module.chosen_settings(parsed(*json.loads(entry)[2:])).host == "0.0.0.0"
+    assert "USER regard" in lines
 
 
 def test_help_does_not_import_torch_or_the_extra():

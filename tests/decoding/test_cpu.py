@@ -40,8 +40,7 @@ def began(net, row, sentences, width):
     read = row([1 + i % 3 for i in range(sentences)])
     ours = cpu_model(net)
     cache = ours.start(net, source, read, sentences, width, 4)
-    options = DecodingConfig(beam=width, no_repeat=1)  # which the C++ search does not implement
-    beams = Beams(options, sentences, 4, 0, EOS, torch.device("cpu"))
+    beams = Beams(DecodingConfig(beam=width), sentences, 4, 0, EOS, torch.device("cpu"))
     beams.load([3] * sentences, [4] * sentences, [[]] * sentences, [b"x"] * sentences)
     pointers = SearchPointers(cache, beams)
     return net.start(source, read, width=width, steps=4), cache, beams, CpuStep(ours, [pointers])

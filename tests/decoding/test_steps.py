@@ -74,9 +74,7 @@ def make_step(implementation, net, search):
     if implementation == "cpu":
         compiled = cpu_model(net)
         beams, cache = make_search(net, *search, compiled)
-        pointers = SearchPointers(cache, beams)
-        cpu_step = CpuStep(compiled, [pointers])
-        assert pointers.c_search.advance
+        cpu_step = CpuStep(compiled, [SearchPointers(cache, beams)])
 
         def step():
             cpu_step()

@@ -59,6 +59,30 @@ def test_sentences_equal_those_of_the_python_interface(url):
         assert fates == [[candidate.fate for candidate in step] for step in other.history]
 
 
+def test_text_in_the_target_language_is_its_own_translation(url):
+    text = "Die beiden Hunde spielen heute im Schnee."
+    result = post(f"{url}/translate", text=text)
+    assert (result["translation"], result["sentences"]) == (text, [])
+    assert result["source"] == result["target"] == result["detected"]["language"] == "de"
+    forced = post(f"{url}/translate", text=text, source="en")
+    assert (forced["source"], forced["detected"], len(forced["sentences"])) == ("en", None, 1)
+    assert post(f"{url}/translate", text=text, model="translate")["sentences"]
+
+
+def test_model_of_the_detected_language_is_chosen():
+    pool = {"en-de": boxed("translate"), "fr-de": boxed("translate")}
+    with serve(models=pool) as address:
+        for text, model in (
+            ("The two dogs are playing together.", "en-de"),
+            ("Les deux chiens jouent dans la neige aujourd'hui.", "fr-de"),
+            ("Los dos perros juegan hoy en la nieve.", "en-de"),
+        ):
+            assert post(f"{address}/api/translate", text=text, target="de")["model"] == model
+        chosen = post(f"{address}/api/translate", text="a", source="fr")
+        assert (chosen["model"], chosen["detected"]) == ("fr-de", None)
+        assert error_of(f"{address}/api/translate", text="a", target="fr")[1]["field"] == "target"
+
+
 def test_offsets_count_code_points_of_text_and_translation(url):
     result = post(f"{url}/translate", text=TEXT)
     translation, text_end, translation_end = result["translation"], 0, 0
@@ -150,6 +174,7 @@ def test_translation_begins_with_the_prefix(url):
         ({"text": "a", "max_length": 1_001}, 400, "max_length"),
         ({"text": "a" * 20_001}, 413, "text"),
         ({"text": "a " * 1_001, "attention": True}, 413, "attention"),
+        ({"text": "a " * 1_001, "alternatives": 1}, 413, "alternatives"),
         ({"text": "the dog " * 240, "attention": True}, 413, "attention"),
     ],
 )

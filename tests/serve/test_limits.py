@@ -100,16 +100,26 @@ def test_wrong_methods_of_own_paths(address):
 
 
 def test_too_many_connections_get_an_error_but_health_is_answered():
-    with stub(Settings(limits=Limits(connections=2))) as address:
-        with raw(address), raw(address):
-            status, body, headers = request(address + "/v2/translate", {})
-            assert (status, body) == (
-                503,
-                {"message": "the service has too many connections: try again soon"},
-            )
-            assert headers["retry-after"] == "1"
-            assert request(address + "/health")[0] == 200
-        wait_for(lambda: request(address + "/v2/translate", {})[0] == 200)
+    with stub(Settings(limits=Limits(connections=4))) as address:
+        clients = [connection(address) for _ in range(8)]
+        for client in clients:
+            client.request("POST", "/v2/translate", '{"seconds": 2}')
+        assert request(address + "/health")[0] == 200
+        responses = [client.getresponse() for client in clients]
+        assert {response.status for response in responses} <= {200, 503}
+        [refused, *_] = [response for response in responses if response.status == 503]
+        assert refused.headers["retry-after"] == "1"
+        assert (
+            refused.read() == b'{"message":"the service has too many connections: try again soon"}'
+        )
+
+
+def test_idle_connections_do_not_keep_others_out():
+    with stub(Settings(limits=Limits(connections=5))) as address:
+        idle = [raw(address) for _ in range(60)]
+        wait_for(lambda: request(address + "/v2/translate", {})[0] == 200, 8)
+        for client in idle:
+            client.close()
 
 
 def test_what_is_not_http_gets_an_error(address):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from hashlib import sha256
 
 import numpy as np
 import openai
 import pytest
+import torch
 
 from regard import Model, Transformer
 from regard.serve.settings import Limits, Settings
@@ -23,6 +25,7 @@ def byte_model():
     sizes = {"d_model": 32, "heads": 2, "d_ff": 32, "decoder_layers": 1, "vocabulary_size": 262}
     values = {"data": {"vocabulary": "byte"}, "model": sizes}
     config, tokenizer = make_config("generate", "tiny", values), Tokenizer.learn([], "byte", 0)
+    torch.manual_seed(0)
     return Model(config, Transformer(config.model), Generate.make(config, (tokenizer, tokenizer)))
 
 
@@ -246,6 +249,17 @@ def test_tokens_that_are_not_characters(complete):
             assert token in choice.text[start : start + 4]  # after an incomplete character
 
 
+@pytest.mark.parametrize("stop", [None, "\ufffd"])
+def test_prompt_of_an_incomplete_character(complete, stop):
+    options = {"model": "bytes", "echo": True, "logprobs": 1, "seed": 1, "stop": stop}
+    choice = complete([70, 6 + 0xC3], **options).choices[0]
+    assert choice.text.startswith("@")
+    assert choice.logprobs.tokens[0] == "@"
+    assert stop is None or stop not in choice.text
+    texts, _, _ = streamed(complete([70, 6 + 0xC3], stream=True, **options))
+    assert texts == [choice.text]
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [
@@ -253,6 +267,7 @@ def test_tokens_that_are_not_characters(complete):
         ({"frequency_penalty": -1}, "frequency_penalty"), ({"logit_bias": {"7": 1}}, "logit_bias"),
         ({"best_of": 4}, "best_of"), ({"max_tokens": 1001}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"), ({"n": 61}, "n"), ({"n": 0}, "n"),
+        ({"n": 9, "echo": True, "prompt": "a" * 3_000}, "n"),
         ({"prompt": ["a"] * 61}, "prompt"), ({"prompt": "a" * 20_001}, "prompt"),
         ({"prompt": [7] * 20_001}, "prompt"), ({"prompt": [2]}, "prompt"),
         ({"prompt": [71]}, "prompt"), ({"prompt": [[7], "a"]}, "prompt"), ({"prompt": []}, "prompt"),
@@ -282,9 +297,30 @@ def test_unknown_model(complete):
     assert (error.value.code, error.value.param) == ("model_not_found", "model")
 
 
+def test_errors_of_the_gateway_have_the_format_of_the_interface(tmp_path, models):
+    keys = tmp_path / "keys"
+    keys.write_text(f"me {sha256(b'secret').hexdigest()}\n", encoding="utf-8")
+    settings = Settings(keys=keys, requests_per_minute=2, limits=Limits(body_bytes=1_000))
+    with serve(settings, models) as url:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError) as error:
+                client.models.list()
+            assert error.value.type == "authentication_error"
+            assert error.value.request_id
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+            assert client.models.retrieve("generate")._request_id
+            with pytest.raises(openai.APIStatusError) as error:
+                client.completions.create(model="generate", prompt="a" * 1_000)
+            assert (error.value.status_code, error.value.type) == (413, "invalid_request_error")
+            with pytest.raises(openai.RateLimitError) as error:
+                client.models.list()
+            assert error.value.type == "rate_limit_error"
+            assert int(error.value.response.headers["retry-after"]) > 1
+
+
 def test_50_concurrent_requests_have_the_answers_of_sequential_ones(url, complete):
     requests = [
-        {"prompt": f"{name}:\n", "seed": i, "temperature": 0.3 * (i % 4), "max_tokens": 10 + i}
+        {"prompt": f"{name}:\n", "seed": i, "temperature": 0.3 * (i % 4), "max_tokens": 5 + i // 2}
         | ({"stop": ["."]} if i % 3 else {}) | ({"n": 2} if i % 10 == 0 else {})
         for i, name in enumerate(["ROMEO", "KING HENRY", "First Citizen", "JULIET", "Nurse"] * 10)
     ]  # fmt: skip
@@ -333,8 +369,9 @@ def test_embeddings_of_token_ids(client, models):
 def test_embeddings_of_other_tasks(client, models):
     vector = client.embeddings.create(model="classify", input="A film.").data[0].embedding
     np.testing.assert_array_equal(np.array(vector, np.float32), models["classify"].embed("A film."))
-    with pytest.raises(openai.BadRequestError, match="cannot embed"):
+    with pytest.raises(openai.BadRequestError, match="cannot embed") as error:
         client.embeddings.create(model="translate", input="A film.")
+    assert error.value.param == "model"
 
 
 def test_long_text_is_embedded_from_its_beginning(client, models):

@@ -144,7 +144,7 @@ def test_model_without_dialogues(chat):
         ({"max_completion_tokens": 1001}, "max_completion_tokens"),
         ({"messages": []}, "messages"), ({"messages": [{"role": "user", "content": " "}]}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0]"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x" * 20_001}]}, "messages"),

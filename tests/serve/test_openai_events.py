@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from regard.errors import InputError
+from regard.serve import app as application
 from regard.serve import events
 from regard.serve.errors import Overloaded
 from regard.serve.events import StreamCount, stream_events
@@ -29,7 +30,7 @@ BYTES = Tokenizer.learn([], "byte", 0)
 @contextmanager
 def service(**limits):
     """A service; yields a client and the application."""
-    apps, create = [], live.create_app
+    apps, create = [], application.create_endpoints
 
     def remember(*arguments, **options):
         app = create(*arguments, **options)
@@ -37,7 +38,7 @@ def service(**limits):
         return app
 
     with (
-        mock.patch.object(live, "create_app", remember),
+        mock.patch.object(application, "create_endpoints", remember),
         live.serve(Settings(limits=Limits(**limits)), ("generate",)) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
@@ -179,7 +180,7 @@ def test_time_limit_of_a_stream():
         with pytest.raises(openai.APIError, match=r"stopped after 0\.3 s"):
             list(stream(client, n=8))
         wait_until(lambda: not app.state.pool.scheduler.outstanding)
-        assert app.state.shared["streams"].value == 0
+        wait_until(lambda: not app.state.shared["streams"].value)
 
 
 # ---- without a service ----------------------------------------------------------------------
@@ -188,7 +189,6 @@ def test_time_limit_of_a_stream():
 def run_response(values, seconds=10.0, disconnect=None):
     """The messages of a response with the events of an iterator."""
     state, sent = {"streams": StreamCount()}, []
-    call = SimpleNamespace(settings=Settings(limits=Limits(seconds=seconds)), state=state)
 
     async def receive():
         await (disconnect.wait() if disconnect else asyncio.Event().wait())
@@ -196,6 +196,9 @@ def run_response(values, seconds=10.0, disconnect=None):
 
     async def send(message):
         sent.append(message)
+
+    settings = Settings(limits=Limits(seconds=seconds))
+    call = SimpleNamespace(settings=settings, state=state, http=SimpleNamespace(receive=receive))
 
     async def run():
         response = await stream_events(call, OPENAI, values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from html.parser import HTMLParser
 
 import msgspec
@@ -13,6 +14,7 @@ from regard.serve.api_page import make_page
 from regard.serve.app import ENDPOINTS
 from regard.serve.endpoint import Endpoint, Interface
 from regard.serve.openapi import FORM, make_document
+from regard.view.walk_json import walk_json
 from serve.api_calls import error_of, get, post
 from serve.live import serve
 
@@ -166,6 +168,18 @@ def test_examples_are_valid_and_wrong_requests_are_not(endpoint):
         msgspec.convert([example], endpoint.request)
 
 
+def test_examples_of_every_interface_work():
+    """The commands of the page can be copied: a service with the models in the box answers them."""
+    with serve(walk=walk_json) as address:
+        for endpoint in REQUESTS:
+            body = DOCUMENT["paths"][endpoint.path]["post"]["requestBody"]["content"]
+            example = body["application/json"]["example"]
+            if endpoint.path in ("/api/answer", "/v1/chat/completions"):  # not in the box
+                assert error_of(f"{address}{endpoint.path}", **example)[0] in (400, 404)
+            else:
+                assert post(f"{address}{endpoint.path}", **example)
+
+
 class Nested(msgspec.Struct):
     words: list[str]
 
@@ -243,15 +257,19 @@ class Reader(HTMLParser):
 def test_live_document_page_and_examples():
     with serve(models=("classify",)) as address:
         document = json.loads(get(f"{address}/openapi.json"))
-        page = get(f"{address}/api")
+        with urllib.request.urlopen(f"{address}/api", timeout=30) as response:
+            page, policy = response.read().decode(), response.headers["Content-Security-Policy"]
+        assert ".method" in get(f"{address}/static/api.css")
         body = document["paths"]["/api/classify"]["post"]["requestBody"]["content"]
         example = body["application/json"]["example"]
         assert post(f"{address}/api/classify", **example)["results"][0]["label"] == "positive"
         code, error = error_of(f"{address}/api/classify", texts=3)
     assert document == DOCUMENT
     assert code == 400
-    fields = document["components"]["schemas"]["ApiError"]["properties"]["error"]["properties"]
+    fields = document["components"]["schemas"]["Error"]["properties"]["error"]["properties"]
     assert error.keys() == fields.keys()
+    assert "style-src 'self'" in policy
+    assert "unsafe" not in policy
     reader = Reader(page)
     assert not reader.open
     assert not reader.tags & {"script", "style"}

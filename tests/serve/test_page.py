@@ -119,8 +119,9 @@ class Inline(HTMLParser):
             self.parts.append(tag)
 
 
-def test_the_page_has_a_strict_policy_and_nothing_inline(url):
-    status, headers, body = fetch(f"{url}/")
+@pytest.mark.parametrize("path", ["", "api"])
+def test_the_pages_have_a_strict_policy_and_nothing_inline(url, path):
+    status, headers, body = fetch(f"{url}/{path}")
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
     assert policy["default-src"] == "'none'"
@@ -132,8 +133,8 @@ def test_the_page_has_a_strict_policy_and_nothing_inline(url):
     assert page.parts == []
     assert [link for link in page.links if re.match(r"[a-z]+:|//", link)] == []
     for link in page.links:
-        if link.startswith("static/"):
-            assert fetch(f"{url}/{link}")[0] == 200
+        if "static/" in link:
+            assert fetch(f"{url}/{link.removeprefix('/')}")[0] == 200
 
 
 def test_static_files_are_revalidated_and_only_those_of_the_page_exist(url):
@@ -163,8 +164,24 @@ def test_translates_as_you_type(browser, url):
     assert browser.script("return document.querySelector('#swap').title") == (
         "No model translates from German to English"
     )
+    browser.click("#copy")
+    browser.wait("document.querySelector('#copy').textContent === 'Copied'")
     mirror = "return document.querySelector('#mirror').textContent.replace('\\u200b', '')"
     assert browser.script(mirror) == TEXT
+
+
+@NEEDS
+@pytest.mark.parametrize(
+    ("text", "detected"),
+    [
+        ("Der Hund schläft im Haus und träumt.", "Detected: German, not translated"),
+        ("Bonjour, comment allez-vous ?", "Detected: French, translated as English"),
+    ],
+)
+def test_the_detected_language_is_not_that_of_the_model(browser, url, text, detected):
+    show(browser, url, "translate", text=text)
+    browser.wait("document.querySelector('#translation').textContent")
+    assert browser.text("#detected") == detected
 
 
 @NEEDS
@@ -204,6 +221,10 @@ def test_an_alternative_forces_the_prefix_and_can_be_undone(browser, url):
     name_words(browser)
     browser.hover(word("Hund"))
     assert marked(browser, "mirror")[0][1] == "dog"
+    browser.wait("location.hash.includes('chosen')")
+    browser.open(browser.script("return location.href"))  # the choice is in the address
+    browser.wait(f"document.querySelector('#translation').textContent === {json.dumps(after)}")
+    assert browser.text("#translation .forced") == chosen
     browser.click("#undo")
     browser.wait(f"document.querySelector('#translation').textContent === {json.dumps(before)}")
     assert browser.text("#forced") == ""

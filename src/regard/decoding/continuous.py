@@ -18,7 +18,7 @@ from regard.decoding.engines import Engine, choose_engine
 from regard.decoding.engines.cpu import CpuModel, CpuSearch, CpuStep, cpu_model, start_searches
 from regard.decoding.predictions import Prediction
 from regard.decoding.requests import Job, Request
-from regard.decoding.score import score_prefixes
+from regard.decoding.score import Scored, score
 from regard.decoding.search import Search
 from regard.model.overrides import is_overridden
 from regard.model.transformer import Transformer
@@ -44,8 +44,8 @@ class RunningRequest:
 
 
 class ContinuousBatch:
-    """The requests of one model that are being decoded. It is used by one thread. The model must not
-    change while requests are running."""
+    """The requests of one model that are being decoded. It is used by one thread. The model must
+    not change while requests are running."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -64,11 +64,12 @@ class ContinuousBatch:
             InputError: the model cannot decode one of the requests (`check_request`), and none of
                 them has joined.
         """
-        searches = [Search(self.model, [request], options, [[]]) for request, options in requests]
+        nothing = [Scored()]
+        searches = [Search(self.model, [each], options, nothing) for each, options in requests]
         prefixes = [search.prefixes[0] for search in searches]
-        logprobs = score_prefixes(self.model, [request for request, _ in requests], prefixes)
-        for search, its_logprobs in zip(searches, logprobs, strict=True):
-            search.prefix_logprobs = [its_logprobs]
+        scored = score(self.model, [request for request, _ in requests], prefixes, alone=True)
+        for search, its_score in zip(searches, scored, strict=True):
+            search.scored = [its_score]
         jobs = [search.job() for search in searches]
         engines = iter(self._start([job for job in jobs if job is not None]))
         added = [
@@ -106,13 +107,12 @@ class ContinuousBatch:
                 self._step.set_searches(searches)
             self._alone = [r for r in self.running if not isinstance(r.engine, CpuSearch)]
         finished = [running for running in self._alone if next(running.steps, self) is self]
-        if self._step is not None and self._step.searches:
-            if self._step() < len(self._step.searches):
-                finished += [
-                    running for running in self.running
-                    if isinstance(running.engine, CpuSearch)
-                    and not running.engine.pointers.unfinished
-                ]  # fmt: skip
+        step = self._step
+        if step is not None and step.searches and step() < len(step.searches):
+            finished += [
+                running for running in self.running
+                if isinstance(running.engine, CpuSearch) and not running.engine.pointers.unfinished
+            ]  # fmt: skip
         for running in finished:
             self.remove(running)
         return finished

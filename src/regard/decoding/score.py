@@ -35,47 +35,34 @@ class Scored:
 @torch.no_grad()
 def score(
     model: Transformer, requests: Sequence[Request], outputs: Sequence[Sequence[int]],
-    alternatives: int = 0, attention: bool = False,
+    alternatives: int = 0, attention: bool = False, alone: bool = False,
 ) -> list[Scored]:  # fmt: skip
     """Score one output per request, in order. Prefixes and limits of requests are ignored.
+
+    With the CPU engine a result does not depend on the other requests. PyTorch's products can
+    depend on the number of rows; `alone` makes it read one request at a time.
 
     outputs: token ids, including <eos> where an output ends. alternatives: the number of most
     probable tokens to return at each place. attention: whether to return attention weights.
     """
     scored = [Scored() for _ in requests]
     nonempty = [i for i, output in enumerate(outputs) if len(output)]
+    compiled = None
+    if nonempty and not (attention or is_overridden(model)):
+        compiled = cpu_model(model)
     sizes = [len(requests[i].source) + len(outputs[i]) for i in nonempty]
-    for batch in by_size(sizes, SCORED_TOKENS):
+    for batch in by_size(sizes, SCORED_TOKENS if compiled or not alone else 1):
         chosen = [nonempty[i] for i in batch]
         pairs = [(requests[i], outputs[i]) for i in chosen]
-        for i, result in zip(chosen, _score(model, pairs, alternatives, attention), strict=True):
+        results = _score(model, pairs, alternatives, attention, compiled)
+        for i, result in zip(chosen, results, strict=True):
             scored[i] = result
     return scored
 
 
-@torch.no_grad()
-def score_prefixes(
-    model: Transformer, requests: Sequence[Request], prefixes: Sequence[Sequence[int]]
-) -> list[list[float]]:
-    """The log-probabilities of the tokens of prefixes, one prefix per request. The results do not
-    depend on the other requests: they are bit-identical for any batch."""
-    chosen = [i for i, prefix in enumerate(prefixes) if prefix]
-    logprobs: list[list[float]] = [[] for _ in requests]
-    if not chosen:
-        return logprobs
-    compiled = None if is_overridden(model) else cpu_model(model)
-    sizes = [len(requests[i].source) + len(prefixes[i]) for i in chosen]
-    # PyTorch's products can depend on the number of rows, so it reads one request at a time.
-    for batch in by_size(sizes, SCORED_TOKENS if compiled else 1):
-        pairs = [(requests[chosen[i]], prefixes[chosen[i]]) for i in batch]
-        for i, scored in zip(batch, _score(model, pairs, 0, False, compiled), strict=True):
-            logprobs[chosen[i]] = scored.logprobs
-    return logprobs
-
-
 def _score(
     model: Transformer, pairs: list[tuple[Request, Sequence[int]]], alternatives: int,
-    attention: bool, compiled: CpuModel | None = None,
+    attention: bool, compiled: CpuModel | None,
 ) -> list[Scored]:  # fmt: skip
     """Score one batch of requests and their outputs. compiled: the engine that computes the logits,
     instead of PyTorch."""
@@ -95,7 +82,7 @@ def _score(
     size = max(1, PIECE // len(matrix))
     if compiled is not None:
         hidden = compiled.hidden_after(model, source, rows)[chosen]
-        pieces = map(compiled.logits, hidden.split(size))
+        pieces = (compiled.logits(some) for some in hidden.split(size))
     else:
         rows = rows.to(device)
         hidden = model.hidden(source, rows, capture, attention_backend(model))[chosen]  # [N, D]

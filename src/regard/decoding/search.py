@@ -8,12 +8,14 @@ newest token of every hypothesis and the cache, and `Beams.advance` chooses the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from regard.config.sections import DecodingConfig
+from regard.decoding.beams import SCORE, TOKEN
 from regard.decoding.engines import Engine, choose_engine
 from regard.decoding.predictions import (
     Prediction,
@@ -23,7 +25,7 @@ from regard.decoding.predictions import (
     spell,
 )
 from regard.decoding.requests import BATCH_TOKENS, Job, Request, by_size, until_eos
-from regard.decoding.score import score, score_prefixes
+from regard.decoding.score import Scored, score
 from regard.decoding.slots import fill_slots
 from regard.errors import InputError
 from regard.model.transformer import Transformer
@@ -172,12 +174,12 @@ class Search:
     """The search for one batch of requests. Iterating over it runs the search and yields after each
     step; `settled` and `predictions` can be called in between and afterwards.
 
-    prefix_logprobs: the log-probabilities of the prefixes; None: they are computed here.
+    scored: the scores of the prefixes; None: they are computed here.
     """
 
     def __init__(
         self, model: Transformer, requests: Sequence[Request], options: DecodingConfig,
-        prefix_logprobs: list[list[float]] | None = None,
+        scored: list[Scored] | None = None,
     ) -> None:  # fmt: skip
         for request in requests:
             check_request(model, request)
@@ -193,9 +195,9 @@ class Search:
             if self.eos not in prefix and len(prefix) < max_tokens[i]
         ]  # fmt: skip
         self.limits = [max_tokens[i] - len(self.prefixes[i]) for i in self.searched]
-        if prefix_logprobs is None:
-            prefix_logprobs = score_prefixes(model, requests, self.prefixes)
-        self.prefix_logprobs = prefix_logprobs
+        if scored is None:
+            scored = score(model, requests, self.prefixes, alone=True)
+        self.scored = scored  # nothing for an empty prefix
         self.engine: Engine | None = None
 
     def job(self) -> Job | None:
@@ -237,6 +239,11 @@ class Search:
         if self.engine is None or self.searched[0] != 0:
             return settled
         records = self.engine.records()[:, :1]
+        if self.options.width == 1 and (len(records) == 0 or records[-1, 0, 0, TOKEN] != self.eos):
+            # One hypothesis that has not ended: all its tokens are settled, unless the last step
+            # found no possible token.
+            last = len(records) - (len(records) > 0 and records[-1, 0, 0, SCORE] == -math.inf)
+            return [*settled, *map(int, records[:last, 0, 0, TOKEN].tolist())]
         paths = open_paths(self.options, records, self.limits[0], self.eos)
         for tokens in zip(*paths, strict=False):
             if len(set(tokens)) > 1:
@@ -247,8 +254,9 @@ class Search:
     def predictions(self, history: bool = False, spares: bool = False) -> list[Prediction]:
         """The best predictions so far, one for each request; `history` adds the candidates of each
         step. spares: see `read_predictions`."""
+        logprobs = [scored.logprobs for scored in self.scored]
         penalty = self.options.length_penalty
-        prefixes = list(zip(self.prefixes, self.prefix_logprobs, strict=True))
+        prefixes = list(zip(self.prefixes, logprobs, strict=True))
         predictions = [scored_prediction(*prefix, penalty, "prefix") for prefix in prefixes]
         if self.engine is not None:
             old = [prefixes[i] for i in self.searched]

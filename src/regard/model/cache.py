@@ -40,7 +40,7 @@ class Cache:
         self, config: ModelConfig, sentences: int, width: int, slots: int, dtype: torch.dtype,
         device: torch.device, masked: bool = True,
     ) -> None:  # fmt: skip
-        """masked: whether attention reads all slots and a mask hides some of them, so that they must
+        """masked: whether attention reads all slots and a mask hides some of them, so that all must
         contain finite numbers from the beginning."""
         self.config, self.width, self.slots = config, width, slots
         shape = (2, sentences, config.heads, slots, config.head_size)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from regard.config.checks import choice
 from regard.config.model import ModelConfig
@@ -130,13 +132,26 @@ def map_transformer(folder: Path, config: ModelConfig, dtype: str) -> Transforme
         return named("parameters.", transformer.state_dict()) | named("blocks.", blocks)
 
     tensors = mapped_tensors(hashlib.sha256(source.encode()).hexdigest(), make)
-    with torch.device("meta"):  # no memory for weights that are replaced
+    with Uninitialised():  # all weights are replaced
         transformer = Transformer(config)
     transformer.load_state_dict(chosen("parameters.", tensors), assign=True)
     transformer.eval()
     transformer.precision = dtype if dtype == "int8" else None
     cpu_model(transformer, chosen("blocks.", tensors))
     return transformer
+
+
+class Uninitialised(TorchFunctionMode):
+    """Modules that are created in this block leave their weights uninitialised: functions that
+    change a tensor do nothing. Memory that is never written needs no pages. (Modules on the device
+    "meta" need none either, but the first one imports a large part of torch.)"""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.__name__.endswith("_") and not func.__name__.endswith("__"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def named(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -78,7 +78,7 @@ class AlternativesResponse(msgspec.Struct):
 
 async def find_alternatives(call: Call, request: AlternativesRequest) -> AlternativesResponse:
     text, prefix = check_texts(call, [request.text, request.prefix], "text")
-    model, _ = choose_translator(call, request.source, request.target, request.model, text)
+    model, _ = await choose_translator(call, request.source, request.target, request.model, text)
     plan = await model.plan([text], split=False)
     if len(plan.requests) != 1 or model.model.transformer.decoder is None:
         raise bad_request("text: it is empty, or too long for one sentence", "text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from html import escape
@@ -13,6 +14,7 @@ from starlette.responses import HTMLResponse, Response
 from regard.serve.api_common import API
 from regard.serve.endpoint import Call, Endpoint
 from regard.serve.openapi import REFERENCE, TITLES, Json, cached_document
+from regard.serve.pages import HEADERS
 
 
 def make_page(document: Json) -> str:
@@ -85,7 +87,8 @@ def curl(path: str, body: str) -> str:
 def show_type(name: str, schema: Json) -> str:
     """A type with a table of its fields."""
     heading = f'<h3 id="type-{escape(name)}"><code>{escape(name)}</code></h3>'
-    text = f"<p>{escape(' '.join(schema.get('description', '').split()))}</p>"
+    text = re.sub(r"`(.+?)`", r"<code>\1</code>", escape(schema.get("description", "")))
+    text = f"<p>{text}</p>"
     if "properties" not in schema:
         return f"{heading}{text}<p>{describe(schema)}.</p>"
     required = schema.get("required", ())
@@ -143,7 +146,7 @@ def cached_page(endpoints: tuple[Endpoint, ...]) -> str:
 
 
 async def show_page(call: Call, request: None) -> Response:
-    return HTMLResponse(cached_page(tuple(call.state["endpoints"])))
+    return HTMLResponse(cached_page(tuple(call.state["endpoints"])), headers=HEADERS)
 
 
 ENDPOINTS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any
@@ -28,9 +29,11 @@ from regard.serve.api_common import (
 )
 from regard.serve.endpoint import Call, Endpoint, check_texts
 from regard.serve.errors import ServiceError, bad_request
+from regard.serve.languages import detect, translators
 from regard.serve.models import ServedModel, in_thread
 from regard.text.tokenizer import Tokenizer
 
+CERTAIN = 90.0  # percent: confidence above which a text in the target language is not translated
 DETAILED = 2_000  # characters of a text whose details are in the response
 Language = Annotated[str, Meta(min_length=2, max_length=20)]
 SourceField = Annotated[
@@ -85,6 +88,9 @@ class Detected(msgspec.Struct):
 
     language: Annotated[str, Meta(description="code of the language")]
     confidence: Annotated[float, Meta(ge=0, le=100, description="in percent")]
+
+    def is_certainly(self, language: str) -> bool:
+        return self.language == language and self.confidence >= CERTAIN
 
 
 class Alternative(msgspec.Struct):
@@ -166,7 +172,8 @@ class SentenceTranslation(msgspec.Struct):
 class TranslateResponse(msgspec.Struct):
     """A translation and its parts. All offsets count Unicode code points, not the UTF-16 units of
     JavaScript. `translation` is the translations of the sentences with the separators between
-    them."""
+    them. A text that is already in the target language is its own translation, without sentences:
+    this is detected if the request names neither the source nor the model."""
 
     model: UsedModel
     source: Annotated[str, Meta(description="language of the text")]
@@ -176,36 +183,70 @@ class TranslateResponse(msgspec.Struct):
     sentences: Annotated[list[SentenceTranslation], Meta(description="sentences, in order")]
 
 
-def choose_translator(
+async def choose_translator(
     call: Call, source: str, target: str | None, name: str | None, text: str
 ) -> tuple[ServedModel, Detected | None]:
-    """The model for a translation, and the detected language if the source is "auto"."""
-    if name is None and source != "auto" and target is not None:
-        return call.pool.translator(source, target), None
-    model = call.pool.find("translate", name)
+    """The model for a translation, and the detected language if the source is "auto".
+
+    Args:
+        call: the call, with the models.
+        source: the language of the text, or "auto".
+        target: the language of the translation; None: of any model.
+        name: the name of the model; None: a model for the languages, if possible for the detected
+            one, otherwise for another language: short texts are often not recognised.
+        text: the text.
+
+    Raises:
+        ServiceError: there is no such model, or it does not translate between the languages.
+    """
+    detected = None
+    if source == "auto":
+        result = await asyncio.to_thread(detect, text, call.pool)
+        detected = Detected(result.language, result.confidence)
     if name is None:
-        for each in call.pool.of_task("translate"):
-            languages = each.languages or ("", "")
-            if source in ("auto", languages[0]) and target in (None, languages[1]):
-                model = each
-                break
-    known = model.languages or ("", "")
+        suitable = [
+            model for model in translators(call.pool)
+            if source in ("auto", pair_of(model)[0]) and target in (None, pair_of(model)[1])
+        ]  # fmt: skip
+        if detected is not None:
+            suitable.sort(key=lambda model: pair_of(model)[0] != detected.language)
+        if suitable:
+            return suitable[0], detected
+        if source != "auto" and target is not None:
+            return call.pool.translator(source, target), None  # raises the error
+    model = call.pool.find("translate", name)
+    known = pair_of(model)
     for field, language, own in (("source", source, known[0]), ("target", target, known[1])):
         if language not in ("auto", None, own):
             raise bad_request(
                 f"{field}: the model {model.name!r} translates from {known[0]} to {known[1]}, "
                 f"not {'from' if field == 'source' else 'to'} {language}", field,
             )  # fmt: skip
-    return model, Detected(known[0], 100.0) if source == "auto" else None
+    return model, detected
+
+
+def pair_of(model: ServedModel) -> tuple[str, str]:
+    """The source and the target language of a model."""
+    assert model.languages is not None  # `ModelPool.add` sets them for models that translate
+    return model.languages
 
 
 async def translate(call: Call, request: TranslateRequest) -> TranslateResponse:
     [text] = check_texts(call, [request.text], "text")
     check_texts(call, [request.prefix], "prefix")
     check_new_tokens(call, request.max_length)
-    model, detected = choose_translator(call, request.source, request.target, request.model, text)
-    if (request.attention or request.history) and len(text) > DETAILED:
-        field = "attention" if request.attention else "history"
+    model, detected = await choose_translator(
+        call, request.source, request.target, request.model, text
+    )
+    source, target = pair_of(model)
+    if request.model is None and detected and detected.is_certainly(target):
+        return TranslateResponse(model.name, target, target, detected, text, [])
+    details = {
+        name: value for name in ("attention", "history", "alternatives")
+        if (value := getattr(request, name))
+    }  # fmt: skip
+    if details and len(text) > DETAILED:
+        field = next(iter(details))
         raise ServiceError(
             413, f"{field}: only for texts of at most {DETAILED} characters, not {len(text)}",
             code="too_large", field=field,
@@ -218,17 +259,12 @@ async def translate(call: Call, request: TranslateRequest) -> TranslateResponse:
         if (value := getattr(request, name)) is not None
     }  # fmt: skip
     options |= {"prefix": request.prefix, "split": True, "n_best": request.n_best}
-    details = {
-        name: value for name in ("alternatives", "history", "attention")
-        if (value := getattr(request, name))
-    }  # fmt: skip
     if request.attention:
         await check_weights(model, text, options)
     [prediction] = await model.predict([text], **options, **details)
     sentences = await in_thread(
         partial(describe_sentences, text, prediction), len(text) * (100 if details else 1)
     )
-    source, target = model.languages or ("", "")
     return TranslateResponse(model.name, source, target, detected, prediction.text, sentences)
 
 

@@ -19,6 +19,7 @@ VARIANTS = {
     "pt": {"PT-PT": "Portuguese (European)", "PT-BR": "Portuguese (Brazilian)"},
 }
 UNLIMITED = 10**12  # DeepL's own value of a limit for accounts without one
+CHARACTERS = "regard_deepl_characters_total"  # of GAUGES in metrics.py
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:
@@ -103,8 +104,7 @@ async def translate_texts(call: Call, request: TranslateRequest) -> TranslateRes
         language_code(request.target_lang, {t for targets in table.values() for t in targets}),
         form=form,
     )
-    state = call.http.app.state
-    state.deepl_characters = used_characters(call) + sum(map(len, texts))
+    call.state["metrics"].add(CHARACTERS, sum(map(len, texts)))
     return TranslateResponse([
         Translated(
             translation.source.upper(), translation.text,
@@ -112,12 +112,6 @@ async def translate_texts(call: Call, request: TranslateRequest) -> TranslateRes
         )
         for text, translation in zip(texts, translations, strict=True)
     ])  # fmt: skip
-
-
-def used_characters(call: Call) -> int:
-    """The number of characters that this process translated through this interface."""
-    count: int = getattr(call.http.app.state, "deepl_characters", 0)
-    return count
 
 
 async def list_languages(call: Call, request: LanguagesRequest) -> list[Language]:
@@ -135,7 +129,7 @@ async def list_languages(call: Call, request: LanguagesRequest) -> list[Language
 
 async def usage(call: Call, _: None) -> Usage:
     """GET /v2/usage."""
-    return Usage(used_characters(call), UNLIMITED)
+    return Usage(int(call.state["metrics"].total(CHARACTERS)), UNLIMITED)
 
 
 ENDPOINTS = [

@@ -6,9 +6,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from regard.serve.markup import Kind, Part, Passage, parse_markup, parse_text
+from regard.serve.markup import Kind, Part, Passage, parse_markup, parse_plain
 from regard.serve.passage import Sentence
 from regard.text.sentences import needs_space, split_sentences
 
@@ -65,7 +65,7 @@ def read_document(text: str, form: Format) -> Document:
     passages: list[str | Passage] = (
         list(parse_markup(text, form.markup == "xml", form.ignored))
         if markup
-        else [parse_text(text)]
+        else [parse_plain(text)]
     )
     parts = [part for passage in passages if not isinstance(passage, str) for part in passage]
     texts = [part for part in parts if part.kind is Kind.TEXT]
@@ -98,26 +98,43 @@ def split_passage(passage: Passage, form: Format, entities: dict[str, str]) -> l
         begin = len(text) - len(text.lstrip())
         spans = [(begin, len(text.rstrip()))] if text.strip() else []
     items: list[str | Sentence] = []
-    at, parts = 0, iter(cut_parts(passage, [edge for span in spans for edge in span]))
-    part = next(parts, None)
-    for start, end in [*spans, (len(text) + 1, len(text) + 1)]:
-        between: list[str] = []
-        while part is not None and (at < start or (at == start and not part.text)):
-            between.append(part.raw)
-            at += len(part.text)
-            part = next(parts, None)
-        items += ["".join(between)] if between else []
-        inside: Passage = []
-        while part is not None and at < end:
-            inside.append(part)
-            at += len(part.text)
-            part = next(parts, None)
-        words = "".join(each.text for each in inside if each.kind is Kind.TEXT)
+    parts = list(cut_parts(passage, [edge for span in spans for edge in span]))
+    ends = [0, *accumulate(len(part.text) for part in parts)]  # ends[i]: characters before part i
+    done = 0
+    for start, end in spans:
+        # Tags at the first and at the last character are outside.
+        first = bisect_right(ends, start) - 1
+        last = bisect_left(ends, end)
+        first, last = pull_tags(parts, done, first, last)
+        items += ["".join(part.raw for part in parts[done:first])] if first > done else []
+        inside = parts[first:last]
+        words = "".join(part.text for part in inside if part.kind is Kind.TEXT)
         if any(map(str.isalpha, words)):
             items.append(Sentence(inside, bool(form.markup), entities))
-        elif inside:
-            items.append("".join(each.raw for each in inside))
-    return items
+        else:
+            items.append("".join(part.raw for part in inside))
+        done = last
+    rest = "".join(part.raw for part in parts[done:])
+    return [*items, rest] if rest else items
+
+
+def pull_tags(parts: Passage, done: int, first: int, last: int) -> tuple[int, int]:
+    """Extend a sentence, `parts[first:last]`, by tags directly before and after it whose element
+    ends or begins within it, so that they can move with the words of the translation."""
+    names = [(part.kind, part.name) for part in parts[first:last]]
+    while first > done and parts[first - 1].kind is Kind.OPEN:
+        name = parts[first - 1].name
+        if names.count((Kind.CLOSE, name)) <= names.count((Kind.OPEN, name)):
+            break
+        first -= 1
+        names.append((Kind.OPEN, name))
+    while last < len(parts) and parts[last].kind is Kind.CLOSE:
+        name = parts[last].name
+        if names.count((Kind.OPEN, name)) <= names.count((Kind.CLOSE, name)):
+            break
+        names.append((Kind.CLOSE, name))
+        last += 1
+    return first, last
 
 
 def cut_parts(passage: Passage, edges: Sequence[int]) -> Iterable[Part]:

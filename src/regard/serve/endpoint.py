@@ -160,8 +160,8 @@ async def read_request(endpoint: Endpoint, http: Request) -> Any:
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$")
         field = place.rstrip("`").lstrip(".") or None
-        if " unknown field `" in message:
-            field = message.split("`")[1]
+        if " field `" in message:  # it is unknown or missing
+            field = ".".join(filter(None, (field, message.split("`")[1])))
         where = f"{field}: " if field else ""
         raise bad_request(f"{where}{message[0].lower()}{message[1:]}", field) from None
     except (msgspec.DecodeError, ValueError) as error:

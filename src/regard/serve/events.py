@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from regard.errors import InputError
-from regard.serve.endpoint import Call, Interface
+from regard.serve.endpoint import Call, Interface, disconnected
 from regard.serve.errors import Overloaded, ServiceError, TimedOut, bad_request
 
 PING_SECONDS = 15.0  # without an event, after which a comment keeps the connection open
@@ -87,10 +87,11 @@ class EventStream(Response):
         del self.headers["content-length"]  # it is not known
         self.call, self.interface = call, interface
         self.first, self.events, self.deadline = first, events, deadline
+        self.last = 0.0  # the time of the last event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(self.call.http))
         try:
             left = self.deadline - asyncio.get_running_loop().time() + SEND_SECONDS
             await asyncio.wait({sending, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -110,41 +111,36 @@ class EventStream(Response):
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        await send_bytes(event(self.first))
+        pings = asyncio.ensure_future(self._ping(send_bytes))
         try:
-            while (value := await self._next(send_bytes)) is not None:
-                await send_bytes(event(value))
+            await send_bytes(event(self.first))
+            async with asyncio.timeout_at(self.deadline):
+                async for value in self.events:
+                    self.last = asyncio.get_running_loop().time()
+                    await send_bytes(event(value))
             end = DONE
-        except ServiceError as error:
-            end = event(self.interface.error(error))
-        except InputError as error:
-            end = event(self.interface.error(bad_request(str(error))))
+        except (ServiceError, InputError, TimeoutError) as error:
+            end = event(self.interface.error(self._service_error(error)))
         except Exception:
             failed = ServiceError(500, "the service failed", code="internal_error")
             await send_bytes(event(self.interface.error(failed)), more=False)
             raise
+        finally:
+            pings.cancel()
         await send_bytes(end, more=False)
 
-    async def _next(self, send_bytes: Callable[[bytes], Any]) -> Any:
-        """The next value, or None after the last one; sends comments while it waits."""
+    def _service_error(self, error: Exception) -> ServiceError:
+        """The error as an error of the service."""
+        if isinstance(error, TimeoutError):
+            return TimedOut(self.call.settings.limits.seconds)
+        return error if isinstance(error, ServiceError) else bad_request(str(error))
+
+    async def _ping(self, send_bytes: Callable[[bytes], Any]) -> None:
+        """Send a comment when there was no event for PING_SECONDS."""
         loop = asyncio.get_running_loop()
-        value = asyncio.ensure_future(anext(self.events, None))
-        try:
-            while not value.done():
-                left = self.deadline - loop.time()
-                if left <= 0:
-                    raise TimedOut(self.call.settings.limits.seconds)
-                await asyncio.wait({value}, timeout=min(left, PING_SECONDS))
-                if not value.done() and left > PING_SECONDS:
-                    await send_bytes(PING)
-            return value.result()
-        finally:
-            if not value.done():
-                value.cancel()
-                await asyncio.gather(value, return_exceptions=True)
-
-
-async def disconnected(receive: Receive) -> None:
-    """Wait until the client disconnects."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        self.last = loop.time()
+        while True:
+            await asyncio.sleep(self.last + PING_SECONDS - loop.time())
+            if loop.time() >= self.last + PING_SECONDS:
+                self.last = loop.time()
+                await send_bytes(PING)

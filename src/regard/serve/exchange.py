@@ -58,7 +58,10 @@ class Exchange:
         self.streams = False  # whether the response is a stream of events
         self.complete = False  # whether the whole response was sent
         self._body: bytes | None = None
-        self._more_body = True
+        # A request without these headers has no body.
+        self._more_body = any(
+            self.headers.get(name, "0") != "0" for name in ("content-length", "transfer-encoding")
+        )
         self._response_headers = [*SECURITY_HEADERS, (b"x-request-id", self.id.encode()), *headers]
         scope.setdefault("state", {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -47,7 +48,7 @@ class TranslateResponse(msgspec.Struct, rename="camel"):
 
     translated_text: str | list[str]
     detected_language: DetectedLanguage | list[DetectedLanguage] | msgspec.UnsetType = msgspec.UNSET
-    alternatives: list[str] | list[list[str]] | msgspec.UnsetType = msgspec.UNSET
+    alternatives: Sequence[str | list[str]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class DetectRequest(msgspec.Struct):

@@ -73,10 +73,11 @@ UNTRANSLATED = RAW_TEXT | words("pre code kbd samp var tt math svg template")
 QUOTED = r"\"[^\"]{0,4000}\"|'[^']{0,4000}'"
 TOKEN = re.compile(
     r"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?(?:\]\]>|\Z)|<[!?][^>]*(?:>|\Z)"
-    rf"|</?[A-Za-z](?:[^\"'<>]|{QUOTED})*+>|</?[A-Za-z][^<>]*>?",
+    rf"|</?[A-Za-z](?:[^\"'<>]|{QUOTED})*+>|</?[A-Za-z][^>]*(?:>|\Z)",
     re.DOTALL,
 )
 NAME = re.compile(r"</?([A-Za-z][^\s/>]*)")
+PLAIN_TAG = re.compile(r"</?([A-Za-z\d][\w:.-]{0,63})(?:\s[^<>\n]{0,1000})?/?>")
 NO_TRANSLATION = re.compile(
     r"\stranslate\s*=\s*[\"']?no\b"
     r"|\sclass\s*=\s*(?:\"[^\"]*(?<![\w-])notranslate(?![\w-])|'[^']*(?<![\w-])notranslate(?![\w-])"
@@ -94,6 +95,11 @@ class Token:
     kind: Kind
     raw: str
     name: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether markup does not end because the document ends."""
+        return self.raw.endswith("-->" if self.raw.startswith("<!--") else ">")
 
 
 def scan(text: str) -> Iterator[Token]:
@@ -154,14 +160,17 @@ def parse_markup(
         if token.kind is Kind.TEXT:
             passage += parse_text(token.raw, markup=True)
         else:
-            part = Part(token.kind, token.raw, name=token.name)
+            part, complete = Part(token.kind, token.raw, name=token.name), token.is_complete
             if token.kind is Kind.OPEN and (
                 token.name in untranslated or NO_TRANSLATION.search(token.raw)
             ):
                 end = element_end(tokens, i)
                 raw = "".join(each.raw for each in tokens[i:end])
                 part = Part(Kind.FIXED, raw, WORD)
-            if inline[i]:
+                last = tokens[end - 1]
+                complete = last.is_complete and (last.kind, last.name) == (Kind.CLOSE, token.name)
+            # What is not complete is at the end of the document, and must stay there.
+            if inline[i] and complete:
                 passage.append(part)
             else:
                 result += [passage, part.raw]
@@ -171,8 +180,8 @@ def parse_markup(
 
 
 def element_end(tokens: Sequence[Token], start: int) -> int:
-    """The index after the end tag of the element that begins at `start`; after the last token if it
-    has none."""
+    """The index after the end tag of the element that begins at `start`; if it has none, the end of
+    the document."""
     name, depth = tokens[start].name, 0
     for i in range(start, len(tokens)):
         if tokens[i].name == name:
@@ -252,6 +261,18 @@ def parse_text(raw: str, markup: bool = False) -> Passage:
     if done < len(text):
         passage.append(Part(Kind.TEXT, text[done:], text[done:]))
     return passage
+
+
+def parse_plain(raw: str) -> Passage:
+    """Divide a plain text. What looks like a tag, as in messages of programs, is kept like one."""
+    passage: Passage = []
+    done = 0
+    for match in PLAIN_TAG.finditer(raw):
+        kind = Kind.CLOSE if match[0].startswith("</") else Kind.OPEN
+        passage += parse_text(raw[done : match.start()])
+        passage.append(Part(kind, match[0], name=match[1].lower()))
+        done = match.end()
+    return passage + parse_text(raw[done:])
 
 
 def decode_entities(raw: str) -> tuple[str, list[int], dict[int, int]]:

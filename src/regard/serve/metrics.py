@@ -38,10 +38,13 @@ GAUGES = (
     ("regard_decoding_steps_total", "counter", "Decoding steps."),
     ("regard_decoded_tokens_total", "counter", "Tokens of finished outputs."),
     ("regard_tokens_per_second", "gauge", "Decoded tokens per second, over ten seconds."),
+    ("regard_deepl_characters_total", "counter", "Characters that /v2/translate translated."),
+    ("regard_workers", "gauge", "Processes whose models are loaded."),
     ("process_resident_memory_bytes", "gauge", "Memory of the processes."),
 )
 COUNTS = MOST_ENDPOINTS * len(STATUSES)
 TIMES = MOST_ENDPOINTS * (len(BUCKETS) + 2)  # the buckets, those above, and the sum of seconds
+PLACES = {name: COUNTS + TIMES + i for i, (name, _, _) in enumerate(GAUGES)}
 
 
 class Metrics:
@@ -76,7 +79,7 @@ class Metrics:
     def retire(values: Numbers, ended: Numbers) -> None:
         """Add the counters of a process that has ended to `ended`, and set all its values to
         zero."""
-        gauges = {COUNTS + TIMES + i for i, (_, kind, _) in enumerate(GAUGES) if kind == "gauge"}
+        gauges = {PLACES[name] for name, kind, _ in GAUGES if kind == "gauge"}
         for i, value in enumerate(values):
             if i not in gauges:
                 ended[i] += value
@@ -99,9 +102,18 @@ class Metrics:
                 "regard_decoding_steps_total": scheduler.steps,
                 "regard_decoded_tokens_total": scheduler.decoded_tokens,
                 "regard_tokens_per_second": self._rate(scheduler.decoded_tokens),
+                "regard_workers": pool.ready,
             }
-        for i, (name, _, _) in enumerate(GAUGES):
-            self.values[COUNTS + TIMES + i] = gauges.get(name, 0.0)
+        for name, value in gauges.items():
+            self.values[PLACES[name]] = value
+
+    def add(self, name: str, number: float) -> None:
+        """Add to a counter of GAUGES."""
+        self.values[PLACES[name]] += number
+
+    def total(self, name: str) -> float:
+        """One of GAUGES, summed over all processes."""
+        return sum(values[PLACES[name]] for values in (self.values, *self.others))
 
     def _rate(self, decoded: int) -> float:
         now = time.monotonic()

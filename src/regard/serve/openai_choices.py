@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import codecs
 import secrets
-import sys
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from regard.decoding.predictions import Prediction
@@ -67,12 +67,10 @@ class GrowingText:
         self.pieces, self.stops = tokenizer.pieces, stops
         self.longest = max(map(len, stops), default=1)
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.starts: list[int] = []
-        self.text, self.stopped = "", False
-        self.first = sys.maxsize  # the place of the output in the text: the prompt may have stops
-        for token in prompt:
-            self.add(token)
-        self.first = len(self.text)
+        parts = [self.decoder.decode(self.pieces[token]) for token in prompt]
+        self.text, self.stopped = "".join(parts), False
+        self.starts = list(accumulate(map(len, parts), initial=0))[:-1]
+        self.first = len(self.text)  # the place of the output: the prompt may have stop texts
 
     def add(self, token: int) -> None:
         """Add a token. The first bytes of a character wait for the others."""
@@ -138,7 +136,9 @@ class Choice:
         tokens = list(self.prompt) if self.echo else []
         text = GrowingText(tokenizer, self.stops, tokens)
         characters = count = 0  # of the parts so far
-        async with aclosing(self.model.stream(self.plan)) as updates:
+        stepwise = streaming or self.stops
+        source = self.model.stream(self.plan) if stepwise else self._output()
+        async with aclosing(source) as updates:
             async for output, prediction in updates:
                 for token in output[self.written :]:
                     if token == tokenizer.eos or text.stopped:
@@ -148,10 +148,7 @@ class Choice:
                     self.written += 1
                 if prediction is not None and not text.stopped:
                     text.end()
-                finish = None
-                if text.stopped or prediction is not None:
-                    ended = prediction is not None and prediction.stopped == "end"
-                    finish = "stop" if text.stopped or ended else "length"
+                finish = finish_reason(text, prediction)
                 known = text.settled() if finish is None else len(text.text)
                 ready = bisect_left(text.starts, known)
                 new = streaming and known > characters
@@ -168,15 +165,20 @@ class Choice:
                 if finish is not None:
                     return
 
+    async def _output(self) -> AsyncGenerator[tuple[list[int], Prediction | None], None]:
+        """The only update of an output that is not followed step by step."""
+        transformer = self.model.model.transformer
+        [prediction] = await self.model.scheduler.decode(transformer, self.plan)
+        yield prediction.token_ids, prediction
+
     async def _logprobs(self, tokens: list[int], starts: Sequence[int]) -> list[TokenLogprob]:
         """The log-probabilities of the tokens of the text."""
         tokenizer, transformer = self.model.model.tokenizer, self.model.model.transformer
-        [request] = self.plan.requests
-        output = tokens
-        if self.echo:
-            output = [*request.source[1:], *tokens[len(self.prompt) :]]
+        [request], unread, top = self.plan.requests, 0, self.top or 0
+        if self.echo:  # of a long prompt, the model does not read the beginning
+            unread = min(len(tokens), len(self.prompt) - len(request.source) + 1)
             request = Request(request.source[:1])
-        top = self.top or 0
+        output = tokens[unread:]
 
         def score_all(pairs: list[tuple[Request, list[int]]]) -> list[Scored]:
             requests, outputs = zip(*pairs, strict=True)
@@ -186,7 +188,6 @@ class Choice:
             (self.model, f"score {top}"), score_all, [(request, output)],
             [len(request.source) + len(output)],
         )  # fmt: skip
-        unread = len(tokens) - len(output)  # tokens at the beginning of a long prompt
         logprobs = [*[None] * unread, *scored.logprobs]
         tops = [*[[]] * unread, *(scored.alternatives or [[]] * len(output))]
         return [
@@ -198,6 +199,15 @@ class Choice:
                 tokens, starts[: len(tokens)], logprobs, tops, strict=True
             )
         ]  # fmt: skip
+
+
+def finish_reason(text: GrowingText, prediction: Prediction | None) -> str | None:
+    """Why a text is complete; None: it is not."""
+    if text.stopped:
+        return "stop"
+    if prediction is None:
+        return None
+    return "stop" if prediction.stopped == "end" else "length"
 
 
 def spelling(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
@@ -231,6 +241,12 @@ def make_choices(
     limits, n = call.settings.limits, request.n or 1
     if (count := len(prompts) * n) > limits.items:
         raise bad_request(f"n: {count} choices, but at most {limits.items}", "n")
+    echoed = n * sum(map(len, prompts)) if options.get("echo") else 0
+    if n > 1 and echoed > limits.characters:
+        raise bad_request(
+            f"n: the choices repeat {echoed} tokens of prompts, but at most {limits.characters}",
+            "n",
+        )
     temperature = 1.0 if request.temperature is None else request.temperature
     decoding = model.model.decoding({
         "beam": 1, "n_best": 1, "min_length": 0, "no_repeat": 0, "top_k": 0,
@@ -282,6 +298,11 @@ async def merge(
 ) -> AsyncGenerator[tuple[int, Part], None]:
     """The parts of all choices with the index of their choice, as they arrive. The choices are
     decoded together; closing the iterator, or an error of one of them, cancels all."""
+    if len(choices) == 1:
+        async with aclosing(choices[0].parts(streaming)) as parts:
+            async for part in parts:
+                yield 0, part
+        return
     queue: asyncio.Queue[tuple[int, Part] | Exception] = asyncio.Queue()
 
     async def follow(i: int, choice: Choice) -> None:

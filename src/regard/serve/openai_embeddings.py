@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.errors import InputError
 from regard.serve.endpoint import Call
 from regard.serve.errors import bad_request
 from regard.serve.openai_format import Texts, token_ids
@@ -51,7 +52,10 @@ class EmbeddingResponse(msgspec.Struct):
 
 async def embed(call: Call, request: EmbeddingRequest) -> EmbeddingResponse:
     model = call.pool.models.get(request.model) or call.pool.find("embed", request.model)
-    task, transformer = model.model.embedder(), model.model.transformer
+    try:
+        task, transformer = model.model.embedder(), model.model.transformer
+    except InputError as error:
+        raise bad_request(str(error), "model") from None
     size = transformer.config.d_model
     if request.dimensions not in (None, size):
         raise bad_request(f"dimensions: the vectors have {size} dimensions", "dimensions")

@@ -68,6 +68,7 @@ def check_ids(
 ) -> list[list[int]]:
     """Refuse token ids beyond the limits, outside the vocabulary, or of special tokens."""
     limits = call.settings.limits
+    call.http.state.items = len(rows)  # for the log
     if len(rows) > limits.items:
         raise bad_request(f"{field}: {len(rows)} texts, but at most {limits.items}", field)
     if (count := sum(map(len, rows))) > limits.characters:

@@ -1,7 +1,7 @@
 """GET /openapi.json: an OpenAPI 3.1 document of all endpoints, generated from their declarations.
 
 The types that validate requests are the schemas of the document, so both always agree. Examples of
-requests are composed from the examples and types of their fields.
+requests are composed from the examples and types of their fields, unless `EXAMPLES` has them.
 """
 
 from __future__ import annotations
@@ -33,25 +33,32 @@ SECURITY: dict[str, Json] = {
         "description": "Authorization: DeepL-Auth-Key KEY",
     },
 }  # fmt: skip
+EXAMPLES: dict[str, Json] = {  # of requests whose types have no examples
+    "/translate": {"q": "The cat sleeps.", "source": "en", "target": "de"},
+    "/detect": {"q": "The cat sleeps."},
+    "/v2/translate": {"text": ["The cat sleeps."], "target_lang": "DE"},
+    "/v1/completions": {"model": "generate", "prompt": "Once upon a time", "max_tokens": 50},
+    "/v1/chat/completions": {
+        "model": "generate", "messages": [{"role": "user", "content": "How are you?"}],
+    },
+    "/v1/embeddings": {"model": "embed", "input": ["The cat sleeps."], "encoding_format": "float"},
+}  # fmt: skip
 KEY_SCHEMES = {"deepl": ("deepl",), "openai": ("bearer",)}  # of an interface; default: both others
 
 
 def make_document(endpoints: Sequence[Endpoint]) -> Json:
     """The OpenAPI document of some endpoints."""
-    types = [kind for each in endpoints for kind in (each.request, each.response) if kind]
-    schemas, components = msgspec.json.schema_components(
-        dict.fromkeys(types), ref_template=REFERENCE + "{name}"
-    )
-    schema_of = dict(zip(dict.fromkeys(types), schemas, strict=True))
-    interfaces = {each.interface.name: each.interface for each in endpoints}
-    for name, interface in interfaces.items():
-        components[error_name(name)] = error_schema(interface)
+    interfaces = dict.fromkeys(endpoint.interface for endpoint in endpoints)
     paths: dict[str, Json] = {}
-    for endpoint in endpoints:
-        operation = make_operation(endpoint, schema_of, components)
-        paths.setdefault(PARAMETER.sub(r"{\1}", endpoint.path), {})[endpoint.method.lower()] = (
-            operation
-        )
+    components: dict[str, Json] = {}
+    for interface in interfaces:
+        own = [endpoint for endpoint in endpoints if endpoint.interface is interface]
+        schema_of, schemas = make_schemas(interface, own)
+        components |= schemas
+        for endpoint in own:
+            path = PARAMETER.sub(r"{\1}", endpoint.path)
+            operation = make_operation(endpoint, schema_of, components)
+            paths.setdefault(path, {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {
@@ -59,9 +66,33 @@ def make_document(endpoints: Sequence[Endpoint]) -> Json:
             "version": __version__,
             "summary": "Translation, generation, classification and search with trained models.",
         },
-        "tags": [{"name": name, "description": TITLES.get(name, name)} for name in interfaces],
+        "tags": [{"name": each.name, "description": title_of(each)} for each in interfaces],
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": SECURITY},
+    }
+
+
+def title_of(interface: Interface) -> str:
+    """The name of an interface for people."""
+    return TITLES.get(interface.name, interface.name.capitalize())
+
+
+def make_schemas(
+    interface: Interface, endpoints: Sequence[Endpoint]
+) -> tuple[dict[Any, Json], dict[str, Json]]:
+    """The schema of each type of the endpoints of an interface, and the components that they refer
+    to. The names of two interfaces differ, because each has a prefix."""
+    types = list(dict.fromkeys(
+        kind for each in endpoints
+        for kind in (each.request if each.method != "GET" else None, each.response) if kind
+    ))  # fmt: skip
+    prefix = "" if interface is API else title_of(interface)
+    schemas, components = msgspec.json.schema_components(
+        types, ref_template=f"{REFERENCE}{prefix}{{name}}"
+    )
+    named = {prefix + name: schema for name, schema in components.items()}
+    return dict(zip(types, schemas, strict=True)), named | {
+        error_name(interface): error_schema(interface)
     }
 
 
@@ -82,19 +113,21 @@ def make_operation(
         for name in PARAMETER.findall(endpoint.path)
     ]
     if endpoint.request is not None:
-        schema = schema_of[endpoint.request]
         if endpoint.method == "GET":
-            parameters += query_parameters(resolve(schema, components))
+            parameters += query_parameters(endpoint.request)
         else:
-            operation["requestBody"] = make_body(schema, components)
+            schema = schema_of[endpoint.request]
+            value = EXAMPLES.get(endpoint.path) or example(schema, components)
+            operation["requestBody"] = make_body(schema, components, value)
     if parameters:
         operation["parameters"] = parameters
     operation["responses"] = make_responses(endpoint, schema_of)
     return operation
 
 
-def query_parameters(schema: Json) -> Iterator[Json]:
-    """The fields of the request of a GET endpoint."""
+def query_parameters(request: type[msgspec.Struct]) -> Iterator[Json]:
+    """The fields of the request of a GET endpoint, which are strings or numbers."""
+    schema = msgspec.json.schema(request)["$defs"][request.__name__]
     for name, field in schema["properties"].items():
         yield {
             "name": name, "in": "query", "schema": field,
@@ -102,9 +135,9 @@ def query_parameters(schema: Json) -> Iterator[Json]:
         }  # fmt: skip
 
 
-def make_body(schema: Json, components: Mapping[str, Any]) -> Json:
-    """The body of a request: JSON, and a form if each field can be one string."""
-    content = {"application/json": {"schema": schema, "example": example(schema, components)}}
+def make_body(schema: Json, components: Mapping[str, Any], value: Any) -> Json:
+    """The body of a request, with an example: JSON, and a form if each field can be one string."""
+    content: Json = {"application/json": {"schema": schema, "example": value}}
     fields = resolve(schema, components)["properties"].values()
     if all(is_scalar(field, components) for field in fields):
         content[FORM] = {"schema": schema}
@@ -121,8 +154,8 @@ def make_responses(endpoint: Endpoint, schema_of: Mapping[Any, Json]) -> Json:
     success: Json = {"description": "The result."}
     if content:
         success["content"] = content
-    name = endpoint.interface.name
-    body = {"application/json": {"schema": {"$ref": REFERENCE + error_name(name)}}}
+    reference = REFERENCE + error_name(endpoint.interface)
+    body = {"application/json": {"schema": {"$ref": reference}}}
     retry = {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}}
     busy = {"description": "The service is busy.", "headers": {"Retry-After": retry}}
     return {
@@ -133,8 +166,8 @@ def make_responses(endpoint: Endpoint, schema_of: Mapping[Any, Json]) -> Json:
     }
 
 
-def error_name(interface: str) -> str:
-    return f"{interface.capitalize()}Error"
+def error_name(interface: Interface) -> str:
+    return "Error" if interface is API else f"{title_of(interface)}Error"
 
 
 def error_schema(interface: Interface) -> Json:

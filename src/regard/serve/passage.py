@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -27,6 +28,8 @@ TAGS = (Kind.OPEN, Kind.CLOSE, Kind.POINT, Kind.SPACE)
 WHITESPACE = re.compile(r"\s+")
 WORD = re.compile(r"\w")
 UNIT = re.compile(r"\w+|[^\w\s]")
+END_MARK = re.compile(r"[.!?…。:;][\"'”’“»)\]]*\Z")
+MARKUP = re.compile(r"[A-Za-z/!?]")  # after <
 FINAL_MARK = re.compile(r"[.!?…:;,]\Z")
 
 
@@ -57,7 +60,7 @@ class Sentence:
     """A sentence of a passage.
 
     Args:
-        parts: its parts; the first and the last one are not tags.
+        parts: its parts. Tags at its ends belong to it if they open or close an element within it.
         markup: whether the sentence is from HTML or XML.
         entities: in HTML, how characters are written that are always entities in the input.
     """
@@ -69,9 +72,13 @@ class Sentence:
         self.clusters: list[Cluster] = []
         for is_cluster, group in group_parts(parts):
             if is_cluster:
+                if len(self.segments) == len(self.clusters):
+                    self.segments.append([])  # before a tag at the start of the sentence
                 self.clusters.append(Cluster(group))
             else:
                 self.segments.append(group)
+        if len(self.segments) == len(self.clusters):
+            self.segments.append([])
         self.fixed = [part for part in parts if part.kind is Kind.FIXED]
         self.homes = [
             k for k, segment in enumerate(self.segments)
@@ -104,11 +111,12 @@ class Sentence:
                 around(self._encode(tidy(text.strip(), next(texts))), text) if translated else text
                 for text, translated in self._fragments()
             ]
-            return [Candidate("".join(joined), sum(output.scores[0] for output in outputs))]
+            return [Candidate(self._join(joined), sum(output.scores[0] for output in outputs))]
         source, spans, stand_ins = self._compose(attempt)
         [output] = outputs
         candidates = []
-        for i, (text, score) in enumerate(zip(output.texts, output.scores, strict=True)):
+        for i, (output_text, score) in enumerate(zip(output.texts, output.scores, strict=True)):
+            text = tidy(source, output_text)
             places = stand_ins.locate(text)
             if places is None or not self._in_order(places):
                 continue
@@ -158,11 +166,16 @@ class Sentence:
         """The translation with its tags at the best places; None if there are none."""
         units, homes = self._units(text, places)
         if units and FINAL_MARK.search(source) and FINAL_MARK.fullmatch(text[slice(*units[-1])]):
-            homes[-1] = len(spans) - 1
+            homes[-1] = max(k for k, (start, end) in enumerate(spans) if start < end)
         weights = alignment.between(units, spans)
         states = self._states()
         same = np.array([[a == b for b in states] for a in states], np.float32)
-        least = [int(WORD.search(source[start:end]) is not None) for start, end in spans]
+        # No element becomes empty; text outside may all be on one side of it.
+        counts = Counter(states)
+        least = [
+            int(counts[state] == 1 and WORD.search(source[start:end]) is not None)
+            for state, (start, end) in zip(states, spans, strict=True)
+        ]
         bounds = divide(weights @ same + OWN_SEGMENT * weights, least, homes)
         if bounds is None:
             return None
@@ -223,7 +236,16 @@ class Sentence:
             if span[0] <= start and end <= span[1]:
                 pieces += self._encode(text[done:start]), self.fixed[i].raw
                 done = end
-        return "".join([*pieces, self._encode(text[done : span[1]])])
+        pieces.append(self._encode(text[done : span[1]]))
+        return self._join([piece for piece in pieces if piece])
+
+    def _join(self, pieces: Sequence[str]) -> str:
+        """Concatenate pieces. A `<` of the text does not become the beginning of a tag."""
+        following = [*pieces[1:], ""] if self.markup else []
+        for i, after in enumerate(following):
+            if pieces[i].endswith("<") and MARKUP.match(after):
+                pieces = [*pieces[:i], pieces[i][:-1] + "&lt;", *pieces[i + 1 :]]
+        return "".join(pieces)
 
     def _encode(self, text: str) -> str:
         """Write text in HTML."""
@@ -254,7 +276,7 @@ class Cluster:
         self.inner = parts[first : last + 1]
         self.raw = "".join(part.raw for part in parts)
         self.has_space = any(part.kind is Kind.SPACE for part in parts)
-        self.spaced = len(self.inner) < len(parts)  # white space at one of the ends
+        self.spaced = any(blank)
 
     @property
     def separates(self) -> bool:
@@ -266,7 +288,7 @@ class Cluster:
         if self.has_space or (gap and self.spaced):
             return self.raw
         pieces = [part.raw for part in self.inner]
-        if gap:  # the tag touched a word on both sides
+        if gap:  # the tags touched a word on both sides
             before = 0
             while before < len(pieces) and self.inner[before].kind is Kind.CLOSE:
                 before += 1
@@ -305,7 +327,6 @@ def around(text: str, original: str) -> str:
 
 
 def tidy(source: str, translation: str) -> str:
-    """The translation of a fragment, without a full stop that the model added."""
-    if translation.endswith(".") and not source.endswith("."):
-        return translation[:-1]
-    return translation
+    """The translation without a full stop that the model added, as it does after headings."""
+    added = translation.endswith(".") and not translation.endswith("..")
+    return translation[:-1] if added and not END_MARK.search(source) else translation

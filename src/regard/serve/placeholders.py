@@ -39,8 +39,8 @@ def _any(choices: Iterable[str]) -> str:
 
 
 QUANTITY = (
-    rf"{NUMBER}(?:{SPACE}?(?:{_any(UNITS)})|{SPACE}(?:{_any(SHORT_UNITS)}))(?![\w%])"
-    rf"|[$€£¥]{SPACE}?\d+(?:[.,]\d+)*(?![\w%])"
+    rf"{NUMBER}(?:{SPACE}?(?:{_any(UNITS)})|{SPACE}(?:{_any(SHORT_UNITS)}))(?![\w%({{$])"
+    rf"|[$€£¥]{SPACE}?\d+(?:[.,]\d+)*(?![\w%({{$])"
 )
 ENDINGS = words("""
 com org net edu gov io dev app info eu de fr uk at ch nl es it us html htm pdf txt md json xml yaml
@@ -55,7 +55,7 @@ FILE = (
     rf"(?<![\w.@/-])[\w-]{{1,64}}(?:\.[\w-]{{1,64}}){{0,8}}\.(?:{_any(ENDINGS)})\b"
     r"(?![.-]?\w)(?:/[^\s<>\"`]*)?"
 )
-BRACES = r"\$?\{\{[^{}\n]{1,200}\}\}|[$#%]?\{[\w.:;!|$@#%+*/<>=^~?\[\],'-]{0,200}\}"
+BRACES = r"[$#]?\{\{[^{}\n]{1,200}\}\}|[$#%]?\{[\w.:;!|$@#%+*/<>=^~?\[\],'-]{0,200}\}"
 PERCENT = (
     r"%\(\w+\)[-+0#]*\d*(?:\.\d+)?[a-zA-Z]|%(?:\d+\$)?[-+0#]*\d*(?:\.\d+)?(?:hh?|ll?|[zjtL])?"
     r"[sdiufFeEgGxXocp@](?![a-zA-Z])|%%|%\w+%"
@@ -63,13 +63,17 @@ PERCENT = (
 CODE = r"(?<!`)(?P<ticks>`{1,3})(?!`)[^`\n]+(?P=ticks)(?!`)"
 SHELL = r"\$[A-Za-z_]\w*"
 ENTITY = r"&(?:\#\d{1,7}|\#[xX][\da-fA-F]{1,6}|[A-Za-z][A-Za-z\d]{1,31});"
+MESSAGE = (
+    r"\{\s{0,9}\w{1,64}\s{0,9},\s{0,9}(?:plural|select|selectordinal|number|date|time|choice)\b"
+)
 PATTERN = re.compile(
-    rf"(?P<opaque>{CODE}|{URL}|{EMAIL}|{BRACES}|{PERCENT}|{SHELL}|{FILE})|(?P<quantity>{QUANTITY})"
+    rf"(?P<message>{MESSAGE})|(?P<opaque>{CODE}|{URL}|{EMAIL}|{BRACES}|{PERCENT}|{SHELL}|{FILE})|(?P<quantity>{QUANTITY})"
 )
 ENTITY_PATTERN = re.compile(ENTITY)
 ADDRESS = re.compile(rf"{URL}|{EMAIL}|{FILE}")
 TRAILING = ".,;:!?'\"”’)]}»…*_"  # belongs to the sentence, not to the address before it
 CLOSED_BY = {")": "(", "]": "[", "}": "{"}
+BRACE = re.compile(r"[{}]")
 WORD = re.compile(r"\w")
 WORD_AFTER = re.compile(r"(?:[\w/]|\.(?=\w))(?:[\w/]|[.-]+(?=[\w/]))*")
 FIRST_NUMBERS = (7391, 4628)  # the first stand-in of each attempt
@@ -98,14 +102,28 @@ def find_placeholders(text: str) -> list[Placeholder]:
     for match in PATTERN.finditer(text):
         start, end = match.span()
         natural = match["quantity"] is not None
-        if not natural:
+        if match["message"] is not None:
+            end = closing_brace(text, start)
+        elif not natural:
             end = start + len(without_trailing(match[0]))
+        if not natural:
             start, end = word_around(text, start, end, results[-1].end if results else 0)
         if results and start <= results[-1].end:
             results[-1] = Placeholder(results[-1].start, max(end, results[-1].end))
         else:
             results.append(Placeholder(start, end, natural))
     return results
+
+
+def closing_brace(text: str, start: int) -> int:
+    """The position after the brace that closes the one at `start`; the end of the text if there is
+    none."""
+    depth = 0
+    for match in BRACE.finditer(text, start):
+        depth += 1 if match[0] == "{" else -1
+        if depth == 0:
+            return match.end()
+    return len(text)
 
 
 def without_trailing(text: str) -> str:
@@ -126,7 +144,9 @@ def word_around(text: str, start: int, end: int, first: int) -> tuple[int, int]:
     left = start
     while left > first and (text[left - 1] in "/.-" or WORD.match(text[left - 1])):
         left -= 1
-    if left < start and text[start - 1] not in ".-":
+    if start > first and text[start - 1] == "#":
+        start -= 1
+    elif left < start and text[start - 1] not in ".-":
         start = left
         while text[start] in ".-":
             start += 1

@@ -23,31 +23,47 @@ from typing import Any
 
 from regard.console import warn
 from regard.errors import InputError
+from regard.serve.shared import SharedNumbers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOST_FAILURES = 3  # processes in a row that end before they are ready; then the service ends
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a worker is replaced
 STABLE = 60.0  # seconds after which the end of a worker counts as the first one
 GRACE = 10.0  # seconds after the drain until workers are killed
+YIELD = 0.001  # seconds in which another process can accept a connection
 BAD_INPUT = 2  # exit code of a worker that cannot start because of its options
 
 
 class FairSocket(socket.socket):
-    """A listening socket from which an event loop accepts one connection at a time.
+    """A listening socket whose connections are spread over the processes that accept from it.
 
-    asyncio accepts all waiting connections at once. With several processes, one of them would get
-    all connections of clients that connect at the same time.
+    asyncio accepts all waiting connections at once, so that one process could get all connections
+    of clients that connect at the same time. Here it accepts one at a time, and a process that has
+    accepted more connections than another one lets that go first.
+
+    Args:
+        descriptor: of the socket.
+        accepted: the number of accepted connections of each process.
+        index: the row of this process.
     """
 
-    _accepted = False  # by the previous call
+    def __init__(self, descriptor: int, accepted: SharedNumbers, index: int) -> None:
+        super().__init__(fileno=descriptor)
+        rows = [accepted.row(i) for i in range(accepted.rows)]
+        self._own = rows.pop(index)
+        self._others = rows
+        self._returns = False  # whether the next call returns to the event loop
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection; the call after it only returns to the event loop."""
-        if self._accepted:
-            self._accepted = False
+        if self._returns:
+            self._returns = False
             raise BlockingIOError
+        if any(row[0] < self._own[0] for row in self._others):
+            time.sleep(YIELD)
         connection = super().accept()
-        self._accepted = True
+        self._own[0] += 1
+        self._returns = True
         return connection
 
 
@@ -61,6 +77,7 @@ class Worker:
     shared: Any  # passed to `run_processes`
     accept_early: bool  # whether to accept connections before the models are loaded
     channel: Connection
+    accepted: SharedNumbers  # connections of each worker
 
     def report_ready(self) -> None:
         """Report that the models are loaded."""
@@ -69,7 +86,9 @@ class Worker:
 
     def fair_sockets(self) -> list[socket.socket]:
         """The listening sockets. Call it once."""
-        return [FairSocket(fileno=each.detach()) for each in self.sockets]
+        row = self.accepted.row(self.index)
+        row[0] = max(self.accepted.row(i)[0] for i in range(self.count))
+        return [FairSocket(each.detach(), self.accepted, self.index) for each in self.sockets]
 
 
 Serve = Callable[[Worker], int]
@@ -100,7 +119,8 @@ def run_processes(
         The exit code: 0 after SIGTERM, 130 after SIGINT, 2 if a worker cannot start because of its
         options, 1 if workers fail for another reason or do not end.
     """
-    slots = [Slot(index) for index in range(count)]
+    accepted = SharedNumbers(count, 1)
+    slots = [Slot(index, accepted) for index in range(count)]
     with signals() as received:
         resource_tracker.ensure_running()  # it changes the signal mask, which Slot.start needs
         try:
@@ -118,7 +138,7 @@ def run_processes(
                         return 1
                     slot.end()
                     ended(slot.index)
-            code = 130 if received.pending() == signal.SIGINT else 0
+            code = 130 if received.pop() == signal.SIGINT else 0
             close(sockets)
             return code if stop(slots, received, drain) else 1
         finally:
@@ -156,7 +176,6 @@ def stop(slots: list[Slot], received: Signals, drain: float) -> bool:
     processes = [slot.process for slot in slots if slot.process is not None]
     for process in processes:
         process.terminate()
-    received.clear()
     deadline = time.monotonic() + drain + GRACE
     while running := [process.sentinel for process in processes if process.is_alive()]:
         seconds = deadline - time.monotonic()
@@ -169,8 +188,8 @@ def stop(slots: list[Slot], received: Signals, drain: float) -> bool:
 class Slot:
     """The place of one worker, in which processes follow each other."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self, index: int, accepted: SharedNumbers) -> None:
+        self.index, self.accepted = index, accepted
         self.process: Any = None  # multiprocessing.context.SpawnProcess
         self.channel: Connection | None = None
         self.ready = False  # whether the worker has reported it
@@ -185,7 +204,7 @@ class Slot:
         """Start a process."""
         context = multiprocessing.get_context("spawn")
         self.channel, channel = context.Pipe(duplex=False)
-        worker = Worker(self.index, count, sockets, shared, accept_early, channel)
+        worker = Worker(self.index, count, sockets, shared, accept_early, channel, self.accepted)
         self.process = context.Process(target=run_worker, args=(serve, worker), daemon=True)
         # The process inherits the mask, so that Ctrl-C does not interrupt it while it starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -241,16 +260,15 @@ class Signals:
         self.reader.setblocking(False)
         self.writer.setblocking(False)
 
-    def pending(self) -> int:
-        """The first signal that has arrived, or 0."""
+    def pending(self) -> bool:
+        """Whether a signal has arrived."""
         with suppress(BlockingIOError):
-            return self.reader.recv(1, socket.MSG_PEEK)[0]
-        return 0
+            return bool(self.reader.recv(1, socket.MSG_PEEK))
+        return False
 
-    def clear(self) -> None:
-        """Forget the signals so far."""
-        with suppress(BlockingIOError):
-            self.reader.recv(4096)
+    def pop(self) -> int:
+        """Remove and return the first signal that has arrived."""
+        return self.reader.recv(1)[0]
 
 
 @contextmanager

@@ -6,84 +6,71 @@ thread also runs what needs no search: classification, embeddings, and the detai
 Handlers of the event loop wait with `await`; they never block it. A handler that is cancelled,
 because its client disconnected or its time is over, frees its place before the next step.
 
-Texts of different requests take turns to join, so a large request does not delay small ones. The
+Texts of the oldest requests take turns to join, so a large request does not delay small ones. What
+joins between two steps is bounded (READ_TOKENS), so long inputs do not delay running requests. The
 predictions do not depend on which requests run together.
+
+The thread changes its own state only, and the event loop its own. They exchange jobs through
+`_inbox` and `_cancelled`, and the thread sends results by calls in the event loop: one call for all
+results of a step.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from regard.decoding.continuous import ContinuousBatch, RunningRequest
+from regard.decoding.continuous import READ_TOKENS, RunningRequest
 from regard.decoding.predictions import Prediction
-from regard.decoding.search import DecodingPlan, describe
+from regard.decoding.search import DecodingPlan, check_request, describe
 from regard.model.transformer import Transformer
-from regard.serve.errors import Overloaded
+from regard.serve.errors import Overloaded, ServiceError
+from regard.serve.jobs import ComputeJob, ComputeQueue, DecodingJob, Job, Lane
 
-MOST_ROWS = 256  # hypotheses of the running batch of a model
-COMPUTE_TOKENS = 4_096  # tokens of one call between two steps
+COMPUTE_TOKENS = 4_096  # tokens of one call of a function; READ_TOKENS while requests are decoded
+BEAM_UPDATES = 4  # steps between two updates of a stream with several hypotheses
 FIRST_SPEED = 1_000.0  # tokens per second before anything was measured
 SPEED_WINDOW = 10.0  # seconds over which the speed is averaged
 
 
-@dataclass(eq=False)
-class Job:
-    """Work that one handler waits for."""
-
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-    tokens: int  # that it takes in the queue
-    cancelled: bool = False
-
-
-@dataclass(eq=False)
-class DecodingJob(Job):
-    """The requests of one plan."""
-
-    transformer: Transformer = field(kw_only=True)
-    plan: DecodingPlan = field(kw_only=True)
-    updates: asyncio.Queue[list[int]] | None = None  # of a stream: the settled tokens so far
-    waiting: deque[int] = field(default_factory=deque)  # indices of requests that have not joined
-    running: dict[int, RunningRequest] = field(default_factory=dict)
-    predictions: dict[int, Prediction] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class ComputeJob(Job):
-    """A function of some items; jobs with the same key can share a call."""
-
-    key: Hashable = field(kw_only=True)
-    function: Callable[[list[Any]], Sequence[Any]] = field(kw_only=True)
-    items: Sequence[Any] = field(kw_only=True)
-    sizes: Sequence[int] = field(kw_only=True)  # tokens of each item
-    results: list[Any] = field(default_factory=list)
-
-
 class Scheduler:
     """Runs models in one thread. Create it, then `start` it; all other methods are called in the
-    event loop."""
+    event loop.
 
-    def __init__(self, queue_tokens: int) -> None:
-        self.queue_tokens = queue_tokens
-        self.outstanding = 0  # tokens of jobs that are not done; changed in the event loop only
-        self.steps = 0  # decoding steps so far
-        self.decoded_tokens = 0  # tokens of finished outputs
-        self._work = threading.Condition()
+    Args:
+        queue_tokens: tokens of all jobs that are accepted and not done.
+        most_wait: seconds that the queue may take at the measured speed; a job that would wait
+            longer is refused even if there is room for its tokens.
+        alone: whether a call of a function gets one item. On a GPU the result for an item depends
+            on the others in the call, by rounding.
+    """
+
+    def __init__(self, queue_tokens: int, most_wait: float = math.inf, alone: bool = False) -> None:
+        self.queue_tokens, self.most_wait, self.alone = queue_tokens, most_wait, alone
+        self._work = threading.Condition()  # protects the next three
         self._inbox: deque[Job] = deque()
-        self._decoding: dict[Transformer, deque[DecodingJob]] = {}
-        self._batches: dict[Transformer, ContinuousBatch] = {}
-        self._computing: deque[ComputeJob] = deque()
-        self._owners: dict[RunningRequest, tuple[DecodingJob, int]] = {}
+        self._cancelled: deque[Job] = deque()
         self._stopping = False
-        self._finished: deque[tuple[float, int]] = deque()  # time and tokens of finished jobs
+        # Changed by the event loop only.
+        self.outstanding = 0  # tokens of jobs that are not done
+        self.decoded_tokens = 0  # tokens of finished outputs
+        self._jobs: set[Job] = set()  # not done
+        self._finished: deque[tuple[float, int]] = deque()  # time and tokens of finished work
+        self._busy_since = 0.0
+        self._last_speed = FIRST_SPEED
+        # Changed by the thread only.
+        self.steps = 0  # decoding steps so far
+        self._lanes: dict[Transformer, Lane] = {}
+        self._computing = ComputeQueue()
+        self._results: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     # ---- in the event loop --------------------------------------------------------------
@@ -93,7 +80,7 @@ class Scheduler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread after the current step; jobs that are not done never finish."""
+        """Stop the thread after the current step; jobs that are not done fail."""
         with self._work:
             self._stopping = True
             self._work.notify()
@@ -103,70 +90,74 @@ class Scheduler:
     @property
     def running(self) -> int:
         """The number of requests in running batches."""
-        return sum(len(batch.running) for batch in list(self._batches.values()))
+        return sum(len(lane.owners) for lane in list(self._lanes.values()))
 
     @property
     def rows(self) -> int:
         """The number of hypotheses in running batches."""
-        return sum(batch.rows for batch in list(self._batches.values()))
+        return sum(lane.batch.rows for lane in list(self._lanes.values()))
 
     @property
     def waiting(self) -> int:
         """The number of requests that have not joined a batch."""
-        jobs = [job for queue in list(self._decoding.values()) for job in list(queue)]
-        return len(self._inbox) + len(self._computing) + sum(len(job.waiting) for job in jobs)
+        jobs = list(self._jobs)
+        return sum(len(job.waiting) if isinstance(job, DecodingJob) else 1 for job in jobs)
 
     def speed(self) -> float:
-        """Tokens of the queue that were finished per second, averaged over the last seconds."""
+        """Tokens of the queue that were finished per second, averaged over the last seconds with
+        work."""
         now = time.monotonic()
         while self._finished and self._finished[0][0] < now - SPEED_WINDOW:
             self._finished.popleft()
-        if not self._finished:
-            return FIRST_SPEED
-        elapsed = max(0.1, now - self._finished[0][0])
-        return max(1.0, sum(tokens for _, tokens in self._finished) / elapsed)
+        if self._finished:
+            elapsed = min(SPEED_WINDOW, max(0.1, now - self._busy_since))
+            total = sum(tokens for _, tokens in self._finished)
+            self._last_speed = max(1.0, total / elapsed)
+        return self._last_speed
 
     async def decode(self, transformer: Transformer, plan: DecodingPlan) -> list[Prediction]:
         """Decode the requests of a plan, and return its predictions, one for each input.
 
         Raises:
             Overloaded: the queue is full.
-            InputError: the model computed NaN.
+            ServiceError: the service is stopping.
+            InputError: the model cannot decode a request, or it computed NaN.
         """
+        if not plan.requests:
+            return plan.finish([])
         job = self._decoding_job(transformer, plan)
-        await self._wait(job)
-        predictions = [job.predictions[i] for i in range(len(plan.requests))]
-        return plan.finish(plan.spell(predictions))
+        self._submit(job)
+        try:
+            await job.future
+        finally:
+            self._release(job)
+        return plan.finish(plan.spell(job.in_order()))
 
     async def stream(
         self, transformer: Transformer, plan: DecodingPlan
     ) -> AsyncGenerator[tuple[list[int], Prediction | None], None]:
         """Decode the only request of a plan. Yields the output tokens that cannot change any more,
         each time with more of them, and last all tokens and the finished prediction. Closing the
-        iterator cancels the request."""
+        iterator cancels the request. Raises as `decode`."""
+        if not plan.requests:
+            [prediction] = plan.finish([])
+            yield prediction.token_ids, prediction
+            return
         job = self._decoding_job(transformer, plan)
-        job.updates = asyncio.Queue()
-        waiter = asyncio.ensure_future(self._wait(job))
+        updates = job.updates = asyncio.Queue()
+        job.future.add_done_callback(lambda _: updates.put_nowait(None))
+        self._submit(job)
         try:
             known = 0
-            while not waiter.done():
-                update = asyncio.ensure_future(job.updates.get())
-                try:
-                    await asyncio.wait({update, waiter}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    update.cancel()  # does nothing if there is an update
-                if not update.done():
-                    break
-                tokens = update.result()
+            while (tokens := await updates.get()) is not None:
                 if len(tokens) > known:
                     known = len(tokens)
                     yield tokens, None
-            await waiter
-            prediction = plan.finish(plan.spell([job.predictions[0]]))[0]
-            yield prediction.token_ids, prediction
+            await job.future
         finally:
-            if not waiter.done():
-                waiter.cancel()
+            self._release(job)
+        [prediction] = plan.finish(plan.spell(job.in_order()))
+        yield prediction.token_ids, prediction
 
     async def compute(
         self,
@@ -188,6 +179,7 @@ class Scheduler:
 
         Raises:
             Overloaded: the queue is full.
+            ServiceError: the service is stopping.
         """
         if not items:
             return []
@@ -196,178 +188,231 @@ class Scheduler:
             loop, loop.create_future(), sum(sizes),
             key=key, function=function, items=items, sizes=sizes,
         )  # fmt: skip
-        await self._wait(job)
+        self._submit(job)
+        try:
+            await job.future
+        finally:
+            self._release(job)
         return job.results
 
     def _decoding_job(self, transformer: Transformer, plan: DecodingPlan) -> DecodingJob:
+        for request in plan.requests:
+            check_request(transformer, request)
         loop = asyncio.get_running_loop()
-        config = transformer.config
-        tokens = sum(
-            len(request.source) + request.max_tokens(config, plan.options)
-            for request in plan.requests
-        )
-        job = DecodingJob(loop, loop.create_future(), tokens, transformer=transformer, plan=plan)
+        job = DecodingJob(loop, loop.create_future(), 0, transformer=transformer, plan=plan)
         job.waiting.extend(range(len(plan.requests)))
+        job.tokens = sum(map(job.queue_tokens, job.waiting))
         return job
 
-    async def _wait(self, job: Job) -> None:
-        """Put a job into the queue and wait until it is done."""
-        if self.outstanding and self.outstanding + job.tokens > self.queue_tokens:
-            raise Overloaded(self.outstanding / self.speed())
-        self.outstanding += job.tokens
+    def _submit(self, job: Job) -> None:
+        """Put a job into the queue."""
+        most = self.queue_tokens
+        if time.monotonic() - self._busy_since > SPEED_WINDOW / 2 and self.waiting:
+            most = min(most, int(self.most_wait * self.speed()))
+        excess = self.outstanding + job.tokens - most
+        if self._jobs and excess > 0:
+            raise Overloaded(min(excess / self.speed(), self.most_wait))
         with self._work:
+            if self._stopping:
+                raise stopping()
             self._inbox.append(job)
             self._work.notify()
+        if not self._jobs:
+            self._busy_since = time.monotonic()
+        self._jobs.add(job)
+        self.outstanding += job.tokens
+
+    def _release(self, job: Job) -> None:
+        """Count a job that is done, or cancel it."""
+        self._jobs.discard(job)
+        if job.future.done() and not job.future.cancelled():
+            self._count(job, job.tokens)
+            return
+        self.outstanding -= job.tokens
+        with self._work:
+            job.cancelled = True
+            self._cancelled.append(job)
+            self._work.notify()
+
+    def _count(self, job: Job, tokens: int) -> None:
+        """Count finished work of a job, which leaves the queue."""
+        job.tokens -= tokens
+        self.outstanding -= tokens
+        self._finished.append((time.monotonic(), tokens))
+
+    def _finish(self, job: DecodingJob, i: int, running: RunningRequest) -> None:
+        """Store the prediction of a finished request. This runs in the event loop, so that the
+        thread can continue with the next step."""
         try:
-            await job.future
-            self._finished.append((time.monotonic(), job.tokens))
-        finally:
-            job.cancelled = True  # does nothing if the job is done
-            self.outstanding -= job.tokens
+            self.decoded_tokens += job.predict(i, running)
+            if job in self._jobs:
+                self._count(job, job.queue_tokens(i))
+        except Exception as error:  # noqa: BLE001 - its handler gets the error
+            reject(job, error)
+        if len(job.predictions) == len(job.plan.requests):
+            resolve(job)
 
     # ---- in the thread ------------------------------------------------------------------
 
     @torch.no_grad()
     def _run(self) -> None:
-        while True:
-            with self._work:
-                while not self._stopping and not self._inbox and not self._busy():
-                    self._work.wait()
-                if self._stopping:
-                    return
-                arrived = [self._inbox.popleft() for _ in range(len(self._inbox))]
-            for job in arrived:
-                if isinstance(job, DecodingJob):
-                    self._decoding.setdefault(job.transformer, deque()).append(job)
-                elif isinstance(job, ComputeJob):
-                    self._computing.append(job)
-            self._compute()
-            for transformer in list(self._decoding):
-                self._decode(transformer)
-
-    def _busy(self) -> bool:
-        return bool(self._computing or self._owners or any(self._decoding.values()))
-
-    def _decode(self, transformer: Transformer) -> None:
-        """Run one decoding step of a model."""
-        batch = self._batches.get(transformer)
-        if batch is None:
-            batch = self._batches[transformer] = ContinuousBatch(transformer)
-        for running, (job, _) in list(self._owners.items()):
-            if job.cancelled and job.transformer is transformer:
-                batch.remove(running)
-                del self._owners[running]
         try:
-            self._join(batch, self._decoding[transformer])
-            if not batch.running:
-                return
-            finished = batch.step()
-        except Exception as error:  # noqa: BLE001 - every waiting handler must get the error
-            self._fail(transformer, error)
+            while self._receive():
+                self._compute()
+                for lane in list(self._lanes.values()):
+                    if lane.busy:
+                        self._decode(lane)
+                self._send_results()
+        finally:
+            with self._work:
+                self._stopping = True
+            for job in [*self._inbox, *self._computing, *self._decoding_jobs()]:
+                self._send(job, reject, job, stopping())
+            self._send_results()
+
+    def _decoding_jobs(self) -> dict[DecodingJob, None]:
+        jobs: dict[DecodingJob, None] = {}
+        for lane in self._lanes.values():
+            jobs |= dict.fromkeys([*lane.waiting, *(job for job, _ in lane.owners.values())])
+        return jobs
+
+    def _receive(self) -> bool:
+        """Wait for work; sort new and cancelled jobs. Returns False if the service is stopping."""
+        with self._work:
+            busy = bool(self._computing) or any(lane.busy for lane in self._lanes.values())
+            while not (busy or self._stopping or self._inbox or self._cancelled):
+                self._work.wait()
+            if self._stopping:
+                return False
+            arrived, cancelled = list(self._inbox), list(self._cancelled)
+            self._inbox.clear()
+            self._cancelled.clear()
+        for job in arrived:
+            if isinstance(job, DecodingJob):
+                self._lane(job.transformer).waiting.append(job)
+            elif isinstance(job, ComputeJob):
+                self._computing.append(job)
+        for job in cancelled:
+            if isinstance(job, DecodingJob):
+                self._lane(job.transformer).drop(job)
+        return True
+
+    def _lane(self, transformer: Transformer) -> Lane:
+        if transformer not in self._lanes:
+            self._lanes[transformer] = Lane(transformer)
+        return self._lanes[transformer]
+
+    def _decode(self, lane: Lane) -> None:
+        """Run one decoding step of a model."""
+        self._join(lane)
+        if not lane.owners:
+            return
+        try:
+            finished = lane.batch.step()
+        except Exception as error:  # noqa: BLE001 - every handler that waits must get the error
+            jobs = dict.fromkeys(job for job, _ in lane.owners.values())
+            waiting = [job for job in lane.waiting if job not in jobs]
+            lane = self._lanes[lane.transformer] = Lane(lane.transformer)
+            lane.waiting.extend(waiting)
+            for job in jobs:
+                self._send(job, reject, job, error)
             return
         self.steps += 1
+        lane.steps += 1
         for running in finished:
-            job, i = self._owners.pop(running)
-            job.predictions[i] = running.prediction(
-                job.plan.details.history, spares=job.plan.options.n_best > 1
-            )
-            del job.running[i]
-            self.decoded_tokens += len(job.predictions[i].token_ids)
-            self._complete(job)
-        for running, (job, _) in self._owners.items():
-            if job.updates is not None and job.transformer is transformer:
-                self._call(job, job.updates.put_nowait, running.settled())
+            job, i = lane.leave(running)
+            if job.described:
+                self._describe(job, i, running)
+            else:
+                self._send(job, self._finish, job, i, running)
+        for running, job in lane.streams.items():
+            if job.updates is not None and (running.width == 1 or lane.steps % BEAM_UPDATES == 0):
+                self._send(job, job.updates.put_nowait, running.settled())
 
-    def _join(self, batch: ContinuousBatch, queue: deque[DecodingJob]) -> None:
-        """Let waiting requests join the batch, one of each job in turn."""
-        chosen: list[tuple[DecodingJob, int]] = []
-        rows = batch.rows
-        while queue and rows < MOST_ROWS:
-            job = queue.popleft()
-            if job.cancelled:
-                continue
-            if job.waiting:
-                chosen.append((job, job.waiting.popleft()))
-                rows += job.plan.options.width
-            if job.waiting:
-                queue.append(job)
-            elif not job.plan.requests:
-                self._complete(job)
+    def _join(self, lane: Lane) -> None:
+        """Let requests join the batch. If they cannot join together, each one joins alone, so that
+        only the one that is refused fails."""
+        chosen = lane.choose()
         if not chosen:
             return
-        added = batch.add([(job.plan.requests[i], job.plan.options) for job, i in chosen])
-        for running, (job, i) in zip(added, chosen, strict=True):
-            job.running[i] = running
-            self._owners[running] = job, i
-
-    def _complete(self, job: DecodingJob) -> None:
-        """Add details to the predictions of a job when all of them are decoded."""
-        if job.waiting or job.running:
-            return
-        predictions = [job.predictions[i] for i in range(len(job.plan.requests))]
         try:
-            describe(job.transformer, job.plan.requests, predictions, job.plan.details)
-        except Exception as error:  # noqa: BLE001
-            self._call(job, reject, job.future, error)
+            lane.join(chosen)
+        except Exception:  # noqa: BLE001
+            for each in chosen:
+                try:
+                    lane.join([each])
+                except Exception as error:  # noqa: BLE001 - its handler gets the error
+                    lane.drop(each[0])
+                    self._send(each[0], reject, each[0], error)
+
+    def _describe(self, job: DecodingJob, i: int, running: RunningRequest) -> None:
+        """Add details to the predictions of a job when all of them are decoded."""
+        try:
+            job.predict(i, running)
+            if len(job.predictions) < len(job.plan.requests):
+                return
+            describe(job.transformer, job.plan.requests, job.in_order(), job.plan.details)
+        except Exception as error:  # noqa: BLE001 - its handler gets the error
+            self._send(job, reject, job, error)
             return
-        self._call(job, resolve, job.future)
+        self._send(job, resolve, job)
 
     def _compute(self) -> None:
         """Run one call of a function, for the first job and those with the same key."""
-        while self._computing and self._computing[0].cancelled:
-            self._computing.popleft()
-        if not self._computing:
+        decoding = any(lane.owners for lane in self._lanes.values())
+        tokens = 0 if self.alone else READ_TOKENS if decoding else COMPUTE_TOKENS
+        parts = self._computing.choose(tokens)
+        if not parts:
             return
-        key, parts, tokens = self._computing[0].key, [], 0
-        for job in self._computing:
-            if job.key != key or job.cancelled:
-                continue
-            start = end = len(job.results)
-            while end < len(job.items) and (not tokens or tokens + job.sizes[end] < COMPUTE_TOKENS):
-                tokens += job.sizes[end]
-                end += 1
-            parts.append((job, start, end))
-            if end < len(job.items):
-                break
+        items = [item for job, count in parts for item in job.next_items(count)]
         try:
-            items = [item for job, start, end in parts for item in job.items[start:end]]
-            results = iter(parts[0][0].function(items))
-        except Exception as error:  # noqa: BLE001
-            for job, _, _ in parts:
+            results = list(parts[0][0].function(items))
+        except Exception as error:  # noqa: BLE001 - the handler gets the error
+            if len(parts) > 1:  # only the jobs that fail alone get the error
+                for job, _ in parts:
+                    job.key = job
+            else:
+                [(job, _)] = parts
                 self._computing.remove(job)
-                self._call(job, reject, job.future, error)
+                self._send(job, reject, job, error)
             return
-        for job, start, end in parts:
-            job.results += [next(results) for _ in range(start, end)]
-            if end == len(job.items):
-                self._computing.remove(job)
-                self._call(job, resolve, job.future)
+        for job, count in parts:
+            job.results += results[:count]
+            del results[:count]
+            self._computing.remove(job)
+            if len(job.results) == len(job.items):
+                self._send(job, resolve, job)
+            else:  # other jobs take their turn
+                self._computing.append(job)
 
-    def _fail(self, transformer: Transformer, error: Exception) -> None:
-        """Reject all jobs of a model, and continue with an empty batch."""
-        jobs = {job: None for job, _ in self._owners.values() if job.transformer is transformer}
-        jobs |= dict.fromkeys(self._decoding.pop(transformer, ()))
-        self._batches.pop(transformer, None)
-        self._owners = {
-            running: owner for running, owner in self._owners.items() if owner[0] not in jobs
-        }
-        for job in jobs:
-            self._call(job, reject, job.future, error)
+    def _send(self, job: Job, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the event loop of a job at the end of this step."""
+        self._results.setdefault(job.loop, []).append(lambda: function(*arguments))
 
-    @staticmethod
-    def _call(job: Job, function: Callable[..., object], *arguments: object) -> None:
-        """Call a function in the event loop of a job, if it still runs."""
-        if not job.loop.is_closed():
-            job.loop.call_soon_threadsafe(function, *arguments)
+    def _send_results(self) -> None:
+        for loop, calls in self._results.items():
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(run_all, calls)
+        self._results = {}
 
 
-def resolve(future: asyncio.Future[Any]) -> None:
-    """Set the result of a future, unless it was cancelled."""
-    if not future.done():
-        future.set_result(None)
+def run_all(calls: Sequence[Callable[[], object]]) -> None:
+    for call in calls:
+        call()
 
 
-def reject(future: asyncio.Future[Any], error: Exception) -> None:
-    """Set the exception of a future, unless it was cancelled."""
-    if not future.done():
-        future.set_exception(error)
+def stopping() -> ServiceError:
+    """The error for jobs that a stopping service cannot finish."""
+    return ServiceError(503, "the service is stopping", code="stopping", retry_after=1)
+
+
+def resolve(job: Job) -> None:
+    """Set the result of a job's future, unless it was cancelled."""
+    if not job.future.done():
+        job.future.set_result(None)
+
+
+def reject(job: Job, error: Exception) -> None:
+    """Set the exception of a job's future, unless it was cancelled."""
+    if not job.future.done():
+        job.future.set_exception(error)

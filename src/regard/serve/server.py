@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 KEEP_ALIVE = 15  # seconds that an idle connection stays open
 HEAD_BYTES = 32_768  # of the first line and the headers of a request
 READ_SECONDS = 30  # for which a client may not read its response
-BEYOND = 64  # connections beyond the limit, which get an error or /health
+BEYOND = 64  # connections beyond the limit, which get an error, or an answer of /health
+IDLE_SECONDS = 0.5  # after which a connection without a request gives way to a new one
+FILES = 256  # open files beside the connections
 BACKLOG = 2_048  # connections that the system accepts for us
 SWITCH_SECONDS = 0.001  # after which the model's thread lets the event loop run
 
@@ -46,31 +48,46 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.head_timer: asyncio.TimerHandle | None = None
+        self.idle_since = self.loop.time()
         limits = self.config.loaded_app.settings.limits
-        self.head_seconds: float = limits.body_seconds
-        if len(self.connections) > limits.connections + BEYOND:
+        beyond = len(self.connections) - limits.connections
+        if beyond > 0 and not self._close_idle() and beyond > BEYOND:
             transport.abort()
             return
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # of a client that does not read its response
             raw = transport.get_extra_info("socket")
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * READ_SECONDS)
-        self._watch_head()
+        self._watch_head(limits.body_seconds)
 
-    def _watch_head(self) -> None:
+    def _close_idle(self) -> bool:
+        """Close another connection that waits for a request, so that idle ones are not in the
+        way."""
+        latest = self.loop.time() - IDLE_SECONDS
+        for each in self.connections:
+            assert isinstance(each, Connection)
+            if each.is_idle() and each.idle_since < latest and not each.transport.is_closing():
+                each.transport.abort()
+                return True
+        return False
+
+    def is_idle(self) -> bool:
+        """Whether the head of the next request has not arrived."""
+        return self.conn.their_state is h11.IDLE
+
+    def _watch_head(self, seconds: float) -> None:
         """Close the connection unless the head of the next request arrives in time."""
         if self.head_timer is not None:
             self.head_timer.cancel()
-        self.head_timer = self.loop.call_later(
-            max(self.head_seconds, self.timeout_keep_alive), self._check_head
-        )
+        self.idle_since = self.loop.time()
+        self.head_timer = self.loop.call_later(seconds, self._check_head)
 
     def _check_head(self) -> None:
-        if self.conn.their_state is h11.IDLE or self.transport.is_closing():
+        if self.is_idle() or self.transport.is_closing():
             self.transport.abort()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch_head()
+        self._watch_head(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.head_timer is not None:
@@ -93,6 +110,9 @@ class Connection(H11Protocol):
             ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+        if self.cycle is not None:  # the body of a request is not valid: no one reads its response
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
 
 
 def uvicorn_config(gateway: Gateway) -> uvicorn.Config:
@@ -211,6 +231,7 @@ class Service:
         """
         server = self.server
         sys.setswitchinterval(SWITCH_SECONDS)
+        allow_files(self.settings.limits.connections + BEYOND + FILES)
         thread = threading.Thread(target=self._load, name="load", daemon=True)
 
         async def serve() -> None:
@@ -244,7 +265,7 @@ class Service:
         gc.disable()  # it would visit the million objects that torch creates
         import torch
 
-        from regard.device import choose_device, keep_freed_memory
+        from regard.device import choose_device, keep_freed_memory, release_freed_memory
         from regard.serve.app import ENDPOINTS, create_endpoints
         from regard.serve.models import ModelPool
         from regard.serve.scheduler import Scheduler
@@ -255,18 +276,32 @@ class Service:
             torch.set_num_threads(max(1, cores() // workers))
         elif workers > 1:
             raise InputError("--workers is for a CPU: add --device cpu, or use one worker")
-        scheduler = Scheduler(self.settings.limits.queue_tokens)
-        pool = self._pool = ModelPool(scheduler, self.settings.limits)
+        limits = self.settings.limits
+        scheduler = Scheduler(limits.queue_tokens, limits.seconds / 2, alone=not on_cpu)
+        pool = self._pool = ModelPool(scheduler, limits)
         app = create_endpoints(pool, self.gateway, self._walk)
         scheduler.start()
         self._loop.call_soon_threadsafe(self.gateway.open, app, pool, ENDPOINTS)
         pool.load(self.names, self.device, self.dtype, mapped=workers > 1)
-        if on_cpu:
-            keep_freed_memory()  # not before: copies of weights are freed
         gc.collect()
         gc.freeze()
         gc.enable()
+        if on_cpu:
+            release_freed_memory()  # of copies of the weights
+            keep_freed_memory()
         self._report(f"ready: {', '.join(pool.models)}")
+
+
+def allow_files(count: int) -> None:
+    """Let this process open this many files, if the system allows it."""
+    try:
+        import resource
+    except ImportError:  # not a Unix system
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def cores() -> int:

@@ -29,8 +29,9 @@ class ModelName:
 
     @classmethod
     def all_in_box(cls) -> list[ModelName]:
-        """The models in the box."""
-        return [cls(task, boxed(task)) for task in contents()]
+        """The models in the box. The first tab of the page needs the first one."""
+        tasks = sorted(contents(), key=lambda task: (task != "translate", task))
+        return [cls(task, boxed(task)) for task in tasks]
 
 
 @dataclass(frozen=True, kw_only=True)

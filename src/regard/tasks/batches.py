@@ -31,13 +31,23 @@ def bounds(rows: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
 
 @torch.no_grad()
 def forward(
-    model: Transformer, rows: Sequence[Sequence[int]], read: Callable[[Packed, Tensor], list[Any]]
-) -> list[Any]:
+    model: Transformer, rows: Sequence[Sequence[int]], read: Callable[[Packed, Tensor], list[Any]],
+    alone: bool = False,
+) -> list[Any]:  # fmt: skip
     """Run one stack over sequences in batches of similar length. `read` returns one result for
-    each sequence of a batch from its vectors [N, D]; the results are returned in order."""
+    each sequence of a batch from its vectors [N, D]; the results are returned in order.
+
+    alone: whether `read` gets one sequence at a time on a CPU. The vectors do not depend on the
+    batch, but PyTorch's products in `read` can depend on the number of rows.
+    """
     device = model.output_matrix().device
     results: dict[int, Any] = {}
     for batch in by_size([len(row) for row in rows], EVALUATED_TOKENS):
         row = Packed.of([rows[i] for i in batch]).to(device)
-        results.update(zip(batch, read(row, hidden(model, row)), strict=True))
+        vectors = hidden(model, row)
+        if alone and device.type == "cpu":
+            for i, part in zip(batch, row.split(vectors), strict=True):
+                [results[i]] = read(Packed.of([rows[i]]), part)
+        else:
+            results.update(zip(batch, read(row, vectors), strict=True))
     return [results[i] for i in range(len(rows))]

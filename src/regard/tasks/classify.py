@@ -289,7 +289,7 @@ class Classify(Task):
                 logits = model.head(hidden, row, model.output_matrix())
                 return list(logits.cpu().double().numpy())
 
-            return np.array(runtime.forward(model, rows, read)).reshape(
+            return np.array(runtime.forward(model, rows, read, alone=True)).reshape(
                 len(texts), len(self.labels)
             )
         requests = [runtime.Request(ids) for ids in rows for _ in self.labels]

@@ -192,7 +192,8 @@ class Fill(Documents):
             return [(i.tolist(), v.tolist()) for i, v in zip(*sides, strict=True)]
 
         filled = []
-        for part, (tokens, values) in zip(parts, runtime.forward(model, rows, read), strict=True):
+        results = runtime.forward(model, rows, read, alone=True)
+        for part, (tokens, values) in zip(parts, results, strict=True):
             gaps = [
                 Gap([(self.tokenizer.decode([t]), p) for t, p in zip(*gap, strict=True)])
                 for gap in zip(tokens, values, strict=True)

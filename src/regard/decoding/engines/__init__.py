@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.decoding.engines.cpu import CpuSearch, cpu_model, start_searches
+from regard.decoding.engines.cpu import cpu_model, start_searches
 from regard.decoding.engines.cuda_graph import GraphSearch
 from regard.decoding.engines.eager import EagerSearch
 from regard.decoding.requests import Job

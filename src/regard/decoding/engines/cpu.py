@@ -160,9 +160,7 @@ def joined(rows: Sequence[Packed]) -> Packed:
     if len(rows) == 1:
         return rows[0]
     lengths = [length for row in rows for length in row.lengths]
-    return Packed(
-        torch.cat([row.tokens for row in rows]), torch.tensor([0, *lengths]).cumsum(0)
-    )
+    return Packed(torch.cat([row.tokens for row in rows]), torch.tensor([0, *lengths]).cumsum(0))
 
 
 def groups(row: Packed) -> Iterator[tuple[int, int, Tensor]]:
@@ -218,8 +216,6 @@ class SearchPointers:
     def __init__(self, cache: Cache, beams: Beams) -> None:
         self.cache, self.beams = cache, beams
         self.c_search = CSearch()
-        # C++ implements beam search; Beams.advance does sampling and no_repeat.
-        self.c_search.advance = not beams.sampling and beams.sequences is None
         self.visible: Tensor | None = None  # the `visible` that the structure points to
 
     def update(self) -> None:
@@ -239,9 +235,14 @@ class SearchPointers:
         )  # fmt: skip
         tensors = (beams.tokens, beams.parents, beams.finished, beams.limits, beams.min_steps,
                    beams.rows, beams.time, beams.scores, beams.records, beams.done)  # fmt: skip
+        options, steps = beams.options, len(beams.records)
         self.c_search.beams = CBeams(
             beams.candidates, beams.eos, beams.records.shape[1], beams.reordering is not None,
             *(tensor.data_ptr() for tensor in tensors),
+            options.no_repeat, beams.prefix, beams.prefix + steps, steps, options.top_k,
+            options.temperature, options.top_p,
+            None if beams.noise is None else beams.noise.data_ptr(),
+            None if beams.sequences is None else beams.sequences.data_ptr(),
         )  # fmt: skip
 
     @property
@@ -280,23 +281,14 @@ class CpuStep:
             ctypes.byref(self.stack), self.pointers, len(self.searches), self.buffer.data_ptr(),
             self.buffer.shape[1], torch.get_num_threads(),
         )  # fmt: skip
-        row = 0
         for search in self.searches:
             search.cache.used += search.cache.width
-            shape = search.beams.tokens.shape
-            if not search.c_search.advance:
-                logits = self.buffer[row : row + shape.numel(), : self.stack.output.outputs]
-                search.beams.advance(logits.unflatten(0, shape))
-                now = int((~search.beams.done).sum())
-                remaining += now - search.unfinished
-                search.c_search.unfinished = now
-            row += shape.numel()
         return remaining
 
 
 class CpuSearch(EagerSearch):
-    """The search loop of EagerSearch with the C++ start and step. cache: with the inputs of the job,
-    read by `compiled`."""
+    """The search loop of EagerSearch with the C++ start and step. cache: with the inputs of the
+    job, read by `compiled`."""
 
     def __init__(self, model: Transformer, job: Job, compiled: CpuModel, cache: Cache) -> None:
         super().__init__(model, job, cache)
@@ -310,9 +302,7 @@ class CpuSearch(EagerSearch):
         return self.cpu_step()
 
 
-def start_searches(
-    model: Transformer, jobs: Sequence[Job], compiled: CpuModel
-) -> list[CpuSearch]:
+def start_searches(model: Transformer, jobs: Sequence[Job], compiled: CpuModel) -> list[CpuSearch]:
     """Start a search for each job; one pass reads the inputs of all jobs."""
     device = torch.device("cpu")
     caches = compiled.start_all(model, [SearchInputs.of(job, device) for job in jobs])

@@ -57,9 +57,11 @@ CCache = structure("CCache", {
 CBeams = structure("CBeams", {
     "candidates eos room move": c_int64,
     "tokens parents finished limits min_steps rows time scores records done": c_void_p,
+    "no_repeat prefix places steps top_k": c_int64, "temperature top_p": c_double,
+    "noise sequences": c_void_p,
 })  # fmt: skip
 CSentence = structure("CSentence", {"own memory": c_void_p, "index memory_length": c_int64})
-CSearch = structure("CSearch", {"cache": CCache, "beams": CBeams, "advance unfinished": c_int64})
+CSearch = structure("CSearch", {"cache": CCache, "beams": CBeams, "unfinished": c_int64})
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "block_size": (c_int64, []),
     "words_in": (c_int64, [c_int64] * 2),

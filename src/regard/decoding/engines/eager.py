@@ -47,8 +47,8 @@ class SearchInputs(NamedTuple):
 
 
 class EagerSearch:
-    """A search by PyTorch, one iteration per step. cache: with the inputs of the job; None: they are
-    read here."""
+    """A search by PyTorch, one iteration per step. cache: with the inputs of the job; None: they
+    are read here."""
 
     def __init__(self, model: Transformer, job: Job, cache: Cache | None = None) -> None:
         self.model = model

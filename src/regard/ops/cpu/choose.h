@@ -11,6 +11,10 @@ struct Beams {
     int64_t* time;  // [1]
     double *scores, *records;  // [B, W]; [steps, room, C, 4]
     uint8_t* done;  // [B]
+    int64_t no_repeat, prefix, places, steps, top_k;  // places: of `sequences`; steps: of `noise`
+    double temperature, top_p;  // temperature 0: beam search
+    const double* noise;  // [B, W, steps], of sampling
+    int64_t* sequences;  // [B, W, places], with no_repeat
 };
 
 constexpr long PIECE = 4096;  // logits that are scanned at once: the same for any batch
@@ -42,23 +46,40 @@ struct Piece {  // of a row's logits
     int64_t count;  // candidates
 };
 
-// The best of logits[size], and the sum of their exponentials; token `excluded` only counts for the
+// The normalisation of a row's logits, from its pieces.
+struct LogNorm {
+    float highest = -INFINITY, norm;
+
+    LogNorm(const Piece* pieces, long count) {
+        float sum = 0;
+        for (long p = 0; p < count; p++) highest = std::max(highest, pieces[p].highest);
+        for (long p = 0; p < count; p++)
+            if (pieces[p].sum > 0) sum += pieces[p].sum * std::exp(pieces[p].highest - highest);
+        norm = std::log(sum);
+    }
+    float logprob(float logit) const { return logit - highest - norm; }
+};
+
+// The best of logits[size], and the sum of their exponentials; forbidden tokens only count for the
 // sum.
-inline Piece scan_logits(const float* logits, long start, long size, long excluded, long capacity,
-                         Best* best) {
+inline Piece scan_logits(const float* logits, long start, long size, const int32_t* forbidden,
+                         long forbidden_count, long capacity, Best* best) {
     Piece piece = {-INFINITY, 0, 0};
     long count = 0;
+    const int32_t* forbidden_end = forbidden + forbidden_count;
     Floats highest = Floats{} - INFINITY;
     for (long i = 0; i < size; i += WIDTH) {
         Floats part = load(logits + i, size - i);
         long valid = std::min(WIDTH, size - i);
         for (long j = valid; j < WIDTH; j++) part[j] = -INFINITY;
         highest = part > highest ? part : highest;
-        if (count == capacity && !any_above(part, best[capacity - 1].value)) continue;
+        if (count == capacity && (!capacity || !any_above(part, best[capacity - 1].value)))
+            continue;
         for (long j = 0; j < valid; j++) {
             float value = logits[i + j];
-            if (start + i + j != excluded && value > -INFINITY)
-                insert(best, count, capacity, {value, value, int32_t(start + i + j), 0});
+            int32_t token = int32_t(start + i + j);
+            if (value > -INFINITY && std::find(forbidden, forbidden_end, token) == forbidden_end)
+                insert(best, count, capacity, {value, value, token, 0});
         }
     }
     piece.highest = largest_of(highest), piece.count = count;
@@ -79,18 +100,11 @@ inline void extend_hypotheses(const Beams& beams, long b, long width, long count
     for (long w = 0; w < width; w++) {
         double score = beams.scores[b * width + w];
         if (score == -INFINITY) continue;
-        float highest = -INFINITY, sum = 0;
-        for (long p = 0; p < count; p++)
-            highest = std::max(highest, pieces[w * count + p].highest);
-        for (long p = 0; p < count; p++) {
-            const Piece& piece = pieces[w * count + p];
-            if (piece.sum > 0) sum += piece.sum * std::exp(piece.highest - highest);
-        }
-        float norm = std::log(sum);
+        LogNorm norm(pieces + w * count, count);
         for (long p = 0; p < count; p++)
             for (long c = 0; c < pieces[w * count + p].count; c++) {
                 const Best& candidate = best[(w * count + p) * capacity + c];
-                float logprob = candidate.value - highest - norm;
+                float logprob = norm.logprob(candidate.value);
                 insert(chosen, filled, capacity,
                        {score + logprob, logprob, candidate.token, int32_t(w)});
             }

@@ -5,7 +5,7 @@
 // of Python in between.
 #include <omp.h>
 
-#include "choose.h"
+#include "sample.h"
 
 // The tensors of model/cache.py.
 struct Cache {
@@ -17,6 +17,7 @@ struct Cache {
 };
 
 static thread_local Workspace stage_workspace, row_workspace;
+static thread_local SampleMemory sample_memory;
 
 // Runs `run_stages` in all threads; `stages` is an upper bound of the number of stages.
 template <class F> static void run_team(long threads, long stages, const F& run_stages) {
@@ -33,7 +34,6 @@ static long stages_of(const Stack& stack) { return 24 * (stack.layers + 1); }
 struct Search {
     Cache cache;
     Beams beams;
-    int64_t advance;  // whether to run the step of the search, or only that of the model
     int64_t unfinished;  // sentences; written by a step
 };
 
@@ -42,7 +42,9 @@ struct Turn {
     const Search* search;
     long index, first;  // in its search; the first of its rows
     int32_t* numbers;  // slots that its hypotheses see: [W, end]
-    Best* best;  // candidates: [W, pieces, C], then [C]
+    int32_t* forbidden;  // tokens: [W, most_forbidden]
+    long most_forbidden;
+    Best* best;  // candidates: [W, pieces, C], then [C]; of sampling: [W]
 };
 
 // Tables of the rows of a call.
@@ -52,7 +54,7 @@ struct RowTables {
     Seen* seen;  // [N]
     Sentence* sentence;  // [B]
     Turn* turn;  // [B]
-    int32_t* turn_of;  // [N]
+    int32_t *turn_of, *forbidden_count;  // [N]
     Piece* pieces;
     Best* best;
 
@@ -68,6 +70,7 @@ struct RowTables {
             sentence = workspace.allocate<Sentence>(sentences);
             turn = workspace.allocate<Turn>(sentences);
             turn_of = workspace.allocate<int32_t>(rows);
+            forbidden_count = workspace.allocate<int32_t>(rows);
             pieces = workspace.allocate<Piece>(pieces_count);
             best = workspace.allocate<Best>(best_count);
         });
@@ -206,21 +209,29 @@ void project_output(const Stack* stack, const float* hidden, int64_t rows, float
     });
 }
 
-// Runs one step of `count` searches: logits[N, stride] of the next token of each hypothesis, in the
-// order of the searches, and the step of each search with `advance`. Returns the number of unfinished
-// sentences of all searches.
+// Runs one step of `count` searches; logits[N, stride] is memory for those of the next token of each
+// hypothesis, in the order of the searches. Returns the number of unfinished sentences of all
+// searches.
 int64_t step(const Stack* stack, Search* const* searches, int64_t count, float* logits,
              int64_t stride, int64_t threads) {
     long vocabulary = stack->output.outputs, pieces = (vocabulary + PIECE - 1) / PIECE;
     long rows = 0, sentences = 0, numbers = 0, best = 0, max_slots = 0, memory_longest = 0;
-    bool any_advance = false;
+    bool sampling = false;
+    auto most_forbidden = [](const Beams& beams) {
+        return 1 + (beams.no_repeat ? beams.prefix + *beams.time : 0);
+    };
+    auto best_of = [&](const Search& search) {  // of one sentence
+        long width = search.cache.width;
+        return search.beams.temperature ? width : (width * pieces + 1) * search.beams.candidates;
+    };
     for (long i = 0; i < count; i++) {
         const Cache& cache = searches[i]->cache;
         long its_rows = cache.sentences * cache.width, end = cache.used + cache.width;
         rows += its_rows, sentences += cache.sentences;
-        numbers += its_rows * end, max_slots = std::max(max_slots, end);
-        best += (its_rows * pieces + cache.sentences) * searches[i]->beams.candidates;
-        any_advance |= searches[i]->advance;
+        numbers += its_rows * (end + most_forbidden(searches[i]->beams));
+        max_slots = std::max(max_slots, end);
+        best += cache.sentences * best_of(*searches[i]);
+        sampling |= searches[i]->beams.temperature > 0;
         for (long b = 0; b < cache.sentences && cache.memory; b++)
             memory_longest = std::max<long>(memory_longest, cache.memory_lengths[b]);
     }
@@ -231,15 +242,16 @@ int64_t step(const Stack* stack, Search* const* searches, int64_t count, float* 
     Best* next_best = t.best;
     for (long i = 0; i < count; i++) {
         const Cache& cache = searches[i]->cache;
-        long width = cache.width, candidates = searches[i]->beams.candidates;
+        long width = cache.width, seen = width * (cache.used + width);
+        long most = most_forbidden(searches[i]->beams);
         for (long b = 0; b < cache.sentences; b++, s++, r += width) {
             t.first[s] = r;
             t.sentence[s] = {cache.own, cache.memory, b,
                              cache.memory ? cache.memory_lengths[b] : 0};
-            t.turn[s] = {searches[i], b, r, next_numbers, next_best};
+            t.turn[s] = {searches[i], b, r, next_numbers, next_numbers + seen, most, next_best};
             std::fill(t.turn_of + r, t.turn_of + r + width, s);
-            next_numbers += width * (cache.used + width);
-            next_best += (width * pieces + 1) * candidates;
+            next_numbers += seen + width * most;
+            next_best += best_of(*searches[i]);
         }
     }
     t.first[sentences] = rows;
@@ -247,29 +259,52 @@ int64_t step(const Stack* stack, Search* const* searches, int64_t count, float* 
                 t.seen, t.sentence, t.numbers, 0};
     Buffers b(stage_workspace, *stack, rows, std::max(max_slots, memory_longest), 0, threads);
     run_team(threads, stages_of(*stack), [&](Team& team) {
-        team.each(sentences, [&](long s) { move_hypotheses(t.turn[s], t); });
-        run_layers(team, *stack, all, b);
-        product(team, Kind(stack->kind), stack->output, b.normed, stack->d_model, rows,
-                b.own[team.id].prepared, b.shared, logits, stride);
-        if (!any_advance) return;
-        team.each(rows * pieces, [&](long piece) {
-            long r = piece / pieces, part = piece % pieces, start = part * PIECE;
-            const Turn& turn = t.turn[t.turn_of[r]];
-            const Beams& beams = turn.search->beams;
-            if (!turn.search->advance) return;
-            bool early = *beams.time < beams.min_steps[turn.index];
-            long at = (r - turn.first) * pieces + part;
-            t.pieces[piece] = scan_logits(
-                logits + r * stride + start, start, std::min(PIECE, vocabulary - start),
-                early ? beams.eos : -1, beams.candidates, turn.best + at * beams.candidates);
-        });
         team.each(sentences, [&](long s) {
             const Turn& turn = t.turn[s];
             const Beams& beams = turn.search->beams;
             long width = turn.search->cache.width;
-            if (turn.search->advance)
+            move_hypotheses(turn, t);
+            for (long w = 0; w < width; w++)
+                t.forbidden_count[turn.first + w] =
+                    forbid(beams, turn.index, turn.index * width + w,
+                           turn.forbidden + w * turn.most_forbidden);
+        });
+        run_layers(team, *stack, all, b);
+        product(team, Kind(stack->kind), stack->output, b.normed, stack->d_model, rows,
+                b.own[team.id].prepared, b.shared, logits, stride);
+        team.each(rows * pieces, [&](long piece) {
+            long r = piece / pieces, part = piece % pieces, start = part * PIECE;
+            const Turn& turn = t.turn[t.turn_of[r]];
+            const Beams& beams = turn.search->beams;
+            long w = r - turn.first, capacity = beams.temperature ? 0 : beams.candidates;
+            t.pieces[piece] = scan_logits(
+                logits + r * stride + start, start, std::min(PIECE, vocabulary - start),
+                turn.forbidden + w * turn.most_forbidden, t.forbidden_count[r], capacity,
+                turn.best + (w * pieces + part) * capacity);
+        });
+        if (sampling)
+            team.each(rows, [&](long r) {
+                const Turn& turn = t.turn[t.turn_of[r]];
+                const Beams& beams = turn.search->beams;
+                long w = r - turn.first, row = turn.index * turn.search->cache.width + w;
+                if (!beams.temperature) return;
+                turn.best[w] = {-INFINITY, -INFINITY, 0, 0};
+                if (beams.scores[row] == -INFINITY) return;
+                double noise = beams.noise[row * beams.steps + *beams.time];
+                turn.best[w] = draw(beams, logits + r * stride, vocabulary, t.pieces + r * pieces,
+                                    pieces, noise, turn.forbidden + w * turn.most_forbidden,
+                                    t.forbidden_count[r], sample_memory);
+            });
+        team.each(sentences, [&](long s) {
+            const Turn& turn = t.turn[s];
+            const Beams& beams = turn.search->beams;
+            long width = turn.search->cache.width;
+            if (beams.temperature)
+                extend_samples(beams, turn.index, width, turn.best);
+            else
                 extend_hypotheses(beams, turn.index, width, pieces, t.pieces + turn.first * pieces,
                                   turn.best, turn.best + width * pieces * beams.candidates);
+            if (beams.no_repeat) extend_sequences(beams, turn.index, width);
         });
     });
     long unfinished = 0;
@@ -278,7 +313,7 @@ int64_t step(const Stack* stack, Search* const* searches, int64_t count, float* 
         Cache& cache = search.cache;
         for (long w = 0; w < cache.width; w++) cache.next[w] += cache.width;
         cache.used += cache.width;
-        *search.beams.time += search.advance;
+        ++*search.beams.time;
         search.unfinished = 0;
         for (long b = 0; b < cache.sentences; b++) search.unfinished += !search.beams.done[b];
         unfinished += search.unfinished;

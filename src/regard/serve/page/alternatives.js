@@ -36,7 +36,8 @@ export class AlternativesMenu {
       return;
     }
     if (controller.signal.aborted) return;
-    this.element.replaceChildren(...alternatives.map((each) => this.makeItem(each, request.prefix, onChoice)));
+    const items = alternatives.map((each) => this.makeItem(each, request.prefix, onChoice));
+    this.element.replaceChildren(...items);
     if (!alternatives.length) this.element.replaceChildren(make("p", {}, "There is no alternative."));
     this.place();
     this.element.querySelector("button")?.focus();
@@ -45,12 +46,14 @@ export class AlternativesMenu {
   makeItem(alternative, prefix, onChoice) {
     const { word, translation, logprob } = alternative;
     const current = word === this.anchor.textContent;
-    const button = makeButton("", { role: "menuitem", tabindex: "-1", "aria-current": current && "true" }, () => {
+    const attributes = { role: "menuitem", tabindex: "-1", "aria-current": current && "true" };
+    const button = makeButton("", attributes, () => {
       this.close();
       onChoice(alternative);
     });
+    const known = translation.startsWith(prefix);
     button.append(make("span", {}, word), make("small", {}, percent(Math.exp(logprob))),
-      make("span", { class: "rest" }, translation.startsWith(prefix) ? `…${translation.slice(prefix.length)}` : translation));
+      make("span", { class: "rest" }, known ? `…${translation.slice(prefix.length)}` : translation));
     return button;
   }
 

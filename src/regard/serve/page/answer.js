@@ -19,7 +19,8 @@ export function startAnswer(panel) {
   }
 
   async function run() {
-    const [question, context, model] = ["question", "context", "model"].map((name) => form.elements[name].value);
+    const value = (name) => form.elements[name].value;
+    const [question, context, model] = ["question", "context", "model"].map(value);
     if (!question.trim() || !context.trim()) return;
     const body = { question, context, model: model || null };
     const answer = await runner.run((options) => post("api/answer", body, options));

@@ -7,13 +7,16 @@ import { Runner } from "./runner.js";
 
 const LISTED = 5;
 const STACKS = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
+const HINT = "Point at a cell, or move with the arrow keys: each row has the weights of one token "
+  + "and sums to 1.";
 const numbers = (count) => Array.from({ length: count }, (_, i) => [String(i + 1), String(i + 1)]);
 
 export function startAttention(panel, save) {
   const runner = new Runner(panel);
   const part = (id) => panel.querySelector(id);
   const select = (name) => panel.querySelector(`[name=${name}]`);
-  const [text, target, model, stackField, layer, head] = ["text", "target", "model", "stack", "layer", "head"].map(select);
+  const [text, target, model] = ["text", "target", "model"].map(select);
+  const [stackField, layer, head] = ["stack", "layer", "head"].map(select);
   const [heads, maps, canvas, details] = ["#heads", "#maps", "#map", "#map-details"].map(part);
   let models = [];
   let stacks = [];
@@ -38,7 +41,9 @@ export function startAttention(panel, save) {
     if (head.value === "rollout") return rollout.subarray((at - 1) * size, at * size);
     if (head.value !== "mean") return headWeights(at, Number(head.value));
     const mean = new Float32Array(size);
-    for (let h = 1; h <= count; h++) headWeights(at, h).forEach((weight, i) => { mean[i] += weight / count; });
+    for (let h = 1; h <= count; h++) {
+      headWeights(at, h).forEach((weight, i) => { mean[i] += weight / count; });
+    }
     return mean;
   }
 
@@ -79,14 +84,17 @@ export function startAttention(panel, save) {
     wish(head);
     cell = null;
     maps.style.gridTemplateColumns = `auto repeat(${count}, max-content)`;
-    maps.replaceChildren(make("span"), ...numbers(count).map(([h]) => make("span", {}, `head ${h}`)),
-      ...numbers(layers).flatMap(([l]) => [make("span", {}, `layer ${l}`), ...numbers(count).map(([h]) => makeMap(l, h))]));
+    const names = numbers(count).map(([h]) => make("span", {}, `head ${h}`));
+    const lines = numbers(layers).flatMap(([l]) => (
+      [make("span", {}, `layer ${l}`), ...numbers(count).map(([h]) => makeMap(l, h))]));
+    maps.replaceChildren(make("span"), ...names, ...lines);
     show();
   }
 
   function makeMap(l, h) {
     const small = make("canvas");
-    const button = makeButton(small, { "aria-label": `layer ${l}, head ${h}`, "data-layer": l, "data-head": h }, () => {
+    const attributes = { "aria-label": `layer ${l}, head ${h}`, "data-layer": l, "data-head": h };
+    const button = makeButton(small, attributes, () => {
       layer.value = l;
       head.value = h;
       show();
@@ -103,8 +111,8 @@ export function startAttention(panel, save) {
 
   function show() {
     for (const button of maps.querySelectorAll("button")) {
-      const pressed = button.dataset.layer === layer.value && ["mean", button.dataset.head].includes(head.value);
-      button.setAttribute("aria-pressed", pressed);
+      const { layer: l, head: h } = button.dataset;
+      button.setAttribute("aria-pressed", l === layer.value && ["mean", h].includes(head.value));
     }
     part("#map-title").textContent = title();
     canvas.setAttribute("aria-label", `Attention weights: ${title()}`);
@@ -117,15 +125,15 @@ export function startAttention(panel, save) {
     const weights = selected();
     place = drawLarge(canvas, { weights, rows, columns, cell }, canvas.parentElement.clientWidth);
     if (!cell) {
-      details.textContent = "Point at a cell, or move with the arrow keys: each row has the weights of one token and sums to 1.";
+      details.textContent = HINT;
       return;
     }
     const [row, column] = cell;
     const own = weights.subarray(row * columns.length, (row + 1) * columns.length);
-    const ranked = [...own].map((weight, i) => [weight, columns[i]]).sort((a, b) => b[0] - a[0]).slice(0, LISTED);
+    const ranked = [...own].map((weight, i) => [weight, columns[i]]).sort((a, b) => b[0] - a[0]);
+    const most = ranked.slice(0, LISTED).map(([weight, name]) => `${name} ${percent(weight)}`);
     details.replaceChildren(make("strong", {}, rows[row]), writes[row] ? ` (writes ${writes[row]})` : "",
-      ` attends to ${columns[column]}: ${percent(own[column])}. Most: `,
-      ranked.map(([weight, name]) => `${name} ${percent(weight)}`).join(", "));
+      ` attends to ${columns[column]}: ${percent(own[column])}. Most: ${most.join(" · ")}`);
   }
 
   function onPointer(event) {
@@ -156,8 +164,12 @@ export function startAttention(panel, save) {
   canvas.addEventListener("pointermove", onPointer);
   canvas.addEventListener("pointerleave", () => { cell = null; draw(); });
   canvas.addEventListener("keydown", onKey);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (stacks.length) fillStack(); });
-  window.addEventListener("resize", debounce(100, () => { if (!heads.hidden && !panel.hidden) draw(); }));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    if (stacks.length) fillStack();
+  });
+  window.addEventListener("resize", debounce(100, () => {
+    if (!heads.hidden && !panel.hidden) draw();
+  }));
   return {
     setModels(own) {
       models = own;

@@ -56,7 +56,7 @@ export async function send(path, { body, signal, onBusy = () => {} } = {}) {
     }
     if (response.ok) return response;
     const { message, code } = await failure(response);
-    const busy = response.status === 429 || ["loading", "overloaded"].includes(code);
+    const busy = response.status === 429 || (response.status === 503 && code !== "timeout");
     const pause = Number(response.headers.get("Retry-After"));
     if (busy && pause && tries < MOST_TRIES) {
       for (let left = pause; left > 0; left--) {

@@ -31,8 +31,8 @@ export function startEmbeddings(panel) {
       caption: "Cosine similarity of the sentences",
     });
     const size = answer.vectors[0].length;
-    results.replaceChildren(make("section", { class: "card" }, table,
-      make("p", { class: "hint" }, `Cosine similarity of vectors with ${size} numbers: 1 is the same direction.`)));
+    const hint = `Cosine similarity of vectors with ${size} numbers: 1 is the same direction.`;
+    results.replaceChildren(make("section", { class: "card" }, table, make("p", { class: "hint" }, hint)));
     announce("The table of similarities is complete.");
   }
 

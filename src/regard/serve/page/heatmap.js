@@ -5,12 +5,15 @@ const LARGEST = 34, SMALLEST = 13;  // pixels of a cell
 
 function readColours() {
   const styles = getComputedStyle(document.documentElement);
-  const parse = (name) => styles.getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi).map((hex) => parseInt(hex, 16));
-  return { low: parse("--sunken"), high: parse("--accent"), ink: styles.getPropertyValue("--ink"), accent: styles.getPropertyValue("--accent") };
+  const [sunken, accent, ink] = ["--sunken", "--accent", "--ink"]
+    .map((name) => styles.getPropertyValue(name).trim());
+  const parse = (colour) => colour.match(/[0-9a-f]{2}/gi).map((hex) => parseInt(hex, 16));
+  return { low: parse(sunken), high: parse(accent), ink, accent };
 }
 
 // Small weights stay visible, because the colour depends on the square root.
-const mix = ({ low, high }, weight) => low.map((value, c) => value + (high[c] - value) * Math.sqrt(Math.min(1, weight)));
+const mix = ({ low, high }, weight) => low.map((value, c) => (
+  value + (high[c] - value) * Math.sqrt(Math.min(1, weight))));
 
 export function drawSmall(canvas, weights, rows, columns) {
   const colours = readColours();

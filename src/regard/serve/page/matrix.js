@@ -15,5 +15,5 @@ export function makeMatrix({ rows, columns, values, format, shade, caption }) {
       ...columns.map((name) => make("th", { scope: "col" }, name)))),
     make("tbody", {}, ...values.map((line, i) => make("tr", {},
       make("th", { scope: "row", title: rows[i] }, rows[i]), ...line.map(cell)))));
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
+  return make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": caption }, table);
 }

@@ -2,92 +2,38 @@
 
 import { AlternativesMenu } from "./alternatives.js";
 import { post } from "./client.js";
-import { announce, copyText, debounce, fillSelect, make, makeButton } from "./dom.js";
+import { announce, copyText, debounce, make, makeButton } from "./dom.js";
+import { LanguageChoice } from "./languages.js";
 import { Runner } from "./runner.js";
 import { TranslationView } from "./translation_view.js";
 import { Sentence } from "./words.js";
 
 const DETAILED = 2000;  // characters of a text with attention weights in its response
 const N_BEST = 4;
-const names = new Intl.DisplayNames(["en"], { type: "language" });
-const unique = (values) => [...new Set(values)];
 
 export function startTranslate(panel, save) {
   const part = (id) => panel.querySelector(id);
-  const [field, source, target, detected, forced] = ["#text", "#source", "#target", "#detected", "#forced"].map(part);
+  const [field, detected, forced, nBest] = ["#text", "#detected", "#forced", "#n-best"].map(part);
   const [copy, swap, others, inside] = ["#copy", "#swap", "#others", "#inside"].map(part);
-  const choice = panel.querySelector("[name=model]");
+  const chosen = part("[name=chosen]");  // "INDEX:PREFIX" of sentences, for the URL
   const runner = new Runner(panel);
   const menu = new AlternativesMenu(part("#alternatives"));
   const view = new TranslationView(panel, openMenu);
-  let models = [];
+  const languages = new LanguageChoice(panel, restart);
   let result = null;  // the last response, with its sentences as objects
   let translation = "";
 
-  // ---- languages ------------------------------------------------------------------------
-
-  const pairs = () => models.map((model) => model.languages).filter(Boolean);
-  const sourceLanguage = () => (source.value === "auto" ? result?.source : source.value);
-
-  function fillLanguages() {
-    const options = (codes) => codes.map((code) => [code, names.of(code)]);
-    fillSelect(source, [["auto", "Detect"], ...options(unique(pairs().map(([from]) => from)))]);
-    fillTargets();
-  }
-
-  function fillTargets() {
-    const usable = pairs().filter(([from]) => source.value === "auto" || source.value === from);
-    fillSelect(target, unique(usable.map(([, to]) => to)).map((code) => [code, names.of(code)]));
-    const own = models.filter((model) => model.languages?.[1] === target.value
-      && (source.value === "auto" || model.languages[0] === source.value));
-    fillSelect(choice, own.map(({ name }) => [name, name]));
-    choice.closest(".model-choice").hidden = own.length < 2;
-    updateSwap();
-    fillHeads();
-  }
-
-  function updateSwap() {
-    const from = sourceLanguage();
-    const possible = pairs().some(([a, b]) => a === target.value && b === from);
-    swap.disabled = !possible;
-    swap.title = possible ? "Switch languages"
-      : from ? `No model translates from ${names.of(target.value)} to ${names.of(from)}`
-        : "The language of the text is not known yet";
-  }
-
-  function fillHeads() {
-    const model = models.find(({ name }) => name === choice.value);
-    const options = (count) => [["mean", "all"],
-      ...Array.from({ length: count ?? 0 }, (_, i) => [String(i + 1), String(i + 1)])];
-    fillSelect(part("#layer"), options(model?.layers.decoder));
-    fillSelect(part("#head"), options(model?.heads));
-  }
-
-  function swapLanguages() {
-    const from = sourceLanguage();
-    source.value = target.value;
-    fillTargets();
-    target.value = from;
-    field.value = translation || field.value;
-    onInput();
-    save();
-  }
-
   // ---- translation ----------------------------------------------------------------------
 
-  function request(text, more = {}) {
-    return {
-      text, source: source.value, target: target.value || null,
-      model: choice.options.length > 1 ? choice.value : null,
-      attention: [...text].length <= DETAILED, ...more,
-    };
+  function request(text) {
+    return { text, ...languages.request, attention: [...text].length <= DETAILED };
   }
 
   async function fetchTranslation(body, options) {
     try {
       return await post("api/translate", body, options);
     } catch (error) {
-      if (error.status !== 413 || !body.attention) throw error;
+      if (error.status !== 413 || !body.attention) throw error;  // too many weights
       return post("api/translate", { ...body, attention: false }, options);
     }
   }
@@ -103,24 +49,33 @@ export function startTranslate(panel, save) {
     }
     const answer = await runner.run((options) => fetchTranslation(request(text), options));
     if (!answer) return;
-    result = answer;
-    result.sentences = answer.sentences.map((each) => new Sentence(each, answer.source, answer.target));
+    const { source, target } = answer;
+    result = { ...answer, sentences: answer.sentences.map((each) => new Sentence(each, source, target)) };
     translation = answer.translation;
-    detected.textContent = answer.detected ? `Detected: ${names.of(answer.detected.language)}` : "";
-    updateSwap();
+    detected.textContent = languages.describe(answer);
+    const choices = chosen.value.split("\n").filter(Boolean);
     show();
+    for (const line of choices) {
+      const at = line.indexOf(":");
+      const sentence = result.sentences[Number(line.slice(0, at))];
+      if (sentence && !await force(sentence, [line.slice(at + 1)], false)) return;
+    }
     if (others.open) listOthers();
   }
 
   function show() {
     view.show(result.sentences, translation, result.target);
     copy.disabled = false;
-    inside.hidden = false;
+    inside.hidden = !result.sentences.length;
     announce(translation);
-    const count = result.sentences.reduce((all, sentence) => all + sentence.forced.length, 0);
+    const changes = result.sentences.flatMap((sentence) => sentence.forced);
+    chosen.value = result.sentences
+      .map((sentence, i) => [i, sentence.forced.at(-1)]).filter(([, prefix]) => prefix)
+      .map(([i, prefix]) => `${i}:${prefix}`).join("\n");
+    save();
     forced.replaceChildren();
-    if (count) {
-      forced.append(count === 1 ? "1 change by you " : `${count} changes by you `,
+    if (changes.length) {
+      forced.append(changes.length === 1 ? "1 change by you " : `${changes.length} changes by you `,
         makeButton("Undo", { class: "quiet", id: "undo" }, undo));
     }
   }
@@ -131,8 +86,8 @@ export function startTranslate(panel, save) {
     view.clear();
     copy.disabled = true;
     inside.hidden = true;
-    for (const element of [forced, detected, part("#n-best")]) element.replaceChildren();
-    updateSwap();
+    for (const element of [forced, detected, nBest]) element.replaceChildren();
+    languages.forget();
   }
 
   function updateCount() {
@@ -140,7 +95,12 @@ export function startTranslate(panel, save) {
     part("#count").textContent = size ? `${size} characters` : "";
   }
 
-  const later = debounce(250, run);
+  function restart() {
+    chosen.value = "";
+    run();
+  }
+
+  const later = debounce(250, restart);
   function onInput() {
     runner.cancel();
     view.reset();
@@ -148,27 +108,39 @@ export function startTranslate(panel, save) {
     later();
   }
 
+  function onSwap() {
+    languages.switch();
+    field.value = translation || field.value;
+    save();
+    restart();
+  }
+
   // ---- alternatives ---------------------------------------------------------------------
 
-  const languagesOf = () => ({ source: result.source, target: result.target });
+  // The request for one sentence of the last result.
+  function sentenceRequest(sentence, prefix) {
+    const { text, model } = request(sentence.text);
+    return { text, model, source: result.source, target: result.target, prefix };
+  }
 
   function openMenu(sentence, word, element) {
-    const { text, model } = request(sentence.text);
-    menu.open(element, { text, model, ...languagesOf(), prefix: sentence.prefix(word) },
-      (chosen) => force(sentence, [...sentence.forced, chosen.prefix]));
+    menu.open(element, sentenceRequest(sentence, sentence.prefix(word)),
+      ({ prefix }) => force(sentence, [...sentence.forced, prefix]));
   }
 
   // Translate a sentence again so that it begins with the last of the prefixes.
-  async function force(sentence, prefixes) {
+  // Returns whether it was translated: a newer request aborts this one.
+  async function force(sentence, prefixes, focus = true) {
     const prefix = prefixes.at(-1) ?? "";
-    const body = { ...request(sentence.text), ...languagesOf(), prefix };
+    const body = { ...sentenceRequest(sentence, prefix), attention: Boolean(sentence.attention) };
     const answer = await runner.run((options) => fetchTranslation(body, options));
-    if (!answer?.sentences.length) return;
+    if (!answer?.sentences.length) return false;
     const made = new Sentence(answer.sentences[0], answer.source, answer.target);
     made.forced = prefixes;
     replace(sentence, made);
     show();
-    focusEnd(made, prefix);
+    if (focus) view.focusWord(made, [...prefix].length);
+    return true;
   }
 
   // Put a sentence in the place of another one.
@@ -181,56 +153,41 @@ export function startTranslate(panel, save) {
     translation = characters.join("");
     const at = result.sentences.indexOf(before);
     result.sentences[at] = after;
-    for (const later of result.sentences.slice(at + 1)) {
-      later.translationStart += [...after.translation].length - size;
-    }
-  }
-
-  // Focus the last word of the prefix, so that the keyboard continues there.
-  function focusEnd(sentence, prefix) {
-    const size = [...prefix].length;
-    const index = Math.max(0, sentence.targetWords.findLastIndex(({ end }) => end <= size));
-    for (const [element, place] of view.elements) {
-      if (place.side === "target" && place.sentence === sentence && place.index === index) view.makeCurrent(element);
+    for (const following of result.sentences.slice(at + 1)) {
+      following.translationStart += [...after.translation].length - size;
     }
   }
 
   function undo() {
-    const sentence = result.sentences.findLast(({ forced: prefixes }) => prefixes.length);
+    const sentence = result.sentences.findLast((each) => each.forced.length);
     force(sentence, sentence.forced.slice(0, -1));
   }
 
   async function listOthers() {
-    const list = part("#n-best");
     if (!result) return;
     const body = { ...request(field.value), attention: false, n_best: N_BEST };
     const answer = await runner.run((options) => post("api/translate", body, options));
     if (!answer) return;
-    list.replaceChildren(...answer.sentences.map((each, i) => make("ul", { class: "n-best" },
-      ...each.n_best.map(({ translation: text, score }) => {
-        const button = makeButton(text, { title: "Use this translation" }, () => force(result.sentences[i], [text]));
-        button.append(make("small", { title: "Score: log-probability with length penalty" }, score.toFixed(2).replace("-", "−")));
-        return make("li", {}, button);
-      }))));
+    nBest.replaceChildren(...answer.sentences.map((sentence, i) => make("ul", { class: "n-best" },
+      ...sentence.n_best.map((each) => make("li", {}, makeOther(each, i))))));
+  }
+
+  function makeOther({ translation: text, score }, i) {
+    const use = () => force(result.sentences[i], [text]);
+    const button = makeButton(text, { title: "Use this translation" }, use);
+    const title = "Score: log-probability with length penalty";
+    button.append(make("small", { title }, score.toFixed(2).replace("-", "−")));
+    return button;
   }
 
   field.addEventListener("input", onInput);
-  source.addEventListener("change", () => { fillTargets(); run(); });
-  target.addEventListener("change", () => { fillTargets(); run(); });
-  choice.addEventListener("change", () => { fillHeads(); run(); });
   for (const id of ["#layer", "#head"]) part(id).addEventListener("change", () => view.refresh());
-  swap.addEventListener("click", swapLanguages);
+  swap.addEventListener("click", onSwap);
   copy.addEventListener("click", () => copyText(translation, copy));
   others.addEventListener("toggle", () => { if (others.open) listOthers(); });
   return {
-    setModels(own) { models = own; fillLanguages(); },
-    restored(values) {
-      fillTargets();
-      for (const name of ["target", "model", "layer", "head"]) {
-        const select = panel.querySelector(`[name=${name}]`);
-        if ([...select.options].some(({ value }) => value === values.get(name))) select.value = values.get(name);
-      }
-    },
+    setModels: (models) => languages.setModels(models),
+    restored: (values) => languages.restore(values),
     run,
   };
 }

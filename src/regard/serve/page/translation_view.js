@@ -10,7 +10,8 @@ export class TranslationView {
   // `onWord(sentence, word, element)` is called when a word of the translation is activated.
   constructor(panel, onWord) {
     const part = (id) => panel.querySelector(id);
-    [this.field, this.mirror, this.output, this.aligned] = ["#text", "#mirror", "#translation", "#aligned"].map(part);
+    [this.field, this.mirror] = ["#text", "#mirror"].map(part);
+    [this.output, this.aligned] = ["#translation", "#aligned"].map(part);
     this.hint = this.aligned.textContent;
     this.selection = () => [part("#layer").value, part("#head").value];
     this.sentences = [];
@@ -51,9 +52,10 @@ export class TranslationView {
     this.sentences = sentences;
     this.elements.clear();
     this.output.lang = language;
-    this.fill(this.mirror, "source", this.field.value, (sentence) => [sentence.start, sentence.text, sentence.sourceSegments]);
-    this.fill(this.output, "target", translation, (sentence) => [
-      sentence.translationStart, sentence.translation, sentence.targetSegments]);
+    this.fill(this.mirror, "source", this.field.value, (each) => (
+      [each.start, each.text, each.sourceSegments]));
+    this.fill(this.output, "target", translation, (each) => (
+      [each.translationStart, each.translation, each.targetSegments]));
     this.mirror.append("\u200b");  // the height of an empty last line
     const first = this.output.querySelector(".word");
     if (first) first.tabIndex = 0;
@@ -103,6 +105,15 @@ export class TranslationView {
     this.output.querySelectorAll(".word[tabindex='0']").forEach((word) => { word.tabIndex = -1; });
     element.tabIndex = 0;
     element.focus({ preventScroll: true });
+  }
+
+  // Focus the last word of a sentence that ends within `size` characters.
+  focusWord(sentence, size) {
+    const index = Math.max(0, sentence.targetWords.findLastIndex(({ end }) => end <= size));
+    for (const [element, place] of this.elements) {
+      const own = place.side === "target" && place.sentence === sentence;
+      if (own && place.index === index) this.makeCurrent(element);
+    }
   }
 
   onKey(event, onWord) {

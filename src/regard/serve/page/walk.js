@@ -5,7 +5,7 @@ import { announce, debounce, make } from "./dom.js";
 import { makeMatrix } from "./matrix.js";
 import { Runner } from "./runner.js";
 
-const short = (value) => (value === null ? "−∞" : String(Number(value.toFixed(2))).replace("-", "−"));
+const format = (value, digits) => (value === null ? "−∞" : value.toFixed(digits).replace("-", "−"));
 
 function makeTable({ caption, picture, rows, columns, values, answers }) {
   const known = values.flat().filter((value) => value !== null);
@@ -15,14 +15,16 @@ function makeTable({ caption, picture, rows, columns, values, answers }) {
   const labels = answers.length === named.length
     ? named.map((row, i) => (answers[i] === null ? row : `${row} (correct: ${answers[i]})`)) : named;
   return makeMatrix({
-    rows: labels, columns, values, caption, format: short,
+    rows: labels, columns, values, caption,
+    format: (value) => format(value, picture === "ids" ? 0 : 2),
     shade: (value) => (plain || value === null ? 0 : (value - low) / (high - low)),
   });
 }
 
 function makeStep({ title, section, text, tables }, i) {
+  const captions = tables.map(({ caption }) => caption);
   return make("section", { class: "card step" },
-    make("h3", {}, `${i + 1}. ${title}`, make("span", { class: "shape" }, tables.map(({ caption }) => caption).join(", "))),
+    make("h3", {}, `${i + 1}. ${title}`, make("span", { class: "shape" }, captions.join(", "))),
     make("p", {}, section ? `${text} (Section ${section} of the paper.)` : text),
     ...tables.map(makeTable));
 }

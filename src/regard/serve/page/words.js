@@ -69,10 +69,9 @@ export class Sentence {
     if (this.known?.key === key) return this.known.matrix;
     const { columns } = this.attention;
     const tokens = this.tokenWeights(layer, head);
-    const matrix = this.targetTokens.map((rows) => this.sourceTokens.map((own) => {
-      const sum = rows.reduce((all, i) => all + own.reduce((part, j) => part + tokens[i * columns + j], 0), 0);
-      return sum / Math.max(1, rows.length);
-    }));
+    const sum = (indices, value) => indices.reduce((all, index) => all + value(index), 0);
+    const matrix = this.targetTokens.map((rows) => this.sourceTokens.map((own) => (
+      sum(rows, (i) => sum(own, (j) => tokens[i * columns + j])) / Math.max(1, rows.length))));
     this.known = { key, matrix };
     return matrix;
   }
