@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from regard.config.sections import DecodingConfig
-from regard.decoding import search
+from regard.decoding import continuous, search
+from regard.decoding.continuous import ContinuousBatch
 from regard.decoding.engines import cuda_graph
 from regard.decoding.requests import Request
 from regard.decoding.search import Search, decode
@@ -90,6 +91,36 @@ def test_concurrent_searches_do_not_share_buffers(model, same, monkeypatch):
         pass
     assert len(cuda_graph._buffers[net]) == 2
     same([job.predictions()[0] for job in both], expected)
+
+
+@pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])
+def test_groups_of_a_continuous_batch(style, model, same, monkeypatch):
+    net = model(style=style, dtype=torch.float32)
+    pairs = [
+        (request, DecodingConfig(max_length=4 + 40 * (i % 3 == 0), **MODES[i % 4]))
+        for i, request in enumerate(requests(24, prefixes=True))
+    ]
+    expected = [decode(net, [request], options)[0] for request, options in pairs]
+    monkeypatch.setattr(continuous, "cpu_model", lambda model: None)
+    monkeypatch.setattr(continuous, "has_graphs", lambda model, job: True)
+
+    def run(pairs, size):
+        batch, predictions, owners = ContinuousBatch(net), {}, {}
+        for start in [*range(0, len(pairs), size), *[None] * 99]:
+            if start is not None:
+                added = batch.add(pairs[start : start + size])
+                owners |= dict(zip(added, range(start, start + len(added)), strict=True))
+                if len(added) > 6:
+                    batch.remove(batch.add(pairs[:1])[0])
+            for running in batch.step():
+                predictions[owners[running]] = running.prediction()
+        assert not batch.running
+        assert not any(buffers.busy for buffers in cuda_graph._buffers[net].values())
+        return [predictions[i] for i in range(len(pairs))]
+
+    alone = run(pairs, 1)
+    same(alone, expected)
+    assert repr([vars(each) for each in run(pairs, 9)]) == repr([vars(each) for each in alone])
 
 
 def test_abandoned_search_releases_its_buffers(model, monkeypatch):

@@ -5,8 +5,9 @@ of all of them at a time. The prediction for a request does not depend on the ot
 it is bit-identical to the prediction for the request alone.
 
 With the CPU engine one call of C++ runs a step of all requests, and the weights are read once for
-all of them (engines/cpu.py). With the other engines each request has a search of its own, and the
-searches take turns.
+all of them (engines/cpu.py). A CUDA graph has one time for all its sentences, so requests that join
+at the same time share a search (engines/graph_groups.py), and the searches take turns. With the
+eager engine each request has a search of its own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from regard.config.sections import DecodingConfig
-from regard.decoding.engines import Engine, choose_engine
+from regard.decoding.engines import Engine, choose_engine, has_graphs
 from regard.decoding.engines.cpu import CpuModel, CpuSearch, CpuStep, cpu_model, start_searches
+from regard.decoding.engines.graph_groups import GraphGroup, GraphRow, start_groups
 from regard.decoding.predictions import Prediction
 from regard.decoding.requests import Job, Request
 from regard.decoding.score import Scored, score
@@ -32,7 +34,6 @@ class RunningRequest:
     def __init__(self, search: Search, engine: Engine | None) -> None:
         self.search, self.width = search, search.options.width  # width: hypotheses
         search.engine = self.engine = engine  # None: the prefix is already a complete output
-        self.steps: Iterator[None] = iter(()) if engine is None else iter(engine)
 
     def prediction(self, history: bool = False, spares: bool = False) -> Prediction:
         """The best prediction so far; see `Search.predictions`."""
@@ -51,9 +52,10 @@ class ContinuousBatch:
         self.model = model
         self.running: dict[RunningRequest, None] = {}  # in the order in which they joined
         self.rows = 0  # hypotheses of all running requests
-        self._compiled: CpuModel | None = None  # None: each request has its own search
-        self._step: CpuStep | None = None
-        self._alone: list[RunningRequest] = []  # those that `_step` does not run
+        self._compiled: CpuModel | None = None  # None: the CPU engine is not used
+        self._cpu_step: CpuStep | None = None
+        self._groups: dict[GraphGroup, dict[GraphRow, RunningRequest]] = {}
+        self._alone: dict[RunningRequest, Iterator[None]] = {}  # those without C++ or CUDA graphs
         self._changed = False  # whether requests have joined or left since the last step
 
     def add(self, requests: Sequence[tuple[Request, DecodingConfig]]) -> list[RunningRequest]:
@@ -76,8 +78,13 @@ class ContinuousBatch:
             RunningRequest(search, None if job is None else next(engines))
             for search, job in zip(searches, jobs, strict=True)
         ]
-        self.running.update(dict.fromkeys(added))
-        self.rows += sum(running.width for running in added)
+        for running in added:
+            self.running[running] = None
+            self.rows += running.width
+            if isinstance(running.engine, GraphRow):
+                self._groups.setdefault(running.engine.group, {})[running.engine] = running
+            elif not isinstance(running.engine, CpuSearch):
+                self._alone[running] = iter(running.engine or ())
         self._changed = True
         return added
 
@@ -85,37 +92,50 @@ class ContinuousBatch:
         """Start a search for each job."""
         if not self.running:
             self._compiled = None if is_overridden(self.model) else cpu_model(self.model)
-            self._step = None if self._compiled is None else CpuStep(self._compiled)
-        if self._compiled is None:
+            self._cpu_step = None if self._compiled is None else CpuStep(self._compiled)
+        if self._compiled is not None:
+            return start_searches(self.model, jobs, self._compiled)
+        if is_overridden(self.model) or not all(has_graphs(self.model, job) for job in jobs):
             return [choose_engine(self.model, job) for job in jobs]
-        return start_searches(self.model, jobs, self._compiled)
+        return start_groups(self.model, jobs)
 
     def remove(self, running: RunningRequest) -> None:
-        """Drop a request that has not finished."""
+        """Drop a request."""
         del self.running[running]
         self.rows -= running.width
+        self._alone.pop(running, None)
+        if isinstance(running.engine, GraphRow):
+            group = running.engine.group
+            del self._groups[group][running.engine]
+            if not self._groups[group]:
+                del self._groups[group]
+                group.close()
         self._changed = True
 
     def step(self) -> list[RunningRequest]:
         """Run one decoding step of all requests; returns those that have finished, which leave the
         batch."""
-        if self._changed:
-            self._changed = False
-            engines = [running.engine for running in self.running]
-            searches = [engine.pointers for engine in engines if isinstance(engine, CpuSearch)]
-            if self._step is not None:
-                self._step.set_searches(searches)
-            self._alone = [r for r in self.running if not isinstance(r.engine, CpuSearch)]
-        finished = [running for running in self._alone if next(running.steps, self) is self]
-        step = self._step
-        if step is not None and step.searches and step() < len(step.searches):
-            finished += [
-                running for running in self.running
-                if isinstance(running.engine, CpuSearch) and not running.engine.pointers.unfinished
-            ]  # fmt: skip
+        finished = [running for running, steps in self._alone.items() if next(steps, self) is self]
+        for group, rows in self._groups.items():
+            finished += [rows[row] for row in group.step() if row in rows]
+        if self._cpu_step is not None:
+            finished += self._step_cpu(self._cpu_step)
         for running in finished:
             self.remove(running)
         return finished
+
+    def _step_cpu(self, step: CpuStep) -> list[RunningRequest]:
+        """Run one step of the requests of the CPU engine; returns those that have finished."""
+        if self._changed:
+            self._changed = False
+            engines = [running.engine for running in self.running]
+            step.set_searches([each.pointers for each in engines if isinstance(each, CpuSearch)])
+        if not step.searches or step() == len(step.searches):
+            return []
+        return [
+            running for running in self.running
+            if isinstance(running.engine, CpuSearch) and not running.engine.pointers.unfinished
+        ]  # fmt: skip
 
 
 def read_tokens(model: Transformer, request: Request) -> int:

@@ -5,6 +5,7 @@ All functions work on whole batches in NumPy, because records are large and Pyth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -277,6 +278,10 @@ def read_predictions(
     spares: if there is an n-best list, add up to decoding.beam further outputs to it, from which
     `spell` replaces duplicates. eos: the token that ends an output.
     """
+    if options.width == 1 and len(limits) == 1 and not history:
+        only = read_hypothesis(options, recorded[:, 0, 0], limits[0], prefixes[0], eos)
+        if only is not None:
+            return [only]
     records = Records(options, recorded, limits, eos)
     lengths = np.array([len(tokens) for tokens, _ in prefixes])
     scores = np.array([sum(logprobs) for _, logprobs in prefixes])
@@ -310,6 +315,29 @@ def read_predictions(
             predictions[0].history = records.history(b)
         best_predictions.append(predictions[0])
     return best_predictions
+
+
+def read_hypothesis(
+    options: DecodingConfig, recorded: Numbers, limit: int,
+    prefix: tuple[Sequence[int], Sequence[float]], eos: int,
+) -> Prediction | None:  # fmt: skip
+    """`read_predictions` for one sentence with one hypothesis, without the cost of general arrays.
+    recorded: [T, 4], its first candidates. None: it has not ended, or it has no token."""
+    columns = recorded.T.tolist()
+    tokens, scores = [int(token) for token in columns[TOKEN]], columns[SCORE]
+    for last, (token, score) in enumerate(zip(tokens, scores, strict=True)):
+        stopped = "end" if token == eos else "length" if last + 1 == limit else ""
+        if not score > -math.inf:  # every token was forbidden
+            last, stopped = last - 1, "blocked"
+        if stopped:
+            break
+    if last < 0 or not stopped:
+        return None
+    old_tokens, old_logprobs = prefix
+    size = penalty(np.array([last + 1 + len(old_tokens)]), options.length_penalty)
+    total = (np.array([scores[last]]) + sum(old_logprobs)) / size
+    logprobs = [*old_logprobs, *columns[LOGPROB][: last + 1]]
+    return Prediction([*old_tokens, *tokens[: last + 1]], logprobs, float(total[0]), stopped)
 
 
 def open_paths(

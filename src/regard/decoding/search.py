@@ -165,9 +165,11 @@ def check_request(model: Transformer, request: Request) -> None:
         )
     request.check(model.config)
     if model.encoder is not None:
+        size = model.table("source").num_embeddings
         limit = model.config.max_length if model.config.positions == "learned" else None
-        row = Packed.of([request.source])
-        row.check(len(model.table("source").weight), limit, "source")
+        long = limit is not None and len(request.source) > limit
+        if long or min(request.source) < 0 or max(request.source) >= size:
+            Packed.of([request.source]).check(size, limit, "source")  # raises the error
 
 
 class Search:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,13 @@ class Cache:
         self.used = max(lengths)
         self.next += self.used
         self.uneven = self.uneven or min(lengths) != max(lengths)
+
+    def sentence(self, index: int) -> Cache:
+        """A cache of one sentence that shares its keys and values with this one."""
+        view = copy(self)
+        view.keys = [keys[index : index + 1] for keys in self.keys]
+        view.values = [values[index : index + 1] for values in self.values]
+        return view
 
     def keep(self, rows: Tensor) -> None:
         """Continue with these sentences only (indices in ascending order)."""

@@ -13,28 +13,34 @@ from torch import Tensor
 from regard.decoding.engines.cpu import cpu_model, start_searches
 from regard.decoding.engines.cuda_graph import GraphSearch
 from regard.decoding.engines.eager import EagerSearch
+from regard.decoding.engines.graph_groups import GraphRow
 from regard.decoding.requests import Job
 from regard.model.overrides import is_overridden
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 from regard.text.tokenizer import Tokenizer
 
-Engine = EagerSearch | GraphSearch  # CpuSearch is an EagerSearch
+Engine = EagerSearch | GraphSearch | GraphRow  # CpuSearch is an EagerSearch
 
 
-def choose_engine(model: Transformer, job: Job) -> Engine:
+def choose_engine(model: Transformer, job: Job) -> EagerSearch | GraphSearch:
     """Return a search for the job on the fastest engine that supports the model: the eager engine,
     which calls every module, if a user has changed a module (model/overrides.py)."""
     if is_overridden(model):
         return EagerSearch(model, job)
-    # CUDA graphs encode a padded rectangle, and only attention can ignore the padding. They contain
-    # the id of <eos>, and they support the built-in parts of a model only.
-    built_in = model.config.mixer == "attention" and not model.config.custom_parts
-    if model.output_matrix().is_cuda and built_in and job.eos == Tokenizer.eos:
+    if has_graphs(model, job):
         return GraphSearch(model, job)
     if (compiled := cpu_model(model)) is not None:
         return start_searches(model, [job], compiled)[0]
     return EagerSearch(model, job)
+
+
+def has_graphs(model: Transformer, job: Job) -> bool:
+    """Whether CUDA graphs support the search of a model without changed modules."""
+    # CUDA graphs encode a padded rectangle, and only attention can ignore the padding. They contain
+    # the id of <eos>, and they support the built-in parts of a model only.
+    built_in = model.config.mixer == "attention" and not model.config.custom_parts
+    return model.output_matrix().is_cuda and built_in and job.eos == Tokenizer.eos
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ the order in which they are launched.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from itertools import chain, count
@@ -44,6 +44,7 @@ from regard.text.tokenizer import Tokenizer
 LENGTH_UNIT = 32  # lengths are rounded up to a multiple of this
 MAX_BUFFERS = 24  # kept for a model; each needs memory, and time to create its graphs
 MAX_STEPS_AHEAD = 2  # of the host before the GPU
+FIXED_ROWS = 16  # sentences of buffers with fixed shapes
 SHRINK_AT = 3 / 4  # sentences that must be done before the others move to smaller buffers
 NOT_IN_GRAPHS = ("seed", "length_penalty", "max_length")  # options that no graph depends on
 
@@ -52,10 +53,15 @@ _lock = RLock()  # held while buffers are chosen or created
 
 
 class GraphSearch:
-    """A search by CUDA graphs, one iteration per step. The host may be some steps ahead."""
+    """A search by CUDA graphs, one iteration per step. The host may be some steps ahead.
 
-    def __init__(self, model: Transformer, job: Job) -> None:
-        self.model, self.job, self.time = model, job, 0
+    fixed: whether the shapes in which a sentence is computed depend on that sentence alone, so that
+    its result is bit-identical in any batch. The batch must have at most FIXED_ROWS sentences with
+    the same `buffer_sizes`.
+    """
+
+    def __init__(self, model: Transformer, job: Job, fixed: bool = False) -> None:
+        self.model, self.job, self.fixed, self.time = model, job, fixed, 0
         sentences = len(job.limits)
         self.rows = np.arange(sentences)  # the sentence of the job in each row of the buffers
         # Records copied from the buffers: the first step, the sentences, and their records.
@@ -64,19 +70,16 @@ class GraphSearch:
         self.buffers = self._acquire(sentences)
         try:
             with self.buffers.on_device:
-                self.buffers.load(model, job)
+                self.buffers.load(model, job, fixed)
         except BaseException:  # for example out of memory: the next search can use the buffers
             self.buffers.busy = False
             raise
 
     def _acquire(self, sentences: int) -> GraphBuffers:
-        job = self.job
-        source = max(map(len, job.sources)) if job.sources else 0
-        lengths = source, max(map(len, job.read)), job.longest_prefix, max(job.limits)
-        sizes = [-(-length // LENGTH_UNIT) * LENGTH_UNIT for length in lengths]
-        return acquire_buffers(self.model, job.options, rounded_batch(sentences), *sizes)
+        rows = FIXED_ROWS if self.fixed else rounded_batch(sentences)
+        return acquire_buffers(self.model, self.job.options, rows, *buffer_sizes(self.job))
 
-    def __iter__(self) -> Iterator[None]:
+    def __iter__(self) -> Generator[None, None, None]:
         last = max(self.job.limits)
         try:
             while self.time < last:
@@ -88,7 +91,7 @@ class GraphSearch:
                 remaining = int((~done).sum())
                 if not remaining:
                     return
-                if remaining <= (1 - SHRINK_AT) * self.buffers.sentences:
+                if not self.fixed and remaining <= (1 - SHRINK_AT) * self.buffers.sentences:
                     with self.buffers.on_device:
                         self._shrink()
         finally:  # also if the caller stops early: the next search can use the buffers
@@ -128,6 +131,14 @@ class GraphSearch:
         for since, rows, piece in pieces:
             records[since : since + len(piece), rows] = piece
         return records
+
+
+def buffer_sizes(job: Job) -> list[int]:
+    """The lengths of the buffers for a job: of sources, of what the decoder reads before the first
+    step, of prefixes, and of the search."""
+    source = max(map(len, job.sources)) if job.sources else 0
+    lengths = source, max(map(len, job.read)), job.longest_prefix, max(job.limits)
+    return [-(-length // LENGTH_UNIT) * LENGTH_UNIT for length in lengths]
 
 
 def rounded_batch(size: int) -> int:
@@ -261,8 +272,9 @@ class GraphBuffers:
         return row[: self.sentences], row[self.sentences :].reshape(self.sentences, -1)
 
     @torch.no_grad()
-    def load(self, model: Transformer, job: Job) -> None:
-        """Copy the job to the buffers, encode the sources and read the prompts."""
+    def load(self, model: Transformer, job: Job, fixed: bool = False) -> None:
+        """Copy the job to the buffers, encode the sources and read the prompts. fixed: see
+        `GraphSearch`."""
         torch.cuda.current_stream().synchronize()  # the search before must not write any more
         self.done.fill_(False)
         if model.config.positions == "learned":  # graphs read a copy of these weights
@@ -281,23 +293,34 @@ class GraphBuffers:
         self.start.replay()
         self.used = 0
         self.events.clear()
-        if self.reads:
-            self._read(model, job)
+        if self.reads and fixed:
+            for b in range(len(job.read)):
+                source = None if job.sources is None else [job.sources[b]]
+                self._read(model, [job.read[b]], source, self.cache.sentence(b))
+            self._began([len(tokens) for tokens in job.read], self.reads)
+        elif self.reads:
+            self._read(model, job.read, job.sources, self.cache)
+            self._began([len(tokens) for tokens in job.read])
 
-    @torch.no_grad()
-    def _read(self, model: Transformer, job: Job) -> None:
+    def _read(
+        self, model: Transformer, rows: Sequence[Sequence[int]],
+        sources: Sequence[Sequence[int]] | None, cache: Cache,
+    ) -> None:  # fmt: skip
         """Read what comes before the first step. This happens once, so it needs no graph."""
-        fill = [[Tokenizer.bos]] * (self.sentences - len(job.read))
-        read = Packed.of([*job.read, *fill]).to(self.device)
+        read = Packed.of(rows).to(self.device)
         source = memory = None
-        if job.sources is not None:
-            source = Packed.of([*job.sources, *fill]).to(self.device)
+        if sources is not None:
+            source = Packed.of(sources).to(self.device)
         plans = model.plans(source, read, attention_backend(model))
         if source is not None:
             memory = model.encode(source, plans=plans)
-        model.decode(read, memory, source, cache=self.cache, plans=plans)
-        self.cache.began(read.lengths)
-        self.used = max(read.lengths)
+        model.decode(read, memory, source, cache=cache, plans=plans)
+
+    def _began(self, lengths: Sequence[int], slots: int = 0) -> None:
+        """The sentences have been read; the first step writes to the next slots after `slots`."""
+        self.cache.began([*lengths, *[1] * (self.sentences - len(lengths))])
+        self.used = max(self.cache.used, slots)
+        self.cache.next += self.used - self.cache.used
 
     def step(self) -> None:
         """Launch one step; do not wait for it."""
