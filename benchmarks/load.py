@@ -66,6 +66,10 @@ def message(path: str, body: bytes) -> bytes:
 GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
+class NoAnswer(Exception):
+    """Requests had no answer long after the measurement."""
+
+
 class Client(asyncio.Protocol):
     """A connection with at most one request at a time."""
 
@@ -156,7 +160,7 @@ async def run_closed_loop(
             if began == math.inf and now > start + warm_up and len(answers) >= clients:
                 began, ended = now, now + seconds
             if now > min(began, start + warm_up) + seconds + GRACE:
-                raise SystemExit(f"{open_requests} requests had no answer after {GRACE:.0f} s")
+                raise NoAnswer(f"{open_requests} requests had no answer after {GRACE:.0f} s")
             index, turn = turn % len(contents), turn + 1
             measured = began <= now < ended
             open_requests += measured
@@ -239,7 +243,7 @@ async def run_open_loop(
     if running:
         _, late = await asyncio.wait(running, timeout=GRACE)
         if late:
-            raise SystemExit(f"{len(late)} requests had no answer after {GRACE:.0f} s")
+            raise NoAnswer(f"{len(late)} requests had no answer after {GRACE:.0f} s")
     await watching
     for client in idle:
         client.close()

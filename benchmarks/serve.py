@@ -29,7 +29,7 @@ import torch
 from benchmarks import copying, ratios, servers
 from benchmarks.compare import BUSY, available, ticks
 from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
-from benchmarks.load import Answer, Load, closed_loop, message, take_turns
+from benchmarks.load import Answer, Load, NoAnswer, closed_loop, message, take_turns
 from benchmarks.ratios import RatioLog
 from benchmarks.serve_start import measure_start
 from benchmarks.servers import THREADS, Program, Server, running
@@ -159,8 +159,13 @@ def compare(preset: str, beam: int, options: argparse.Namespace, log: RatioLog) 
                 name: Result() for name in names if clients * first.get(name, 0.0) <= LONGEST
             }
             for _ in range(options.repeats):
-                for name, result in results.items():
-                    measure(generator, name, started[name], texts, clients, options, result)
+                for name, result in list(results.items()):
+                    try:
+                        measure(generator, name, started[name], texts, clients, options, result)
+                    except NoAnswer as error:
+                        print(f"  {name} with {clients} clients is skipped: {error}")
+                        del results[name]
+                        continue
                     first.setdefault(name, result.percentile(0.5) / clients)
             steps = round(tokens)
             limit = {
