@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 END_OF_HEADERS = b"\r\n\r\n"
+AT_ONCE = 0.1  # seconds in which a connection that was idle turns out to be closed
 GRACE = 120.0  # seconds after the measurement in which all answers must arrive
 
 
@@ -94,7 +95,7 @@ class Client(asyncio.Protocol):
         assert self.transport is not None
         self.buffer, self.done = b"", asyncio.get_running_loop().create_future()
         self.answer = Answer(index, time.perf_counter())
-        if self.transport.is_closing():
+        if self.closed:
             self.finish()
         else:
             self.transport.write(content)
@@ -121,6 +122,10 @@ class Client(asyncio.Protocol):
         if self.answer is not None and self.done is not None and not self.done.done():
             self.answer.received = time.perf_counter()
             self.done.set_result(self.answer)
+
+    @property
+    def closed(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
 
     def close(self) -> None:
         assert self.transport is not None
@@ -212,9 +217,14 @@ async def run_open_loop(
 
     async def send(index: int, client: Client | None) -> None:
         nonlocal opened
-        client = client or await Client.connect(port)
-        answers.append(await client.request(index, contents[index]))
-        if client.transport is not None and client.transport.is_closing():
+        answer = None if client is None else await client.request(index, contents[index])
+        if client is None or (answer and not answer.status and answer.seconds < AT_ONCE):
+            # a service may close an idle connection at the moment of the next request
+            client = await Client.connect(port)
+            answer = await client.request(index, contents[index])
+        assert answer is not None
+        answers.append(answer)
+        if client.closed:
             opened -= 1
         else:
             idle.append(client)
@@ -230,6 +240,9 @@ async def run_open_loop(
     while (now := time.perf_counter()) < ended:
         while turn < (now - began) * rate:
             turn += 1
+            while idle and idle[-1].closed:
+                idle.pop()
+                opened -= 1
             if not idle and opened >= connections:
                 unsent += 1
                 continue
