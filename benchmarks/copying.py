@@ -90,10 +90,10 @@ def words(number: int) -> list[str]:
     """Different words of two to four random syllables."""
     chosen = random.Random(0)
     syllables = [a + b for a in "bdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er")]
-    found = dict.fromkeys(
+    different = dict.fromkeys(
         "".join(chosen.choices(syllables, k=chosen.randint(2, 4))) for _ in range(4 * number)
     )
-    return list(found)[:number]
+    return list(different)[:number]
 
 
 def sentences(tokenizer: Tokenizer, number: int) -> list[str]:

@@ -104,8 +104,8 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
-        head, found, body = self.buffer.partition(END_OF_HEADERS)
-        if not found or self.answer is None:
+        head, separator, body = self.buffer.partition(END_OF_HEADERS)
+        if not separator or self.answer is None:
             return
         if not self.answer.headers:
             status, *lines = head.decode("latin-1").split("\r\n")

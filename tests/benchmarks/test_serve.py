@@ -196,8 +196,8 @@ def test_the_service_is_measured_in_a_process_of_its_own(monkeypatch, capsys, tm
     ],
 )
 def test_refusals_that_are_not_proper(refusal, problem):
-    found = wrong_refusal(refusal)
-    assert found is None if problem is None else problem in str(found)
+    reason = wrong_refusal(refusal)
+    assert reason is None if problem is None else problem in str(reason)
 
 
 def test_answers_of_an_overload_are_compared_with_those_of_texts_alone(capsys):
