@@ -3,7 +3,7 @@ of steps without limits on the length of the output.
 
 The weights are random, except for one circuit: the cross-attention of the last decoder layer
 compares positions, and reads the source token at the position of the next target token. So every
-translation is equal to its source and ends by itself, in every program and precision, and a wrong
+translation is equal to its source, including its end, in every program and precision, and a wrong
 answer is noticed. The amount of computation does not depend on the weights.
 """
 
