@@ -3,7 +3,7 @@ of steps without limits on the length of the output.
 
 The weights are random, except for one circuit: the cross-attention of the last decoder layer
 compares positions, and reads the source token at the position of the next target token. So every
-translation is equal to its source and ends by itself, in every program and precision, and a wrong
+translation is equal to its source, including its end, in every program and precision, and a wrong
 answer is noticed. The amount of computation does not depend on the weights.
 """
 
@@ -90,10 +90,10 @@ def words(number: int) -> list[str]:
     """Different words of two to four random syllables."""
     chosen = random.Random(0)
     syllables = [a + b for a in "bdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er")]
-    found = dict.fromkeys(
+    different = dict.fromkeys(
         "".join(chosen.choices(syllables, k=chosen.randint(2, 4))) for _ in range(4 * number)
     )
-    return list(found)[:number]
+    return list(different)[:number]
 
 
 def sentences(tokenizer: Tokenizer, number: int) -> list[str]:

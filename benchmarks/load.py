@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 END_OF_HEADERS = b"\r\n\r\n"
+AT_ONCE = 0.1  # seconds in which a connection that was idle turns out to be closed
 GRACE = 120.0  # seconds after the measurement in which all answers must arrive
 
 
@@ -40,6 +42,7 @@ class Load:
     began: float
     ended: float
     processor: float  # fraction of one core that the generator used
+    clients: int = 0  # of a closed loop
     unsent: int = 0  # requests of an open loop for which there was no connection
 
     @property
@@ -49,9 +52,9 @@ class Load:
 
     @property
     def rate(self) -> float:
-        """Answers per second during the measurement."""
-        inside = [each for each in self.answers if self.began <= each.received < self.ended]
-        return len(inside) / (self.ended - self.began)
+        """Answers per second to clients that are always waiting for one. It is computed from the
+        latencies, because the answers of a service that merges requests arrive in groups."""
+        return self.clients * len(self.measured) / sum(each.seconds for each in self.measured)
 
 
 def message(path: str, body: bytes) -> bytes:
@@ -63,6 +66,10 @@ def message(path: str, body: bytes) -> bytes:
 
 
 GET_HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class NoAnswer(Exception):
+    """Requests had no answer long after the measurement."""
 
 
 class Client(asyncio.Protocol):
@@ -89,7 +96,7 @@ class Client(asyncio.Protocol):
         assert self.transport is not None
         self.buffer, self.done = b"", asyncio.get_running_loop().create_future()
         self.answer = Answer(index, time.perf_counter())
-        if self.transport.is_closing():
+        if self.closed:
             self.finish()
         else:
             self.transport.write(content)
@@ -97,8 +104,8 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
-        head, found, body = self.buffer.partition(END_OF_HEADERS)
-        if not found or self.answer is None:
+        head, separator, body = self.buffer.partition(END_OF_HEADERS)
+        if not separator or self.answer is None:
             return
         if not self.answer.headers:
             status, *lines = head.decode("latin-1").split("\r\n")
@@ -117,6 +124,10 @@ class Client(asyncio.Protocol):
             self.answer.received = time.perf_counter()
             self.done.set_result(self.answer)
 
+    @property
+    def closed(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
+
     def close(self) -> None:
         assert self.transport is not None
         self.transport.close()
@@ -134,7 +145,7 @@ def closed_loop(
         contents: the requests; the clients share the list and start it again at its end.
         clients: the number of connections.
         seconds: the time of the measurement.
-        warm_up: seconds before it.
+        warm_up: seconds before it; longer until there are as many answers as clients.
     """
     return asyncio.run(run_closed_loop(port, contents, clients, seconds, warm_up))
 
@@ -146,14 +157,16 @@ async def run_closed_loop(
     answers: list[Answer] = []
     cpu = time.process_time()
     start = time.perf_counter()
-    began, ended = start + warm_up, start + warm_up + seconds
-    turn, open_requests = 0, 0  # number of measured requests without an answer
+    began = ended = math.inf
+    turn, open_requests = 0, 0  # open_requests: measured requests without an answer
 
     async def work(client: Client) -> None:
-        nonlocal turn, open_requests
+        nonlocal turn, open_requests, began, ended
         while (now := time.perf_counter()) < ended or open_requests:
-            if now > ended + GRACE:
-                raise SystemExit(f"{open_requests} requests had no answer after {GRACE:.0f} s")
+            if began == math.inf and now > start + warm_up and len(answers) >= clients:
+                began, ended = now, now + seconds
+            if now > min(began, start + warm_up) + seconds + GRACE:
+                raise NoAnswer(f"{open_requests} requests had no answer after {GRACE:.0f} s")
             index, turn = turn % len(contents), turn + 1
             measured = began <= now < ended
             open_requests += measured
@@ -170,7 +183,7 @@ async def run_closed_loop(
     processor = (time.process_time() - cpu) / (time.perf_counter() - start)
     for client in connections:
         client.close()
-    return Load(answers, began, ended, processor)
+    return Load(answers, began, ended, processor, clients)
 
 
 def open_loop(
@@ -205,9 +218,14 @@ async def run_open_loop(
 
     async def send(index: int, client: Client | None) -> None:
         nonlocal opened
-        client = client or await Client.connect(port)
-        answers.append(await client.request(index, contents[index]))
-        if client.transport is not None and client.transport.is_closing():
+        answer = None if client is None else await client.request(index, contents[index])
+        if client is None or (answer and not answer.status and answer.seconds < AT_ONCE):
+            # a service may close an idle connection at the moment of the next request
+            client = await Client.connect(port)
+            answer = await client.request(index, contents[index])
+        assert answer is not None
+        answers.append(answer)
+        if client.closed:
             opened -= 1
         else:
             idle.append(client)
@@ -223,6 +241,9 @@ async def run_open_loop(
     while (now := time.perf_counter()) < ended:
         while turn < (now - began) * rate:
             turn += 1
+            while idle and idle[-1].closed:
+                idle.pop()
+                opened -= 1
             if not idle and opened >= connections:
                 unsent += 1
                 continue
@@ -236,11 +257,11 @@ async def run_open_loop(
     if running:
         _, late = await asyncio.wait(running, timeout=GRACE)
         if late:
-            raise SystemExit(f"{len(late)} requests had no answer after {GRACE:.0f} s")
+            raise NoAnswer(f"{len(late)} requests had no answer after {GRACE:.0f} s")
     await watching
     for client in idle:
         client.close()
-    return Load(answers, began, ended, processor, unsent), health
+    return Load(answers, began, ended, processor, unsent=unsent), health
 
 
 def take_turns(port: int, texts: Sequence[str]) -> list[tuple[float, float]]:

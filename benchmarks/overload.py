@@ -146,7 +146,8 @@ def check_capacity(load: Load, expected: list[str]) -> None:
 def show_answers(load: Load, outcome: Outcome, capacity: float, tokens: float) -> bool:
     """Print what became of the requests; returns whether all answers are right."""
     seconds = load.ended - load.began
-    rate = len(outcome.accepted) / seconds
+    last = max(answer.received for answer in load.answers)
+    rate = len(outcome.accepted) / (last - load.began)
     print(
         f"{len(load.answers) / seconds:.1f} requests/s for {seconds:.0f} s: "
         f"{len(outcome.accepted):,} accepted ({rate:.1f}/s, {rate / capacity:.0%} of the "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +29,7 @@ import torch
 from benchmarks import copying, ratios, servers
 from benchmarks.compare import BUSY, available, ticks
 from benchmarks.limits import Limit, decoding_limit, weights_of_a_step
-from benchmarks.load import Answer, Load, closed_loop, message, take_turns
+from benchmarks.load import Answer, Load, NoAnswer, closed_loop, message, take_turns
 from benchmarks.ratios import RatioLog
 from benchmarks.serve_start import measure_start
 from benchmarks.servers import THREADS, Program, Server, running
@@ -49,6 +50,7 @@ GOAL_CLIENTS, GOAL_RATIO, GOAL_OVERHEAD = 32, 1.5, 0.003  # seconds
 LONGEST = 60.0  # seconds; a program whose answers would take longer is not measured
 BOTTLENECK = 0.25  # fraction of a core that the load generator may use
 OVERHEAD_TEXTS = 40
+TICKS = os.sysconf("SC_CLK_TCK")  # of `ticks` in a second
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Result:
 
     rates: list[float] = field(default_factory=list)  # requests per second, of each round
     seconds: list[float] = field(default_factory=list)  # of each request
+    processor: float = 0.0  # seconds of the service for one request
     generator: float = 0.0  # fraction of a core that the load generator used
     others: float = 0.0  # fraction of all cores that other processes used
 
@@ -71,7 +74,8 @@ class Result:
     def noisy(self) -> bool:
         return self.others > BUSY or self.generator > BOTTLENECK
 
-    def add(self, load: Load, others: float) -> None:
+    def add(self, load: Load, processor: float, others: float) -> None:
+        self.processor = processor / len(load.answers)
         self.rates.append(load.rate)
         self.seconds += [answer.seconds for answer in load.measured]
         self.generator = max(self.generator, load.processor)
@@ -109,10 +113,11 @@ def measure(
         closed_loop, server.port, requests(texts), clients, options.seconds, options.warm_up
     ).result()
     check(name, load.answers, texts)
+    processor = server.processor_seconds() - own
     worked, idle = (now - then for now, then in zip(ticks(), before, strict=True))
-    elapsed = max(answer.received for answer in load.answers) - load.began + options.warm_up
-    ours = server.processor_seconds() - own + load.processor * elapsed
-    result.add(load, max(0.0, worked / 100 - ours) * 100 / max(1, worked + idle))
+    elapsed = max(answer.received for answer in load.answers) - load.answers[0].sent
+    others = worked / TICKS - processor - load.processor * elapsed
+    result.add(load, processor, max(0.0, others) * TICKS / max(1, worked + idle))
 
 
 def start(name: str, folder: Path, beam: int) -> AbstractContextManager[Server]:
@@ -154,8 +159,13 @@ def compare(preset: str, beam: int, options: argparse.Namespace, log: RatioLog) 
                 name: Result() for name in names if clients * first.get(name, 0.0) <= LONGEST
             }
             for _ in range(options.repeats):
-                for name, result in results.items():
-                    measure(generator, name, started[name], texts, clients, options, result)
+                for name, result in list(results.items()):
+                    try:
+                        measure(generator, name, started[name], texts, clients, options, result)
+                    except NoAnswer as error:
+                        print(f"  {name} with {clients} clients is skipped: {error}")
+                        del results[name]
+                        continue
                     first.setdefault(name, result.percentile(0.5) / clients)
             steps = round(tokens)
             limit = {
@@ -183,9 +193,10 @@ def show(work: str, results: dict[str, Result], limits: dict[str, float], log: R
                 f"  NOISY: other processes used {result.others:.0%} of the cores, the load "
                 f"generator {result.generator:.0%} of one"
             )
+        p50, p99 = (1e3 * result.percentile(fraction) for fraction in (0.5, 0.99))
         print(
-            f"  {name:40}{result.rate:8.1f} requests/s  p50 {1e3 * result.percentile(0.5):7.1f} ms"
-            f"  p99 {1e3 * result.percentile(0.99):7.1f} ms {part:6.1%} of the limit{note}",
+            f"  {name:44}{result.rate:7.1f} requests/s  p50 {p50:7.1f} ms  p99 {p99:7.1f} ms  "
+            f"processor {1e3 * result.processor:6.1f} ms {part:6.1%} of the limit{note}",
             flush=True,
         )
         if name != OURS and not (result.noisy or ours.noisy):

@@ -59,7 +59,7 @@ class Server:
     def processor_seconds(self) -> float:
         """The processor time of the process so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / 100
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> int:
         """The resident memory of the process in bytes."""

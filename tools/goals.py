@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from benchmarks.compare import PEERS
 from benchmarks.ratios import SMALLER_IS_BETTER, Row
 
+ASYNCHRONOUS = "CTranslate2 int8, asynchronous"
 NOT_A_PEER = PEERS["pytorch"][0]  # regard without C++ code
 
 
@@ -70,6 +71,11 @@ SECTIONS: dict[str, list[Goal]] = {
         Goal("latency", f"{verb}, cache {cache}", figure=3.0)
         for verb in ("translate", "classify", "fill", "generate", "embed", "search")
         for cache in ("cold", "warm")
+    ],
+    "serving": [
+        Goal("serve", "base, 32 clients, beam 4", times=1.5, peers=ASYNCHRONOUS),
+        Goal("serve", "base, 32 clients, beam 4: p99", times=1.0, peers=ASYNCHRONOUS),
+        *[Goal("serve", f"start: {kind}", figure=3.0) for kind in ("page", "first translation")],
     ],
     "training_cpu": [
         Goal("step", "tiny, 4,096 tokens", times=2.0),

@@ -47,6 +47,7 @@ PARTS = {  # placeholder of the template, and key of SECTIONS where there are go
     "scaling": Part((("scaling", "cpu"), ("scaling", "cuda")), "scaling"),
     "startup": Part((("startup", "cpu"),), "startup"),
     "latency": Part((("latency", "cpu"),), "latency"),
+    "serving": Part((("serve", "cpu"),), "serve"),
 }
 
 
