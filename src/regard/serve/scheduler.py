@@ -141,7 +141,7 @@ class Scheduler:
             await job.future
         finally:
             self._release(job)
-        return plan.finish(plan.spell(job.in_order()))
+        return plan.finish(job.in_order())
 
     async def stream(
         self, transformer: Transformer, plan: DecodingPlan
@@ -166,7 +166,7 @@ class Scheduler:
             await job.future
         finally:
             self._release(job)
-        [prediction] = plan.finish(plan.spell(job.in_order()))
+        [prediction] = plan.finish(job.in_order())
         yield prediction.token_ids, prediction
 
     async def compute(
@@ -216,9 +216,9 @@ class Scheduler:
 
     def _submit(self, job: Job) -> None:
         """Put a job into the queue."""
-        most = self.queue_tokens
+        most: float = self.queue_tokens
         if time.monotonic() - self._busy_since > SPEED_WINDOW / 2 and self.waiting:
-            most = min(most, int(self.most_wait * self.speed()))
+            most = min(most, self.most_wait * self.speed())
         excess = self.outstanding + job.tokens - most
         if self._jobs and excess > 0:
             raise Overloaded(min(excess / self.speed(), self.most_wait))
@@ -233,9 +233,10 @@ class Scheduler:
         self.outstanding += job.tokens
 
     def _release(self, job: Job) -> None:
-        """Count a job that is done, or cancel it."""
+        """Count a job that is done, or cancel what is left of one that failed or is not needed."""
         self._jobs.discard(job)
-        if job.future.done() and not job.future.cancelled():
+        future = job.future
+        if future.done() and not future.cancelled() and future.exception() is None:
             self._count(job, job.tokens)
             return
         self.outstanding -= job.tokens
@@ -395,5 +396,5 @@ class Scheduler:
     def _send_results(self) -> None:
         for loop, calls in self._results.items():
             with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(run_all, calls)
+                loop.call_soon_threadsafe(run_all, loop, deque(calls))
         self._results = {}
