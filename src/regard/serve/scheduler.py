@@ -68,7 +68,7 @@ class Scheduler:
         self._work = threading.Condition()  # protects the next three
         self._inbox: deque[Job] = deque()
         self._cancelled: deque[Job] = deque()
-        self._stopping = False
+        self.stopping = False  # whether jobs are refused: after `stop`, or if the thread failed
         # Changed by the event loop only.
         self.outstanding = 0  # tokens of jobs that are not done
         self.decoded_tokens = 0  # tokens of finished outputs
@@ -92,7 +92,7 @@ class Scheduler:
     def stop(self) -> None:
         """Stop the thread after the current step; jobs that are not done fail."""
         with self._work:
-            self._stopping = True
+            self.stopping = True
             self._work.notify()
         if self._thread.is_alive():
             self._thread.join()
@@ -131,7 +131,7 @@ class Scheduler:
         Raises:
             Overloaded: the queue is full.
             ServiceError: the service is stopping.
-            InputError: the model cannot decode a request, or it computed NaN.
+            InputError: the model cannot decode a request, or it computed NaN (DamagedModel).
         """
         if not plan.requests:
             return plan.finish([])
@@ -223,7 +223,7 @@ class Scheduler:
         if self._jobs and excess > 0:
             raise Overloaded(min(excess / self.speed(), self.most_wait))
         with self._work:
-            if self._stopping:
+            if self.stopping:
                 raise stopping()
             self._inbox.append(job)
             self._work.notify()
@@ -276,7 +276,7 @@ class Scheduler:
                 self._send_results()
         finally:
             with self._work:
-                self._stopping = True
+                self.stopping = True
             decoding = (
                 job for lane in self._lanes.values() for job in [*lane.waiting, *lane.reset()]
             )
@@ -288,9 +288,9 @@ class Scheduler:
         """Wait for work; sort new and cancelled jobs. Returns False if the service is stopping."""
         with self._work:
             busy = bool(self._computing) or any(lane.busy for lane in self._lanes.values())
-            while not (busy or self._stopping or self._inbox or self._cancelled):
+            while not (busy or self.stopping or self._inbox or self._cancelled):
                 self._work.wait()
-            if self._stopping:
+            if self.stopping:
                 return False
             arrived, cancelled = list(self._inbox), list(self._cancelled)
             self._inbox.clear()
