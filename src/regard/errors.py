@@ -18,6 +18,10 @@ class InputError(ValueError):
     """The input cannot be used; the message is one line that says what to do."""
 
 
+class DamagedModel(InputError):
+    """A model computes NaN. To a service this is an error of its own, not of a request."""
+
+
 class TrainingFailed(RuntimeError):
     """Training failed; the last valid state is saved, and the message says how to continue."""
 

@@ -35,7 +35,7 @@ def serve(settings=None, models=BOX, **options):
         pool.add(name, models[name] if isinstance(models, dict) else boxed(name))
     pool.ready = True
     scheduler.start()
-    with socket.socket() as listening:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # asyncio then sets TCP_NODELAY
         listening.bind(("127.0.0.1", 0))
         server = Server(create_app(pool, settings, **options))
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +16,14 @@ import regard
 from regard.serve.api_common import MOST_WEIGHTS, any_model
 from regard.serve.api_search import DocumentCache, Documents
 from regard.serve.api_view import list_models
+from regard.serve.app import create_app
 from regard.serve.endpoint import Call
 from regard.serve.errors import Loading
-from regard.serve.models import ModelPool
+from regard.serve.models import ModelPool, ServedModel
 from regard.serve.scheduler import Scheduler
 from regard.serve.settings import Limits, Settings
 from regard.tasks.answer import Questions
+from regard.tasks.common import refuse_nan
 from regard.tasks.configuration import make_config
 from regard.view.walk import walk_config, walk_steps
 from regard.view.walk_json import walk_json
@@ -260,7 +264,7 @@ def test_tokenize(url):
 @pytest.mark.parametrize(
     ("path", "fields", "status", "field"),
     [
-        ("classify", {}, 400, None),
+        ("classify", {}, 400, "texts"),
         ("classify", {"texts": []}, 400, "texts"),
         ("classify", {"texts": "one"}, 400, "texts"),
         ("classify", {"texts": ["a", 1]}, 400, "texts[1]"),
@@ -278,6 +282,9 @@ def test_tokenize(url):
         ("search", {"queries": ["a"], "documents": ["b"] * 2_001}, 400, "documents"),
         ("search", {"queries": ["a"], "documents": ["b"], "documents_id": "c"}, 400, "documents"),
         ("search", {"queries": ["a"], "documents_id": "c"}, 404, "documents_id"),
+        ("search", {"queries": ["a"], "documents": ["b" * 20_001]}, 413, "documents"),
+        ("search", {"queries": ["a"] * 256, "documents": ["b" * 4_000] * 5}, 413, "queries"),
+        ("alternatives", {"text": "A cat.", "prefix": "x " * 999}, 400, "prefix"),
         ("attention", {"text": "a", "model": "none"}, 404, "model"),
         ("walk", {"text": "a" * 101}, 400, "text"),
         ("walk", {"text": "a", "style": "other"}, 400, "style"),
@@ -298,3 +305,34 @@ def test_missing_models_and_functions():
         assert error_of(f"{address}/api/translate", text="a")[0] == 404
         assert error_of(f"{address}/api/embed", texts=["a", "b"])[0] == 400
         assert error_of(f"{address}/api/search", queries=["a"], documents=["a", "b"])[0] == 400
+
+
+def test_damaged_model_is_an_error_of_the_service(url, monkeypatch):
+    async def compute_nan(self, texts):
+        refuse_nan([math.nan])
+
+    monkeypatch.setattr(ServedModel, "classify", compute_nan)
+    status, error = error_of(f"{url}/classify", texts=["a"])
+    assert (status, error["code"]) == (500, "damaged_model")
+
+
+def test_long_texts_of_options_are_not_tokenised_in_the_event_loop():
+    def thread(inputs, **options):
+        return threading.get_ident()
+
+    pool = ModelPool(Scheduler(1), Limits())
+    model = ServedModel("answer", SimpleNamespace(plan=thread), pool.scheduler, pool.limits)
+    own, long = threading.get_ident(), "a" * 3_000
+    assert asyncio.run(model.plan(["a"], context=["b"], prefix="c")) == own
+    assert asyncio.run(model.plan(["a"], context=[long])) != own
+    assert asyncio.run(model.plan(["a"], prefix=long)) != own
+
+
+def test_service_whose_thread_has_ended_is_not_ready():
+    pool = ModelPool(Scheduler(1), Limits())
+    gateway = create_app(pool, Settings())
+    assert not gateway.ready
+    pool.ready = True
+    assert gateway.ready
+    pool.scheduler.stop()
+    assert not gateway.ready

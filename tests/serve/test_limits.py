@@ -2,10 +2,11 @@
 
 import http.client
 import socket
+from dataclasses import replace
 
 import pytest
 
-from regard.serve import server
+from regard.serve import gateway, server
 from regard.serve.settings import Limits, Settings
 from serve.process import exchange, request, wait_for
 from serve.stub import PATHS, stub
@@ -147,3 +148,17 @@ def test_a_connection_without_a_request_is_closed():
                     except ConnectionResetError:
                         answer = b""
                     assert answer.endswith(b'{"status":"ok"}') or len(data) < 20
+
+
+def test_bodies_of_all_requests_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(gateway, "BODIES", 2)
+    with stub(Settings(limits=replace(LIMITS, body_seconds=20), access_log=False)) as address:
+        head = b"POST /api/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n"
+        with raw(address) as first, raw(address) as second:
+            for client in (first, second):
+                client.sendall(head + b" " * 880)
+            url, large = address + PATHS["api"], {"text": " " * 90, "other": "x" * 700}
+            wait_for(lambda: request(url, large)[0] == 503)
+            assert request(url, large)[2]["retry-after"] == "1"
+            assert request(url, {"text": "hi"})[0] == 200
+        wait_for(lambda: request(url, large)[0] == 200)

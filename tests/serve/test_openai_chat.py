@@ -148,6 +148,8 @@ def test_model_without_dialogues(chat):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "x" * 20_001}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "\n" * 20_001}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x"}] * 4_097}, "messages"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
     ],
 )  # fmt: skip

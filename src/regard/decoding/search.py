@@ -131,12 +131,11 @@ class DecodingPlan:
             tokenizers=self.tokenizers, clean=self.clean,
         ))  # fmt: skip
 
-    def spell(self, predictions: list[Prediction]) -> list[Prediction]:
-        """Add texts to the predictions of a search, one for each request; see `decode`."""
-        for prediction, request in zip(predictions, self.requests, strict=True):
-            prediction.source_ids = request.source
-            spell(prediction, self.tokenizers, self.options.n_best, self.clean)
-        return predictions
+    def spell(self, i: int, prediction: Prediction) -> Prediction:
+        """Add the text to the prediction for the request with index i; see `decode`."""
+        prediction.source_ids = self.requests[i].source
+        spell(prediction, self.tokenizers, self.options.n_best, self.clean)
+        return prediction
 
 
 def batches(

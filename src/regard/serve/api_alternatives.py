@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from regard.decoding.continuous import READ_TOKENS
 from regard.decoding.predictions import Prediction
 from regard.decoding.requests import Request
 from regard.decoding.score import score
@@ -116,12 +117,19 @@ async def find_place(
     are dropped, and only tokens that begin with a space are used. If the prefix ends inside a word,
     which then rarely has the tokens that the model would choose, the word begins earlier: tokens
     that begin with this part of the word come first.
+
+    Raises:
+        ServiceError: text and prefix have more tokens than the model reads between two steps.
     """
     kept = prefix.rstrip() if tokenizer.kind == "bpe" else prefix
     ids = tokenizer.encode(kept)
+    if (tokens := len(request.source) + len(ids)) > READ_TOKENS:
+        raise bad_request(
+            f"prefix: it has, with the text, {tokens} tokens, but at most {READ_TOKENS}", "prefix"
+        )
     outputs = [[*ids, request.eos]]
     run = partial(score, model.model.transformer, [request], outputs, MOST_PROBABLE)
-    [scored] = await model.call(run, len(request.source) + len(ids))
+    [scored] = await model.call(run, tokens)
     likely = [
         [token for token, _ in tokens if tokenizer.pieces[token].strip()]
         for tokens in scored.alternatives

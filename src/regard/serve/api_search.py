@@ -21,6 +21,7 @@ from regard.serve.errors import ServiceError, bad_request
 from regard.serve.models import ServedModel, in_thread
 
 Vectors = NDArray[np.float32]
+MOST_RESULT = 5_000_000  # characters of documents in a response
 CACHE_BYTES = 64_000_000  # of the vectors and texts of uploaded documents
 
 
@@ -130,10 +131,21 @@ async def search(call: Call, request: SearchRequest) -> SearchResponse:
     queries = check_texts(call, request.queries, "queries")
     id, documents = await find_documents(call, model, request)
     vectors = np.stack(await model.embed(queries))
+    check_result(len(queries), request.top, documents.texts)
     find = partial(nearest, vectors, documents.vectors, documents.texts, request.top)
     hits = await in_thread(find, 10 * len(queries) * len(documents.texts))
     results = [[DocumentHit(hit.score, hit.line, hit.text) for hit in each] for each in hits]
     return SearchResponse(model.name, id, results)
+
+
+def check_result(queries: int, top: int, texts: Sequence[str]) -> None:
+    """Refuse a request whose response could be very large, because it repeats documents."""
+    characters = queries * sum(sorted(map(len, texts))[-top:])
+    if characters > MOST_RESULT:
+        raise ServiceError(
+            413, f"queries: the results can have {characters} characters, but at most "
+            f"{MOST_RESULT}: send fewer queries or lower top", code="too_large", field="queries",
+        )  # fmt: skip
 
 
 async def find_documents(
@@ -155,6 +167,11 @@ async def find_documents(
     texts, most = request.documents, call.settings.limits.documents
     if not 1 <= len(texts) <= most:
         raise bad_request(f"documents: {len(texts)} texts, but 1 to {most}", "documents")
+    if (longest := max(map(len, texts))) > (limit := call.settings.limits.characters):
+        raise ServiceError(
+            413, f"documents: one has {longest} characters, but at most {limit}",
+            code="too_large", field="documents",
+        )  # fmt: skip
     characters = sum(map(len, texts))
     id = await in_thread(
         lambda: f"{digest([model.name])[:8]}-{digest(texts)[:32]}", characters // 10

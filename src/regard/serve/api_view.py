@@ -83,7 +83,7 @@ def describe_model(served: ServedModel) -> ModelDescription:
         sum(parameter.numel() for parameter in model.transformer.parameters()),
         model.target_tokenizer.size, model.longest,
         model.labels if served.task == "classify" else None,
-        getattr(model.config.data, "dialogue", False),
+        model.config.data.dialogue,
     )  # fmt: skip
 
 

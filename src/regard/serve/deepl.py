@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,6 +22,9 @@ UNLIMITED = 10**12  # DeepL's own value of a limit for accounts without one
 CHARACTERS = "regard_deepl_characters_total"  # of GAUGES in metrics.py
 
 
+Code = Annotated[str, msgspec.Meta(max_length=20)]  # of a language
+
+
 def error_body(error: ServiceError) -> dict[str, Any]:
     """The body of an error response."""
     body = {"message": error.message}
@@ -35,11 +38,14 @@ class TranslateRequest(msgspec.Struct):
     """Translate texts; other options of DeepL are ignored."""
 
     text: str | list[str]
-    target_lang: str
-    source_lang: str | None = None
+    target_lang: Code
+    source_lang: Code | None = None
     tag_handling: Literal["html", "xml", ""] | None = None
     split_sentences: str | int | None = None  # 0, 1 or nonewlines
-    ignore_tags: str | list[str] = ""
+    ignore_tags: (
+        Annotated[str, msgspec.Meta(max_length=10_000)]
+        | Annotated[list[str], msgspec.Meta(max_length=1_000)]
+    ) = ""
     show_billed_characters: bool = False
 
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from regard.errors import InputError
-from regard.serve.errors import Overloaded, ServiceError, TimedOut, bad_request
+from regard.serve.errors import Overloaded, ServiceError, TimedOut, bad_request, service_error
 from regard.serve.settings import Settings
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def make_route(endpoint: Endpoint) -> Route:
         except ServiceError as error:
             return error_response(endpoint.interface, error)
         except InputError as error:
-            return error_response(endpoint.interface, bad_request(str(error)))
+            return error_response(endpoint.interface, service_error(error))
         except asyncio.CancelledError:
             if await http.is_disconnected():
                 return Response(status_code=DISCONNECTED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from regard.errors import DamagedModel, InputError
+
 
 class ServiceError(Exception):
     """A request that gets an error response.
@@ -31,6 +33,13 @@ class ServiceError(Exception):
 def bad_request(message: str, field: str | None = None) -> ServiceError:
     """The error for a request that is not valid."""
     return ServiceError(400, message, field=field)
+
+
+def service_error(error: InputError) -> ServiceError:
+    """An error of the package as one of a request, which is not valid, or of the service."""
+    if isinstance(error, DamagedModel):
+        return ServiceError(500, str(error), code="damaged_model")
+    return bad_request(str(error))
 
 
 class Overloaded(ServiceError):

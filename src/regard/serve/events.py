@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from regard.errors import InputError
 from regard.serve.endpoint import Call, Interface, disconnected
-from regard.serve.errors import Overloaded, ServiceError, TimedOut, bad_request
+from regard.serve.errors import Overloaded, ServiceError, TimedOut, service_error
 
 PING_SECONDS = 15.0  # without an event, after which a comment keeps the connection open
 SEND_SECONDS = 10.0  # beyond the time of a request, for a client that reads slowly
@@ -129,11 +129,11 @@ class EventStream(Response):
             pings.cancel()
         await send_bytes(end, more=False)
 
-    def _service_error(self, error: Exception) -> ServiceError:
+    def _service_error(self, error: ServiceError | InputError | TimeoutError) -> ServiceError:
         """The error as an error of the service."""
         if isinstance(error, TimeoutError):
             return TimedOut(self.call.settings.limits.seconds)
-        return error if isinstance(error, ServiceError) else bad_request(str(error))
+        return error if isinstance(error, ServiceError) else service_error(error)
 
     async def _ping(self, send_bytes: Callable[[bytes], Any]) -> None:
         """Send a comment when there was no event for PING_SECONDS."""

@@ -31,12 +31,24 @@ class Disconnected(Exception):
     """The client closed the connection before its request was complete."""
 
 
+class BodyMemory:
+    """The bytes of the bodies of all requests that are being answered.
+
+    Args:
+        most: beyond which further bodies are refused.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most, self.used = most, 0
+
+
 class Exchange:
     """A request and its response.
 
     Args:
         scope, receive, send: of ASGI.
         headers: of every response to this request, beside the security headers.
+        memory: counts the bytes of the body, until `release`.
     """
 
     def __init__(
@@ -45,8 +57,10 @@ class Exchange:
         receive: Receive,
         send: Send,
         headers: list[tuple[bytes, bytes]],
+        memory: BodyMemory,
     ) -> None:
         self.scope, self._receive, self._send = scope, receive, send
+        self._memory, self._counted = memory, 0  # bytes that are counted in `memory`
         self.headers = Headers(scope=scope)
         self.path: str = scope["path"]
         self.method: str = scope["method"]
@@ -71,7 +85,7 @@ class Exchange:
         """Read the body of the request.
 
         Raises:
-            ServiceError: it is too large, or takes too long.
+            ServiceError: it is too large, alone or with those of other requests, or takes too long.
             Disconnected: the client closed the connection.
         """
         if self._body is None:
@@ -97,6 +111,7 @@ class Exchange:
             part = message.get("body", b"")
             size += len(part)
             if size <= most:
+                self._count(len(part))
                 body += part
             elif size > DISCARDED * most:
                 break
@@ -105,6 +120,21 @@ class Exchange:
                 413, f"the body of the request is larger than {most} bytes", code="too_large"
             )
         return bytes(body)
+
+    def _count(self, size: int) -> None:
+        """Count bytes of the body, or refuse it."""
+        if self._memory.used + size > self._memory.most:
+            raise ServiceError(
+                503, "the service has too many large requests: try again soon",
+                code="overloaded", retry_after=1,
+            )  # fmt: skip
+        self._memory.used += size
+        self._counted += size
+
+    def release(self) -> None:
+        """Stop counting the body, when the request is done."""
+        self._memory.used -= self._counted
+        self._counted = 0
 
     async def receive(self) -> Message:
         """`receive` for the application: the body that was read, then what follows."""

@@ -8,10 +8,8 @@ loaded; other requests wait until the endpoints exist.
 from __future__ import annotations
 
 import asyncio
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,12 +19,12 @@ from starlette.responses import Response
 from starlette.routing import Router, compile_path
 from starlette.types import Receive, Scope, Send
 
-from regard.console import warn
 from regard.serve.access import ProxyList, RateLimit, body_key, header_key, rate_group
 from regard.serve.endpoint import Endpoint, Interface, error_response, json_response
 from regard.serve.errors import ServiceError, TimedOut
-from regard.serve.exchange import Disconnected, Exchange
+from regard.serve.exchange import BodyMemory, Disconnected, Exchange
 from regard.serve.keys import KeyFile
+from regard.serve.log import Log
 from regard.serve.metrics import CONTENT_TYPE, Metrics
 from regard.serve.pages import page_routes
 from regard.serve.settings import Settings
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
     from regard.serve.models import ModelPool
 
 GRACE = 15.0  # seconds after Limits.seconds until a request is stopped here, if its handler is not
+BODIES = 64  # times Limits.body_bytes: the bytes of the bodies of all requests together
 OWN = ("/health", "/ready", "/metrics")  # paths that the gateway answers
 OPEN = {"/api", "/frontend/settings", "/languages", "/openapi.json"}  # endpoints without a key
 NO_KEY = {"deepl": 403, "libretranslate": 403}  # status without a valid key; others: 401
@@ -54,20 +53,12 @@ def plain_error(error: ServiceError) -> Any:
 PLAIN = Interface("", plain_error)
 
 
-def write_line(line: str) -> None:
-    """Write a line of the access log."""
-    with suppress(OSError):  # standard error is closed: requests must still be answered
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-
-
 class Gateway:
     """The ASGI application of a service. Requests wait until `open` is called.
 
     Args:
         settings: the settings.
         metrics: the metrics of this process.
-        log: writes a line of the access log.
         rates: counts the requests of each client. Default: in this process.
 
     Raises:
@@ -78,17 +69,17 @@ class Gateway:
         self,
         settings: Settings,
         metrics: Metrics | None = None,
-        log: Callable[[str], None] = write_line,
         rates: RateLimit | SharedRates | None = None,
     ) -> None:
         self.settings, self.metrics = settings, metrics or Metrics()
         self.connections: Callable[[], int] = lambda: 0  # open connections, set by the server
         self.stopping = False  # whether requests are cancelled because the service ends
-        self._log = log if settings.access_log else None
+        self.log = Log()
         self._keys = KeyFile(settings.keys) if settings.keys else None
         self._rates = rates or RateLimit(settings.requests_per_minute)
         self._proxies = ProxyList(settings.proxies)
         self._pages = Router(page_routes())
+        self._memory = BodyMemory(BODIES * settings.limits.body_bytes)
         self._exchanges: set[Exchange] = set()  # requests that are being answered
         self._app: Starlette | None = None
         self._pool: ModelPool | None = None
@@ -118,21 +109,23 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """Whether all models are loaded."""
-        return self._pool is not None and self._pool.ready
+        """Whether all models are loaded, and can be used."""
+        pool = self._pool
+        return pool is not None and pool.ready and not pool.scheduler.stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        exchange = Exchange(scope, receive, send, self._cors(scope))
+        exchange = Exchange(scope, receive, send, self._cors(scope), self._memory)
         self._exchanges.add(exchange)
         try:
             await self._answer(exchange)
         finally:
             self._exchanges.remove(exchange)
+            exchange.release()
             self.metrics.count(*self._measured(exchange))
-            if self._log:
-                self._log(exchange.log_line(self.settings.json_log))
+            if self.settings.access_log:
+                self.log(exchange.log_line(self.settings.json_log))
 
     async def _answer(self, exchange: Exchange) -> None:
         """Respond to a request, whatever happens."""
@@ -158,8 +151,8 @@ class Gateway:
         except Exception as error:  # noqa: BLE001 - the service must go on
             # The message could contain the text of the request.
             places = "".join(traceback.format_tb(error.__traceback__))
-            warn(f"request {exchange.id} failed with {type(error).__name__}")
-            write_line(places.rstrip("\n"))
+            self.log(f"regard: request {exchange.id} failed with {type(error).__name__}")
+            self.log(places.rstrip("\n"))
             failed = ServiceError(500, "the service failed to answer", code="internal_error")
             await self._send_error(exchange, failed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from regard.serve.errors import ServiceError
 MOST_ROWS = 256  # hypotheses of the running batch of a model
 TURNS = 32  # jobs that take turns to join; later ones wait
 MOST_PLACES = 65_536  # tokens that its caches have memory for
+TURN_SECONDS = 0.002  # for which results of a step occupy the event loop
 
 
 @dataclass(eq=False)
@@ -57,10 +59,11 @@ class DecodingJob(Job):
         return len(request.source) + request.max_tokens(config, self.plan.options)
 
     def predict(self, i: int, running: RunningRequest) -> int:
-        """Store the prediction of a request; returns the number of its tokens."""
+        """Store the prediction of a request, with its text; returns the number of its tokens."""
         details, options = self.plan.details, self.plan.options
-        self.predictions[i] = running.prediction(details.history, spares=options.n_best > 1)
-        return len(self.predictions[i].token_ids)
+        prediction = running.prediction(details.history, spares=options.n_best > 1)
+        self.predictions[i] = self.plan.spell(i, prediction)
+        return len(prediction.token_ids)
 
     def in_order(self) -> list[Prediction]:
         """The predictions of all requests."""
@@ -192,9 +195,15 @@ class Lane:
             self.leave(running)
 
 
-def run_all(calls: Sequence[Callable[[], object]]) -> None:
-    for call in calls:
-        call()
+def run_all(loop: asyncio.AbstractEventLoop, calls: deque[Callable[[], object]]) -> None:
+    """Call functions in an event loop. It does other work in between, because the predictions of
+    many requests that finish in one step take long."""
+    end = time.monotonic() + TURN_SECONDS
+    while calls:
+        calls.popleft()()
+        if calls and time.monotonic() > end:
+            loop.call_soon(run_all, loop, calls)
+            return
 
 
 def stopping() -> ServiceError:

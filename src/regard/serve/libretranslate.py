@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,10 +12,12 @@ from regard.serve.document import Format
 from regard.serve.endpoint import Call, Endpoint, Interface, check_texts
 from regard.serve.errors import ServiceError, bad_request
 from regard.serve.languages import detect, language_name, targets_by_source
-from regard.serve.models import in_thread
 from regard.serve.translation import translate
 
 TIMEOUT = 500  # milliseconds that a page waits before it translates what was typed
+
+
+Code = Annotated[str, msgspec.Meta(max_length=20)]  # of a language
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:
@@ -29,8 +32,8 @@ class TranslateRequest(msgspec.Struct):
     """Translate a text, or several ones. `api_key` is read elsewhere."""
 
     q: str | list[str]
-    source: str
-    target: str
+    source: Code
+    target: Code
     format: Literal["text", "html"] = "text"
     alternatives: Annotated[int, msgspec.Meta(ge=0)] = 0
     api_key: str | None = None
@@ -132,9 +135,7 @@ async def translate_texts(call: Call, request: TranslateRequest) -> TranslateRes
 async def detect_languages(call: Call, request: DetectRequest) -> list[DetectedLanguage]:
     """POST /detect."""
     texts = texts_of(call, request.q)
-    results = await in_thread(
-        lambda: [detect(text, call.pool) for text in texts], sum(map(len, texts))
-    )
+    results = await asyncio.to_thread(lambda: [detect(text, call.pool) for text in texts])
     return [DetectedLanguage(each.confidence, each.language) for each in results]
 
 

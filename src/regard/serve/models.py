@@ -69,7 +69,8 @@ class ServedModel:
     async def plan(self, inputs: Sequence[str], **options: Any) -> DecodingPlan:
         """Tokenise texts; see `Model.plan`."""
         make = partial(self.model.plan, list(inputs), warn=ignore_warning, **options)
-        return await in_thread(make, sum(map(len, inputs)))
+        others = [options.get("prefix") or "", *(options.get("context") or ())]
+        return await in_thread(make, sum(map(len, [*inputs, *others])))
 
     def stream(
         self, plan: DecodingPlan

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from regard.serve.endpoint import Call
+from regard.serve.endpoint import Call, check_texts
 from regard.serve.errors import bad_request
 from regard.serve.events import stream_events
 from regard.serve.models import ServedModel
@@ -49,18 +49,23 @@ class Message(msgspec.Struct):
     content: str | list[TextPart]
 
     @property
+    def texts(self) -> list[str]:
+        """The texts of all parts."""
+        if isinstance(self.content, str):
+            return [self.content]
+        return [part.text for part in self.content]
+
+    @property
     def line(self) -> str:
         """The text in one line."""
-        text = self.content
-        if not isinstance(text, str):
-            text = "\n".join(part.text for part in text)
-        return " ".join(line.strip() for line in text.splitlines()).strip()
+        lines = (line.strip() for text in self.texts for line in text.splitlines())
+        return " ".join(lines).strip()
 
 
 class ChatRequest(SamplingRequest):
     """Write the next turn of a dialogue."""
 
-    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4_096)]
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     logprobs: bool | None = None
@@ -193,6 +198,8 @@ def max_tokens(model: ServedModel, request: ChatRequest) -> int:
 
 async def prompts(call: Call, model: ServedModel, request: ChatRequest) -> list[list[int]]:
     """The token ids of the dialogue: one line for each message that is not empty."""
+    everything = "".join(text for message in request.messages for text in message.texts)
+    check_texts(call, [everything], "messages")
     if not (lines := [line for message in request.messages if (line := message.line)]):
         raise bad_request("messages: all messages are empty", "messages")
     text = "".join(f"{line}\n" for line in lines)

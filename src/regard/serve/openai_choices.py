@@ -272,7 +272,7 @@ def make_choices(
 
 
 def refuse_damage(predictions: list[Prediction]) -> list[Prediction]:
-    """Return predictions, or raise an InputError if the model computed NaN."""
+    """Return predictions, or raise a DamagedModel if the model computed NaN."""
     refuse_nan(prediction.score for prediction in predictions)
     return predictions
 

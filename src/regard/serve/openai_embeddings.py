@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from regard.tasks.common import refuse_nan
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Compute the vectors of texts. The model reads the beginning of a text that is too long."""
 
-    model: str
+    model: Annotated[str, msgspec.Meta(max_length=200)]
     input: Texts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None

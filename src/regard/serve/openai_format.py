@@ -52,6 +52,10 @@ async def token_ids(call: Call, texts: Texts, tokenizer: Tokenizer, field: str) 
     items = [texts] if isinstance(texts, str) else texts
     if not items:
         raise bad_request(f"{field}: the list is empty", field)
+    if len(items) > (most := call.settings.limits.characters):
+        raise ServiceError(
+            413, f"{field}: {len(items)} items, but at most {most}", code="too_large", field=field
+        )
     if len({type(item) for item in items}) > 1:
         raise bad_request(f"{field}: texts and token ids cannot be mixed in one list", field)
     if strings := [item for item in items if isinstance(item, str)]:
@@ -93,7 +97,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class SamplingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields that requests for completions and chat completions share."""
 
-    model: str
+    model: Annotated[str, msgspec.Meta(max_length=200)]
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=256)] | None = None

@@ -68,7 +68,7 @@ class Scheduler:
         self._work = threading.Condition()  # protects the next three
         self._inbox: deque[Job] = deque()
         self._cancelled: deque[Job] = deque()
-        self._stopping = False
+        self.stopping = False  # whether jobs are refused: after `stop`, or if the thread failed
         # Changed by the event loop only.
         self.outstanding = 0  # tokens of jobs that are not done
         self.decoded_tokens = 0  # tokens of finished outputs
@@ -92,7 +92,7 @@ class Scheduler:
     def stop(self) -> None:
         """Stop the thread after the current step; jobs that are not done fail."""
         with self._work:
-            self._stopping = True
+            self.stopping = True
             self._work.notify()
         if self._thread.is_alive():
             self._thread.join()
@@ -131,7 +131,7 @@ class Scheduler:
         Raises:
             Overloaded: the queue is full.
             ServiceError: the service is stopping.
-            InputError: the model cannot decode a request, or it computed NaN.
+            InputError: the model cannot decode a request, or it computed NaN (DamagedModel).
         """
         if not plan.requests:
             return plan.finish([])
@@ -141,7 +141,7 @@ class Scheduler:
             await job.future
         finally:
             self._release(job)
-        return plan.finish(plan.spell(job.in_order()))
+        return plan.finish(job.in_order())
 
     async def stream(
         self, transformer: Transformer, plan: DecodingPlan
@@ -166,7 +166,7 @@ class Scheduler:
             await job.future
         finally:
             self._release(job)
-        [prediction] = plan.finish(plan.spell(job.in_order()))
+        [prediction] = plan.finish(job.in_order())
         yield prediction.token_ids, prediction
 
     async def compute(
@@ -216,14 +216,14 @@ class Scheduler:
 
     def _submit(self, job: Job) -> None:
         """Put a job into the queue."""
-        most = self.queue_tokens
+        most: float = self.queue_tokens
         if time.monotonic() - self._busy_since > SPEED_WINDOW / 2 and self.waiting:
-            most = min(most, int(self.most_wait * self.speed()))
+            most = min(most, self.most_wait * self.speed())
         excess = self.outstanding + job.tokens - most
         if self._jobs and excess > 0:
             raise Overloaded(min(excess / self.speed(), self.most_wait))
         with self._work:
-            if self._stopping:
+            if self.stopping:
                 raise stopping()
             self._inbox.append(job)
             self._work.notify()
@@ -233,9 +233,10 @@ class Scheduler:
         self.outstanding += job.tokens
 
     def _release(self, job: Job) -> None:
-        """Count a job that is done, or cancel it."""
+        """Count a job that is done, or cancel what is left of one that failed or is not needed."""
         self._jobs.discard(job)
-        if job.future.done() and not job.future.cancelled():
+        future = job.future
+        if future.done() and not future.cancelled() and future.exception() is None:
             self._count(job, job.tokens)
             return
         self.outstanding -= job.tokens
@@ -275,7 +276,7 @@ class Scheduler:
                 self._send_results()
         finally:
             with self._work:
-                self._stopping = True
+                self.stopping = True
             decoding = (
                 job for lane in self._lanes.values() for job in [*lane.waiting, *lane.reset()]
             )
@@ -287,9 +288,9 @@ class Scheduler:
         """Wait for work; sort new and cancelled jobs. Returns False if the service is stopping."""
         with self._work:
             busy = bool(self._computing) or any(lane.busy for lane in self._lanes.values())
-            while not (busy or self._stopping or self._inbox or self._cancelled):
+            while not (busy or self.stopping or self._inbox or self._cancelled):
                 self._work.wait()
-            if self._stopping:
+            if self.stopping:
                 return False
             arrived, cancelled = list(self._inbox), list(self._cancelled)
             self._inbox.clear()
@@ -395,5 +396,5 @@ class Scheduler:
     def _send_results(self) -> None:
         for loop, calls in self._results.items():
             with suppress(RuntimeError):  # the event loop is closed
-                loop.call_soon_threadsafe(run_all, calls)
+                loop.call_soon_threadsafe(run_all, loop, deque(calls))
         self._results = {}

@@ -181,6 +181,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if self.server_state.tasks:  # cancelled: they send their errors
             await asyncio.wait(self.server_state.tasks, timeout=1)
+        await asyncio.to_thread(self.gateway.log.flush)
 
 
 class Service:

@@ -69,8 +69,8 @@ async def translate(
     documents = await in_thread(lambda: [read_document(text, form) for text in texts], size)
     detected: list[DetectedLanguage | None] = [None] * len(texts)
     if source == AUTO:
-        detected = await in_thread(
-            lambda: [detect(document.words, pool) for document in documents], size
+        detected = await asyncio.to_thread(  # the first call loads data, in half a second
+            lambda: [detect(document.words, pool) for document in documents]
         )
     sources = [each.language if each else source for each in detected]
     models = [choose_model(pool, each, target, source == AUTO) for each in sources]

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from regard.errors import InputError
+from regard.errors import DamagedModel, InputError
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Prediction, Tokenizer
@@ -37,9 +37,9 @@ def warn_cut(tokenizer: Tokenizer, texts: Sequence[str], context: Context) -> No
 
 
 def refuse_nan(values: Iterable[float]) -> None:
-    """Raise an InputError if a value is NaN, which a model can compute from finite weights."""
+    """Raise a DamagedModel if a value is NaN, which a model can compute from finite weights."""
     if any(map(math.isnan, values)):
-        raise InputError(
+        raise DamagedModel(
             "the model computed NaN: its weights are damaged or too large for its precision; load "
             "it with dtype float32, or train it again"
         )
