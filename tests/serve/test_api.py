@@ -260,7 +260,7 @@ def test_tokenize(url):
 @pytest.mark.parametrize(
     ("path", "fields", "status", "field"),
     [
-        ("classify", {}, 400, None),
+        ("classify", {}, 400, "texts"),
         ("classify", {"texts": []}, 400, "texts"),
         ("classify", {"texts": "one"}, 400, "texts"),
         ("classify", {"texts": ["a", 1]}, 400, "texts[1]"),
@@ -289,6 +289,13 @@ def test_errors_name_the_field(url, path, fields, status, field):
     code, error = error_of(f"{url}/{path}", **fields)
     assert (code, error["field"]) == (status, field)
     assert error["message"]
+
+
+def test_an_unknown_field_is_answered_with_the_known_ones(url):
+    _, error = error_of(f"{url}/tokenize", texts=["a"])
+    assert error["message"] == (
+        "texts: object contains unknown field `texts`; known: text, model, side"
+    )
 
 
 def test_missing_models_and_functions():

@@ -98,7 +98,7 @@ def serve_options(verb: argparse.ArgumentParser) -> None:
             number = shared.bounded(int, 1, 10**9)
         limits.add_argument(
             f"--max-{field.name.replace('_', '-')}", type=number, default=default, metavar="N",
-            dest=field.name, help=f"{LIMITS[field.name]} (default: {default:,g})",
+            dest=field.name, help=f"{LIMITS[field.name]} (default: {default:,.0f})",
         )  # fmt: skip
 
 
