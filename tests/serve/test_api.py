@@ -298,6 +298,13 @@ def test_errors_name_the_field(url, path, fields, status, field):
     assert error["message"]
 
 
+def test_an_unknown_field_is_answered_with_the_known_ones(url):
+    _, error = error_of(f"{url}/tokenize", texts=["a"])
+    assert error["message"] == (
+        "texts: object contains unknown field `texts`; known: text, model, side"
+    )
+
+
 def test_missing_models_and_functions():
     with serve(Settings(limits=Limits(items=1, documents=1)), models=("embed",)) as address:
         assert error_of(f"{address}/api/walk", text="a")[0] == 404

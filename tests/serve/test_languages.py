@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from regard.errors import InputError
 from regard.serve.languages import detect, identifier, language_name, targets_by_source
+from regard.serve.models import languages_of
 from serve.scripted import ScriptedModel, copy, pool_of
 
 POOL = pool_of(
@@ -49,6 +53,27 @@ def test_languages_of_the_service():
     assert targets_by_source(POOL) == {"en": ["de", "fr"], "de": ["en"]}
     assert detect("", pool_of()).language == "en"
     assert (language_name("de"), language_name("tlh")) == ("German", "tlh")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "languages"),
+    [
+        ("en-de", ["a.fr", "a.it"], ("en", "de")),
+        ("run", ["train.en", "train.de"], ("en", "de")),
+        ("run", ["train.en.gz", "train.de.xz"], ("en", "de")),
+        ("run", ["train.en.txt", "train.de.txt"], ("en", "de")),
+        ("run", ["en.txt", "de.txt"], None),
+        ("run", ["a.en", "b.en"], None),
+        ("run", ["pairs.tsv"], None),
+    ],
+)
+def test_languages_of_a_model(name, files, languages):
+    model = SimpleNamespace(config=SimpleNamespace(data=SimpleNamespace(train=files)))
+    if languages is None:
+        with pytest.raises(InputError, match=r"write -m en-de=MODEL"):
+            languages_of(name, model)
+    else:
+        assert languages_of(name, model) == languages
 
 
 def test_languages_of_the_service_are_more_probable():

@@ -94,6 +94,13 @@ def test_html(url):
     assert translation.count("&amp;") == 1
 
 
+def test_json_that_is_declared_as_a_form(url):
+    body = b'{"q": "A dog.", "source": "en", "target": "de"}'
+    status, answer = send(f"{url}/translate", body, "application/x-www-form-urlencoded")
+    assert status == 400
+    assert "content-type: application/json" in answer["error"]
+
+
 def test_form(url):
     form = urllib.parse.urlencode([("q", "A dog."), ("q", "A cat."), ("source", "en"), ("target", "de"),
                                    ("alternatives", "1"), ("format", "text")])  # fmt: skip

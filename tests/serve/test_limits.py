@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -113,6 +114,21 @@ def test_too_many_connections_get_an_error_but_health_is_answered():
         assert (
             refused.read() == b'{"message":"the service has too many connections: try again soon"}'
         )
+
+
+def test_only_connections_beyond_the_limit_are_refused_if_they_arrive_together():
+    with stub(Settings(limits=Limits(connections=4))) as address:
+        clients = [raw(address) for _ in range(12)]
+        head = b"POST /v2/translate HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+        for client in clients:
+            client.sendall(head)
+        for client in clients:
+            with suppress(OSError):  # it is refused and closed
+                client.sendall(b"{}")
+        answers = [client.recv(12) for client in clients]
+        assert answers.count(b"HTTP/1.1 200") >= 4
+        for client in clients:
+            client.close()
 
 
 def test_idle_connections_do_not_keep_others_out():

@@ -66,9 +66,11 @@ class Parser(argparse.ArgumentParser):
         if flags := [word for word in rest if word.startswith("-") and len(word) > 1]:
             raise self.unknown_option(flags[0].partition("=")[0])
         if rest:
-            quotes = "a text of several words needs quotation marks"
+            hint = ""
+            if any(not action.option_strings for action in self._actions):
+                hint = ": a text of several words needs quotation marks"
             raise InputError(
-                f"unexpected argument {shortened(rest[0])!r}: {quotes} (see: {self.prog} --help)"
+                f"unexpected argument {shortened(rest[0])!r}{hint} (see: {self.prog} --help)"
             )
         return options, rest
 

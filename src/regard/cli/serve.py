@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 from dataclasses import fields
 from typing import Any
@@ -98,7 +99,7 @@ def serve_options(verb: argparse.ArgumentParser) -> None:
             number = shared.bounded(int, 1, 10**9)
         limits.add_argument(
             f"--max-{field.name.replace('_', '-')}", type=number, default=default, metavar="N",
-            dest=field.name, help=f"{LIMITS[field.name]} (default: {default:,g})",
+            dest=field.name, help=f"{LIMITS[field.name]} (default: {default:,.0f})",
         )  # fmt: skip
 
 
@@ -177,6 +178,11 @@ def chosen_settings(options: argparse.Namespace) -> Settings:
     """The settings that the options describe."""
     if options.private_key is not None and options.certificate is None:
         raise InputError("--private-key needs --certificate FILE")
+    for origin in options.cors:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise InputError(
+                f"--cors {origin!r}: write an origin such as https://example.org, without a path"
+            )
     limits = Limits(**{field.name: getattr(options, field.name) for field in fields(Limits)})
     return Settings(
         host=options.host, port=options.port, limits=limits, keys=options.keys,

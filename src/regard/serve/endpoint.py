@@ -140,6 +140,10 @@ async def read_request(endpoint: Endpoint, http: Request) -> Any:
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
         if endpoint.method == "GET" or kind == "application/x-www-form-urlencoded":
+            if endpoint.method == "POST" and body.startswith(b"{"):  # curl -d declares it a form
+                raise bad_request(
+                    "the body is JSON: send the header content-type: application/json"
+                )
             fields = parse_qs(
                 # The client of DeepL sends a form in the body of GET requests.
                 (endpoint.method == "GET" and http.url.query) or body.decode(),
@@ -161,6 +165,8 @@ async def read_request(endpoint: Endpoint, http: Request) -> Any:
         message, _, place = str(error).partition(" - at `$")
         field = place.rstrip("`").lstrip(".") or None
         if " field `" in message:  # it is unknown or missing
+            if field is None and "unknown field" in message:
+                message += f"; known: {', '.join(endpoint.request.__struct_encode_fields__)}"
             field = ".".join(filter(None, (field, message.split("`")[1])))
         where = f"{field}: " if field else ""
         raise bad_request(f"{where}{message[0].lower()}{message[1:]}", field) from None

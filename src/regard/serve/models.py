@@ -33,6 +33,7 @@ from regard.tasks.fill import Filled
 T = TypeVar("T")
 INLINE = 2_000  # characters that are tokenised in the event loop; longer texts in another thread
 LANGUAGES = re.compile(r"([a-z]{2,3})-([a-z]{2,3})")  # source and target: "en-de"
+FORMATS = {"csv", "gz", "tsv", "txt", "xz", "zst"}  # suffixes of files that are not languages
 
 
 def ignore_warning(index: int, message: str) -> None:
@@ -187,7 +188,8 @@ class ModelPool:
                 return model
         if not self.ready:
             raise Loading
-        known = ", ".join("-".join(model.languages) for model in models if model.languages)
+        pairs = dict.fromkeys("-".join(model.languages) for model in models if model.languages)
+        known = ", ".join(pairs)
         raise ServiceError(
             400, f"no model translates from {source} to {target}; known: {known or 'none'}",
             code="unsupported_languages", field="target",
@@ -204,12 +206,12 @@ def languages_of(name: str, model: Model) -> tuple[str, str]:
     if pair := LANGUAGES.fullmatch(name):
         return pair[1], pair[2]
     files = [Path(file) for file in model.config.data.train]
-    suffixes = [file.suffixes for file in files]
+    suffixes = [[suffix[1:] for suffix in file.suffixes] for file in files]
     known = [
-        next((s[1:] for s in reversed(each) if re.fullmatch(r"\.[a-z]{2,3}", s) and s != ".gz"), "")
+        next((s for s in reversed(each) if re.fullmatch("[a-z]{2,3}", s) and s not in FORMATS), "")
         for each in suffixes
     ]
-    if len(known) == 2 and all(known) and ".xz" not in known:
+    if len(known) == 2 and all(known) and known[0] != known[1]:
         return known[0], known[1]
     raise InputError(
         f"the languages of the model {name!r} are unknown: write -m en-de=MODEL for a model that "

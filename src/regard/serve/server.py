@@ -148,7 +148,14 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn_config(gateway))
         self.gateway = gateway
         self.signal: int | None = None  # that ended the service
-        gateway.connections = lambda: len(self.server_state.connections)
+        gateway.connections = self.connections
+
+    def connections(self) -> int:
+        """The number of open connections, without those of refused requests, which are closing."""
+        connections = self.server_state.connections
+        if len(connections) <= self.gateway.settings.limits.connections:
+            return len(connections)
+        return sum(not each.transport.is_closing() for each in connections)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
