@@ -209,11 +209,9 @@ def main(arguments: list[str]) -> int:
         "--connections", type=int, default=900, help="most connections of the load generator"
     )
     parser.add_argument(
-        "--data",
-        type=Path,
-        default=os.environ.get("REGARD_DATA"),
+        "--data", type=Path, default=os.environ.get("REGARD_DATA"),
         help="data folder (default: $REGARD_DATA)",
-    )
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     if options.data is None:
         parser.error("the folder with multi30k is unknown: use --data or set REGARD_DATA")

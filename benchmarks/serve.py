@@ -99,7 +99,7 @@ def check(name: str, answers: list[Answer], texts: list[str]) -> None:
     for answer in answers:
         if answer.status != 200 or json.loads(answer.body)["translatedText"] != texts[answer.index]:
             raise SystemExit(
-                f"{name} returned a different translation: status {answer.status}, "
+                f"{name} returned a different answer: status {answer.status}, "
                 f"{answer.body[:200]!r} for {texts[answer.index]!r}"
             )
 

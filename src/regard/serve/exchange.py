@@ -23,10 +23,7 @@ SECURITY_HEADERS = (
 REQUEST_ID = re.compile(r"[!-~]{1,64}")
 EVENT_STREAM = b"text/event-stream"
 DISCARDED = 16  # times Limits.body_bytes are read and discarded of a body that is too large
-COUNTED = (
-    "items",
-    "tokens",
-)  # numbers in the log, if the handler stored them
+COUNTED = ("items", "tokens")  # numbers in the log, if the handler stored them
 LOGGED_PATH = 200  # characters of a path in the log
 
 
