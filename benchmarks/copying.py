@@ -1,5 +1,5 @@
 """A model that copies its input, for programs that must translate the same texts in the same number
-of steps without limits on the length of the output.
+of steps, without a limit on the length of the output.
 
 The weights are random, except for one circuit: the cross-attention of the last decoder layer
 compares positions, and reads the source token at the position of the next target token. So every
@@ -29,7 +29,7 @@ MEAN, SPREAD, SHORTEST, LONGEST = 26, 0.5, 4, 60  # tokens of a sentence, log-no
 MARGIN = 20.0  # attention score of the right position above that of any other
 TOKEN = 3.0  # size of an embedding, compared with that of a position
 COPY, REST = 8.0, 0.02  # size of the copied vector, and of the output of all other sub-layers
-NAMES = {  # of regard and of Hugging Face
+NAMES = {  # parts of parameter names: of regard, and of Hugging Face
     "embeddings.shared": "model.shared", "encoder.": "model.encoder.", "decoder.": "model.decoder.",
     "self_attention_norm.norm": "self_attn_layer_norm", "self_attention.": "self_attn.",
     "cross_attention_norm.norm": "encoder_attn_layer_norm", "cross_attention.": "encoder_attn.",
@@ -88,25 +88,25 @@ def copying(config: ModelConfig) -> Transformer:
 
 def words(number: int) -> list[str]:
     """Different words of two to four random syllables."""
-    chosen = random.Random(0)
+    rng = random.Random(0)
     syllables = [a + b for a in "bdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "an", "er")]
-    different = dict.fromkeys(
-        "".join(chosen.choices(syllables, k=chosen.randint(2, 4))) for _ in range(4 * number)
+    unique = dict.fromkeys(
+        "".join(rng.choices(syllables, k=rng.randint(2, 4))) for _ in range(4 * number)
     )
-    return list(different)[:number]
+    return list(unique)[:number]
 
 
 def sentences(tokenizer: Tokenizer, number: int) -> list[str]:
     """Sentences of random words whose numbers of tokens are log-normal."""
-    chosen = random.Random(1)
+    rng = random.Random(1)
     known = words(tokenizer.size)
     result = []
     for _ in range(number):
-        length = chosen.lognormvariate(math.log(MEAN) - SPREAD**2 / 2, SPREAD)
+        length = rng.lognormvariate(math.log(MEAN) - SPREAD**2 / 2, SPREAD)
         length = round(min(max(length, SHORTEST), LONGEST))
-        text = [chosen.choice(known).capitalize()]
+        text = [rng.choice(known).capitalize()]
         while len(tokenizer.encode(" ".join(text))) + 4 < length:  # a word, the full stop, <eos>
-            text.append(chosen.choice(known))
+            text.append(rng.choice(known))
         result.append(" ".join(text) + ".")
     return result
 
@@ -116,7 +116,7 @@ def marian(model: Transformer) -> Any:
     from transformers import MarianMTModel
 
     config = model.config
-    # its position encoding has all sines before all cosines, ours alternate
+    # Its position encoding has all sines before all cosines; ours alternates them.
     order = torch.arange(config.d_model).reshape(-1, 2).T.flatten()
     weights: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -137,7 +137,9 @@ def marian(model: Transformer) -> Any:
     missing, unknown = theirs.load_state_dict(weights, strict=False)
     tied = ("embed_tokens.weight", "embed_positions.weight", "lm_head.weight", "final_logits_bias")
     if unknown or not all(name.endswith(tied) for name in missing):
-        raise SystemExit(f"weights that do not match: {unknown}, {missing}")
+        raise SystemExit(
+            f"the names of the weights do not match: unknown {unknown}, missing {missing}"
+        )
     return theirs
 
 

@@ -22,7 +22,7 @@ GRACE = 120.0  # seconds after the measurement in which all answers must arrive
 class Answer:
     """A request and its response."""
 
-    index: int  # of the body
+    index: int  # of the request in the list of requests
     sent: float  # time.perf_counter()
     received: float = 0.0
     status: int = 0  # 0: the connection was closed
@@ -141,7 +141,7 @@ def closed_loop(
     The load continues until all requests that were sent during the measurement are answered.
 
     Args:
-        port: of the service on 127.0.0.1.
+        port: the port of the service on 127.0.0.1.
         contents: the requests; the clients share the list and start it again at its end.
         clients: the number of connections.
         seconds: the time of the measurement.
@@ -189,15 +189,15 @@ async def run_closed_loop(
 def open_loop(
     port: int, contents: Sequence[bytes], rate: float, seconds: float, connections: int
 ) -> tuple[Load, list[Answer]]:
-    """Send requests at a constant rate, without waiting for answers, and ask for /health ten times
+    """Send requests at a constant rate, without waiting for answers, and request /health ten times
     a second.
 
     Args:
-        port: of the service on 127.0.0.1.
-        contents: the requests; started again at its end.
+        port: the port of the service on 127.0.0.1.
+        contents: the requests; the list starts again at its end.
         rate: requests per second.
         seconds: the time of the measurement.
-        connections: the largest number of open connections; a request that finds none is not sent.
+        connections: the largest number of open connections; further requests are not sent.
 
     Returns:
         The load, and the answers of /health.
@@ -220,7 +220,7 @@ async def run_open_loop(
         nonlocal opened
         answer = None if client is None else await client.request(index, contents[index])
         if client is None or (answer and not answer.status and answer.seconds < AT_ONCE):
-            # a service may close an idle connection at the moment of the next request
+            # A service may close an idle connection at the moment of the next request.
             client = await Client.connect(port)
             answer = await client.request(index, contents[index])
         assert answer is not None

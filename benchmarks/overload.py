@@ -3,8 +3,8 @@
 The service has the shipped translation model. First each text is translated alone; then the
 capacity is measured with clients that wait for their answers; then requests arrive at four times
 that rate, whether or not the earlier ones have been answered. Every accepted request must get the
-same answer as alone, every other one a proper refusal, and the memory must not grow; otherwise the
-exit code is 1. /health is measured at the same time, ten times a second.
+same answer as alone, every other one a refusal in the documented format, and the memory must not
+grow; otherwise the exit code is 1. /health is measured at the same time, ten times a second.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from regard.serve.settings import Limits
 from regard.text.sentences import split_sentences
 
 MODEL = "box:translate"
-TEXTS, MOST_SENTENCES = 150, 8  # different requests, and sentences of one
+TEXTS, MOST_SENTENCES = 150, 8  # different requests, and sentences of one request
 CLIENTS, CAPACITY_SECONDS = 32, 10.0  # of the measurement of the capacity
 GOAL_HEALTH = 0.05  # seconds
-GROWTH = 1.05  # of the memory, from a fifth of the time until the end
+GROWTH = 1.05  # factor by which the memory may grow after the first fifth of the time
 SLACK = 1.5  # p99 of accepted requests, compared with the time for a full queue
 SAMPLING = 0.2  # seconds between two measurements of the memory
 
@@ -44,10 +44,8 @@ def make_texts(data: Path) -> list[str]:
     file = data / "multi30k" / "test_2016_flickr.en.xz"
     with lzma.open(file, "rt", encoding="utf-8") as lines:
         sentences = lines.read().splitlines()
-    chosen = random.Random(0)
-    return [
-        " ".join(chosen.sample(sentences, chosen.randint(1, MOST_SENTENCES))) for _ in range(TEXTS)
-    ]
+    rng = random.Random(0)
+    return [" ".join(rng.sample(sentences, rng.randint(1, MOST_SENTENCES))) for _ in range(TEXTS)]
 
 
 def queue_size(model: Model, text: str) -> int:
@@ -65,7 +63,7 @@ class Outcome:
 
     accepted: list[Answer]
     refused: list[Answer]
-    wrong: list[str]  # what is wrong with the others
+    wrong: list[str]  # a description of each wrong answer
 
     @classmethod
     def of(cls, load: Load, expected: list[str]) -> Outcome:
@@ -140,7 +138,7 @@ def overload(server: Server, options: argparse.Namespace) -> bool:
 def check_capacity(load: Load, expected: list[str]) -> None:
     outcome = Outcome.of(load, expected)
     if outcome.wrong or outcome.refused:
-        raise SystemExit(f"refused below its capacity: {Counter(outcome.wrong)}")
+        raise SystemExit(f"the service fails below its capacity: {Counter(outcome.wrong)}")
 
 
 def show_answers(load: Load, outcome: Outcome, capacity: float, tokens: float) -> bool:
@@ -204,13 +202,18 @@ def show_memory(memory: list[int]) -> bool:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks overload", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
-    parser.add_argument("--times", type=float, default=4.0, help="the load, in capacities")
-    parser.add_argument("--connections", type=int, default=900, help="of the load generator")
     parser.add_argument(
-        "--data", type=Path, default=os.environ.get("REGARD_DATA"), help="(default: $REGARD_DATA)"
+        "--times", type=float, default=4.0, help="load as a multiple of the capacity"
     )
+    parser.add_argument(
+        "--connections", type=int, default=900, help="most connections of the load generator"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("REGARD_DATA"),
+        help="data folder (default: $REGARD_DATA)",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     if options.data is None:
-        parser.error("--data or REGARD_DATA is necessary: the folder with multi30k")
+        parser.error("the folder with multi30k is unknown: use --data or set REGARD_DATA")
     with running(regard_service, MODEL, "auto") as server:
         return 0 if overload(server, options) else 1

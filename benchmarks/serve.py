@@ -3,9 +3,9 @@
 Each program is an HTTP service in a process of its own; a load generator in another process sends
 the same sentences to one of them at a time, over a number of connections, each of which waits for
 its answer. The model copies its input (copying.py): every answer is compared with the text that was
-sent, and a program with another answer ends the benchmark. The peers are a plain Starlette handler
-that calls CTranslate2 in int8 for each request; the same with asynchronous calls; a thread that
-merges all waiting requests into one call; and `generate` of Hugging Face for each request.
+sent, and a program with a different answer ends the benchmark. The peers are a plain Starlette
+handler that calls CTranslate2 in int8 for each request; the same with asynchronous calls; a thread
+that merges all waiting requests into one call; and `generate` of Hugging Face for each request.
 
 The limit is that of `benchmarks decode` for as many sentences at once as there are clients.
 `--start` measures the time from the command `regard serve` to the first page and translation.
@@ -36,13 +36,14 @@ from benchmarks.servers import THREADS, Program, Server, running
 
 OURS = "regard int8"
 ASYNCHRONOUS, MERGED = "CTranslate2 int8, asynchronous", "CTranslate2 int8, merged"
-PROGRAMS: dict[str, tuple[str, Program, tuple[int, ...]]] = {  # its peer, function and workers
+# The package, the function and the workers of each program.
+PROGRAMS: dict[str, tuple[str, Program, tuple[int, ...]]] = {
     OURS: ("", servers.regard_service, ()),
     "CTranslate2 int8, per request": ("ctranslate2", servers.per_request, ()),
     ASYNCHRONOUS: ("ctranslate2", servers.asynchronous, (1,)),
     f"{ASYNCHRONOUS}, two workers": ("ctranslate2", servers.asynchronous, (2,)),
-    MERGED: ("ctranslate2", servers.collected, (1,)),
-    f"{MERGED}, two workers": ("ctranslate2", servers.collected, (2,)),
+    MERGED: ("ctranslate2", servers.merged, (1,)),
+    f"{MERGED}, two workers": ("ctranslate2", servers.merged, (2,)),
     "Hugging Face float32, per request": ("huggingface", servers.hugging_face, ()),
 }
 SENTENCES = 400
@@ -50,16 +51,16 @@ GOAL_CLIENTS, GOAL_RATIO, GOAL_OVERHEAD = 32, 1.5, 0.003  # seconds
 LONGEST = 60.0  # seconds; a program whose answers would take longer is not measured
 BOTTLENECK = 0.25  # fraction of a core that the load generator may use
 OVERHEAD_TEXTS = 40
-TICKS = os.sysconf("SC_CLK_TCK")  # of `ticks` in a second
+TICKS = os.sysconf("SC_CLK_TCK")  # `ticks` in a second
 
 
 @dataclass
 class Result:
-    """What one program did in one cell."""
+    """The measurements of one program with one number of clients."""
 
     rates: list[float] = field(default_factory=list)  # requests per second, of each round
     seconds: list[float] = field(default_factory=list)  # of each request
-    processor: float = 0.0  # seconds of the service for one request
+    processor: float = 0.0  # processor seconds of the service for one request
     generator: float = 0.0  # fraction of a core that the load generator used
     others: float = 0.0  # fraction of all cores that other processes used
 
@@ -98,8 +99,8 @@ def check(name: str, answers: list[Answer], texts: list[str]) -> None:
     for answer in answers:
         if answer.status != 200 or json.loads(answer.body)["translatedText"] != texts[answer.index]:
             raise SystemExit(
-                f"{name} did different work: status {answer.status}, {answer.body[:200]!r} for "
-                f"{texts[answer.index]!r}"
+                f"{name} returned a different answer: status {answer.status}, "
+                f"{answer.body[:200]!r} for {texts[answer.index]!r}"
             )
 
 
@@ -153,7 +154,7 @@ def compare(preset: str, beam: int, options: argparse.Namespace, log: RatioLog) 
         generator = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
         del model
         started = {name: stack.enter_context(start(name, folder, beam)) for name in names}
-        first: dict[str, float] = {}  # seconds of a request
+        first: dict[str, float] = {}  # seconds of a request of one client
         for clients in options.clients:
             results = {
                 name: Result() for name in names if clients * first.get(name, 0.0) <= LONGEST
@@ -182,7 +183,7 @@ def compare(preset: str, beam: int, options: argparse.Namespace, log: RatioLog) 
 
 
 def show(work: str, results: dict[str, Result], limits: dict[str, float], log: RatioLog) -> None:
-    """Print the results of a cell, and log a row for each peer."""
+    """Print the results for one number of clients, and log a row for each peer."""
     print(f" {work}")
     ours = results[OURS]
     for name, result in results.items():
@@ -252,8 +253,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 8, 32, 128])
     parser.add_argument("--beams", nargs="+", type=int, default=[4, 1])
     parser.add_argument("--vocabulary", type=int, default=37_000)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
-    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds before it")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="duration of each measurement in seconds"
+    )
+    parser.add_argument(
+        "--warm-up", type=float, default=2.0, help="duration of the warm-up in seconds"
+    )
     parser.add_argument("--repeats", type=int, default=2, help="rounds of measurements")
     peers = ("ctranslate2", "huggingface")
     parser.add_argument("--peers", nargs="*", default=list(peers), choices=peers)

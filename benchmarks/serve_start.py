@@ -13,7 +13,7 @@ from benchmarks.ratios import RatioLog
 from benchmarks.startup import importing
 
 GOAL = 3.0  # seconds
-LONGEST = 60.0  # seconds until the benchmark gives up
+LONGEST = 60.0  # seconds until the benchmark ends without a result
 TEXT = {"q": "How much does this bicycle cost?", "source": "en", "target": "de"}
 
 
@@ -28,15 +28,15 @@ def start_once() -> tuple[float, float]:
             port = next(
                 int(line.rpartition(":")[2]) for line in process.stderr if "listening at" in line
             )
-            page = answered(port, "GET", "/", "", start)
-            return page, answered(port, "POST", "/translate", json.dumps(TEXT), start)
+            page = wait_for_answer(port, "GET", "/", "", start)
+            return page, wait_for_answer(port, "POST", "/translate", json.dumps(TEXT), start)
         finally:
             process.terminate()
             process.wait()
 
 
-def answered(port: int, method: str, path: str, body: str, start: float) -> float:
-    """Repeat a request until its answer is a success; returns the seconds since `start`."""
+def wait_for_answer(port: int, method: str, path: str, body: str, start: float) -> float:
+    """Repeat a request until it succeeds; returns the seconds since `start`."""
     while (elapsed := time.perf_counter() - start) < LONGEST:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONGEST)
         connection.request(method, path, body, {"Content-Type": "application/json"})

@@ -1,7 +1,7 @@
 """HTTP services for the service benchmarks: regard and its peers, each in a process of its own.
 
 All of them answer POST /translate {"q", "source", "target"} with {"translatedText"}, run in uvicorn
-and use the same tokenizer. The handlers of the peers are the shortest that do this.
+and use the same tokenizer. The handlers of the peers are as short as possible.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def regard_service(ready: Ready, model: str, dtype: str) -> None:
     [listening] = server.listen("127.0.0.1", 0)
     service = server.Service(
         Settings(access_log=False), [ModelName("en-de", model)], "cpu", dtype,
-        report=lambda message: ready(listening.getsockname()[1]),  # when the model is loaded
+        report=lambda message: ready(listening.getsockname()[1]),  # called when the model is loaded
     )  # fmt: skip
 
     async def bare(call: Call, request: BareRequest) -> list[float]:
@@ -182,7 +182,7 @@ def asynchronous(ready: Ready, folder: str, converted: str, beam: int, workers: 
     host(translate, ready)
 
 
-def collected(ready: Ready, folder: str, converted: str, beam: int, workers: int) -> None:
+def merged(ready: Ready, folder: str, converted: str, beam: int, workers: int) -> None:
     """A thread that translates all requests that are waiting in one call of CTranslate2."""
     peer = Peer.load(folder, converted, beam, workers)
     waiting: list[tuple[list[str], asyncio.Future[list[str]]]] = []

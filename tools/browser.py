@@ -76,7 +76,7 @@ class Browser:
         deadline = time.monotonic() + seconds
         while not (value := check()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"not true after {seconds} s: {name}")
+                raise AssertionError(f"still false after {seconds} s: {name}")
             time.sleep(0.02)
         return value
 
@@ -94,7 +94,7 @@ class Browser:
         return text
 
     def click(self, selector: str) -> None:
-        """Click on an element."""
+        """Click an element."""
         [reference] = self.find(selector).values()
         self.call(f"/element/{reference}/click", {})
 
@@ -104,7 +104,7 @@ class Browser:
         self.call(f"/element/{reference}/value", {"text": text})
 
     def hover(self, selector: str, x: int = 0, y: int = 0) -> None:
-        """Move the mouse to a place relative to the centre of an element."""
+        """Move the mouse to a position relative to the centre of an element."""
         origin = self.find(selector)
         move = {"type": "pointerMove", "duration": 20, "origin": origin, "x": x, "y": y}
         mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}}

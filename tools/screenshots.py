@@ -82,14 +82,14 @@ def start_service() -> Iterator[str]:
             if match := re.search(r"listening at (\S+)", line):
                 yield match[1]
                 return
-        raise InputError("regard serve has ended: start it by hand to see why")
+        raise InputError("regard serve has ended: run it in a terminal to see the error")
     finally:
         process.terminate()
         process.communicate(timeout=60)
 
 
-def take(browser: Browser, address: str, shot: Shot) -> bytes:
-    """Make one screenshot."""
+def take_screenshot(browser: Browser, address: str, shot: Shot) -> bytes:
+    """Take one screenshot."""
     browser.emulate(*shot.size, dark=shot.dark)
     browser.devtools("Emulation.setScrollbarsHidden", hidden=True)
     browser.open(f"{address}/#{urlencode(shot.state)}")
@@ -112,9 +112,9 @@ def compress(picture: bytes) -> bytes:
         small = image.convert("RGB").quantize(
             COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
         )
-    written = io.BytesIO()
-    small.save(written, "PNG", optimize=True)
-    return written.getvalue()
+    output = io.BytesIO()
+    small.save(output, "PNG", optimize=True)
+    return output.getvalue()
 
 
 def main(arguments: list[str]) -> int:
@@ -128,5 +128,7 @@ def main(arguments: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     with start_service() as address, start_browser() as browser:
         for shot in SHOTS:
-            write_file(out / f"serve-{shot.name}.png", compress(take(browser, address, shot)))
+            write_file(
+                out / f"serve-{shot.name}.png", compress(take_screenshot(browser, address, shot))
+            )
     return 0

@@ -131,9 +131,9 @@ def test_a_closed_connection_is_an_answer_without_a_status():
 
 
 @pytest.mark.parametrize("wrong", [answer(text="Nein."), answer(429), answer(index=1)])
-def test_a_program_with_another_answer_ends_the_benchmark(wrong):
+def test_a_program_with_a_different_answer_ends_the_benchmark(wrong):
     check("regard", [answer()], EXPECTED)
-    with pytest.raises(SystemExit, match="peer did different work"):
+    with pytest.raises(SystemExit, match="peer returned a different answer"):
         check("peer", [answer(), wrong], EXPECTED)
 
 

@@ -89,7 +89,7 @@ def test_mistakes_end_with_one_line(tmp_path):
          "two models have the name 'a': write -m NAME=MODEL for one of them"),
         (["--keys", missing], f"{missing}: No such file or directory"),
         (["--keys", broken], f"{broken}:1: not a line with a name and a SHA-256 hash"),
-        (["--new-key", "alice"], "--new-key needs --keys FILE, the file that gets the hash of the key"),
+        (["--new-key", "alice"], "--new-key needs --keys FILE, the file in which the hash of the key is stored"),
         (["--port", "70000"], "--port must be at most 65,535, not 70000"),
         (["--host", "256.1.1.1"], "--host 256.1.1.1: "),
         (["--host", "8.8.8.8"], "cannot listen at 8.8.8.8 port 8000: "),

@@ -83,7 +83,7 @@ def test_reads_the_key_file_again_when_it_changes(keys, capsys):
     keys.write_text("not a key file\n")
     assert file.name_of(other) == "bob"
     assert (
-        f"{keys}:1: not a line with a name and a SHA-256 hash; the previous"
+        f"{keys}:1: not a line with a name and a SHA-256 hash: use --new-key; the previous"
         in capsys.readouterr().err
     )
     keys.unlink()

@@ -42,13 +42,13 @@ def message_of(interface, body):
 def test_errors_before_a_handler_have_the_format_of_the_interface(address, interface):
     url = address + PATHS[interface]
     for status, message, answer in (
-        (405, "the method is not allowed for this path", request(url)),
-        (404, "there is no such path", request(f"{url}/nothing", {})),
-        (413, "the body of the request is larger than 1000 bytes", request(url, {"text": "x" * 2_000})),
-        (413, "text: 500 characters, but at most 100", request(url, {"text": "x" * 500})),
+        (405, "the method is not allowed for this path: see GET /api", request(url)),
+        (404, "there is no such path: GET /api lists all paths", request(f"{url}/nothing", {})),
+        (413, "the body of the request is larger than 1000 bytes: send less text", request(url, {"text": "x" * 2_000})),
+        (413, "text: 500 characters, but at most 100: send less text", request(url, {"text": "x" * 500})),
         (415, "the content type 'text/plain' is not supported: send application/json",
          request(url, b"hello", {"content-type": "text/plain"})),
-        (400, "the body is not UTF-8", request(url, b"text=%ff\xff", {"content-type": "application/x-www-form-urlencoded"})),
+        (400, "the body is not valid UTF-8: encode it as UTF-8", request(url, b"text=%ff\xff", {"content-type": "application/x-www-form-urlencoded"})),
         (503, "the request was stopped after 0.3 s: send less text, or try again later", request(url, {"seconds": 5})),
     ):  # fmt: skip
         assert (answer[0], message_of(interface, answer[1])) == (status, message)
@@ -57,7 +57,7 @@ def test_errors_before_a_handler_have_the_format_of_the_interface(address, inter
 
 def test_a_path_of_no_interface_gets_a_plain_error(address):
     assert request(address + "/nothing")[:2] == (
-        404, {"error": {"message": "there is no such path", "code": "not_found"}},
+        404, {"error": {"message": "there is no such path: GET /api lists all paths", "code": "not_found"}},
     )  # fmt: skip
 
 
@@ -85,13 +85,13 @@ def test_a_slow_body_is_not_waited_for(address):
         answer = exchange(client, head + b'{"text"')
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"connection: close" in answer.lower()
-    assert answer.endswith(b'{"error":"the body did not arrive within 0.3 s"}')
+    assert answer.endswith(b'{"error":"the body did not arrive within 0.3 s: try again"}')
 
 
 def test_a_failing_handler_gets_an_error_without_its_message(address):
     status, body, _ = request(address + "/api/fail")
     assert (status, body) == (
-        500, {"error": {"message": "the service failed to answer", "code": "internal_error"}},
+        500, {"error": {"message": "the service failed to answer: try again", "code": "internal_error"}},
     )  # fmt: skip
 
 

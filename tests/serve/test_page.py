@@ -249,7 +249,7 @@ def test_pointing_at_a_word_shows_the_attention_of_every_layer_and_head(browser,
     all_heads = browser.text("#aligned")
     browser.hover(word("car", "mirror"))  # the field is above its mirror
     assert marked(browser, "translation")[0] == [1, "Auto"]
-    assert browser.text("#aligned").startswith("car is read by: Auto ")
+    assert browser.text("#aligned").startswith("car is attended to by: Auto ")
     config = boxed("translate").config.model
     sizes = [
         browser.script(f"return document.querySelector('#{name}').length")

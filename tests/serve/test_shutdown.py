@@ -61,11 +61,14 @@ def test_cancels_requests_that_take_longer_than_the_drain():
         running.process.send_signal(signal.SIGTERM)
         response = plain.getresponse()
         assert response.status == 503
-        assert json.load(response)["error"]["message"] == "the service is shutting down"
+        assert (
+            json.load(response)["error"]["message"]
+            == "the service is shutting down: try again later"
+        )
         last = events.read().strip().splitlines()[-1]
         assert (
             json.loads(last.removeprefix(b"data: "))["error"]["message"]
-            == "the service is shutting down"
+            == "the service is shutting down: try again later"
         )
         assert running.process.wait(20) == 0
     assert not any("Traceback" in line or "Error" in line for line in running.lines), running.lines

@@ -165,7 +165,7 @@ def test_workers_that_cannot_start_end_the_service():
         lines = errors.splitlines()
         assert len(lines) == MOST_FAILURES
         assert lines[0] == "regard: worker 0 ended (exit code 3); a new one starts in 0.25 s"
-        assert lines[-1] == "regard: workers end before they are ready: the service ends"
+        assert lines[-1] == "regard: workers end before they are ready: see the messages above"
         assert output == "ended 0 0\n" * (MOST_FAILURES - 1)
 
 

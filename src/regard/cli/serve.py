@@ -33,8 +33,8 @@ def serve_options(verb: argparse.ArgumentParser) -> None:
     defaults = Settings()
     verb.add_argument(
         "-m", "--model", action="append", default=[], dest="models", metavar="[NAME=]MODEL",
-        help="model folder or box:NAME, with its name in requests; may be repeated (default: all "
-        "models in the box)",
+        help="model folder or box:NAME; NAME= sets its name in requests; may be repeated (default: "
+        "all models in the box)",
     )  # fmt: skip
     verb.add_argument(
         "--host", default=defaults.host, help=f"address to listen at (default: {defaults.host})"
@@ -51,7 +51,7 @@ def serve_options(verb: argparse.ArgumentParser) -> None:
         "--device", default="auto", type=shared.device_name, metavar="DEVICE",
         help="auto, cpu, cuda, cuda:INDEX or mps (default: auto, a GPU if available)",
     )  # fmt: skip
-    verb.add_argument("--quiet", action="store_true", help="write no line for each request")
+    verb.add_argument("--quiet", action="store_true", help="do not log requests")
     verb.add_argument(
         "--drain", type=shared.SECONDS, default=defaults.drain, metavar="SECONDS",
         help=f"time for accepted requests after SIGTERM (default: {defaults.drain:g})",
@@ -67,8 +67,9 @@ def serve_options(verb: argparse.ArgumentParser) -> None:
         help="file with the hashes of API keys; every request needs one (default: no keys)",
     )  # fmt: skip
     access.add_argument(
-        "--new-key", metavar="NAME", help="make a key, add it to the file of --keys, print it, exit"
-    )
+        "--new-key", metavar="NAME",
+        help="create a key, add its hash to the file of --keys, and print it",
+    )  # fmt: skip
     access.add_argument(
         "--requests-per-minute", type=shared.bounded(int, 0, 10**9), default=0, metavar="N",
         help="limit for each key, or for each address without a key; 0: no limit (default: 0)",
@@ -119,8 +120,8 @@ def serve(options: argparse.Namespace) -> int:
     service = Service(settings, *models, walk=walk, report=warn)
     sockets = listen(settings.host, settings.port)
     if settings.keys is None and not is_local(settings.host):
-        warn("everyone who can reach this computer can use the service: --keys needs API keys")
-    with service.server.capture_signals():  # from the first line on
+        warn("everyone who can reach this computer can use the service: set --keys to require keys")
+    with service.server.capture_signals():  # before the first line is printed
         warn(f"listening at {url_of(sockets[0], settings.certificate is not None)}")
         warn(f"loading {', '.join(each.name for each in names)}")
         if settings.workers > 1:
@@ -137,7 +138,7 @@ def walk(*arguments: Any, **options: Any) -> dict[str, Any]:
 
 
 def check_packages() -> None:
-    """Refuse to start without the packages of the extra."""
+    """Refuse to start without the packages of the extra [serve]."""
     from importlib.util import find_spec
 
     missing = [name for name in PACKAGES if find_spec(name) is None]
@@ -165,11 +166,13 @@ def check_models(names: list[ModelName]) -> None:
 
 
 def make_key(options: argparse.Namespace) -> int:
-    """Make an API key, add its hash to the file, and print it."""
+    """Create an API key, add its hash to the file, and print it."""
     from regard.serve.keys import new_key
 
     if options.keys is None:
-        raise InputError("--new-key needs --keys FILE, the file that gets the hash of the key")
+        raise InputError(
+            "--new-key needs --keys FILE, the file in which the hash of the key is stored"
+        )
     print(new_key(options.keys, options.new_key))
     return 0
 

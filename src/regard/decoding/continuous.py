@@ -5,9 +5,9 @@ of all of them at a time. The prediction for a request does not depend on the ot
 it is bit-identical to the prediction for the request alone.
 
 With the CPU engine one call of C++ runs a step of all requests, and the weights are read once for
-all of them (engines/cpu.py). A CUDA graph has one time for all its sentences, so requests that join
-at the same time share a search (engines/graph_groups.py), and the searches take turns. With the
-eager engine each request has a search of its own.
+all of them (engines/cpu.py). All sentences of a CUDA graph are at the same step, so requests
+that join at the same time share a search (engines/graph_groups.py), and the searches take turns.
+With the eager engine each request has a search of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ContinuousBatch:
         self._compiled: CpuModel | None = None  # None: the CPU engine is not used
         self._cpu_step: CpuStep | None = None
         self._groups: dict[GraphGroup, dict[GraphRow, RunningRequest]] = {}
-        self._alone: dict[RunningRequest, Iterator[None]] = {}  # those without C++ or CUDA graphs
+        self._alone: dict[RunningRequest, Iterator[None]] = {}  # requests of the eager engine
         self._changed = False  # whether requests have joined or left since the last step
 
     def add(self, requests: Sequence[tuple[Request, DecodingConfig]]) -> list[RunningRequest]:
@@ -66,12 +66,14 @@ class ContinuousBatch:
             InputError: the model cannot decode one of the requests (`check_request`), and none of
                 them has joined.
         """
-        nothing = [Scored()]
-        searches = [Search(self.model, [each], options, nothing) for each, options in requests]
+        unscored = [Scored()]  # replaced below
+        searches = [
+            Search(self.model, [request], options, unscored) for request, options in requests
+        ]
         prefixes = [search.prefixes[0] for search in searches]
         scored = score(self.model, [request for request, _ in requests], prefixes, alone=True)
-        for search, its_score in zip(searches, scored, strict=True):
-            search.scored = [its_score]
+        for search, prefix_score in zip(searches, scored, strict=True):
+            search.scored = [prefix_score]
         jobs = [search.job() for search in searches]
         engines = iter(self._start([job for job in jobs if job is not None]))
         added = [
@@ -100,7 +102,7 @@ class ContinuousBatch:
         return start_groups(self.model, jobs)
 
     def remove(self, running: RunningRequest) -> None:
-        """Drop a request."""
+        """Remove a request before it has finished."""
         del self.running[running]
         self.rows -= running.width
         self._alone.pop(running, None)

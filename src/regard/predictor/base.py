@@ -162,7 +162,7 @@ class BaseModel:
         warn: Warn = python_warning,
         **options: Any,
     ) -> DecodingPlan:
-        """Plan what `predict` decodes, for a service that decodes several plans together.
+        """Prepare what `predict` decodes, for a service that decodes several plans at once.
 
         Args:
             inputs: a list of inputs.

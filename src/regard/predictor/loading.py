@@ -79,10 +79,10 @@ def open_folder(
     """See `load`.
 
     Args:
-        changed: accept files that differ from those the weights were saved with.
+        changed: accept files that differ from those with which the weights were saved.
         mapped: on a CPU, share the weights in memory with other processes that do the same. They
             are mapped from a file in the cache, which the first process writes. Unfinished runs
-            and models with custom parts are loaded without it.
+            and models with custom parts are loaded without mapping.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f'a model is a folder, or "box:translate", not {path!r:.60}')
@@ -129,15 +129,15 @@ def map_transformer(folder: Path, config: ModelConfig, dtype: str) -> Transforme
         transformer = read_transformer(folder, config, torch.device("cpu"), dtype)
         compiled = cpu_model(transformer)
         blocks = {} if compiled is None else compiled.blocks
-        return named("parameters.", transformer.state_dict()) | named("blocks.", blocks)
+        return add_prefix("parameters.", transformer.state_dict()) | add_prefix("blocks.", blocks)
 
     tensors = mapped_tensors(hashlib.sha256(source.encode()).hexdigest(), make)
     with Uninitialised():  # all weights are replaced
         transformer = Transformer(config)
-    transformer.load_state_dict(chosen("parameters.", tensors), assign=True)
+    transformer.load_state_dict(select_prefix("parameters.", tensors), assign=True)
     transformer.eval()
     transformer.precision = dtype if dtype == "int8" else None
-    cpu_model(transformer, chosen("blocks.", tensors))
+    cpu_model(transformer, select_prefix("blocks.", tensors))
     return transformer
 
 
@@ -154,12 +154,12 @@ class Uninitialised(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def named(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def add_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors with a prefix before their names."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def chosen(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def select_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors whose names have a prefix, without it."""
     return {
         name.removeprefix(prefix): tensor

@@ -13,7 +13,7 @@ import msgspec
 from regard.errors import InputError
 
 SCHEMES = ("bearer", "deepl-auth-key")  # of the header Authorization
-MOST_CLIENTS = 10_000  # whose rate is remembered
+MOST_CLIENTS = 10_000  # clients whose rate is stored
 LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -66,7 +66,7 @@ class ProxyList:
 
 
 class RateLimit:
-    """At most this many requests per minute of each client, with bursts of up to as many.
+    """A limit on the requests per minute of each client. A burst may use all of them at once.
 
     Each client has a bucket of tokens: a request takes one, and they are refilled at a constant
     rate. The table has a bounded size: the clients that were not seen for the longest time are
@@ -93,7 +93,8 @@ class RateLimit:
 
 
 def rate_group(address: str) -> str:
-    """What an address counts for: itself, or its /64 network, which one client of IPv6 owns."""
+    """The name under which the requests of an address are counted: the address itself, or the /64
+    network of an IPv6 address, because one client owns all of it."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -130,4 +131,4 @@ def body_key(headers: Mapping[str, str], body: bytes) -> str | None:
             return parse_qs(body.decode(), max_num_fields=1_000).get("api_key", [None])[0]
         return msgspec.json.decode(body, type=_Body).api_key
     except (ValueError, RecursionError, msgspec.MsgspecError):
-        return None  # the handler reports it
+        return None  # the handler reports that the body is not valid

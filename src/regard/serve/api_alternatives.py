@@ -82,17 +82,18 @@ async def find_alternatives(call: Call, request: AlternativesRequest) -> Alterna
     model, _ = await choose_translator(call, request.source, request.target, request.model, text)
     plan = await model.plan([text], split=False)
     if len(plan.requests) != 1 or model.model.transformer.decoder is None:
-        raise bad_request("text: it is empty, or too long for one sentence", "text")
+        raise bad_request("text: it is empty, or too long: send one sentence", "text")
     tokenizer = plan.tokenizers[1]
     place = await find_place(model, plan.requests[0], tokenizer, prefix)
     completions = await complete(model, plan, place.prefixes[: SPARE * request.count])
     words: dict[str, AlternativeWord] = {}
-    for each in completions:
-        match = WORD.match(each.text, len(place.before))
+    for completion in completions:
+        match = WORD.match(completion.text, len(place.before))
         if match is None:
             continue
-        logprob = word_logprob(each, tokenizer, place.tokens, match.end())
-        word = AlternativeWord(match[1], each.text[: match.end()], each.text, logprob)
+        logprob = word_logprob(completion, tokenizer, place.tokens, match.end())
+        translation = completion.text
+        word = AlternativeWord(match[1], translation[: match.end()], translation, logprob)
         if word.word not in words or words[word.word].logprob < word.logprob:
             words[word.word] = word
     best = sorted(words.values(), key=lambda word: -word.logprob)
@@ -166,8 +167,8 @@ async def complete(
 ) -> list[Prediction]:
     """The best translation with each prefix, decoded as one batch."""
     requests = [replace(plan.requests[0], prefix=prefix) for prefix in prefixes]
-    many = replace(plan, requests=requests, finish=list)
-    return await model.scheduler.decode(model.model.transformer, many)
+    batch = replace(plan, requests=requests, finish=list)
+    return await model.scheduler.decode(model.model.transformer, batch)
 
 
 def word_logprob(prediction: Prediction, tokenizer: Tokenizer, first: int, end: int) -> float:

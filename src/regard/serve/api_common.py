@@ -88,12 +88,13 @@ def any_model(call: Call, name: str | None) -> ServedModel:
 
 
 def encode_weights(weights: NDArray[np.float32]) -> str:
-    """base64 of little-endian 16-bit integers; 65535 is 1, so the error is below 0.00001."""
-    whole = np.round(np.clip(weights, 0, 1) * 65535.0).astype("<u2")
-    return base64.b64encode(whole.tobytes()).decode()
+    """Encode weights as base64 of little-endian 16-bit integers. 65535 represents 1, so the error
+    is below 0.00001."""
+    integers = np.round(np.clip(weights, 0, 1) * 65535.0).astype("<u2")
+    return base64.b64encode(integers.tobytes()).decode()
 
 
 def check_new_tokens(call: Call, max_length: int | None) -> None:
     """Refuse an output limit beyond that of the service."""
     if max_length is not None and max_length > (most := call.settings.limits.new_tokens):
-        raise bad_request(f"max_length: {max_length}, but at most {most}", "max_length")
+        raise bad_request(f"max_length: {max_length}, but at most {most} is allowed", "max_length")

@@ -1,4 +1,4 @@
-"""GET /api: /openapi.json as a page for people, generated on the server without any script."""
+"""GET /api: /openapi.json as a human-readable page, generated on the server without any script."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_page(document: Json) -> str:
     }  # fmt: skip
     template = files("regard.serve").joinpath("page/api.html").read_text("utf-8")
     first, *rest = template.split("{{")
-    pieces = (piece.split("}}", 1) for piece in rest)  # does not replace placeholders in a part
+    pieces = (piece.split("}}", 1) for piece in rest)  # placeholders within a part are not replaced
     return first + "".join(parts[name] + after for name, after in pieces)
 
 
@@ -141,7 +141,7 @@ def bounds(schema: Json) -> Iterator[str]:
 
 @cache
 def cached_page(endpoints: tuple[Endpoint, ...]) -> str:
-    """The page of a service, made once."""
+    """The page of a service, generated once."""
     return make_page(cached_document(endpoints))
 
 
@@ -150,5 +150,5 @@ async def show_page(call: Call, request: None) -> Response:
 
 
 ENDPOINTS = [
-    Endpoint(API, "GET", "/api", show_page, "This document as a page for people."),
+    Endpoint(API, "GET", "/api", show_page, "This document as a human-readable page."),
 ]

@@ -39,7 +39,7 @@ class ClassifyRequest(msgspec.Struct, forbid_unknown_fields=True):
     model: ModelField = None
 
 
-class Classified(msgspec.Struct):
+class Classification(msgspec.Struct):
     """The label of one text."""
 
     label: Annotated[str, Meta(description="the most probable label")]
@@ -52,14 +52,14 @@ class ClassifyResponse(msgspec.Struct):
     """The labels of the texts."""
 
     model: UsedModel
-    results: Annotated[list[Classified], Meta(description="one for each text, in order")]
+    results: Annotated[list[Classification], Meta(description="one for each text, in order")]
 
 
 async def classify(call: Call, request: ClassifyRequest) -> ClassifyResponse:
     model = call.pool.find("classify", request.model)
     labels = await model.classify(check_texts(call, request.texts, "texts"))
     return ClassifyResponse(
-        model.name, [Classified(label.label, label.probabilities) for label in labels]
+        model.name, [Classification(label.label, label.probabilities) for label in labels]
     )
 
 
@@ -116,8 +116,8 @@ async def fill(call: Call, request: FillRequest) -> FillResponse:
 
 
 def check_masks(model: ServedModel, texts: Sequence[str]) -> None:
-    """Refuse a text without <mask> or of too many tokens. It must not reach the model, where it
-    would also stop the texts of other requests in the same batch."""
+    """Refuse a text without <mask> or with too many tokens. In the model it would also fail the
+    texts of other requests in the same batch."""
     task = model.model.of(Fill)
     for i, text in enumerate(texts):
         task.encode_parts(text.split(MASK), model.model.longest, f"texts[{i}]")
@@ -157,7 +157,7 @@ class ScoredAnswer(msgspec.Struct):
     score: Annotated[float, Meta(description="log-probability, divided by the length penalty")]
 
 
-class Answered(msgspec.Struct):
+class QuestionAnswers(msgspec.Struct):
     """The answers to one question."""
 
     question: Annotated[str, Meta(description="the question")]
@@ -170,7 +170,7 @@ class AnswerResponse(msgspec.Struct):
     """The answers to the questions."""
 
     model: UsedModel
-    results: Annotated[list[Answered], Meta(description="one for each question, in order")]
+    results: Annotated[list[QuestionAnswers], Meta(description="one for each question, in order")]
 
 
 async def answer(call: Call, request: AnswerRequest) -> AnswerResponse:
@@ -181,7 +181,7 @@ async def answer(call: Call, request: AnswerRequest) -> AnswerResponse:
     check_texts(call, [each.question + each.context for each in pairs], field)
     predictions = await model.predict(questions, context=contexts, n_best=request.n_best)
     return AnswerResponse(model.name, [
-        Answered(
+        QuestionAnswers(
             question, each.text, each.score,
             [ScoredAnswer(other.text, other.score) for other in each.n_best],
         )
@@ -196,11 +196,13 @@ def question_list(request: AnswerRequest) -> list[QuestionWithContext]:
         raise bad_request("send question and context, or questions", "questions")
     if request.questions is not None:
         if not request.questions:
-            raise bad_request("questions: the list is empty", "questions")
+            raise bad_request(
+                "questions: the list is empty: send at least one question", "questions"
+            )
         return request.questions
     for field in ("question", "context"):
         if not getattr(request, field):
-            raise bad_request(f"{field}: it is missing or empty", field)
+            raise bad_request(f"{field}: the text is missing or empty", field)
     return [QuestionWithContext(request.question or "", request.context or "")]
 
 
@@ -241,8 +243,8 @@ async def tokenize(call: Call, request: TokenizeRequest) -> TokenizeResponse:
     [text] = check_texts(call, [request.text], "text")
 
     def split() -> list[NumberedToken]:
-        own = model.model
-        tokenizer = own.source_tokenizer if request.side == "source" else own.target_tokenizer
+        loaded, source = model.model, request.side == "source"
+        tokenizer = loaded.source_tokenizer if source else loaded.target_tokenizer
         ids = tokenizer.encode(text)
         rows = zip(tokenizer.tokens(ids), ids, token_spans(tokenizer, ids), strict=True)
         return [NumberedToken(name, id, start, end) for name, id, (start, end) in rows]

@@ -1,4 +1,4 @@
-"""POST /api/embed and /api/search: vectors of texts, and the nearest lines of an uploaded set."""
+"""POST /api/embed and /api/search: vectors of texts, and search in uploaded documents."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class EmbedResponse(msgspec.Struct):
         list[list[float]], Meta(description="a vector of unit length for each text, in order")
     ]
     similarity: Annotated[
-        list[list[float]], Meta(description="cosine similarity of each two texts")
+        list[list[float]], Meta(description="cosine similarity of every pair of texts")
     ]
 
 
 async def embed(call: Call, request: EmbedRequest) -> EmbedResponse:
     model = call.pool.find("embed", request.model)
     vectors = np.stack(await model.embed(check_texts(call, request.texts, "texts")))
-    wide = vectors.astype(np.float64)
-    return EmbedResponse(model.name, vectors.tolist(), (wide @ wide.T).tolist())
+    precise = vectors.astype(np.float64)
+    return EmbedResponse(model.name, vectors.tolist(), (precise @ precise.T).tolist())
 
 
 class SearchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """Find the nearest documents for each query, in `documents` or in an earlier set of them
-    (`documents_id`)."""
+    """Find the documents that are nearest to each query: in `documents`, or in the documents of an
+    earlier request (`documents_id`)."""
 
     queries: Annotated[
         list[str], Meta(min_length=1, description="the queries", examples=[["an animal"]])
@@ -63,7 +63,7 @@ class SearchRequest(msgspec.Struct, forbid_unknown_fields=True):
         Meta(description="the documents", examples=[["A cat sleeps.", "It rains."]]),
     ] = None
     documents_id: Annotated[
-        Name | None, Meta(description="the id of documents in an earlier response")
+        Name | None, Meta(description="documents_id of an earlier response")
     ] = None
     top: Annotated[int, Meta(ge=1, le=100, description="documents for each query")] = 5
     model: ModelField = None
@@ -82,7 +82,7 @@ class SearchResponse(msgspec.Struct):
 
     model: UsedModel
     documents_id: Annotated[
-        str, Meta(description="replaces the documents in later requests, as long as it is cached")
+        str, Meta(description="id to send in place of the documents while they are cached")
     ]
     results: Annotated[
         list[list[DocumentHit]], Meta(description="for each query its documents, best first")
@@ -166,7 +166,7 @@ async def find_documents(
         return id, stored
     texts, most = request.documents, call.settings.limits.documents
     if not 1 <= len(texts) <= most:
-        raise bad_request(f"documents: {len(texts)} texts, but 1 to {most}", "documents")
+        raise bad_request(f"documents: {len(texts)} texts: send 1 to {most}", "documents")
     if (longest := max(map(len, texts))) > (limit := call.settings.limits.characters):
         raise ServiceError(
             413, f"documents: one has {longest} characters, but at most {limit}",

@@ -1,4 +1,4 @@
-"""POST /api/translate and /api/alternatives: translations with everything that the model knows."""
+"""POST /api/translate: translations with their tokens, scores, attention weights and history."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ class TranslateRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = False
     beam: Annotated[
         Annotated[int, Meta(ge=1, le=16)] | None,
-        Meta(description="hypotheses of the search; 1 is greedy search (default: of the model)"),
+        Meta(description="hypotheses of the search; 1 is greedy search (default: the model's)"),
     ] = None
     length_penalty: Annotated[
         Annotated[float, Meta(ge=0, le=10)] | None,
-        Meta(description="larger values prefer longer translations (default: of the model)"),
+        Meta(description="larger values prefer longer translations (default: the model's)"),
     ] = None
     max_length: Annotated[
         Annotated[int, Meta(ge=1, le=100_000)] | None,
-        Meta(description="most output tokens beyond those of the input (default: of the model)"),
+        Meta(description="most output tokens beyond those of the input (default: the model's)"),
     ] = None
 
 
-class Detected(msgspec.Struct):
+class DetectedLanguage(msgspec.Struct):
     """The language that the service detected."""
 
     language: Annotated[str, Meta(description="code of the language")]
@@ -135,10 +135,10 @@ class Weights(msgspec.Struct):
     """Attention weights. Row i belongs to the step that writes token i, and sums to 1."""
 
     layers: Annotated[int, Meta(ge=0, description="layers L of the decoder")]
-    encoder_layers: Annotated[int, Meta(ge=0, description="layers of the part encoder")]
+    encoder_layers: Annotated[int, Meta(ge=0, description="layers of the encoder in `parts`")]
     heads: Annotated[int, Meta(ge=1, description="heads H of a layer")]
-    rows: Annotated[int, Meta(ge=0, description="n: tokens of the decoder")]
-    columns: Annotated[int, Meta(ge=0, description="m: tokens of the encoder")]
+    rows: Annotated[int, Meta(ge=0, description="number n of tokens of the decoder")]
+    columns: Annotated[int, Meta(ge=0, description="number m of tokens of the encoder")]
     parts: Annotated[
         dict[str, str],
         Meta(
@@ -178,14 +178,16 @@ class TranslateResponse(msgspec.Struct):
     model: UsedModel
     source: Annotated[str, Meta(description="language of the text")]
     target: Annotated[str, Meta(description="language of the translation")]
-    detected: Annotated[Detected | None, Meta(description="the detected language, if source=auto")]
+    detected: Annotated[
+        DetectedLanguage | None, Meta(description="the detected language, if source=auto")
+    ]
     translation: Translation
     sentences: Annotated[list[SentenceTranslation], Meta(description="sentences, in order")]
 
 
 async def choose_translator(
     call: Call, source: str, target: str | None, name: str | None, text: str
-) -> tuple[ServedModel, Detected | None]:
+) -> tuple[ServedModel, DetectedLanguage | None]:
     """The model for a translation, and the detected language if the source is "auto".
 
     Args:
@@ -202,7 +204,7 @@ async def choose_translator(
     detected = None
     if source == "auto":
         result = await asyncio.to_thread(detect, text, call.pool)
-        detected = Detected(result.language, result.confidence)
+        detected = DetectedLanguage(result.language, result.confidence)
     if name is None:
         suitable = [
             model for model in translators(call.pool)
@@ -215,11 +217,11 @@ async def choose_translator(
         if source != "auto" and target is not None:
             return call.pool.translator(source, target), None  # raises the error
     model = call.pool.find("translate", name)
-    known = pair_of(model)
-    for field, language, own in (("source", source, known[0]), ("target", target, known[1])):
-        if language not in ("auto", None, own):
+    pair = pair_of(model)
+    for field, language, expected in (("source", source, pair[0]), ("target", target, pair[1])):
+        if language not in ("auto", None, expected):
             raise bad_request(
-                f"{field}: the model {model.name!r} translates from {known[0]} to {known[1]}, "
+                f"{field}: the model {model.name!r} translates from {pair[0]} to {pair[1]}, "
                 f"not {'from' if field == 'source' else 'to'} {language}", field,
             )  # fmt: skip
     return model, detected
@@ -248,12 +250,14 @@ async def translate(call: Call, request: TranslateRequest) -> TranslateResponse:
     if details and len(text) > DETAILED:
         field = next(iter(details))
         raise ServiceError(
-            413, f"{field}: only for texts of at most {DETAILED} characters, not {len(text)}",
+            413, f"{field}: the text has {len(text)} characters, but at most {DETAILED}: send less",
             code="too_large", field=field,
         )  # fmt: skip
     beam = request.beam or model.model.config.decoding.beam
     if request.n_best > beam:
-        raise bad_request(f"n_best: {request.n_best}, but the beam has {beam} hypotheses", "n_best")
+        raise bad_request(
+            f"n_best: {request.n_best}, but the beam has {beam} hypotheses: increase beam", "n_best"
+        )
     options: dict[str, Any] = {
         name: value for name in ("beam", "length_penalty", "max_length")
         if (value := getattr(request, name)) is not None
@@ -269,7 +273,7 @@ async def translate(call: Call, request: TranslateRequest) -> TranslateResponse:
 
 
 async def check_weights(model: ServedModel, text: str, options: dict[str, Any]) -> None:
-    """Refuse a text with too many attention weights, if its translation has the same length."""
+    """Refuse a text with too many attention weights, assuming a translation of the same length."""
     plan, config = await model.plan([text], **options), model.model.config.model
     layers = config.heads * (config.encoder_layers + 2 * config.decoder_layers)
     if layers * sum(len(request.source) ** 2 for request in plan.requests) > MOST_WEIGHTS:
@@ -318,12 +322,14 @@ def describe_sentence(
         part.alternatives or [[]] * len(part.tokens),
     )
     tokens = [
-        OutputToken(name, translated + a, translated + b, logprob, read_alternatives(target, top))
+        OutputToken(
+            name, translated + a, translated + b, logprob, describe_alternatives(target, top)
+        )
         for name, (a, b), logprob, top in zip(
             part.tokens, spans, part.logprobs, others, strict=True
         )
     ]
-    history = [[read_candidate(target, each) for each in step] for step in part.history]
+    history = [[describe_candidate(target, each) for each in step] for step in part.history]
     return SentenceTranslation(
         text[start:end], start, part.text, translated, part.score, source_tokens, tokens,
         [NBest(each.text, each.score) for each in part.n_best], history, describe_attention(part),
@@ -349,18 +355,18 @@ def locate(sentence: str, text: str, start: int) -> list[int]:
     return [*places, at]
 
 
-def read_candidate(tokenizer: Tokenizer, candidate: predictions.Candidate) -> Candidate:
+def describe_candidate(tokenizer: Tokenizer, candidate: predictions.Candidate) -> Candidate:
     [name] = tokenizer.tokens([candidate.token])
     return Candidate(name, candidate.parent, candidate.logprob, candidate.score, candidate.fate)
 
 
-def read_alternatives(tokenizer: Tokenizer, top: list[tuple[int, float]]) -> list[Alternative]:
+def describe_alternatives(tokenizer: Tokenizer, top: list[tuple[int, float]]) -> list[Alternative]:
     names = tokenizer.tokens([token for token, _ in top])
     return [Alternative(name, logprob) for name, (_, logprob) in zip(names, top, strict=True)]
 
 
 def describe_attention(part: Prediction) -> Weights | None:
-    """The attention weights of a prediction, None if it has none."""
+    """The attention weights of a prediction, or None if they were not computed."""
     if not part.attention:
         return None
     stacks = {

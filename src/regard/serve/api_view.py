@@ -1,4 +1,4 @@
-"""GET /api/models, POST /api/attention and /api/walk: what the models are and what they compute."""
+"""GET /api/models, POST /api/attention and /api/walk: the models and what they compute."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class WalkResponse(msgspec.Struct):
 async def walk(call: Call, request: WalkRequest) -> WalkResponse:
     compute: Any = call.state["walk"]
     if compute is None:
-        raise ServiceError(404, "this service has no walk", code="not_available")
+        raise ServiceError(404, "the walk is not available in this service", code="not_available")
     run = partial(compute, request.text, request.target, request.style)
     return msgspec.convert(await asyncio.to_thread(run), WalkResponse)
 

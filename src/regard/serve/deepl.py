@@ -19,7 +19,7 @@ VARIANTS = {
     "pt": {"PT-PT": "Portuguese (European)", "PT-BR": "Portuguese (Brazilian)"},
 }
 UNLIMITED = 10**12  # DeepL's own value of a limit for accounts without one
-CHARACTERS = "regard_deepl_characters_total"  # of GAUGES in metrics.py
+CHARACTERS = "regard_deepl_characters_total"  # a counter in GAUGES of metrics.py
 
 
 Code = Annotated[str, msgspec.Meta(max_length=20)]  # of a language
@@ -49,7 +49,7 @@ class TranslateRequest(msgspec.Struct):
     show_billed_characters: bool = False
 
 
-class Translated(msgspec.Struct):
+class TranslatedText(msgspec.Struct):
     """The translation of one text."""
 
     detected_source_language: str
@@ -60,7 +60,7 @@ class Translated(msgspec.Struct):
 class TranslateResponse(msgspec.Struct):
     """The translations of the texts, in order."""
 
-    translations: list[Translated]
+    translations: list[TranslatedText]
 
 
 class LanguagesRequest(msgspec.Struct):
@@ -112,7 +112,7 @@ async def translate_texts(call: Call, request: TranslateRequest) -> TranslateRes
     )
     call.state["metrics"].add(CHARACTERS, sum(map(len, texts)))
     return TranslateResponse([
-        Translated(
+        TranslatedText(
             translation.source.upper(), translation.text,
             len(text) if request.show_billed_characters else msgspec.UNSET,
         )

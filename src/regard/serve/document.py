@@ -1,4 +1,4 @@
-"""Documents: texts or HTML, divided into sentences and what is kept between them."""
+"""Documents: texts or HTML, divided into sentences and the parts between them, which are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from regard.text.sentences import needs_space, split_sentences
 
 
 class Document:
-    """A text or a document, divided into sentences and what is kept.
+    """A text, HTML or XML, divided into sentences and the parts between them, which are kept.
 
     Args:
         items: sentences, and texts that are kept.
@@ -27,7 +27,7 @@ class Document:
 
     def join(self, translations: Sequence[str]) -> str:
         """The document with a translation in place of each sentence."""
-        each = iter(translations)
+        remaining = iter(translations)
         pieces: list[str] = []
         previous: str | None = None  # the translation directly before an item
         for item in self.items:
@@ -37,7 +37,7 @@ class Document:
                 continue
             if previous is not None and needs_space(previous, ""):
                 pieces.append(" ")
-            previous = next(each)
+            previous = next(remaining)
             pieces.append(previous)
         return "".join(pieces)
 
@@ -140,7 +140,7 @@ def pull_tags(parts: Passage, done: int, first: int, last: int) -> tuple[int, in
 
 
 def cut_parts(passage: Passage, edges: Sequence[int]) -> Iterable[Part]:
-    """The parts of a passage, with texts cut at some positions, which are in order."""
+    """The parts of a passage, with texts cut at the positions `edges`, which are in order."""
     at = 0
     for part in passage:
         end = at + len(part.text)

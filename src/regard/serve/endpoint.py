@@ -1,4 +1,4 @@
-"""Endpoints: the declaration of each, from which requests are checked and /openapi.json is made.
+"""Declarations of endpoints, from which requests are validated and /openapi.json is generated.
 
 A request is a `msgspec.Struct`: its fields, types and bounds are declared once. A handler gets a
 valid request and returns a struct, a list or a Starlette response. Its errors become responses in
@@ -55,7 +55,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Call:
-    """What a handler needs beside the request."""
+    """What a handler needs in addition to the request."""
 
     pool: ModelPool
     settings: Settings
@@ -105,19 +105,21 @@ def make_route(endpoint: Endpoint) -> Route:
 
 
 async def answer(endpoint: Endpoint, call: Call, request: Any) -> Any:
-    """Run a handler; cancel it if the client disconnects or the time is over."""
+    """Run a handler; cancel it if the client disconnects or the time limit is exceeded."""
     handler = asyncio.ensure_future(endpoint.handler(call, request))
-    gone = asyncio.ensure_future(disconnected(call.http))
+    disconnection = asyncio.ensure_future(disconnected(call.http))
     seconds = call.settings.limits.seconds
     try:
-        await asyncio.wait({handler, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {handler, disconnection}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
         if handler.done():
             return handler.result()
-        if gone.done():
+        if disconnection.done():
             raise asyncio.CancelledError
         raise TimedOut(seconds)
     finally:
-        gone.cancel()
+        disconnection.cancel()
         if not handler.done():
             handler.cancel()
 
@@ -132,7 +134,7 @@ async def read_request(endpoint: Endpoint, http: Request) -> Any:
     """Parse the body of a request, JSON or a form, and the query of a GET request.
 
     Raises:
-        ServiceError: it is not valid.
+        ServiceError: the request is not valid.
     """
     if endpoint.request is None:
         return None
@@ -149,7 +151,7 @@ async def read_request(endpoint: Endpoint, http: Request) -> Any:
                 (endpoint.method == "GET" and http.url.query) or body.decode(),
                 keep_blank_values=True, max_num_fields=1_000,
             )  # fmt: skip
-            values = {name: each if len(each) > 1 else each[0] for name, each in fields.items()}
+            values = {name: texts if len(texts) > 1 else texts[0] for name, texts in fields.items()}
             return msgspec.convert(values, endpoint.request, strict=False)
         if kind not in ("application/json", ""):
             raise ServiceError(
@@ -158,7 +160,7 @@ async def read_request(endpoint: Endpoint, http: Request) -> Any:
             )  # fmt: skip
         return msgspec.json.decode(body, type=endpoint.request)
     except UnicodeDecodeError:
-        raise bad_request("the body is not UTF-8") from None
+        raise bad_request("the body is not valid UTF-8: encode it as UTF-8") from None
     except RecursionError:
         raise bad_request("the JSON is nested too deeply") from None
     except msgspec.ValidationError as error:
@@ -183,10 +185,13 @@ def check_texts(call: Call, texts: list[str], field: str) -> list[str]:
     limits = call.settings.limits
     call.http.state.items = len(texts)  # for the log
     if len(texts) > limits.items:
-        raise bad_request(f"{field}: {len(texts)} texts, but at most {limits.items}", field)
+        raise bad_request(
+            f"{field}: {len(texts)} texts, but at most {limits.items}: send several requests", field
+        )
     if (characters := sum(map(len, texts))) > limits.characters:
         raise ServiceError(
-            413, f"{field}: {characters} characters, but at most {limits.characters}",
+            413,
+            f"{field}: {characters} characters, but at most {limits.characters}: send less text",
             code="too_large", field=field,
         )  # fmt: skip
     return texts

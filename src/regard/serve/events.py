@@ -1,8 +1,8 @@
 """Responses that are streamed as server-sent events.
 
-`stream_events` waits for the first event before the response starts, so that an error until then is
-an ordinary error response. A later error is an event of its own. When the client disconnects, the
-events are closed at once, which cancels what computes them.
+`stream_events` waits for the first event before the response starts, so that an earlier error is an
+ordinary error response. A later error is sent as an event. When the client disconnects, the
+generator of the events is closed at once, which cancels the computation.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from regard.errors import InputError
 from regard.serve.endpoint import Call, Interface, disconnected
 from regard.serve.errors import Overloaded, ServiceError, TimedOut, service_error
 
-PING_SECONDS = 15.0  # without an event, after which a comment keeps the connection open
-SEND_SECONDS = 10.0  # beyond the time of a request, for a client that reads slowly
+PING_SECONDS = 15.0  # without an event until a comment is sent to keep the connection open
+SEND_SECONDS = 10.0  # after the time limit of a request, for a client that reads slowly
 PING = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy delays the events
@@ -41,12 +41,12 @@ def event(data: Any) -> bytes:
 async def stream_events(
     call: Call, interface: Interface, events: AsyncGenerator[Any, None]
 ) -> Response:
-    """Wait for the first of some values, and return a response that streams all of them.
+    """Wait for the first event, and return a response that streams all events.
 
     Args:
-        call: the call; its application counts the streams.
+        call: the call, with the number of streams of the application.
         interface: formats errors.
-        events: the values, which become JSON; closing it cancels the work.
+        events: generates the values, which become JSON; closing it cancels the computation.
 
     Returns:
         A response, which ends with the event [DONE].
@@ -91,14 +91,16 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(disconnected(self.call.http))
+        disconnection = asyncio.ensure_future(disconnected(self.call.http))
         try:
             left = self.deadline - asyncio.get_running_loop().time() + SEND_SECONDS
-            await asyncio.wait({sending, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {sending, disconnection}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
-            for task in (sending, gone):
+            for task in (sending, disconnection):
                 task.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            await asyncio.gather(sending, disconnection, return_exceptions=True)
             await self.events.aclose()
             self.call.state["streams"].value -= 1
         if not sending.cancelled():
@@ -122,7 +124,9 @@ class EventStream(Response):
         except (ServiceError, InputError, TimeoutError) as error:
             end = event(self.interface.error(self._service_error(error)))
         except Exception:
-            failed = ServiceError(500, "the service failed", code="internal_error")
+            failed = ServiceError(
+                500, "the service failed to answer: try again", code="internal_error"
+            )
             await send_bytes(event(self.interface.error(failed)), more=False)
             raise
         finally:

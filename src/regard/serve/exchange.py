@@ -22,9 +22,9 @@ SECURITY_HEADERS = (
 )
 REQUEST_ID = re.compile(r"[!-~]{1,64}")
 EVENT_STREAM = b"text/event-stream"
-DISCARDED = 16  # times Limits.body_bytes: what is read of a body that is too large
-COUNTED = ("items", "tokens")  # in the state of a request, if its handler stored them
-LOGGED_PATH = 200  # characters
+DISCARDED = 16  # times Limits.body_bytes are read and discarded of a body that is too large
+COUNTED = ("items", "tokens")  # numbers in the log, if the handler stored them
+LOGGED_PATH = 200  # characters of a path in the log
 
 
 class Disconnected(Exception):
@@ -46,8 +46,8 @@ class Exchange:
     """A request and its response.
 
     Args:
-        scope, receive, send: of ASGI.
-        headers: of every response to this request, beside the security headers.
+        scope, receive, send: the arguments of an ASGI application.
+        headers: the headers of the response, in addition to the security headers.
         memory: counts the bytes of the body, until `release`.
     """
 
@@ -65,8 +65,8 @@ class Exchange:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.start = time.perf_counter()
-        own = self.headers.get("x-request-id", "")
-        self.id = own if REQUEST_ID.fullmatch(own) else uuid.uuid4().hex
+        client_id = self.headers.get("x-request-id", "")
+        self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
         self.key: str | None = None  # the name of the API key
         self.status = 0  # 0: no response yet
         self.streams = False  # whether the response is a stream of events
@@ -85,7 +85,8 @@ class Exchange:
         """Read the body of the request.
 
         Raises:
-            ServiceError: it is too large, alone or with those of other requests, or takes too long.
+            ServiceError: the body is too large, alone or with those of other requests, or takes too
+                long to arrive.
             Disconnected: the client closed the connection.
         """
         if self._body is None:
@@ -94,7 +95,7 @@ class Exchange:
                     self._body = await self._read_body(limits.body_bytes)
             except TimeoutError:
                 raise ServiceError(
-                    408, f"the body did not arrive within {limits.body_seconds:g} s",
+                    408, f"the body did not arrive within {limits.body_seconds:g} s: try again",
                     code="body_timeout",
                 ) from None  # fmt: skip
         return self._body
@@ -117,7 +118,9 @@ class Exchange:
                 break
         if size > most:
             raise ServiceError(
-                413, f"the body of the request is larger than {most} bytes", code="too_large"
+                413,
+                f"the body of the request is larger than {most} bytes: send less text",
+                code="too_large",
             )
         return bytes(body)
 
@@ -153,7 +156,7 @@ class Exchange:
             kind = next((value for name, value in headers if name == b"content-type"), b"")
             self.streams = kind.startswith(EVENT_STREAM)
             headers += [each for each in self._response_headers if each[0] not in names]
-            if self._more_body:  # the rest of the request would be in the way of the next one
+            if self._more_body:  # the rest of the body would be read as the next request
                 headers.append((b"connection", b"close"))
             self.status = message["status"]
             message = {**message, "headers": headers}

@@ -38,9 +38,9 @@ BODIES = 64  # times Limits.body_bytes: the bytes of the bodies of all requests 
 OWN = ("/health", "/ready", "/metrics")  # paths that the gateway answers
 OPEN = {"/api", "/frontend/settings", "/languages", "/openapi.json"}  # endpoints without a key
 NO_KEY = {"deepl": 403, "libretranslate": 403}  # status without a valid key; others: 401
-ROUTER_ERRORS = {  # message and code
-    404: ("there is no such path", "not_found"),
-    405: ("the method is not allowed for this path", "method_not_allowed"),
+ROUTER_ERRORS = {  # status: message and code
+    404: ("there is no such path: GET /api lists all paths", "not_found"),
+    405: ("the method is not allowed for this path: see GET /api", "method_not_allowed"),
 }
 ALLOWED_HEADERS = "authorization, content-type, x-api-key, x-request-id"
 
@@ -99,7 +99,7 @@ class Gateway:
         self._opened.set()
 
     def _add_path(self, interface: str, path: str) -> None:
-        """Count the requests of a path."""
+        """Add a path to the metrics, which count its requests."""
         if path in self._paths:
             return
         self._paths[path] = len(self.metrics.endpoints)
@@ -128,7 +128,7 @@ class Gateway:
                 self.log(exchange.log_line(self.settings.json_log))
 
     async def _answer(self, exchange: Exchange) -> None:
-        """Respond to a request, whatever happens."""
+        """Respond to a request, also if an error occurs."""
         limit = self.settings.limits.seconds + GRACE
         try:
             async with asyncio.timeout(limit):
@@ -146,14 +146,18 @@ class Gateway:
         except asyncio.CancelledError:
             if not self.stopping:
                 raise
-            stopped = ServiceError(503, "the service is shutting down", code="shutting_down")
+            stopped = ServiceError(
+                503, "the service is shutting down: try again later", code="shutting_down"
+            )
             await self._send_error(exchange, stopped)
-        except Exception as error:  # noqa: BLE001 - the service must go on
+        except Exception as error:  # noqa: BLE001 - the service must continue
             # The message could contain the text of the request.
             places = "".join(traceback.format_tb(error.__traceback__))
             self.log(f"regard: request {exchange.id} failed with {type(error).__name__}")
             self.log(places.rstrip("\n"))
-            failed = ServiceError(500, "the service failed to answer", code="internal_error")
+            failed = ServiceError(
+                500, "the service failed to answer: try again", code="internal_error"
+            )
             await self._send_error(exchange, failed)
 
     async def _respond(self, exchange: Exchange) -> None:
@@ -208,8 +212,8 @@ class Gateway:
         )
         if seconds := self._rates.wait(exchange.key or rate_group(address)):
             raise ServiceError(
-                429, f"more than {self._rates.per_minute} requests per minute", code="rate_limited",
-                retry_after=seconds,
+                429, f"more than {self._rates.per_minute} requests per minute: try again later",
+                code="rate_limited", retry_after=seconds,
             )  # fmt: skip
         if self._keys is not None and exchange.key is None:
             raise ServiceError(
@@ -236,15 +240,15 @@ class Gateway:
             await exchange.send({"type": "http.response.body", "body": event})
 
     def _interface(self, path: str) -> Interface:
-        """The interface that a path belongs to; known paths and unknown ones below them."""
+        """The interface of a path, by its first part, so that unknown paths have one too."""
         return self._interfaces.get(path.split("/")[1] if "/" in path else "", PLAIN)
 
     def _measured(self, exchange: Exchange) -> tuple[int, int, float]:
         """The arguments of `Metrics.count` for a response."""
         index = self._paths.get(exchange.path, 0)
-        for pattern, place in self._patterns if not index else ():
+        for pattern, path_index in self._patterns if not index else ():
             if pattern.match(exchange.path):
-                index = place
+                index = path_index
         return index, exchange.final_status, exchange.seconds
 
     # ---- own responses ------------------------------------------------------------------

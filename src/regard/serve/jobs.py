@@ -1,4 +1,4 @@
-"""The work of the scheduler: jobs, and the requests of one model (a lane)."""
+"""The work of the scheduler: jobs, and the decoding requests of one model (a lane)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from regard.serve.errors import ServiceError
 
 MOST_ROWS = 256  # hypotheses of the running batch of a model
 TURNS = 32  # jobs that take turns to join; later ones wait
-MOST_PLACES = 65_536  # tokens that its caches have memory for
+MOST_PLACES = 65_536  # tokens for which the caches of a model have memory
 TURN_SECONDS = 0.002  # for which results of a step occupy the event loop
 
 
@@ -27,7 +27,7 @@ class Job:
 
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    tokens: int  # that it takes in the queue
+    tokens: int  # that the job occupies in the queue
     cancelled: bool = False
 
 
@@ -72,7 +72,7 @@ class DecodingJob(Job):
 
 @dataclass(eq=False)
 class ComputeJob(Job):
-    """A function of some items; jobs with the same key can share a call."""
+    """A function to call with items; jobs with the same key can share a call."""
 
     key: Hashable = field(kw_only=True)
     function: Callable[[list[Any]], Sequence[Any]] = field(kw_only=True)
@@ -121,7 +121,8 @@ class ComputeQueue(deque[ComputeJob]):
 
 
 class Lane:
-    """The requests of one model: those that wait, and those that run. Used by the thread only."""
+    """The decoding requests of one model: those that wait, and those that run. Only the thread of
+    the scheduler uses it."""
 
     def __init__(self, transformer: Transformer) -> None:
         self.transformer = transformer
@@ -206,9 +207,11 @@ def run_all(loop: asyncio.AbstractEventLoop, calls: deque[Callable[[], object]])
             return
 
 
-def stopping() -> ServiceError:
-    """The error for jobs that a stopping service cannot finish."""
-    return ServiceError(503, "the service is stopping", code="stopping", retry_after=1)
+def stopping_error() -> ServiceError:
+    """The error for jobs that the service cannot finish because it is shutting down."""
+    return ServiceError(
+        503, "the service is shutting down: try again later", code="stopping", retry_after=1
+    )
 
 
 def resolve(job: Job) -> None:

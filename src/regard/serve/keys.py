@@ -1,8 +1,8 @@
 """API keys: a file with one line `NAME SHA256` for each key.
 
-The file has only hashes: a key is shown once, when it is made. Keys are random and long, so a plain
-hash is enough. The file is read again when it changes; a file that cannot be read or parsed leaves
-the previous keys in use.
+The file has only hashes: a key is shown once, when it is created. Keys are random and long, so a
+plain hash is enough. The file is read again when it changes; a file that cannot be read or parsed
+leaves the previous keys in use.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class KeyFile:
         self._reload()
         digest = sha256(key[:MOST_LENGTH].encode("utf-8", "surrogatepass")).hexdigest()
         name = None
-        for known, each in self._hashes:
-            if hmac.compare_digest(digest, each):
-                name = known
+        for known_name, known_digest in self._hashes:
+            if hmac.compare_digest(digest, known_digest):
+                name = known_name
         return name
 
     def _reload(self) -> None:
@@ -62,7 +62,7 @@ class KeyFile:
             self._report(f"{error}; the previous keys stay in use")
 
     def _file_version(self) -> tuple[int, ...]:
-        """Changes with the file."""
+        """A value that changes when the file changes."""
         try:
             status = os.stat(self.path)
         except OSError:
@@ -93,15 +93,19 @@ def read_keys(path: Path) -> list[tuple[str, str]]:
             continue
         match = LINE.fullmatch(line)
         if match is None:
-            raise InputError(f"{path}:{number}: not a line with a name and a SHA-256 hash")
+            raise InputError(
+                f"{path}:{number}: not a line with a name and a SHA-256 hash: use --new-key"
+            )
         if match[1] in hashes:
-            raise InputError(f"{path}:{number}: the name {match[1]} is duplicated")
+            raise InputError(
+                f"{path}:{number}: the name {match[1]} is duplicated: remove one of the lines"
+            )
         hashes[match[1]] = match[2]
     return list(hashes.items())
 
 
 def new_key(path: Path, name: str) -> str:
-    """Make a key and append its hash to a key file, which is created if it does not exist.
+    """Create a key and append its hash to a key file, which is created if it does not exist.
 
     Returns:
         The key. It cannot be read from the file.

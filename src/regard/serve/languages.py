@@ -1,8 +1,8 @@
 """Languages: their names, those of the models of a service, and the language of a text.
 
 The language of a text is detected by py3langid, a naive Bayes classifier of byte n-grams. Short
-texts say little: with all of its 140 languages it recognises 19% of single English words and 67% of
-pairs. Therefore only the languages of the table below are considered, and those of the models of
+texts are difficult: with all of its 140 languages it recognises 19% of single English words and 67%
+of pairs. Therefore only the languages of the table below are considered, and those of the models of
 the service are `PRIOR` times as probable as others. For a service with English and German, this
 recognises 87%, 94%, 98% and 99% of English texts of one, two, three and five words, 76%, 98%, 98%
 and 100% of German ones, and 30%, 69%, 90% and 98% of French ones, which is not a language of that
@@ -29,8 +29,8 @@ NAMES = {
     "sl": "Slovenian", "sv": "Swedish", "th": "Thai", "tr": "Turkish", "uk": "Ukrainian",
     "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
-PRIOR = 5.0  # how much more probable a language of the service is
-MOST_CHARACTERS = 4_000  # of a text that are read
+PRIOR = 5.0  # factor by which a language of the service is more probable than others
+MOST_CHARACTERS = 4_000  # characters of a text that the detection reads
 LOCK = threading.Lock()
 
 
@@ -91,7 +91,7 @@ def detect(text: str, pool: ModelPool) -> DetectedLanguage:
 
 def rank(text: str) -> Sequence[tuple[str, float]]:
     """The languages with their probabilities, the most probable first."""
-    with LOCK:  # the first call loads the data, in half a second
+    with LOCK:  # the first call loads the data, which takes half a second
         identify = identifier()
     ranked: Sequence[tuple[str, float]] = identify.rank(text)
     return ranked

@@ -14,7 +14,7 @@ from regard.serve.errors import ServiceError, bad_request
 from regard.serve.languages import detect, language_name, targets_by_source
 from regard.serve.translation import translate
 
-TIMEOUT = 500  # milliseconds that a page waits before it translates what was typed
+TIMEOUT = 500  # milliseconds that a page waits after the last key before it translates
 
 
 Code = Annotated[str, msgspec.Meta(max_length=20)]  # of a language
@@ -29,7 +29,7 @@ LIBRETRANSLATE = Interface("libretranslate", error_body)
 
 
 class TranslateRequest(msgspec.Struct):
-    """Translate a text, or several ones. `api_key` is read elsewhere."""
+    """Translate one text or several. The gateway reads `api_key`."""
 
     q: str | list[str]
     source: Code

@@ -1,7 +1,7 @@
-"""Divide HTML, XML or plain text into the text to translate and everything else, byte by byte.
+"""Divide HTML, XML or plain text into the text to translate and everything else, which is kept.
 
 A regular expression finds the tags, comments and declarations; what it does not match is text. The
-parts together are the input, whatever the input is, so markup always passes through unchanged.
+concatenated parts are always the input, so markup passes through unchanged.
 Block elements separate passages; a passage has text and inline tags.
 """
 
@@ -98,7 +98,7 @@ class Token:
 
     @property
     def is_complete(self) -> bool:
-        """Whether markup does not end because the document ends."""
+        """Whether the markup ends before the document does."""
         return self.raw.endswith("-->" if self.raw.startswith("<!--") else ">")
 
 
@@ -169,7 +169,7 @@ def parse_markup(
                 part = Part(Kind.FIXED, raw, WORD)
                 last = tokens[end - 1]
                 complete = last.is_complete and (last.kind, last.name) == (Kind.CLOSE, token.name)
-            # What is not complete is at the end of the document, and must stay there.
+            # Incomplete markup is at the end of the document, and must stay at the end.
             if inline[i] and complete:
                 passage.append(part)
             else:
@@ -241,7 +241,7 @@ def parse_text(raw: str, markup: bool = False) -> Passage:
         if start > done:
             plain = text[done:start]
             passage.append(Part(Kind.TEXT, plain, plain))
-        elif passage and part.kind is passage[-1].kind is Kind.FIXED:  # two that touch are one
+        elif passage and part.kind is passage[-1].kind is Kind.FIXED:  # adjacent ones are merged
             part = Part(Kind.FIXED, passage.pop().raw + part.raw, WORD)
         passage.append(part)
         done = end

@@ -1,7 +1,7 @@
 """Counters of a service, written in the Prometheus text format.
 
 All numbers are in one flat sequence, which can be in shared memory: with several processes, each
-writes its own and any of them can write the sum.
+writes its own numbers and any of them can write the sums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATUSES = (
     200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 429, 456, 499, 500, 503,
-    0,  # any other
+    0,  # any other status
 )  # fmt: skip
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 MOST_ENDPOINTS = 64
@@ -43,7 +43,7 @@ GAUGES = (
     ("process_resident_memory_bytes", "gauge", "Memory of the processes."),
 )
 COUNTS = MOST_ENDPOINTS * len(STATUSES)
-TIMES = MOST_ENDPOINTS * (len(BUCKETS) + 2)  # the buckets, those above, and the sum of seconds
+TIMES = MOST_ENDPOINTS * (len(BUCKETS) + 2)  # buckets, requests above them, and seconds
 PLACES = {name: COUNTS + TIMES + i for i, (name, _, _) in enumerate(GAUGES)}
 
 
@@ -112,7 +112,7 @@ class Metrics:
         self.values[PLACES[name]] += number
 
     def total(self, name: str) -> float:
-        """One of GAUGES, summed over all processes."""
+        """A number of GAUGES, summed over all processes."""
         return sum(values[PLACES[name]] for values in (self.values, *self.others))
 
     def _rate(self, decoded: int) -> float:
@@ -120,8 +120,8 @@ class Metrics:
         self._decoded.append((now, decoded))
         while self._decoded[0][0] < now - RATE_SECONDS:
             self._decoded.popleft()
-        before, first = self._decoded[0]
-        return (decoded - first) / (now - before) if now > before else 0.0
+        then, earlier = self._decoded[0]
+        return (decoded - earlier) / (now - then) if now > then else 0.0
 
     def render(self, ready: bool, models: Mapping[str, str]) -> str:
         """The metrics of all processes in the text format.

@@ -106,13 +106,13 @@ class ServedModel:
 
 
 def list_of(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], list[Any]]:
-    """The function with a list as its result."""
+    """A function that returns the results of another one as a list."""
     return lambda items: list(function(items))
 
 
 async def in_thread(function: Callable[[], T], characters: int) -> T:
-    """Call a function of this many characters of text: at once if they are few, otherwise in
-    another thread, so that the event loop does not wait."""
+    """Call a function that processes this many characters: directly if there are few, otherwise in
+    another thread, so that the event loop is not blocked."""
     return function() if characters <= INLINE else await asyncio.to_thread(function)
 
 
@@ -180,7 +180,7 @@ class ModelPool:
         """The model that translates from one language to another.
 
         Raises:
-            ServiceError: there is none.
+            ServiceError: there is no such model.
         """
         models = self.of_task("translate")
         for model in models:
@@ -197,11 +197,11 @@ class ModelPool:
 
 
 def languages_of(name: str, model: Model) -> tuple[str, str]:
-    """The languages of a model: its name, if that is a pair such as "en-de", or the suffixes of its
-    two training files.
+    """The languages of a model, from its name, if that is a pair such as "en-de", or from the
+    suffixes of its two training files.
 
     Raises:
-        InputError: they are unknown.
+        InputError: the languages are unknown.
     """
     if pair := LANGUAGES.fullmatch(name):
         return pair[1], pair[2]

@@ -76,7 +76,7 @@ class ChatRequest(SamplingRequest):
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
-    metadata: dict[str, str] | None = None  # ignored, as the following fields
+    metadata: dict[str, str] | None = None  # ignored, like the following fields
     service_tier: str | None = None
     store: bool | None = None
     safety_identifier: str | None = None
@@ -168,7 +168,7 @@ async def chat(call: Call, request: ChatRequest) -> Any:
         response_format=(None, {"type": "text"}),
     )  # fmt: skip
     if request.top_logprobs is not None and not request.logprobs:
-        raise bad_request("top_logprobs is only possible with logprobs=true", "top_logprobs")
+        raise bad_request("top_logprobs is only allowed with logprobs=true", "top_logprobs")
     choices = make_choices(
         call, model, request, await prompts(call, model, request), max_tokens(model, request),
         stops=["\n", *request.stops], top=(request.top_logprobs or 0) if request.logprobs else None,
@@ -201,7 +201,7 @@ async def prompts(call: Call, model: ServedModel, request: ChatRequest) -> list[
     everything = "".join(text for message in request.messages for text in message.texts)
     check_texts(call, [everything], "messages")
     if not (lines := [line for message in request.messages if (line := message.line)]):
-        raise bad_request("messages: all messages are empty", "messages")
+        raise bad_request("messages: all messages are empty: send a text", "messages")
     text = "".join(f"{line}\n" for line in lines)
     return await token_ids(call, text, model.model.tokenizer, "messages")
 
@@ -225,7 +225,7 @@ async def chunks(
 
 
 def deltas(index: int, part: Part) -> Iterator[ChunkChoice]:
-    """The changes of a reply by a part of it."""
+    """The events of a stream for a part of a reply."""
     if part.text:
         yield ChunkChoice(index, {"content": part.text}, logprobs_of(part))
     if part.finish is not None:

@@ -240,11 +240,12 @@ def make_choices(
     """
     limits, n = call.settings.limits, request.n or 1
     if (count := len(prompts) * n) > limits.items:
-        raise bad_request(f"n: {count} choices, but at most {limits.items}", "n")
+        raise bad_request(f"n: {count} choices, but at most {limits.items}: lower n", "n")
     echoed = n * sum(map(len, prompts)) if options.get("echo") else 0
     if n > 1 and echoed > limits.characters:
         raise bad_request(
-            f"n: the choices repeat {echoed} tokens of prompts, but at most {limits.characters}",
+            f"n: the choices repeat {echoed} tokens of prompts, but at most {limits.characters}: "
+            "lower n",
             "n",
         )
     temperature = 1.0 if request.temperature is None else request.temperature
@@ -260,7 +261,7 @@ def make_choices(
         prompt = prompts[i // n]
         plan = DecodingPlan(
             [replace(task.request_of(prompt, model.model.longest), limit=max_tokens)],
-            replace(decoding, seed=(seed + i) % SEEDS), (tokenizer, tokenizer), refuse_damage,
+            replace(decoding, seed=(seed + i) % SEEDS), (tokenizer, tokenizer), check_predictions,
         )  # fmt: skip
         choices.append(Choice(model, prompt, plan, **options))
     if count > 1 and (tokens := sum(choice.tokens for choice in choices)) > limits.queue_tokens:
@@ -271,7 +272,7 @@ def make_choices(
     return choices
 
 
-def refuse_damage(predictions: list[Prediction]) -> list[Prediction]:
+def check_predictions(predictions: list[Prediction]) -> list[Prediction]:
     """Return predictions, or raise a DamagedModel if the model computed NaN."""
     refuse_nan(prediction.score for prediction in predictions)
     return predictions

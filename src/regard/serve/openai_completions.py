@@ -30,7 +30,7 @@ from regard.serve.openai_format import (
     token_ids,
 )
 
-MAX_TOKENS = 16  # of OpenAI, if a request has none
+MAX_TOKENS = 16  # OpenAI's default
 
 
 class CompletionRequest(SamplingRequest):

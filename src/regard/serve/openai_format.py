@@ -12,7 +12,7 @@ from regard.serve.errors import ServiceError, bad_request
 from regard.serve.models import ServedModel, in_thread
 from regard.text.tokenizer import SPECIALS, Tokenizer
 
-LONGEST_STOP = 256  # characters
+LONGEST_STOP = 256  # characters of a stop text
 
 
 def error_body(error: ServiceError) -> dict[str, Any]:
@@ -51,7 +51,7 @@ async def token_ids(call: Call, texts: Texts, tokenizer: Tokenizer, field: str) 
     """
     items = [texts] if isinstance(texts, str) else texts
     if not items:
-        raise bad_request(f"{field}: the list is empty", field)
+        raise bad_request(f"{field}: the list is empty: send at least one text", field)
     if len(items) > (most := call.settings.limits.characters):
         raise ServiceError(
             413, f"{field}: {len(items)} items, but at most {most}", code="too_large", field=field
@@ -74,10 +74,12 @@ def check_ids(
     limits = call.settings.limits
     call.http.state.items = len(rows)  # for the log
     if len(rows) > limits.items:
-        raise bad_request(f"{field}: {len(rows)} texts, but at most {limits.items}", field)
+        raise bad_request(
+            f"{field}: {len(rows)} texts, but at most {limits.items}: send several requests", field
+        )
     if (count := sum(map(len, rows))) > limits.characters:
         raise ServiceError(
-            413, f"{field}: {count} token ids, but at most {limits.characters}",
+            413, f"{field}: {count} token ids, but at most {limits.characters}: send fewer",
             code="too_large", field=field,
         )  # fmt: skip
     least, most = len(SPECIALS), tokenizer.size - 1
@@ -88,7 +90,7 @@ def check_ids(
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What a stream contains beside its text."""
+    """What a stream contains in addition to its text."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None  # ignored: no padding is ever added
@@ -116,12 +118,12 @@ class SamplingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Raises:
             ServiceError: the value of a field is not supported.
         """
-        both = {"presence_penalty": (None, 0), "frequency_penalty": (None, 0)}
-        for field, values in {**both, "logit_bias": (None, {}), **supported}.items():
+        penalties = {"presence_penalty": (None, 0), "frequency_penalty": (None, 0)}
+        for field, values in {**penalties, "logit_bias": (None, {}), **supported}.items():
             if getattr(self, field) not in values:
                 raise bad_request(f"{field} is not supported: leave it out", field)
         if self.stream_options is not None and not self.stream:
-            raise bad_request("stream_options is only possible with stream=true", "stream_options")
+            raise bad_request("stream_options is only allowed with stream=true", "stream_options")
 
     @property
     def stops(self) -> list[str]:

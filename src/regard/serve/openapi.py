@@ -47,7 +47,7 @@ KEY_SCHEMES = {"deepl": ("deepl",), "openai": ("bearer",)}  # of an interface; d
 
 
 def make_document(endpoints: Sequence[Endpoint]) -> Json:
-    """The OpenAPI document of some endpoints."""
+    """The OpenAPI document of endpoints."""
     interfaces = dict.fromkeys(endpoint.interface for endpoint in endpoints)
     paths: dict[str, Json] = {}
     components: dict[str, Json] = {}
@@ -73,7 +73,7 @@ def make_document(endpoints: Sequence[Endpoint]) -> Json:
 
 
 def title_of(interface: Interface) -> str:
-    """The name of an interface for people."""
+    """The display name of an interface."""
     return TITLES.get(interface.name, interface.name.capitalize())
 
 
@@ -81,7 +81,7 @@ def make_schemas(
     interface: Interface, endpoints: Sequence[Endpoint]
 ) -> tuple[dict[Any, Json], dict[str, Json]]:
     """The schema of each type of the endpoints of an interface, and the components that they refer
-    to. The names of two interfaces differ, because each has a prefix."""
+    to. Each interface has its own prefix, so their names differ."""
     types = list(dict.fromkeys(
         kind for each in endpoints
         for kind in (each.request if each.method != "GET" else None, each.response) if kind
@@ -171,13 +171,13 @@ def error_name(interface: Interface) -> str:
 
 
 def error_schema(interface: Interface) -> Json:
-    """The schema of the errors of an interface, from one of them."""
+    """The schema of the errors of an interface, from an example."""
     sample = interface.error(ServiceError(400, "text: expected `str`, got `int`", field="text"))
     return {**schema_of_value(sample), "examples": [sample]}
 
 
 def schema_of_value(value: Any) -> Json:
-    """The schema of a JSON value. Strings may be null in others."""
+    """The schema of a JSON value. A string may be null in other values."""
     if isinstance(value, dict):
         fields = {name: schema_of_value(each) for name, each in value.items()}
         return {"type": "object", "properties": fields, "required": list(fields)}
@@ -229,7 +229,7 @@ def example(schema: Json, components: Mapping[str, Any]) -> Any:
 
 @cache
 def cached_document(endpoints: tuple[Endpoint, ...]) -> Json:
-    """The document of a service, made once."""
+    """The document of a service, generated once."""
     return make_document(endpoints)
 
 

@@ -1,7 +1,7 @@
 """The web page: `/` and its files below `/static/`, from the package.
 
 The content security policy allows only files of this origin and no inline script or style, so that
-a text in the page can never become code. The page works offline: it refers to nothing outside.
+a text in the page can never become code. The page works offline: it refers to no other address.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ translation.
 
 A sentence is translated as a whole at first, with stand-ins for its placeholders; the attention
 weights show where its tags belong (alignment.py). If a stand-in is missing in the output, a second
-attempt uses other ones. If that fails, too, the texts between placeholders and tags are translated
+attempt uses other ones. If that also fails, the texts between placeholders and tags are translated
 separately and joined. So every translation has each placeholder and each tag exactly once.
 """
 
@@ -110,7 +110,9 @@ class Sentence:
         if attempt == SEPARATE:
             texts = iter(output.texts[0] for output in outputs)
             joined = [
-                around(self._encode(tidy(text.strip(), next(texts))), text) if translated else text
+                keep_white_space(self._encode(tidy(text.strip(), next(texts))), text)
+                if translated
+                else text
                 for text, translated in self._fragments()
             ]
             return [Candidate(self._join(joined), sum(output.scores[0] for output in outputs))]
@@ -175,14 +177,14 @@ class Sentence:
         if marks and not states[last]:  # the final mark is outside all elements
             homes[-1] = last
         weights = alignment.between(units, spans)
-        same = np.array([[a == b for b in states] for a in states], np.float32)
-        # No element becomes empty; text outside may all be on one side of it.
+        same_state = np.array([[a == b for b in states] for a in states], np.float32)
+        # No element becomes empty. The text outside an element may all be on one side of it.
         counts = Counter(states)
         least = [
             int(counts[state] == 1 and WORD.search(source[start:end]) is not None)
             for state, (start, end) in zip(states, spans, strict=True)
         ]
-        bounds = divide(weights @ same + OWN_SEGMENT * weights, least, homes)
+        bounds = divide(weights @ same_state + OWN_SEGMENT * weights, least, homes)
         if bounds is None:
             return None
         pieces: list[str] = []
@@ -246,7 +248,7 @@ class Sentence:
         return self._join([piece for piece in pieces if piece])
 
     def _join(self, pieces: Sequence[str]) -> str:
-        """Concatenate pieces. A `<` of the text does not become the beginning of a tag."""
+        """Concatenate pieces. A `<` in the text must not become the beginning of a tag."""
         following = [*pieces[1:], ""] if self.markup else []
         for i, after in enumerate(following):
             if pieces[i].endswith("<") and MARKUP.match(after):
@@ -325,8 +327,8 @@ def group_parts(parts: Passage) -> Iterable[tuple[bool, Passage]]:
     return groups
 
 
-def around(text: str, original: str) -> str:
-    """The text with the white space around the original one."""
+def keep_white_space(text: str, original: str) -> str:
+    """The text with the white space that surrounds the original text."""
     core = original.strip()
     at = original.index(core)
     return original[:at] + text + original[at + len(core) :]

@@ -5,11 +5,11 @@ reads a stand-in instead, and the translation must contain each stand-in exactly
 caller tries again with other stand-ins, and in the end translates the text around the placeholder
 separately (passage.py).
 
-The model box:translate copies numbers of four different digits reliably: one in 60 of 60 sentences
-of documentation, two in 60, three in 57 and four in 55, if the whole n-best list is searched.
-Numbers of three digits are about as good. Four consecutive numbers all returned in 25 sentences
-only, and two invented words in 31. A simple quantity such as "5 km" is its own stand-in at first,
-because the model knows it.
+The model box:translate copies numbers of four different digits reliably: of 60 sentences of
+documentation, it copied one such number in 60, two in 60, three in 57 and all of four in 55, if the
+whole n-best list is searched. Numbers of three digits are about as good. Four consecutive numbers
+were all copied in only 25 sentences, and two invented words in 31. A simple quantity
+such as "5 km" is its own stand-in at first, because the model knows it.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Placeholder:
 
 
 def find_placeholders(text: str) -> list[Placeholder]:
-    """The placeholders of a text in order. Two that touch are one, and so is a word with a
-    placeholder in it, such as file-%s.txt."""
+    """The placeholders of a text in order. Adjacent ones are merged, and a word that contains
+    a placeholder, such as file-%s.txt, is one placeholder."""
     results: list[Placeholder] = []
     for match in PATTERN.finditer(text):
         start, end = match.span()
@@ -207,7 +207,7 @@ class StandIns:
         indices = defaultdict(list)
         for i, text in enumerate(self.texts):
             indices[text].append(i)
-        queues = {text: iter(its) for text, its in indices.items()}
+        queues = {text: iter(numbers) for text, numbers in indices.items()}
         return [(*match.span(), next(queues[match[0]])) for match in matches]
 
 

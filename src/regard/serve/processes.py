@@ -26,9 +26,9 @@ from regard.errors import InputError
 from regard.serve.shared import SharedNumbers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MOST_FAILURES = 3  # processes in a row that end before they are ready; then the service ends
+MOST_FAILURES = 3  # processes in a row that end before they are ready, until the service ends
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0  # seconds before a worker is replaced
-STABLE = 60.0  # seconds after which the end of a worker counts as the first one
+STABLE = 60.0  # seconds that a worker runs until earlier failures no longer count
 GRACE = 10.0  # seconds after the drain until workers are killed
 YIELD = 0.001  # seconds in which another process can accept a connection
 BAD_INPUT = 2  # exit code of a worker that cannot start because of its options
@@ -39,7 +39,7 @@ class FairSocket(socket.socket):
 
     asyncio accepts all waiting connections at once, so that one process could get all connections
     of clients that connect at the same time. Here it accepts one at a time, and a process that has
-    accepted more connections than another one lets that go first.
+    accepted more connections than another one lets the other go first.
 
     Args:
         descriptor: of the socket.
@@ -72,9 +72,9 @@ class Worker:
     """What a worker process gets from its parent."""
 
     index: int
-    count: int  # of workers
-    sockets: list[socket.socket]  # that listen
-    shared: Any  # passed to `run_processes`
+    count: int  # number of workers
+    sockets: list[socket.socket]  # listening sockets
+    shared: Any  # the argument of `run_processes`
     accept_early: bool  # whether to accept connections before the models are loaded
     channel: Connection
     accepted: SharedNumbers  # connections of each worker
@@ -134,7 +134,7 @@ def run_processes(
                     if slot.process.exitcode == BAD_INPUT and not slot.ready:
                         return BAD_INPUT  # the worker has reported the error
                     if slot.failed_starts >= MOST_FAILURES and not any(s.ready for s in slots):
-                        warn("workers end before they are ready: the service ends")
+                        warn("workers end before they are ready: see the messages above")
                         return 1
                     slot.end()
                     ended(slot.index)
@@ -156,8 +156,8 @@ def close(sockets: list[socket.socket]) -> None:
 def start_missing(
     slots: list[Slot], sockets: list[socket.socket], serve: Serve, shared: Any
 ) -> None:
-    """Start the workers that do not run. Until one is ready, only the first is started: it writes
-    the mapped weights, and an error in the options is reported once."""
+    """Start the workers that do not run. Until a worker is ready, only the first one is started: it
+    writes the mapped weights, and an error in the options is reported once."""
     none_ready = not any(slot.ready for slot in slots)
     for slot in slots[:1] if none_ready else slots:
         if slot.process is None and slot.start_at <= time.monotonic():
@@ -290,7 +290,7 @@ def signals() -> Iterator[Signals]:
 def run_worker(serve: Serve, worker: Worker) -> None:
     """The main function of a worker process."""
     os.setsid()  # Ctrl-C in a terminal is for the parent, which sends SIGTERM
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a signal that arrived before
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also a signal that has already arrived
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
@@ -302,7 +302,7 @@ def run_worker(serve: Serve, worker: Worker) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent has ended, even if that was killed."""
+    """End this process when its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

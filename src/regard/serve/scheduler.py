@@ -4,13 +4,13 @@ Requests join the running batch of their model between two decoding steps and le
 they are done (decoding/continuous.py), so nothing waits for a batch to fill. Between two steps the
 thread also runs what needs no search: classification, embeddings, and the details of predictions.
 Handlers of the event loop wait with `await`; they never block it. A handler that is cancelled,
-because its client disconnected or its time is over, frees its place before the next step.
+because its client disconnected or its time limit is exceeded, frees its place before the next step.
 
 Texts of the oldest requests take turns to join, so a large request does not delay small ones. What
 joins between two steps is bounded (READ_TOKENS), so long inputs do not delay running requests. The
 predictions do not depend on which requests run together.
 
-The thread changes its own state only, and the event loop its own. They exchange jobs through
+The thread and the event loop each change only their own state. They exchange jobs through
 `_inbox` and `_cancelled`, and the thread sends results by calls in the event loop: one call for all
 results of a step.
 """
@@ -42,7 +42,7 @@ from regard.serve.jobs import (
     reject,
     resolve,
     run_all,
-    stopping,
+    stopping_error,
 )
 
 COMPUTE_TOKENS = 4_096  # tokens of one call of a function; READ_TOKENS while requests are decoded
@@ -56,16 +56,16 @@ class Scheduler:
     event loop.
 
     Args:
-        queue_tokens: tokens of all jobs that are accepted and not done.
+        queue_tokens: the largest number of tokens of all jobs that are accepted and not done.
         most_wait: seconds that the queue may take at the measured speed; a job that would wait
             longer is refused even if there is room for its tokens.
-        alone: whether a call of a function gets one item. On a GPU the result for an item depends
-            on the others in the call, by rounding.
+        alone: whether each call of a function gets a single item. On a GPU, rounding makes the
+            result for an item depend on the others in the call.
     """
 
     def __init__(self, queue_tokens: int, most_wait: float = math.inf, alone: bool = False) -> None:
         self.queue_tokens, self.most_wait, self.alone = queue_tokens, most_wait, alone
-        self._work = threading.Condition()  # protects the next three
+        self._work = threading.Condition()  # protects the next three attributes
         self._inbox: deque[Job] = deque()
         self._cancelled: deque[Job] = deque()
         self.stopping = False  # whether jobs are refused: after `stop`, or if the thread failed
@@ -224,7 +224,7 @@ class Scheduler:
             raise Overloaded(min(excess / self.speed(), self.most_wait))
         with self._work:
             if self.stopping:
-                raise stopping()
+                raise stopping_error()
             self._inbox.append(job)
             self._work.notify()
         if not self._jobs:
@@ -281,11 +281,11 @@ class Scheduler:
                 job for lane in self._lanes.values() for job in [*lane.waiting, *lane.reset()]
             )
             for job in [*self._inbox, *self._computing, *decoding]:
-                self._send(job, reject, job, stopping())
+                self._send(job, reject, job, stopping_error())
             self._send_results()
 
     def _receive(self) -> bool:
-        """Wait for work; sort new and cancelled jobs. Returns False if the service is stopping."""
+        """Wait for work; add new jobs, drop cancelled ones. Returns False if the service stops."""
         with self._work:
             busy = bool(self._computing) or any(lane.busy for lane in self._lanes.values())
             while not (busy or self.stopping or self._inbox or self._cancelled):

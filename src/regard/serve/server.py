@@ -1,4 +1,4 @@
-"""`regard serve`: listen, load the models in a thread, and stop without losing a request.
+"""`regard serve`: listen, load the models in a thread, and shut down without losing a request.
 
 The service listens before torch is imported. uvicorn has no time limit for the head of a request
 and answers in plain text at its limits: `Connection` adds what is missing.
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE = 15  # seconds that an idle connection stays open
 HEAD_BYTES = 32_768  # of the first line and the headers of a request
-READ_SECONDS = 30  # for which a client may not read its response
-BEYOND = 64  # connections beyond the limit, which get an error, or an answer of /health
+READ_SECONDS = 30  # after which a client that does not read its response is disconnected
+BEYOND = 64  # connections beyond the limit that get an error, or a response of /health
 IDLE_SECONDS = 0.5  # after which a connection without a request gives way to a new one
-FILES = 256  # open files beside the connections
-BACKLOG = 2_048  # connections that the system accepts for us
+FILES = 256  # open files in addition to the connections
+BACKLOG = 2_048  # connections that wait until they are accepted
 SWITCH_SECONDS = 0.001  # after which the model's thread lets the event loop run
 
 
@@ -54,14 +54,14 @@ class Connection(H11Protocol):
         if beyond > 0 and not self._close_idle() and beyond > BEYOND:
             transport.abort()
             return
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # of a client that does not read its response
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # for clients that do not read responses
             raw = transport.get_extra_info("socket")
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1_000 * READ_SECONDS)
         self._watch_head(limits.body_seconds)
 
     def _close_idle(self) -> bool:
-        """Close another connection that waits for a request, so that idle ones are not in the
-        way."""
+        """Close another connection that waits for a request, so that idle connections do not keep
+        new ones out."""
         latest = self.loop.time() - IDLE_SECONDS
         for each in self.connections:
             assert isinstance(each, Connection)
@@ -147,7 +147,7 @@ class Server(uvicorn.Server):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(uvicorn_config(gateway))
         self.gateway = gateway
-        self.signal: int | None = None  # that ended the service
+        self.signal: int | None = None  # the signal that ended the service
         gateway.connections = self.connections
 
     def connections(self) -> int:
@@ -186,7 +186,7 @@ class Server(uvicorn.Server):
         """Stop accepting, finish what was accepted, cancel the rest after `Settings.drain`."""
         self.gateway.stopping = True
         await super().shutdown(sockets)
-        if self.server_state.tasks:  # cancelled: they send their errors
+        if self.server_state.tasks:  # they were cancelled and are sending their errors
             await asyncio.wait(self.server_state.tasks, timeout=1)
         await asyncio.to_thread(self.gateway.log.flush)
 
@@ -271,7 +271,7 @@ class Service:
             self.server.should_exit = True
 
     def _load_models(self) -> None:
-        gc.disable()  # it would visit the million objects that torch creates
+        gc.disable()  # a collection would visit the million objects that torch creates
         import torch
 
         from regard.device import choose_device, keep_freed_memory, release_freed_memory
@@ -296,7 +296,7 @@ class Service:
         gc.freeze()
         gc.enable()
         if on_cpu:
-            release_freed_memory()  # of copies of the weights
+            release_freed_memory()  # memory of copies of the weights
             keep_freed_memory()
         self._report(f"ready at {self._url}: {', '.join(pool.models)}")
 
@@ -340,7 +340,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 f"cannot listen at {host} port {port}: {error.strerror}; choose another --port "
                 "or --host"
             ) from None
-        if port == 0:  # any free port: of one address
+        if port == 0:  # the system has chosen a port for this address only
             break
     return sockets
 

@@ -29,7 +29,7 @@ class ModelName:
 
     @classmethod
     def all_in_box(cls) -> list[ModelName]:
-        """The models in the box. The first tab of the page needs the first one."""
+        """The models in the box. The translation model is first, as its tab is on the page."""
         tasks = sorted(contents(), key=lambda task: (task != "translate", task))
         return [cls(task, boxed(task)) for task in tasks]
 
@@ -41,7 +41,7 @@ class Limits:
     A request beyond a limit gets an error; it is never shortened.
     """
 
-    body_bytes: int = 2_000_000  # bytes of a request
+    body_bytes: int = 2_000_000  # bytes of the body of a request
     characters: int = 20_000  # of all texts of a request
     items: int = 256  # texts of a request
     new_tokens: int = 1_000  # tokens that a model writes for one prompt
@@ -49,7 +49,7 @@ class Limits:
     seconds: float = 60.0  # of a request, including the time in the queue
     body_seconds: float = 10.0  # until the whole body of a request has arrived
     streams: int = 64  # responses that are streamed at the same time
-    queue_tokens: int = 200_000  # accepted and not yet decoded: inputs and largest outputs
+    queue_tokens: int = 200_000  # tokens accepted and not yet decoded: inputs and largest outputs
     connections: int = 1_000  # open connections
 
 
@@ -64,9 +64,9 @@ class Settings:
     requests_per_minute: int = 0  # of one key, or of one address without a key; 0: no limit
     cors: tuple[str, ...] = ()  # origins whose pages may call the service
     proxies: tuple[str, ...] = ()  # addresses whose X-Forwarded-For header is trusted
-    drain: float = 30.0  # seconds for accepted requests after SIGTERM
+    drain: float = 30.0  # seconds after SIGTERM in which accepted requests may finish
     workers: int = 1  # processes
     access_log: bool = True  # write one line for each request to standard error
     json_log: bool = False  # write it as a JSON object
     certificate: Path | None = None  # file with a TLS certificate
-    private_key: Path | None = None  # file with its key
+    private_key: Path | None = None  # file with the private key of the certificate

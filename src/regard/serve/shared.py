@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-WAYS = 8  # clients with the same remainder of their hash
+WAYS = 8  # clients of a set, whose hashes have the same remainder
 SETS = 1_250  # remainders: rates of up to 10,000 clients are remembered
 HASH, TOKENS, TIME = range(3)  # columns of a client
 
@@ -37,12 +37,12 @@ class SharedNumbers:
         return attach, (self.rows, self.columns, DupFd(self._descriptor))
 
     def row(self, index: int) -> memoryview[float]:
-        """One row; it can be changed."""
+        """One row of the table, which can be changed."""
         return self._values[index * self.columns : (index + 1) * self.columns]
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Exclude other processes. The lock of a process that is killed is released."""
+        """Exclude other processes. If a process is killed, its lock is released."""
         import fcntl
 
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
@@ -53,13 +53,13 @@ class SharedNumbers:
 
 
 def attach(rows: int, columns: int, descriptor: Any) -> SharedNumbers:
-    """The numbers of another process."""
+    """The numbers that another process shares."""
     return SharedNumbers(rows, columns, descriptor.detach())
 
 
 class SharedRates:
-    """At most this many requests per minute of each client, counted over all processes; see
-    `RateLimit`. Call it in one thread of each process.
+    """A limit on the requests per minute of each client, counted over all processes; see
+    `RateLimit`. Use it in one thread of each process.
 
     The table has sets of WAYS clients. In a full set, the client that was not seen for the longest
     time is forgotten.

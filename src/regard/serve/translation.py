@@ -1,7 +1,7 @@
 """Translate texts and HTML: what the interfaces of LibreTranslate, DeepL and regard share.
 
 All sentences of all texts of a request go to a model as one plan, so that they are one batch. Those
-whose placeholders or tags did not survive go to the model a second or third time (passage.py).
+whose placeholders or tags were not preserved go to the model a second or third time (passage.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Translation:
 
     Attributes:
         text: the translation.
-        source: the language of the text, as the request or the detection says.
-        detected: the detected language, if the request did not say it.
+        source: the language of the text, from the request or detected.
+        detected: the detected language, if the request did not name it.
         alternatives: other translations, best first.
     """
 
@@ -97,8 +97,8 @@ async def translate(
 def choose_model(pool: ModelPool, source: str, target: str, detected: bool) -> ServedModel | None:
     """The model for two languages; None if they are equal.
 
-    If a language was detected that no model translates into the target, but only one other language
-    can be, the detection is probably wrong, and the model for that language is used.
+    If no model translates the detected language into the target, but exactly one other language can
+    be translated into it, the detection is probably wrong, and the model for that language is used.
 
     Raises:
         ServiceError: there is no model for the languages, or the models are not loaded yet.
@@ -133,8 +133,8 @@ async def translate_sentences(
         outputs = iter(await predict(model, texts, waiting, count))
         failed = {}
         for sentence, attempt in waiting.items():
-            its = [next(outputs) for _ in inputs[sentence]]
-            results[sentence] = sentence.accept(attempt, its)[:count]
+            own_outputs = [next(outputs) for _ in inputs[sentence]]
+            results[sentence] = sentence.accept(attempt, own_outputs)[:count]
             if not results[sentence]:
                 failed[sentence] = sentence.next_attempt(attempt)
         waiting = failed

@@ -1,8 +1,8 @@
 """`regard serve --workers N`: several processes on one port, for a CPU.
 
 Each worker is a complete service with its own queue, so `Limits` apply to each of them. Workers map
-the same weights into memory (training/mapped.py), so that a further one needs little memory. They
-share their metrics, and they count the requests of a client together.
+the same weights into memory (training/mapped.py), so that an additional worker needs little memory.
+They share their metrics, and they count the requests of a client together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run_workers(
         names: the models.
         device, dtype: of the models; see `regard.load`.
         sockets: listening sockets, which are closed at the end.
-        walk: computes the walk through a model for the page. A function of a module.
+        walk: computes the walk through a model for the page. Picklable.
 
     Returns:
         The exit code; see `run_processes`.
@@ -80,7 +80,7 @@ def serve_models(
     gateway = Gateway(settings, Metrics(own, rows), rates=rates)
 
     def report(message: str) -> None:
-        if worker.accept_early:  # the first one
+        if worker.accept_early:  # this is the first worker
             warn(message)
         worker.report_ready()
 

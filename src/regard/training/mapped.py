@@ -3,7 +3,7 @@
 A file has a header (names, types, shapes and offsets, in JSON), then the tensors. It is mapped
 privately: a process that changes a tensor gets its own copy of those pages. Each file has a
 checksum of the header and of the sums of all pages, which is much faster than a checksum of all
-bytes and notices lost, truncated and exchanged pages. A damaged file is written again. Therefore a
+bytes and detects lost, truncated and exchanged pages. A damaged file is written again. Therefore a
 new file is not flushed to the disk, only renamed when it is complete. Nothing is ever unpickled.
 """
 
@@ -83,7 +83,7 @@ def unshared(tensors: Mapping[str, Tensor], error: Exception) -> dict[str, Tenso
     """The tensors in the memory of this process, with a warning."""
     warn_user(
         f"this process does not share its weights with others: the cache cannot be written "
-        f"({reason(error)})"
+        f"({reason(error)}); set REGARD_CACHE to a writable folder"
     )
     return dict(tensors)
 
@@ -133,7 +133,7 @@ def read_mapped(path: Path) -> dict[str, Tensor]:
     if checksum(header, content) != start[len(MAGIC) : -8]:
         raise ValueError(f"{path} is damaged: its checksum does not match")
     with suppress(OSError):
-        os.utime(path)  # it was used: see `remove_old`
+        os.utime(path)  # records that it was used; see `remove_old`
     tensors = {}
     for name, (dtype, shape, offset) in parse_json(header, MOST_VALUES).items():
         nbytes = math.prod(shape) * DTYPES[dtype].itemsize

@@ -82,8 +82,8 @@ class CpuModel:
     def start_all(
         self, model: Transformer, inputs: Sequence[SearchInputs], hidden: Tensor | None = None
     ) -> list[Cache]:
-        """`start` for several searches: one pass reads the inputs of all of them. hidden: where the
-        decoder's output for what it reads is stored, [N, D]."""
+        """`start` for several searches: one pass reads the inputs of all of them. hidden: a tensor
+        [N, D] that receives the decoder's output for the tokens that it reads."""
         assert self.decoder is not None
         caches = [self._empty_cache(model, each) for each in inputs]
         sources = [each.source for each in inputs if each.source is not None]
@@ -97,8 +97,8 @@ class CpuModel:
                     ctypes.byref(stack), memory[begin:].data_ptr(), offsets.data_ptr(),
                     len(offsets) - 1, where.after(first), torch.get_num_threads(),
                 )  # fmt: skip
-        both = zip(caches, inputs, strict=True)
-        reading = [(cache, each.read) for cache, each in both if each.read is not None]
+        pairs = zip(caches, inputs, strict=True)
+        reading = [(cache, each.read) for cache, each in pairs if each.read is not None]
         if reading:
             row = joined([read for _, read in reading])
             where = CacheSentences([cache for cache, _ in reading])
@@ -191,7 +191,7 @@ def address(array: Any) -> int | None:
 
 
 class CacheSentences:
-    """An array of CSentence: all sentences of some caches."""
+    """An array of CSentence with all sentences of the caches."""
 
     def __init__(self, caches: Sequence[Cache]) -> None:
         self.slots = []  # keep the arrays alive
@@ -288,8 +288,8 @@ class CpuStep:
 
 
 class CpuSearch(EagerSearch):
-    """The search loop of EagerSearch with the C++ start and step. cache: with the inputs of the
-    job, read by `compiled`."""
+    """The search loop of EagerSearch with the C++ start and step. cache: the inputs of the
+    job, which `compiled` has read."""
 
     def __init__(self, model: Transformer, job: Job, compiled: CpuModel, cache: Cache) -> None:
         super().__init__(model, job, cache)
@@ -311,8 +311,8 @@ def start_searches(model: Transformer, jobs: Sequence[Job], compiled: CpuModel) 
     """Start a search for each job; one pass reads the inputs of all jobs."""
     device = torch.device("cpu")
     caches = compiled.start_all(model, [SearchInputs.of(job, device) for job in jobs])
-    each = zip(jobs, caches, strict=True)
-    return [CpuSearch(model, job, compiled, cache) for job, cache in each]
+    pairs = zip(jobs, caches, strict=True)
+    return [CpuSearch(model, job, compiled, cache) for job, cache in pairs]
 
 
 # ---- the CpuModel of a Transformer ----------------------------------------------------------
@@ -325,7 +325,7 @@ def cpu_model(model: Transformer, blocks: dict[str, Tensor] | None = None) -> Cp
     """The CpuModel with the current weights, from a cache if they have not changed. None if the C++
     code is not available or does not support the model.
 
-    blocks: see `BlockedWeights`; they are of the current weights. None: they are computed.
+    blocks: see `BlockedWeights`; they must match the current weights. None: compute them.
     """
     weight = model.output_matrix()
     dtype = str(weight.dtype).removeprefix("torch.")

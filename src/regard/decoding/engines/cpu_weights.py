@@ -88,8 +88,8 @@ class BlockedWeights:
     """The weights of one stack; `reach` returns the structure that C++ reads.
 
     Args:
-        blocks: the blocked matrices by name, which begins with `name`. Those that it does not have
-            are computed and added. They can be in memory that several processes share.
+        blocks: the blocked matrices by name; the names begin with `name`. Missing matrices are
+            computed and added. They can be in memory that several processes share.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class SearchInputs(NamedTuple):
 
 
 class EagerSearch:
-    """A search by PyTorch, one iteration per step. cache: with the inputs of the job; None: they
+    """A search by PyTorch, one iteration per step. cache: has the inputs of the job; None: they
     are read here."""
 
     def __init__(self, model: Transformer, job: Job, cache: Cache | None = None) -> None:

@@ -2,7 +2,7 @@
 
 The shapes in which a request is computed depend on that request alone: groups have a fixed number
 of rows and lengths that are rounded up, and they never shrink. So its result is bit-identical in
-any mixture of requests.
+any combination of requests.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class GraphGroup:
     the same `buffer_sizes`. `rows` are the searches of the jobs."""
 
     def __init__(self, model: Transformer, jobs: Sequence[Job]) -> None:
-        together: dict[str, Any] = {"options": jobs[0].options, "eos": jobs[0].eos}
+        merged: dict[str, Any] = {"options": jobs[0].options, "eos": jobs[0].eos}
         for name in ("limits", "prefixes", "noise_keys", "read", "newest"):
-            together[name] = [value for job in jobs for value in getattr(job, name)]
+            merged[name] = [value for job in jobs for value in getattr(job, name)]
         sources = [tokens for job in jobs for tokens in job.sources or ()]
-        self.search = GraphSearch(model, Job(sources=sources or None, **together), fixed=True)
+        self.search = GraphSearch(model, Job(sources=sources or None, **merged), fixed=True)
         self.steps = iter(self.search)
         self.rows = [GraphRow(self, i) for i in range(len(jobs))]
 
@@ -70,9 +70,9 @@ def start_groups(model: Transformer, jobs: Sequence[Job]) -> list[GraphRow]:
     for i, job in enumerate(jobs):
         shapes.setdefault((repr(job.options), *buffer_sizes(job)), []).append(i)
     rows: dict[int, GraphRow] = {}
-    for same in shapes.values():
-        for start in range(0, len(same), FIXED_ROWS):
-            some = same[start : start + FIXED_ROWS]
-            group = GraphGroup(model, [jobs[i] for i in some])
-            rows.update(zip(some, group.rows, strict=True))
+    for indices in shapes.values():
+        for start in range(0, len(indices), FIXED_ROWS):
+            members = indices[start : start + FIXED_ROWS]
+            group = GraphGroup(model, [jobs[i] for i in members])
+            rows.update(zip(members, group.rows, strict=True))
     return [rows[i] for i in range(len(jobs))]

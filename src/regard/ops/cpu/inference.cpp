@@ -226,9 +226,9 @@ int64_t step(const Stack* stack, Search* const* searches, int64_t count, float* 
     };
     for (long i = 0; i < count; i++) {
         const Cache& cache = searches[i]->cache;
-        long its_rows = cache.sentences * cache.width, end = cache.used + cache.width;
-        rows += its_rows, sentences += cache.sentences;
-        numbers += its_rows * (end + most_forbidden(searches[i]->beams));
+        long search_rows = cache.sentences * cache.width, end = cache.used + cache.width;
+        rows += search_rows, sentences += cache.sentences;
+        numbers += search_rows * (end + most_forbidden(searches[i]->beams));
         max_slots = std::max(max_slots, end);
         best += cache.sentences * best_of(*searches[i]);
         sampling |= searches[i]->beams.temperature > 0;

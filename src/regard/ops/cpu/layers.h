@@ -199,11 +199,11 @@ inline void attend_memory(Team& team, const Stack& stack, const Rows& rows, long
     long size = stack.head_size, width = stack.heads * size;
     team.each(rows.sentences * stack.heads, [&](long piece) {
         long sentence = piece / stack.heads, head = piece % stack.heads;
-        const Sentence& its = rows.sentence[sentence];
-        const Slots& slots = its.memory[layer];
-        Seen seen = {rows.slot_numbers, its.memory_length};
+        const Sentence& owner = rows.sentence[sentence];
+        const Slots& slots = owner.memory[layer];
+        Seen seen = {rows.slot_numbers, owner.memory_length};
         for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++)
-            attend(b.y + r * b.widest + head * size, slots, slots.at(its.index, head), seen, size,
+            attend(b.y + r * b.widest + head * size, slots, slots.at(owner.index, head), seen, size,
                    b.own[team.id].scores, b.z + r * width + head * size);
     });
 }

@@ -4,7 +4,7 @@
 
 #include "choose.h"
 
-// The tokens that hypothesis `row` may not continue with: <eos> before the minimum length, and tokens
+// Writes the tokens that hypothesis `row` may not continue with: <eos> before the minimum length, and tokens
 // that would repeat an n-gram. Returns their number; `forbidden` has room for one more than the
 // tokens of the hypothesis.
 inline long forbid(const Beams& beams, long b, long row, int32_t* forbidden) {
@@ -41,7 +41,7 @@ inline void compute_weights(const float* logits, long size, double temperature,
         store(&weights[i], exponential((load(logits + i, size - i) - largest) * inverse), size - i);
 }
 
-// The first token whose cumulative weight is above `noise` times the total, and never one with the
+// The first token whose cumulative weight is above `noise` times the total, and never one of
 // weight zero. Sums of whole pieces come first, so that only one piece is summed token by token.
 inline long invert(const std::vector<float>& weights, double noise, std::vector<double>& sums) {
     constexpr long LENGTH = 512, PARTS = 8;
@@ -65,8 +65,8 @@ inline long invert(const std::vector<float>& weights, double noise, std::vector<
     return token;
 }
 
-// A token from the most probable ones: `top_k` of them, and of those the fewest with the probability
-// `top_p`. Tokens are sorted only as far as they are needed.
+// A token from the most probable ones: `top_k` of them, and of those the smallest set with a probability
+// of at least `top_p`. Tokens are sorted only as far as they are needed.
 inline long draw_from_best(const Beams& beams, double noise, SampleMemory& memory) {
     const std::vector<float>& weights = memory.weights;
     std::vector<int32_t>& order = memory.order;

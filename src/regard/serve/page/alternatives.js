@@ -38,7 +38,7 @@ export class AlternativesMenu {
     if (controller.signal.aborted) return;
     const items = alternatives.map((each) => this.makeItem(each, request.prefix, onChoice));
     this.element.replaceChildren(...items);
-    if (!alternatives.length) this.element.replaceChildren(make("p", {}, "There is no alternative."));
+    if (!alternatives.length) this.element.replaceChildren(make("p", {}, "There are no alternatives."));
     this.place();
     this.element.querySelector("button")?.focus();
   }

@@ -20,7 +20,7 @@ export function startAttention(panel, save) {
   const [heads, maps, canvas, details] = ["#heads", "#maps", "#map", "#map-details"].map(part);
   let models = [];
   let stacks = [];
-  let wished = new URLSearchParams();  // values of the URL for fields that need a result first
+  let pending = new URLSearchParams();  // values of the URL for fields that need a result first
   let cell = null;
   let place = { left: 0, top: 0, size: 1 };
 
@@ -65,14 +65,14 @@ export function startAttention(panel, save) {
     heads.hidden = false;
     const cross = stacks.some(({ name }) => name === "cross");
     fillSelect(stackField, stacks.map(({ name }) => [name, STACKS[name]]), cross ? "cross" : stacks[0].name);
-    wish(stackField);
+    restoreField(stackField);
     fillStack();
   }
 
-  function wish(field) {
-    const value = wished.get(field.name);
+  function restoreField(field) {
+    const value = pending.get(field.name);
     if ([...field.options].some((option) => option.value === value)) field.value = value;
-    wished.delete(field.name);
+    pending.delete(field.name);
   }
 
   function fillStack() {
@@ -80,8 +80,8 @@ export function startAttention(panel, save) {
     fillSelect(layer, numbers(layers), String(layers));
     fillSelect(head, [...numbers(count).map(([value]) => [value, `head ${value}`]),
       ["mean", "all heads (mean)"], ["rollout", "all layers (rollout)"]]);
-    wish(layer);
-    wish(head);
+    restoreField(layer);
+    restoreField(head);
     cell = null;
     maps.style.gridTemplateColumns = `auto repeat(${count}, max-content)`;
     const names = numbers(count).map(([h]) => make("span", {}, `head ${h}`));
@@ -173,11 +173,11 @@ export function startAttention(panel, save) {
   return {
     setModels(own) {
       models = own;
-      const standard = own.find(({ style }) => style === "encoder-decoder") ?? own[0];
-      fillSelect(model, own.map(({ name }) => [name, name]), standard.name);
-      model.value = standard.name;
+      const initial = own.find(({ style }) => style === "encoder-decoder") ?? own[0];
+      fillSelect(model, own.map(({ name }) => [name, name]), initial.name);
+      model.value = initial.name;
     },
-    restored(values) { wished = values; },
+    restored(values) { pending = values; },
     run,
   };
 }

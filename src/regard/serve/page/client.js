@@ -1,4 +1,4 @@
-// Requests to the service: API key, errors in one sentence, and another try when it is busy.
+// Requests to the service: API key, errors as one sentence, and retries while the service is busy.
 
 const KEY = "regard-key";
 const MOST_TRIES = 20;
@@ -41,8 +41,8 @@ function sentence(text) {
   return /[.!?]$/.test(first) ? first : `${first}.`;
 }
 
-// The response of the service. `onBusy(seconds)` is called each second while the page waits for
-// another try, and `onBusy(0)` when it tries again.
+// The response of the service. `onBusy(seconds)` is called each second while the page waits
+// before it retries, and `onBusy(0)` when it retries.
 export async function send(path, { body, signal, onBusy = () => {} } = {}) {
   for (let tries = 1; ; tries++) {
     let response;

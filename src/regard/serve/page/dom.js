@@ -41,16 +41,16 @@ export function makeBar(label, share, attributes = {}) {
     make("span", { class: "bar-value" }, percent(share)));
 }
 
-// Fill a select element with [value, text] pairs; keeps the current value if it is still there.
-export function fillSelect(select, pairs, standard = pairs[0]?.[0]) {
+// Fill a select element with [value, text] pairs; the current value is kept if it is among them.
+export function fillSelect(select, pairs, initial = pairs[0]?.[0]) {
   const before = select.value;
   select.replaceChildren(...pairs.map(([value, text]) => {
     const option = make("option", { value }, text);
-    option.defaultSelected = value === String(standard);
+    option.defaultSelected = value === String(initial);
     return option;
   }));
   const known = pairs.some(([value]) => value === before);
-  select.value = known ? before : standard;
+  select.value = known ? before : initial;
 }
 
 // Copy a text, with a short confirmation on the button. Without TLS there is no clipboard object,
@@ -69,7 +69,7 @@ export async function copyText(text, button) {
     field.remove();
     button.focus();
   }
-  button.textContent = copied ? "Copied" : "Copying is not allowed";
+  button.textContent = copied ? "Copied" : "Copying failed";
   announce(button.textContent);
   setTimeout(() => { button.textContent = label; }, 1500);
 }

@@ -17,7 +17,7 @@ export function startFill(panel) {
     field.dispatchEvent(new Event("input", { bubbles: true }));
   }
 
-  // Put a word in the place of a mask.
+  // Replace a mask by a word.
   function replaceMask(index, word) {
     const parts = field.value.split(MASK);
     const before = parts.slice(0, index + 1).join(MASK);

@@ -13,7 +13,7 @@ import { readFragment, restore, saveState } from "./state.js";
 import { startTranslate } from "./translate.js";
 import { startWalk } from "./walk.js";
 
-const POLL = 500;  // milliseconds between two questions whether the models are loaded
+const POLL = 500;  // milliseconds between two requests for the models while they are loaded
 const STARTS = {
   translate: startTranslate, generate: startGenerate, classify: startClassify, fill: startFill,
   answer: startAnswer, search: startSearch, embeddings: startEmbeddings, attention: startAttention,
@@ -112,7 +112,7 @@ function showMissing(panel, task) {
 }
 
 async function loadModels() {
-  const patience = setTimeout(() => { loading.textContent = "The models are being loaded…"; }, POLL);
+  const notice = setTimeout(() => { loading.textContent = "The models are being loaded…"; }, POLL);
   for (;;) {
     let answer;
     try {
@@ -120,11 +120,11 @@ async function loadModels() {
     } catch (error) {
       loading.textContent = error.message;
       loading.dataset.kind = "error";
-      clearTimeout(patience);
+      clearTimeout(notice);
       if (error.status === 401 || error.status === 403) return false;
     }
     if (answer?.ready) {
-      clearTimeout(patience);
+      clearTimeout(notice);
       loading.textContent = "";
       delete loading.dataset.kind;
       setModels(answer.models);

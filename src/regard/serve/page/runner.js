@@ -1,9 +1,9 @@
-// Runs the requests of one tab: a new one aborts the one before, which frees its place in the
-// service. Progress and errors appear in the status line of the tab.
+// Runs the requests of one tab: a new request aborts the previous one, which frees its place in
+// the service. Progress and errors appear in the status line of the tab.
 
 import { announce } from "./dom.js";
 
-const PATIENCE = 300;  // milliseconds without a result after which the status line says so
+const NOTICE_DELAY = 300;  // milliseconds without a result until the status line shows progress
 
 export class Runner {
   constructor(panel) {
@@ -39,7 +39,7 @@ export class Runner {
     this.cancel();
     const controller = this.controller = new AbortController();
     this.panel.setAttribute("aria-busy", "true");
-    this.timer = setTimeout(() => this.show("Working…"), PATIENCE);
+    this.timer = setTimeout(() => this.show("Working…"), NOTICE_DELAY);
     const onBusy = (seconds) => {
       clearTimeout(this.timer);
       this.show(seconds ? `The service is busy: next try in ${seconds} s.` : "Trying again…", "busy");

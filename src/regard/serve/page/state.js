@@ -7,7 +7,7 @@ const LONGEST = 8000;  // characters of a field in the URL
 
 const fieldsOf = (panel) => [...panel.querySelectorAll("[name]")].filter((field) => field.type !== "file");
 
-function standard(field) {
+function defaultOf(field) {
   if (field instanceof HTMLSelectElement) {
     return [...field.options].find((option) => option.defaultSelected)?.value ?? "";
   }
@@ -21,7 +21,7 @@ export function readFragment() {
 function write(name, panel) {
   const values = new URLSearchParams({ tab: name });
   for (const field of fieldsOf(panel)) {
-    if (field.value !== standard(field) && field.value.length <= LONGEST) {
+    if (field.value !== defaultOf(field) && field.value.length <= LONGEST) {
       values.set(field.name, field.value);
     }
   }
@@ -36,7 +36,7 @@ export function restore(panel, values) {
     const value = values.get(field.name);
     if (field instanceof HTMLSelectElement) {
       const known = [...field.options].some((option) => option.value === value);
-      field.value = known ? value : standard(field);
+      field.value = known ? value : defaultOf(field);
     } else {
       field.value = value ?? field.defaultValue;
     }

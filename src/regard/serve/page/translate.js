@@ -1,4 +1,4 @@
-// Translate: as you type, with alternatives for each word.
+// Translate: translations as you type, with alternatives for each word.
 
 import { AlternativesMenu } from "./alternatives.js";
 import { post } from "./client.js";
@@ -75,7 +75,7 @@ export function startTranslate(panel, save) {
     save();
     forced.replaceChildren();
     if (changes.length) {
-      forced.append(changes.length === 1 ? "1 change by you " : `${changes.length} changes by you `,
+      forced.append(changes.length === 1 ? "1 manual change " : `${changes.length} manual changes `,
         makeButton("Undo", { class: "quiet", id: "undo" }, undo));
     }
   }
@@ -143,7 +143,7 @@ export function startTranslate(panel, save) {
     return true;
   }
 
-  // Put a sentence in the place of another one.
+  // Replace a sentence by its new translation.
   function replace(before, after) {
     const characters = [...translation];
     const size = [...before.translation].length;

@@ -1,4 +1,4 @@
-// The two panes of the translation: words that can be pointed at, and attention as marks.
+// The two panes of the translation: words that respond to the pointer, and marks that show attention.
 //
 // The source is a text field. An element behind it, the mirror, has the same text and shows marks.
 
@@ -168,7 +168,7 @@ export class TranslationView {
     const ranked = weights.map((weight, i) => [weight, others[i].text]).sort((a, b) => b[0] - a[0]);
     const list = ranked.slice(0, LISTED).map(([weight, text]) => `${text} ${percent(weight)}`).join(" · ");
     this.aligned.replaceChildren(make("strong", {}, element.textContent),
-      fromTarget ? " attends to: " : " is read by: ", list);
+      fromTarget ? " attends to: " : " is attended to by: ", list);
   }
 
   // Show the marks again, after the layer or the head has changed.
