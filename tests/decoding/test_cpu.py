@@ -1,15 +1,20 @@
 """The CPU engine computes what the Transformer and the eager engine compute."""
 
+import math
+
 import pytest
 import torch
 
+from regard.config.model import ModelConfig
 from regard.config.sections import DecodingConfig
 from regard.decoding import engines
 from regard.decoding.beams import Beams
 from regard.decoding.engines.cpu import CpuSearch, CpuStep, SearchPointers, cpu_model
 from regard.decoding.engines.eager import EagerSearch
+from regard.decoding.generate import generate
 from regard.decoding.requests import Request
 from regard.decoding.search import Details, Search, decode
+from regard.model.transformer import Transformer
 from regard.ops.cpu import build as native
 
 EOS = 2
@@ -210,3 +215,13 @@ def test_number_of_threads_does_not_change_predictions(net, same):
         same(decode(transformer, REQUESTS, options), expected, atol=0)
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.9}, {"top_k": 3, "top_p": 0.5}, {}])
+def test_sampling_from_nan_returns_tokens_of_the_vocabulary(options):
+    config = ModelConfig.preset("tiny", style="decoder", vocabulary_size=50, dropout=0.0)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    [tokens] = generate(model, prompt=[[1, 5]], temperature=1.0, max_length=6, **options)
+    assert all(0 <= token < 50 for token in tokens)

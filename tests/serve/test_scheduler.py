@@ -467,9 +467,9 @@ def test_stop_fails_jobs_that_are_not_done():
         decoding = asyncio.ensure_future(scheduler.decode(model.transformer, plan))
         await wait_until(lambda: scheduler.running == 1)
         await asyncio.to_thread(scheduler.stop)
-        with pytest.raises(ServiceError, match="stopping"):
+        with pytest.raises(ServiceError, match="shutting down"):
             await decoding
-        with pytest.raises(ServiceError, match="stopping"):
+        with pytest.raises(ServiceError, match="shutting down"):
             await scheduler.decode(model.transformer, plan)
 
     asyncio.run(run())

@@ -76,6 +76,7 @@ inline long draw_from_best(const Beams& beams, double noise, SampleMemory& memor
     long size = weights.size(), kept = beams.top_k ? std::min<long>(beams.top_k, size) : size;
     double total = 0, sum = 0;
     for (float weight : weights) total += weight;
+    if (!(total > 0)) return 0;  // NaN: the logits are NaN, or all tokens are forbidden
     // Without top-k, all tokens below this weight together have less than 1 - top_p.
     double lowest = kept < size ? 0 : (1 - beams.top_p) * total / size * 0.999;
     order.clear();
