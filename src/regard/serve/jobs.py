@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -18,6 +21,7 @@ from regard.serve.errors import ServiceError
 MOST_ROWS = 256  # hypotheses of the running batch of a model
 TURNS = 32  # jobs that take turns to join; later ones wait
 MOST_PLACES = 65_536  # tokens for which the caches of a model have memory
+NICENESS = 5  # of the model's thread; 0 is the usual priority, 19 the lowest
 TURN_SECONDS = 0.002  # for which results of a step occupy the event loop
 
 
@@ -194,6 +198,13 @@ class Lane:
         for running in list(job.running.values()):
             self.batch.remove(running)
             self.leave(running)
+
+
+def lower_priority() -> None:
+    """Lower the priority of this thread and of the OpenMP threads that it starts, so that the event
+    loop gets a core at once when it has work."""
+    if sys.platform == "linux":  # where the priority belongs to a thread
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def run_all(loop: asyncio.AbstractEventLoop, calls: deque[Callable[[], object]]) -> None:

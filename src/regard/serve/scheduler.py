@@ -39,6 +39,7 @@ from regard.serve.jobs import (
     DecodingJob,
     Job,
     Lane,
+    lower_priority,
     reject,
     resolve,
     run_all,
@@ -267,6 +268,7 @@ class Scheduler:
 
     @torch.no_grad()
     def _run(self) -> None:
+        lower_priority()
         try:
             while self._receive():
                 self._compute()
