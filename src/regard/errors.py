@@ -26,6 +26,10 @@ class TrainingFailed(RuntimeError):
     """Training failed; the last valid state is saved, and the message says how to continue."""
 
 
+class ConversionFailed(Exception):
+    """A converted model differs too much from the original. Nothing was written."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """The error for an unknown name; its message suggests the most similar known name."""
     known = list(known)

@@ -257,7 +257,7 @@ def test_invalid_input_is_refused():
     with pytest.raises(InputError, match="do not match offsets that end at 4 queries"):
         attend(query, query, query, offsets([4]), bounds, Visibility())
     with pytest.raises(InputError, match=r"query has \(heads, head size\) \(2, 4\)"):
-        attend(query, query[:, :1], query[:, :1], bounds, bounds, Visibility())
+        attend(query, torch.randn(5, 3, 4), torch.randn(5, 3, 4), bounds, bounds, Visibility())
     with pytest.raises(InputError, match="1 sequences and keys 2"):
         attend(query, query, query, bounds, offsets([2, 3]), Visibility())
     with pytest.raises(InputError, match="sequence 0 has 5 queries but 3 keys"):

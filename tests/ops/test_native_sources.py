@@ -33,6 +33,9 @@ def test_library_is_available(name):
 
 def test_activation_codes_equal_enum_in_cpp():
     source = (build.FOLDER / "product.h").read_text("utf-8")
-    names = ", ".join(name.upper() for name in sorted(ACTIVATION_CODES, key=ACTIVATION_CODES.get))
+    names = ", ".join(
+        name.upper().replace("-", "_")
+        for name in sorted(ACTIVATION_CODES, key=ACTIVATION_CODES.get)
+    )
     assert list(ACTIVATION_CODES.values()) == list(range(len(ACTIVATION_CODES)))
     assert f"enum Activation : int64_t {{ {names} }};" in source

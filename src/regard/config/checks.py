@@ -6,6 +6,7 @@ A value is checked when its section is created, before anything uses it. The mes
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
@@ -55,10 +56,17 @@ def check_keys(section: Any, name: str, values: Iterable[str]) -> None:
             raise unknown_key(name, key, known)
 
 
+@functools.cache
+def field_types(section: Any) -> dict[str, Any]:
+    """The types of the fields of a section, which is a class."""
+    return get_type_hints(section)
+
+
 def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
     """Refuse a value of the wrong type (`model.heads=8.5`), NaN or infinity, and a number outside
     its range, before anything uses it."""
-    for name, hint in get_type_hints(type(config)).items():
+    kind: Any = type(config)
+    for name, hint in field_types(kind).items():
         value = getattr(config, name)
         origin = get_origin(hint)
         allowed = (origin,) if origin in (list, dict) else getattr(hint, "__args__", (hint,))
@@ -71,7 +79,7 @@ def check_types(config: Any, section: str, ranges: Mapping[str, Range]) -> None:
                 value = math.inf if value > 0 else -math.inf
             object.__setattr__(config, name, value)
         elif type(value) not in allowed and not (name == "tie_embeddings" and type(value) is bool):
-            expected = " or ".join(TYPE_NAMES.get(kind, kind.__name__) for kind in allowed)
+            expected = " or ".join(TYPE_NAMES.get(each, each.__name__) for each in allowed)
             raise InputError(f"{section}.{name} must be {expected}, not {format_value(value)}")
         if type(value) is list and not all(type(item) is str for item in value):
             raise InputError(

@@ -30,10 +30,12 @@ CHOICES = {
     "style": STYLES,
     **{name: registry.built_in for name, registry in REGISTRIES.items()},
     "norm": ("layer", "rms"),
-    "activation": ("relu", "gelu", "swiglu"),
+    "activation": ("relu", "gelu", "gelu-tanh", "silu", "swiglu"),
+    "decoder_mixer": ("attention", "ssru"),
     "tie_embeddings": ("all", "source-target", "target-output", "none"),
     "head": ("language-model", "masked-language-model", "classifier", "pooling"),
     "pooling": ("mean", "cls", "last"),
+    "classifier_activation": ("tanh", "relu"),
 }
 HEADS_OF_STYLE = {
     "encoder-decoder": ("language-model",),
@@ -56,18 +58,25 @@ class ModelConfig:
     d_model: int = 512  # D: the width of every layer's input and output
     heads: int = 8  # H: number of attention heads
     head_size: int = DERIVED  # K: size of each query, key and value; default: d_model / heads
+    key_value_heads: int = DERIVED  # G: key and value heads, each shared by heads / G query
+    # heads (grouped-query attention); default: heads
     d_ff: int = 2048  # F: the inner width of the feed-forward network
 
     attention: str = "dot-product"  # scaled dot-product attention, or a registered variant of it
     mixer: str = "attention"  # how encoder positions exchange information; dilated: a
     # convolution whose reach grows by a factor of kernel with each layer; none: not at all
     kernel: int = 3  # k: width of a convolution, in tokens
+    decoder_mixer: str = "attention"  # how a decoder position uses earlier positions; ssru: the
+    # recurrent unit of Kim et al. (2019)
 
     norm_first: bool = False  # false: post-norm, LayerNorm(x + f(x)), as published; true: pre-norm
     norm: str = "layer"  # layer: LayerNorm; rms: RMSNorm (no mean, no bias)
+    norm_epsilon: float = 1e-5  # added to the variance in every norm
     embedding_norm: bool = False  # normalise the embedding sum, as BERT does
-    activation: str = "relu"  # of the feed-forward network; swiglu: a gate, three matrices
+    activation: str = "relu"  # of the feed-forward network; gelu-tanh: the GELU approximation of
+    # GPT-2; swiglu: gated, with three matrices
     bias: bool = True  # biases in the projections and the feed-forward network
+    query_key_value_bias: bool = DERIVED  # biases of queries, keys and values; default: bias
 
     positions: str = "sinusoidal"  # position encoding; rotary rotates queries and keys
     position_base: float = 10_000.0  # sinusoidal, rotary: wavelengths are 2 pi to base * 2 pi
@@ -82,7 +91,9 @@ class ModelConfig:
     tie_embeddings: str = "all"  # which of the source, target and output matrices are shared
     head: str = DERIVED  # output head on the last layer; default: language-model, or
     # masked-language-model for an encoder; regard train: what the task needs
+    output_bias: bool = False  # for head=language-model: add a bias to the logits
     classes: int | None = None  # for head=classifier; regard train: the number of labels
+    classifier_activation: str = "tanh"  # for head=classifier: between its two matrices
     pooling: str = "mean"  # for head=pooling: the mean of all tokens, the first (cls), the last
 
     __repr__ = changed_fields
@@ -96,6 +107,8 @@ class ModelConfig:
             self._resolve("decoder_layers", {None: 6 if self.has_decoder else 0})
             self._resolve("head", {None: HEADS_OF_STYLE[self.style][0]})
         self._resolve("source_vocabulary_size", {None: self.vocabulary_size})
+        self._resolve("key_value_heads", {None: self.heads})
+        self._resolve("query_key_value_bias", {None: self.bias})
         for name, choices in CHOICES.items():
             if name in REGISTRIES:
                 REGISTRIES[name].check(str(getattr(self, name)))
@@ -146,6 +159,20 @@ class ModelConfig:
              "sinusoids are pairs of sine and cosine, so d_model must be even"),
             (self.positions == "rotary" and self.head_size % 2 == 1, "positions", "head_size",
              "rotary positions rotate pairs of features, so head_size must be even"),
+            (self.heads % self.key_value_heads != 0, "heads", "key_value_heads",
+             "each key and value head must serve the same number of query heads"),
+            (self.key_value_heads != self.heads and self.attention != "dot-product",
+             "key_value_heads", "attention", "attention variants have one key head per query head"),
+            (self.decoder_mixer == "ssru" and not self.has_decoder, "decoder_mixer", "style",
+             "this style has no decoder"),
+            (self.decoder_mixer == "ssru" and self.window is not None, "decoder_mixer", "window",
+             "only attention has a window"),
+            (self.decoder_mixer == "ssru" and self.positions == "rotary", "decoder_mixer",
+             "positions", "rotary positions rotate queries and keys, which only attention has"),
+            (self.output_bias and self.head != "language-model", "output_bias", "head",
+             "only head=language-model has this option"),
+            (self.classifier_activation != "tanh" and self.head != "classifier",
+             "classifier_activation", "head", "only head=classifier has this option"),
             (mixed and self.style == "decoder", "mixer", "style",
              "a decoder generates with a cache of keys and values, which only attention has"),
             (self.mixer in ("lstm", "gru") and self.d_model % 2 == 1, "mixer", "d_model",
@@ -250,7 +277,9 @@ class ModelConfig:
 RANGES = {
     "vocabulary_size": Range(1, 10_000_000), "source_vocabulary_size": Range(1, 10_000_000),
     "encoder_layers": Range(0, 1_000), "decoder_layers": Range(0, 1_000),
-    "d_model": Range(1, 1_000_000), "heads": Range(1, 100_000), "head_size": Range(1, 1_000_000),
+    "d_model": Range(1, 1_000_000), "heads": Range(1, 100_000),
+    "key_value_heads": Range(1, 100_000), "norm_epsilon": Range(0, 1),
+    "head_size": Range(1, 1_000_000),
     "d_ff": Range(1, 100_000_000), "kernel": Range(1, 1_000),
     "position_base": Range(1, 1e100, above=True), "max_length": Range(1, 100_000_000),
     "window": Range(1, 1_000_000_000), "dropout": FRACTION, "attention_dropout": FRACTION,

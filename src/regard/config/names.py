@@ -116,6 +116,8 @@ _OPTIONS: dict[Option, str] = {
     Option("model.attention_dropout"): "attention_probs_dropout_prob attn_dropout attn_pdrop",
     Option("model.feed_forward_dropout"): "activation_dropout relu_dropout ffn_dropout ff_dropout",
     Option("model.norm_first"): "pre_norm prenorm pre_ln encoder_normalize_before normalize_before",
+    Option("model.key_value_heads"): "num_key_value_heads n_kv_heads num_kv_heads kv_heads",
+    Option("model.norm_epsilon"): "layer_norm_eps rms_norm_eps layer_norm_epsilon norm_eps",
     Option("model.activation"): "hidden_act activation_fn activation_function act",
     Option("model.positions"): "position_embedding_type pos_encoding position_encoding "
     "positional_encoding pos_emb",
@@ -194,7 +196,7 @@ VERBS = {
     "bench": "did you mean 'lab'?", "benchmark": "did you mean 'lab'?",
     "profile": "did you mean 'lab'?",
     "help": "write: regard --help", "version": "write: regard --version",
-    "serve": "this version has no HTTP service", "chat": "did you mean 'generate'?",
+    "convert": "did you mean 'import' or 'export'?",
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ def closed_form(config: ModelConfig) -> dict[str, Part]:
     """Parameters of each part from the configuration alone."""
     c = config
     d, f, width, bias = c.d_model, c.d_ff, c.heads * c.head_size, int(c.bias)
+    shared, own_bias = c.key_value_heads * c.head_size, int(c.query_key_value_bias)
     both = c.style == "encoder-decoder"
     layers = c.encoder_layers + c.decoder_layers
     cross = c.decoder_layers if both else 0
@@ -39,8 +40,11 @@ def closed_form(config: ModelConfig) -> dict[str, Part]:
     if c.positions == "learned":
         tables.append((f"{stacks} T D", stacks * c.max_length * d))
 
-    attention = 4 * d * width + bias * (3 * width + d)
-    attention_text = "(4 D HK + 3 HK + D)" if bias else "4 D HK"
+    attention = 2 * d * (width + shared) + own_bias * (width + 2 * shared) + bias * d
+    grouped = c.key_value_heads != c.heads
+    terms = ["2 D HK + 2 D GK" if grouped else "4 D HK"]
+    terms += ["HK + 2 GK" if grouped else "3 HK"] * own_bias + ["D"] * bias
+    attention_text = " + ".join(terms) if len(terms) + grouped == 1 else f"({' + '.join(terms)})"
     gates = 2 if c.activation == "swiglu" else 1
     feed_forward = (gates + 1) * d * f + bias * (gates * f + d)
     gate = f"{gates} F" if gates > 1 else "F"
@@ -65,6 +69,8 @@ def closed_form(config: ModelConfig) -> dict[str, Part]:
     words = c.head in ("language-model", "masked-language-model")
     if words and c.tie_embeddings in ("source-target", "none"):
         head.append(("V D", c.vocabulary_size * d))
+    if c.output_bias:
+        head.append(("V", c.vocabulary_size))
     if c.head == "masked-language-model":
         head.append((f"D D + D + {norm_text} + V", d * d + d + norm + c.vocabulary_size))
     if c.head == "classifier":
@@ -74,13 +80,17 @@ def closed_form(config: ModelConfig) -> dict[str, Part]:
     def total(terms: list[tuple[str, int]]) -> Part:
         return Part(" + ".join(text for text, _ in terms), sum(number for _, number in terms))
 
+    # An SSRU has two matrices, D x D, and the bias of its forget gate.
+    units = c.decoder_layers if c.decoder_mixer == "ssru" else 0
+    mixer_terms = [(f"{mixers} {mixer_text}", mixers * mixer)] if mixer else []
+    mixer_terms += [(f"{units} (2 D D + D)", units * (2 * d * d + d))] if units else []
+    attending = layers - mixers - units  # layers with self-attention
     return {
         "embeddings": total(tables),
         "self-attention": Part(
-            f"{layers - mixers} {attention_text}" if layers > mixers else "",
-            (layers - mixers) * attention,
+            f"{attending} {attention_text}" if attending else "", attending * attention
         ),
-        "mixer": Part(f"{mixers} {mixer_text}" if mixer else "", mixers * mixer),
+        "mixer": total(mixer_terms),
         "cross-attention": Part(f"{cross} {attention_text}" if cross else "", cross * attention),
         "feed-forward": Part(f"{layers} {feed_forward_text}", layers * feed_forward),
         "norms": Part(f"{norms} ({norm_text})", norms * norm),
@@ -123,17 +133,22 @@ def operations(
     """
     d, width = config.d_model, config.heads * config.head_size
     gates = 3 if config.activation == "swiglu" else 2
-    attention, feed_forward = 4 * d * width, gates * d * config.d_ff
+    shared = config.key_value_heads * config.head_size
+    attention, feed_forward = 2 * d * (width + shared), gates * d * config.d_ff
     encoder, decoder = config.encoder_layers, config.decoder_layers
     n, m = sum(targets), sum(sources)
     weights = encoder * m * (attention + feed_forward) + decoder * n * (attention + feed_forward)
     pairs = encoder * sum(visible(length, config.window) for length in sources)
     if config.mixer != "attention":
-        mixer = closed_form(config)["mixer"].parameters // encoder  # biases are lost in rounding
+        units = decoder * (2 * d * d + d) if config.decoder_mixer == "ssru" else 0
+        mixer = (closed_form(config)["mixer"].parameters - units) // encoder  # without biases
         weights, pairs = weights + encoder * m * (mixer - attention), 0
-    pairs += decoder * sum((visible(length, config.window) + length) // 2 for length in targets)
+    if config.decoder_mixer == "ssru":
+        weights += decoder * n * (2 * d * d - attention)
+    else:
+        pairs += decoder * sum((visible(length, config.window) + length) // 2 for length in targets)
     if encoder and decoder:
-        weights += decoder * (n + m) * 2 * d * width
+        weights += decoder * (n * 2 * d * width + m * 2 * d * shared)
         pairs += decoder * sum(s * t for s, t in zip(sources, targets, strict=True))
     if config.head in ("language-model", "masked-language-model"):
         if predictions is None:

@@ -170,7 +170,7 @@ class Beams:
     def _forbid(self, logprobs: Tensor) -> None:
         """Set forbidden tokens to minus infinity. The others keep the model's log-probability:
         there is no renormalisation."""
-        if self.options.min_length:
+        if self.options.min_length and self.eos >= 0:
             early = (self.time < self.min_steps)[:, None]  # [B, 1]
             logprobs[..., self.eos].masked_fill_(early, -math.inf)
         if self.sequences is not None:

@@ -126,6 +126,7 @@ def spell(
     tokenizers: tuple[Tokenizer, Tokenizer],
     n_best: int,
     clean: Callable[[str], str] = str,
+    continues: bool = False,
 ) -> Prediction:
     """Add the text to a prediction and to the rest of its n-best list; see `drop_duplicates`.
 
@@ -134,12 +135,14 @@ def spell(
         tokenizers: the tokenizers of source and target.
         n_best: the largest number of predictions to keep.
         clean: a function that is applied to each text, such as `str.strip`.
+        continues: whether the output continues the text of its source.
 
     Returns:
         The same prediction.
     """
+    before = prediction.source_ids if continues else ()
     for output in prediction.n_best:
-        output.text = clean(tokenizers[1].decode(output.token_ids))
+        output.text = clean(tokenizers[1].decode_after(before, output.token_ids))
         output.tokenizers, output.source_ids = tokenizers, prediction.source_ids
     return drop_duplicates(prediction, n_best)
 

@@ -23,8 +23,9 @@ class Request:
 
     limit: the largest number of tokens of the output, including the prefix and <eos>; None:
     decoding.max_length decides.
-    bos, eos: the ids of the tokens that begin and end an output, for models with other special
-    tokens than those of `Tokenizer`; eos=-1: no token ends an output.
+    bos, eos, mask: the ids of the tokens that begin and end an output, and of the mask that an
+    encoder fills, for models whose special tokens are not those of `Tokenizer`; eos=-1: no token
+    ends an output.
     """
 
     source: Sequence[int]  # the encoder's input; without an encoder, the prompt before the output
@@ -32,6 +33,7 @@ class Request:
     limit: int | None = None
     bos: int = Tokenizer.bos
     eos: int = Tokenizer.eos
+    mask: int = Tokenizer.mask
 
     def check(self, model: ModelConfig) -> None:
         """Raise InputError if the model cannot decode this request."""

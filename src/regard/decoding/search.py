@@ -53,6 +53,7 @@ def decode(
     model: Transformer, requests: Sequence[Request], options: DecodingConfig,
     details: Details = NO_DETAILS, batch_tokens: int | None = None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None, clean: Callable[[str], str] = str,
+    continues: bool = False,
 ) -> list[Prediction]:  # fmt: skip
     """Decode requests. Returns one prediction per request, in order.
 
@@ -65,6 +66,7 @@ def decode(
         tokenizers: the tokenizers of source and target. With them, predictions get texts, and an
             n-best list has no two predictions with the same text (`drop_duplicates`).
         clean: a function that is applied to each text, such as `str.strip`.
+        continues: whether an output continues the text of its source.
 
     Raises:
         InputError: the model cannot decode a request or does not support an option.
@@ -92,7 +94,7 @@ def decode(
     for prediction, request in zip(predictions, requests, strict=True):
         prediction.source_ids = request.source
         if tokenizers is not None:
-            spell(prediction, tokenizers, options.n_best, clean)
+            spell(prediction, tokenizers, options.n_best, clean, continues)
     return describe(model, requests, predictions, details)
 
 
@@ -123,18 +125,19 @@ class DecodingPlan:
     finish: Callable[[list[Prediction]], list[Prediction]]  # one prediction for each input
     details: Details = NO_DETAILS
     clean: Callable[[str], str] = str
+    continues: bool = False  # whether an output continues the text of its source
 
     def run(self, model: Transformer) -> list[Prediction]:
         """Decode the requests with a model; returns one prediction for each input."""
         return self.finish(decode(
             model, self.requests, self.options, self.details,
-            tokenizers=self.tokenizers, clean=self.clean,
+            tokenizers=self.tokenizers, clean=self.clean, continues=self.continues,
         ))  # fmt: skip
 
     def spell(self, i: int, prediction: Prediction) -> Prediction:
         """Add the text to the prediction for the request with index i; see `decode`."""
         prediction.source_ids = self.requests[i].source
-        spell(prediction, self.tokenizers, self.options.n_best, self.clean)
+        spell(prediction, self.tokenizers, self.options.n_best, self.clean, self.continues)
         return prediction
 
 

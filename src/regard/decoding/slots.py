@@ -17,7 +17,6 @@ from regard.decoding.requests import BATCH_TOKENS, Request, by_size, until_eos
 from regard.errors import InputError
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
-from regard.text.tokenizer import Tokenizer
 
 
 @torch.no_grad()
@@ -35,11 +34,12 @@ def fill_slots(
     by_index: dict[int, Prediction] = {}
     sizes = [len(request.source) for request in requests]
     for batch in by_size(sizes, BATCH_TOKENS["cuda" if matrix.is_cuda else "cpu"]):
+        filled = [[token == requests[i].mask for token in requests[i].source] for i in batch]
         row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
-        slots = row.tokens == Tokenizer.mask
+        slots = torch.tensor([slot for places in filled for slot in places], device=matrix.device)
         logits = model.head(hidden(model, row)[slots], None, matrix)
         best = logits.log_softmax(-1, dtype=torch.float32).max(1)
-        counts = [list(requests[i].source).count(Tokenizer.mask) for i in batch]
+        counts = [sum(places) for places in filled]
         parts = best.indices.split(counts), best.values.split(counts)
         for i, tokens, logprobs in zip(batch, *parts, strict=True):
             max_tokens = requests[i].max_tokens(model.config, options)
@@ -53,8 +53,8 @@ def read(
     tokens: list[int], logprobs: list[float], request: Request, options: DecodingConfig
 ) -> Prediction:
     """The prediction from the tokens of all slots: it ends with the first <eos>."""
-    tokens = until_eos(tokens)
-    stopped = "end" if Tokenizer.eos in tokens else "length"
+    tokens = until_eos(tokens, request.eos)
+    stopped = "end" if request.eos in tokens else "length"
     prediction = scored_prediction(tokens, logprobs[: len(tokens)], options.length_penalty, stopped)
     prediction.source_ids = request.source
     return prediction

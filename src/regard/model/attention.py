@@ -59,7 +59,8 @@ class Plan:
         )  # fmt: skip
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query[N, H, K], key[M, H, K], value[M, H, K] -> [N, H, K]."""
+        """query[N, H, K], key[M, G, K], value[M, G, K] -> [N, H, K]."""
+        key, value = repeat_heads(key, query), repeat_heads(value, query)
         if len(query) != self.queries or len(key) != self.keys or key.shape != value.shape:
             raise InputError(
                 f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} "
@@ -94,6 +95,7 @@ class Plan:
         weights = []
         parts = query.split(self.query_lengths), key.split(self.key_lengths)
         for q, k in zip(*parts, strict=True):
+            k = repeat_heads(k, q)
             visible = self.visibility.matrix(len(q), len(k)).to(q.device)
             if weigh is None:
                 weights.append(attention_weights(q, k, visible))
@@ -103,6 +105,12 @@ class Plan:
             mask = score_mask(visible[None], distance, bias, q.dtype)  # [H or 1, n, m]
             weights.append(weigh(q.transpose(0, 1)[None], k.transpose(0, 1)[None], mask[None])[0])
         return weights
+
+
+def repeat_heads(x: Tensor, query: Tensor) -> Tensor:
+    """Keys or values [M, G, K] for each head of query[N, H, K]: [M, H, K]."""
+    groups, rest = divmod(query.shape[1], x.shape[1])
+    return x if groups <= 1 or rest else x.repeat_interleave(groups, dim=1)
 
 
 def is_overridden(attention: nn.Module) -> bool:
@@ -131,10 +139,12 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.head_size = config.heads, config.head_size
+        self.key_value_heads = config.key_value_heads
         self.dropout = config.attention_dropout
         self.width = self.heads * self.head_size  # H*K, which need not be D
-        # W^Q, W^K and W^V of all heads in one matrix: one product instead of 3 H of them.
-        self.query_key_value = Linear(config.d_model, 3 * self.width, bias=config.bias)
+        # W^Q, W^K and W^V of all heads in one matrix: one product instead of H + 2 G of them.
+        outputs = self.width + 2 * self.key_value_heads * self.head_size
+        self.query_key_value = Linear(config.d_model, outputs, bias=config.query_key_value_bias)
         self.output = Linear(self.width, config.d_model, bias=config.bias)  # W^O
 
     def forward(
@@ -159,7 +169,7 @@ class MultiHeadAttention(nn.Module):
         """
         explicit = bias is not None or type(self).weights is not MultiHeadAttention.weights
         if memory is None:
-            query, key, value = ops.split_heads(self.query_key_value(x), 3, self.heads)
+            query, key, value = self._split(self.query_key_value(x))
         else:
             query = ops.split_heads(self._project(x, slice(None, self.width)), 1, self.heads)[0]
             if isinstance(memory, CachedMemory):  # keys and values were computed before
@@ -212,9 +222,17 @@ class MultiHeadAttention(nn.Module):
             memory: [M, D], the output of the encoder.
 
         Returns:
-            The keys and the values, [M, H, K] each.
+            The keys and the values, [M, G, K] each.
         """
-        return ops.split_heads(self._project(memory, slice(self.width, None)), 2, self.heads)
+        parts = self._project(memory, slice(self.width, None))
+        return ops.split_heads(parts, 2, self.key_value_heads)
+
+    def _split(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The queries [N, H, K], keys and values [N, G, K] of their product [N, (H + 2 G) K]."""
+        if self.key_value_heads == self.heads:
+            return ops.split_heads(x, 3, self.heads)
+        heads = self.heads, self.key_value_heads, self.key_value_heads
+        return x.unflatten(1, (-1, self.head_size)).split(heads, dim=1)
 
     def _project(self, x: Tensor, rows: slice) -> Tensor:
         """These outputs of the projection. Only their weights are read, unless a hook or another

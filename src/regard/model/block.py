@@ -24,17 +24,16 @@ from regard.model.attention import (
 )
 from regard.model.cache import CachedMemory
 from regard.model.linear import LINEAR, Linear
-from regard.model.mixers import RowPlan, make_mixer
+from regard.model.mixers import make_mixer
 from regard.model.rectangles import BiasFunction
+from regard.model.ssru import MixerPlan, Ssru
 from regard.ops.reference import ACTIVATIONS
-
-EPSILON = 1e-5
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
     if config.norm == "rms":
-        return nn.RMSNorm(config.d_model, eps=EPSILON)
-    return nn.LayerNorm(config.d_model, eps=EPSILON)
+        return nn.RMSNorm(config.d_model, eps=config.norm_epsilon)
+    return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
 
 
 class AddAndNorm(nn.Module):
@@ -59,7 +58,7 @@ class AddAndNorm(nn.Module):
 class FeedForward(nn.Module):
     """Section 3.3: the same two-layer network at every position, D -> F -> D.
 
-    ReLU or GELU: W2 f(W1 x). SwiGLU (Shazeer 2020): W2 (silu(W1 x) * W3 x).
+    ReLU, GELU or SiLU: W2 f(W1 x). SwiGLU (Shazeer 2020): W2 (silu(W1 x) * W3 x).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -91,16 +90,18 @@ def same_shape(x: Tensor, mixed: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """One layer; `mixer` may replace self-attention (mixers.py)."""
+    """One layer; `mixer` may replace self-attention (mixers.py, ssru.py)."""
 
     def __init__(self, config: ModelConfig, cross: bool, layer: int = 0) -> None:
         super().__init__()
         self.mixer: nn.Module | None = None
-        if cross or config.mixer == "attention":
+        decoder = cross or config.style == "decoder"
+        self.recurrent = decoder and config.decoder_mixer == "ssru"
+        if (config.decoder_mixer if decoder else config.mixer) == "attention":
             self.self_attention = make_attention(config)
             self.self_attention_norm = AddAndNorm(config)
-        elif config.mixer != "none":
-            self.mixer = make_mixer(config, layer)
+        elif decoder or config.mixer != "none":
+            self.mixer = Ssru(config) if decoder else make_mixer(config, layer)
             self.mixer_norm = AddAndNorm(config)
         self.cross_attention = make_attention(config) if cross else None
         self.cross_attention_norm = AddAndNorm(config) if cross else None
@@ -108,13 +109,13 @@ class Block(nn.Module):
         self.feed_forward_norm = AddAndNorm(config)
 
     def forward(
-        self, x: Tensor, plan: SelfPlan | RowPlan, memory: Tensor | CachedMemory | None = None,
+        self, x: Tensor, plan: SelfPlan | MixerPlan, memory: Tensor | CachedMemory | None = None,
         cross_plan: Plan | None = None, rotation: RotationFunction | None = None,
         capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
         bias: BiasFunction | None = None,
     ) -> Tensor:  # fmt: skip
         """x[N, D], memory[M, D] -> [N, D]."""
-        if not isinstance(plan, RowPlan):
+        if not isinstance(plan, MixerPlan):
             x = self.self_attention_norm(
                 x,
                 lambda x: self.self_attention(

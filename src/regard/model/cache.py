@@ -44,13 +44,22 @@ class Cache:
         """masked: whether attention reads all slots and a mask hides some of them, so that all must
         contain finite numbers from the beginning."""
         self.config, self.width, self.slots = config, width, slots
-        shape = (2, sentences, config.heads, slots, config.head_size)
+        recurrent = config.decoder_mixer != "attention"  # has states instead of keys and values
+        own_slots = 0 if recurrent else slots
+        shape = (2, sentences, config.key_value_heads, own_slots, config.head_size)
         layers = range(config.decoder_layers)
         allocate = torch.zeros if masked else torch.empty
         self.slots_of = [allocate(shape, dtype=dtype, device=device) for _ in layers]
-        self.keys = [both[0] for both in self.slots_of]  # [B, H, slots, K]
+        self.keys = [both[0] for both in self.slots_of]  # [B, G, slots, K]
         self.values = [both[1] for both in self.slots_of]
-        self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, H, M, K]
+        self.states: list[Tensor] = []  # of recurrent layers (ssru.py), [B, W, D]
+        if recurrent:
+            state = torch.zeros(
+                sentences, width, config.d_model,
+                dtype=torch.promote_types(dtype, torch.float32), device=device,
+            )  # fmt: skip
+            self.states = [state.clone() for _ in layers]
+        self.memory: list[tuple[Tensor, Tensor]] = []  # keys and values, [B, G, M, K]
         self.vectors: MemoryVectors | None = None  # instead of `memory`, see there
         self.memory_mask: Tensor | None = (
             None  # [B, 1, 1, M], added to the scores; None: all are visible
@@ -76,6 +85,8 @@ class Cache:
         self.visible.zero_()
         self.positions.zero_()
         self.slot_positions.zero_()
+        for state in self.states:
+            state.zero_()
         torch.arange(self.width, out=self.next)
         self.used = 0
 
@@ -86,10 +97,11 @@ class Cache:
             tensors |= {f"keys{i}": key, f"values{i}": value}
         for i, (key, value) in enumerate(self.memory):
             tensors |= {f"memory_keys{i}": key, f"memory_values{i}": value}
+        tensors |= {f"states{i}": state for i, state in enumerate(self.states)}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def remember(self, source_lengths: Sequence[int], memory: list[tuple[Tensor, ...]]) -> None:
-        """Keep each layer's keys and values of the memory, packed [M, H, K], as rectangles."""
+        """Keep each layer's keys and values of the memory, packed [M, G, K], as rectangles."""
         count = torch.tensor(source_lengths)
         rows, real = rectangle(starts(count), count)  # [B, longest source]
         rows = rows.to(self.visible.device)
@@ -113,10 +125,11 @@ class Cache:
         self.uneven = self.uneven or min(lengths) != max(lengths)
 
     def sentence(self, index: int) -> Cache:
-        """A cache of one sentence that shares its keys and values with this one."""
+        """A cache of one sentence that shares its keys, values and states with this one."""
         view = copy(self)
         view.keys = [keys[index : index + 1] for keys in self.keys]
         view.values = [values[index : index + 1] for values in self.values]
+        view.states = [state[index : index + 1] for state in self.states]
         return view
 
     def keep(self, rows: Tensor) -> None:
@@ -125,6 +138,7 @@ class Cache:
             both[:, : len(rows), :, : self.used] = both[:, rows, :, : self.used]
             self.slots_of[i] = both[:, : len(rows)]
             self.keys[i], self.values[i] = self.slots_of[i].unbind()
+        self.states = [state[rows] for state in self.states]
         self.memory = [(key[rows], value[rows]) for key, value in self.memory]
         if self.vectors is not None:
             self.vectors = self.vectors.keep(rows)
@@ -157,7 +171,7 @@ class Step:
         seen: the number of slots to read, at least those in use and the new ones."""
         if seen > cache.slots:
             raise InputError(f"the cache has {cache.slots} slots, but this step needs {seen}")
-        self.cache, self.seen = cache, seen
+        self.cache, self.seen, self.parents = cache, seen, parents
         if parents is not None:
             rows = parents[:, :, None].expand(-1, -1, cache.slots)
             cache.visible.copy_(cache.visible.gather(1, rows))
@@ -173,7 +187,7 @@ class Step:
             self.mask = to_add(visible[:, None], cache.keys[0].dtype)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        """query[B*W, H, K], key and value[B, H, T, K] -> [B*W, H, K]."""
+        """query[B*W, H, K], key and value[B, G, T, K] -> [B*W, H, K]."""
         rows = query.unflatten(0, (-1, self.cache.width)).transpose(1, 2)  # [B, H, W, K]
         output = attend_rectangles(rows.to(key.dtype), key, value, mask)
         return output.transpose(1, 2).flatten(0, 1).to(query.dtype)
@@ -211,7 +225,7 @@ class CachedSelf:
         return self.step.attend_with(query, *self._add(key, value), self.step.mask, weigh, bias)
 
     def _add(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new keys and values; return those of the `seen` slots, [B, H, seen, K] each."""
+        """Write the new keys and values; return those of the `seen` slots, [B, G, seen, K] each."""
         cache, seen = self.step.cache, slice(0, self.step.seen)
         keys, values = cache.keys[self.layer], cache.values[self.layer]
         for slots, new in ((keys, key), (values, value)):

@@ -28,8 +28,11 @@ class Head(nn.Module):
             self.transform = Linear(d_model, d_model)
             self.norm = make_norm(config)
             self.bias = nn.Parameter(torch.zeros(size))
+        elif config.output_bias:
+            self.bias = nn.Parameter(torch.zeros(size))
         elif config.head == "classifier":
             assert config.classes is not None
+            self.activation = config.classifier_activation
             self.transform = Linear(d_model, d_model)
             self.classes = Linear(d_model, config.classes)
 
@@ -54,7 +57,8 @@ class Head(nn.Module):
         """The output for each sequence: [B, D] vectors or [B, classes] logits."""
         if self.kind == "pooling":
             return pool(hidden, row, self.pooling)
-        first = self.transform(pool(hidden, row, "cls")).tanh()  # [B, D]
+        first = self.transform(pool(hidden, row, "cls"))  # [B, D]
+        first = first.tanh() if self.activation == "tanh" else first.relu()
         return self.classes(F.dropout(first, self.dropout, self.training))
 
     def words(self, hidden: Tensor) -> Tensor:

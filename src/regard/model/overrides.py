@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.model.attention import MultiHeadAttention
-from regard.model.block import EPSILON, AddAndNorm, Block, FeedForward
+from regard.model.block import AddAndNorm, Block, FeedForward
 from regard.model.head import Head
 from regard.model.linear import Linear
 from regard.model.mixers import Convolution, Recurrence
 from regard.model.positions import LearnedPositions
+from regard.model.ssru import Ssru
 from regard.model.stack import Stack
 from regard.model.transformer import Transformer
 from regard.ops.overrides import Classes, global_hook
@@ -29,8 +30,8 @@ log = logging.getLogger("regard")
 CONTAINERS = nn.ModuleDict, nn.ModuleList
 CLASSES = Classes(
     Transformer, Stack, Block, MultiHeadAttention, AddAndNorm, FeedForward, Head, Linear,
-    LearnedPositions, Convolution, Recurrence, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.LSTM,
-    nn.GRU, *CONTAINERS,
+    LearnedPositions, Convolution, Recurrence, Ssru, nn.Embedding, nn.LayerNorm, nn.RMSNorm,
+    nn.LSTM, nn.GRU, *CONTAINERS,
 )  # fmt: skip
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 # The class of each module by its name; the items of a ModuleList are blocks.
@@ -45,6 +46,7 @@ PARTS: dict[str, type[nn.Module]] = {
     "neighbours": Linear,
 }  # fmt: skip
 ANY = {"mixer", "recurrence"}  # of any class, because no fast implementation supports them
+SSRU_PARTS: dict[str, type[nn.Module]] = {"input": Linear, "forget": Linear}
 
 _logged: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
@@ -76,7 +78,8 @@ def _find(model: Transformer, training: bool) -> str | None:
         return f"the model is a {type(model).__name__}"
     if (reason := CLASSES.replaced()) is not None:
         return reason
-    norm, heads = NORMS[model.config.norm], (model.config.heads, model.config.head_size)
+    config = model.config
+    norm, heads = NORMS[config.norm], (config.heads, config.key_value_heads, config.head_size)
     parts = PARTS | {"norm": norm, "embedding_norm": norm, "final_norm": norm}
     modules: list[nn.Module] = [model]
     for module in modules:  # which grows in the loop
@@ -88,21 +91,25 @@ def _find(model: Transformer, training: bool) -> str | None:
             return _reason(model, module, training)
         if training and (own["_backward_hooks"] or own["_backward_pre_hooks"]):
             return _reason(model, module, training)
-        blocks = type(module) is nn.ModuleList
+        blocks, kinds = type(module) is nn.ModuleList, parts
+        if isinstance(module, Block) and module.recurrent:
+            kinds = parts | {"mixer": Ssru}
+        elif type(module) is Ssru:
+            kinds = SSRU_PARTS
         for name, part in own["_modules"].items():
             if part is None:
                 continue
-            kind, expected = type(part), Block if blocks else parts.get(name)
+            kind, expected = type(part), Block if blocks else kinds.get(name)
             if kind is not expected:
                 if expected is None and name not in ANY:
                     continue  # a module that the user added, which no other module calls
-                if name not in ANY:
+                if expected is not None:
                     return f"{_name(model, part)} is a {kind.__name__}"
             elif kind is norm:
-                if part.eps != EPSILON or part.weight is None:
+                if part.eps != config.norm_epsilon or part.weight is None:
                     return f"{_name(model, part)} has another eps or no weight"
             elif kind is MultiHeadAttention:
-                if (part.heads, part.head_size) != heads:
+                if (part.heads, part.key_value_heads, part.head_size) != heads:
                     return f"{_name(model, part)} has another number of heads"
             elif kind is nn.Embedding and part.max_norm is not None:
                 return f"{_name(model, part)} has max_norm"

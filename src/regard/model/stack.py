@@ -20,7 +20,6 @@ from regard.model.attention import (
 )
 from regard.model.block import Block, make_norm
 from regard.model.cache import CachedMemory
-from regard.model.mixers import RowPlan
 from regard.model.positions import (
     LearnedPositions,
     Positions,
@@ -28,14 +27,15 @@ from regard.model.positions import (
     make_positions,
     sinusoids,
 )
+from regard.model.ssru import MixerPlan, StateRow
 
 
 @dataclass(frozen=True)
 class Plans:
     """The attention plans of a batch."""
 
-    encoder: Plan | RowPlan | None = None
-    decoder: Plan | None = None
+    encoder: Plan | MixerPlan | None = None
+    decoder: Plan | StateRow | None = None
     cross: Plan | None = None
 
 
@@ -89,7 +89,7 @@ class Stack(nn.Module):
         return Rotation(positions, self.config.head_size, self.config.position_base)
 
     def forward(
-        self, x: Tensor, positions: Tensor, plans: Sequence[SelfPlan | RowPlan],
+        self, x: Tensor, positions: Tensor, plans: Sequence[SelfPlan | MixerPlan],
         memories: Sequence[Tensor | CachedMemory] | None = None, cross_plan: Plan | None = None,
         capture: AttentionWeights | None = None, cross_capture: AttentionWeights | None = None,
     ) -> Tensor:  # fmt: skip
@@ -105,7 +105,8 @@ class Stack(nn.Module):
 def initialise(module: nn.Module) -> None:
     """Glorot for matrices, zero for biases; embeddings have unit size once they are scaled."""
     if isinstance(module, MultiHeadAttention):  # W^Q, W^K and W^V each as a matrix of its own
-        for part in module.query_key_value.weight.data.chunk(3):
+        sizes = module.width, *[module.key_value_heads * module.head_size] * 2
+        for part in module.query_key_value.weight.data.split(sizes):
             nn.init.xavier_uniform_(part)
     elif isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)

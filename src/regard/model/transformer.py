@@ -25,6 +25,7 @@ from regard.model.cache import Cache, CachedMemory, CachedSelf, MemoryVectors, R
 from regard.model.head import Head
 from regard.model.inputs import read_batch
 from regard.model.mixers import RowPlan
+from regard.model.ssru import MixerPlan, StateReading, StateRow, StateStep
 from regard.model.stack import Plans, Stack, initialise
 from regard.model.visibility import Visibility
 from regard.text.batching import Packed
@@ -201,16 +202,19 @@ class Transformer(nn.Module):
             The plans of self-attention and cross-attention, which all layers share.
         """
         encoder: Plan | RowPlan | None = None
-        decoder = cross = None
+        decoder: Plan | StateRow | None = None
+        cross = None
         window = self.config.window
         if source is not None and self.config.mixer != "attention":
             encoder = RowPlan(source.lengths, source.tokens.device)
         elif source is not None:
             encoder = self._plan(source, source, Visibility(window=window), backend)
-        if target is not None:
+        if target is not None and self.config.decoder_mixer == "ssru":
+            decoder = StateRow(target.lengths, target.tokens.device)
+        elif target is not None:
             decoder = self._plan(target, target, Visibility(causal=True, window=window), backend)
-            if source is not None:
-                cross = self._plan(target, source, Visibility(), backend)
+        if target is not None and source is not None:
+            cross = self._plan(target, source, Visibility(), backend)
         return Plans(encoder, decoder, cross)
 
     def _plan(
@@ -265,9 +269,12 @@ class Transformer(nn.Module):
         layers = len(self.decoder.layers)
         plans = self.plans(source, target) if plans is None else plans
         assert plans.decoder is not None
-        selves: list[SelfPlan] = [plans.decoder] * layers
-        if cache is not None:
-            selves = [Reading(plans.decoder, cache, layer) for layer in range(layers)]
+        own = plans.decoder
+        selves: list[SelfPlan | MixerPlan] = [own] * layers
+        if cache is not None and isinstance(own, StateRow):
+            selves = [StateReading(own, cache, layer) for layer in range(layers)]
+        elif cache is not None and isinstance(own, Plan):
+            selves = [Reading(own, cache, layer) for layer in range(layers)]
         memories = None if memory is None else [memory] * layers
         positions = target.positions()
         rows = self.decoder.rows_until(max(target.lengths), positions.device)
@@ -381,7 +388,8 @@ class Transformer(nn.Module):
             positions = positions.clamp(max=self.config.max_length - 1)
         table, rows = self.table("target"), cache.position_rows
         x = self.decoder.embed(table, tokens.flatten(), positions, rows)
-        selves = [CachedSelf(step, layer) for layer in layers]
+        kind = CachedSelf if self.config.decoder_mixer == "attention" else StateStep
+        selves = [kind(step, layer) for layer in layers]
         memories: list[Tensor | CachedMemory] | None = None
         cross_plan = None
         if cache.memory:

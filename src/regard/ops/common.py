@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 # Codes of norms (0: none) and of activations in the C++ code and in the Triton kernels.
 LAYER, RMS = 1, 2
-ACTIVATION_CODES = {"none": 0, "relu": 1, "gelu": 2, "swiglu": 3}
+ACTIVATION_CODES = {"none": 0, "relu": 1, "gelu": 2, "swiglu": 3, "gelu-tanh": 4, "silu": 5}
 
 # Copies of parameters in the autocast dtype, by the id of the parameter; set by `cast_once`.
 _copies: ContextVar[Mapping[int, Tensor] | None] = ContextVar("_copies", default=None)

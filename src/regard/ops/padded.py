@@ -99,8 +99,12 @@ def attend_rectangles(
     query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """[S, H, T, K] each -> [S, H, T, K]. cuDNN is not used, because it creates a plan for every
-    new shape: steps of sentences of different lengths took ten times as long on an H200."""
+    """query[S, H, T, K], key and value[S, G, T, K] -> [S, H, T, K]. cuDNN is not used, because it
+    creates a plan for every new shape: steps with sentences of different lengths took ten times as
+    long on an H200."""
+    if key.shape[1] != query.shape[1]:  # grouped: each key head serves several query heads
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     eager_gpu = query.is_cuda and not torch.compiler.is_compiling()
     with sdpa_kernel(backends) if eager_gpu else nullcontext():

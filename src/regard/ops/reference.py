@@ -7,6 +7,8 @@ tests/ops compares each of them with this file, forward and backward.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,13 @@ from regard.device import wide_dtype
 
 PIECE = 1 << 22  # logits that `losses` processes at once
 ALIGNMENT = 1  # the size of a row of logits is a multiple of this
-ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:

@@ -48,7 +48,7 @@ class ParameterTable:
             f"of size (K) {c.head_size}, d_ff (F) {c.d_ff}, vocabulary (V) {c.vocabulary_size:,}"
         )
         right = [Column(name, justify="right") for name in ("by formula", "in tensors", "share")]
-        table = Table("part", "formula", *right, title=title, title_justify="left")
+        table = Table("part", "formula", *right)
         for part in PARTS:
             own, size = self.formula[part], self.tensors[part]
             if size or own.parameters:
@@ -58,6 +58,7 @@ class ParameterTable:
         expected = sum(part.parameters for part in self.formula.values())
         table.add_row("total", "", f"{expected:,}", f"{self.total:,}", "100.0%", style="bold")
         console = make_console()
+        console.print(title, soft_wrap=True)  # rich would break a long path
         console.print(table)
         verdict = "formula and tensors agree" if self.agrees else "FORMULA AND TENSORS DISAGREE"
         console.print(f"{self.total / 1e6:.2f}M parameters; {verdict}")

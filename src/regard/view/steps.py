@@ -186,15 +186,20 @@ class Walk:
         name, heads, at = f"{self.stack}.layers.0.self_attention", self.config.heads, self.row.focus
         if self.config.norm_first:
             self.norm("self_attention")
-        product = self.trace.outputs[f"{name}.query_key_value"][0]  # [N, 3*H*K]
-        parts = product.view(len(product), 3, heads, -1)  # [N, 3, H, K]
+        product = self.trace.outputs[f"{name}.query_key_value"][0]  # [N, (H + 2 G) K]
+        shared = self.config.key_value_heads
+        query, key, value = product.unflatten(1, (-1, self.config.head_size)).split(
+            (heads, shared, shared), dim=1
+        )
+        first = [
+            x[at, :shared].flatten() for x in (query, key, value)
+        ]  # of all heads, or the first
         self.add(
-            "query, key, value", "3.2.2", product, "N 3HK",
+            "query, key, value", "3.2.2", product, "N 3HK" if shared == heads else "N (H+2G)K",
             "One matrix product computes three vectors for each token: a query and a key, which "
             "determine the attention weights, and a value, the content that they weight.",
-            parts[at].flatten(1), ["query", "key", "value"], shown=f"of {self.focus}",
+            torch.stack(first), ["query", "key", "value"], shown=f"of {self.focus}",
         )  # fmt: skip
-        query = parts[:, 0]  # [N, H, K]
         self.add(
             "heads split", "3.2.2", query, "N H K",
             f"The query, key and value are split into H = {heads} heads of K = {query.shape[-1]} "
@@ -319,7 +324,10 @@ class Walk:
         effect = f"yields numbers from {inner.min():.2f} to {inner.max():.2f} for {self.focus}"
         if config.activation == "relu":
             effect = f"sets {int((inner == 0).sum())} of {len(inner)} numbers of {self.focus} to 0"
-        names = {"relu": "ReLU", "gelu": "GELU", "swiglu": "the gate of SwiGLU"}
+        names = {
+            "relu": "ReLU", "gelu": "GELU", "gelu-tanh": "GELU", "silu": "SiLU",
+            "swiglu": "the gate of SwiGLU",
+        }  # fmt: skip
         self.add(
             "feed-forward", "3.3", self.trace.outputs[name][0], "N D",
             "The same two-layer network is applied at every position, from "

@@ -43,6 +43,11 @@ def walk_config(text: str, target: str | None, style: str, changes: dict[str, An
         raise InputError(f"model.style={config.style} reads one text: omit --target")
     if config.mixer != "attention":
         raise InputError(f"model.mixer={config.mixer} cannot be shown: set model.mixer=attention")
+    if config.decoder_mixer != "attention":
+        raise InputError(
+            f"model.decoder_mixer={config.decoder_mixer} cannot be shown: set "
+            "model.decoder_mixer=attention"
+        )
     return config
 
 

@@ -18,7 +18,6 @@ from regard.decoding.requests import Job
 from regard.model.overrides import is_overridden
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
-from regard.text.tokenizer import Tokenizer
 
 Engine = EagerSearch | GraphSearch | GraphRow  # CpuSearch is an EagerSearch
 
@@ -37,10 +36,12 @@ def choose_engine(model: Transformer, job: Job) -> EagerSearch | GraphSearch:
 
 def has_graphs(model: Transformer, job: Job) -> bool:
     """Whether CUDA graphs support the search of a model without changed modules."""
-    # CUDA graphs encode a padded rectangle, and only attention can ignore the padding. They contain
-    # the id of <eos>, and they support the built-in parts of a model only.
-    built_in = model.config.mixer == "attention" and not model.config.custom_parts
-    return model.output_matrix().is_cuda and built_in and job.eos == Tokenizer.eos
+    # CUDA graphs encode a padded rectangle, and only attention can ignore the padding. They support
+    # the built-in parts of a model only.
+    config = model.config
+    mixers = {config.mixer, config.decoder_mixer}
+    built_in = mixers == {"attention"} and not config.custom_parts
+    return model.output_matrix().is_cuda and built_in and job.eos >= 0
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from regard.decoding.beams import Beams
 from regard.decoding.engines.cpu_weights import (
+    BYTES,
     KINDS,
     BlockedWeights,
     CBeams,
@@ -31,6 +32,7 @@ from regard.decoding.engines.cpu_weights import (
     CSearch,
     CSentence,
     CSlots,
+    Memory,
     declared,
     whole_blocks,
 )
@@ -54,13 +56,14 @@ class CpuModel:
         self.library, self.config, self.blocks = library, model.config, blocks
         self.encoder: BlockedWeights | None = None
         self.decoder: BlockedWeights | None = None
-        shared = library, model.config, precision, blocks
+        size = sum(weight.numel() for weight in weights_of(model)) * BYTES[precision]
+        shared = library, model.config, precision, blocks, Memory(size)
         if model.encoder is not None:
             table = model.table("source").weight
             self.encoder = BlockedWeights(*shared, "encoder", model.encoder, table)
         if model.decoder is not None:
             generates = model.config.head == "language-model"
-            output = model.output_matrix() if generates else None
+            output = (model.output_matrix(), model.head.bias) if generates else None
             table = model.table("target").weight
             self.decoder = BlockedWeights(*shared, "decoder", model.decoder, table, output)
 
@@ -135,7 +138,8 @@ class CpuModel:
         cache = Cache(self.config, sentences, width, slots, torch.float32, device, masked=False)
         if source is not None:
             model.check_row(source, "source")
-            shape = (sentences, self.config.heads, max(source.lengths), self.config.head_size)
+            heads, size = self.config.key_value_heads, self.config.head_size
+            shape = (sentences, heads, max(source.lengths), size)
             cache.memory = [(torch.empty(shape), torch.empty(shape)) for _ in cache.keys]
             cache.memory_lengths = torch.tensor(source.lengths)
         return cache
@@ -185,6 +189,15 @@ def slots_of(layers: Sequence[tuple[Tensor, Tensor]]) -> Any:
     return (CSlots * len(each))(*each)
 
 
+def own_slots(cache: Cache) -> Any:
+    """An array of CSlots: the keys and values of each layer, or the states of recurrent layers."""
+    if not cache.states:
+        return slots_of(list(zip(cache.keys, cache.values, strict=True)))
+    each = [CSlots(state.data_ptr(), None, state.stride(0), 0, state.stride(1))
+            for state in cache.states]  # fmt: skip
+    return (CSlots * len(each))(*each)
+
+
 def address(array: Any) -> int | None:
     """The address of a ctypes array, or None."""
     return None if array is None else ctypes.addressof(array)
@@ -197,7 +210,7 @@ class CacheSentences:
         self.slots = []  # keep the arrays alive
         sentences = []
         for cache in caches:
-            own = slots_of(list(zip(cache.keys, cache.values, strict=True)))
+            own = own_slots(cache)
             memory = slots_of(cache.memory)
             self.slots.append((own, memory))
             count = len(cache.visible)
@@ -225,7 +238,7 @@ class SearchPointers:
         if cache.visible is self.visible:
             return
         self.visible = cache.visible
-        self.own = slots_of(list(zip(cache.keys, cache.values, strict=True)))
+        self.own = own_slots(cache)
         self.memory = slots_of(cache.memory)
         lengths = cache.memory_lengths
         self.c_search.cache = CCache(

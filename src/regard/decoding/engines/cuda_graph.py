@@ -39,7 +39,6 @@ from regard.model.padded_encoder import Rectangle, self_mask, split
 from regard.model.stack import Stack
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
-from regard.text.tokenizer import Tokenizer
 
 LENGTH_UNIT = 32  # lengths are rounded up to a multiple of this
 MAX_BUFFERS = 24  # kept for a model; each needs memory, and time to create its graphs
@@ -76,7 +75,8 @@ class GraphSearch:
 
     def _acquire(self, sentences: int) -> GraphBuffers:
         rows = FIXED_ROWS if self.fixed else rounded_batch(sentences)
-        return acquire_buffers(self.model, self.job.options, rows, *buffer_sizes(self.job))
+        job = self.job
+        return acquire_buffers(self.model, job.options, job.eos, rows, *buffer_sizes(job))
 
     def __iter__(self) -> Generator[None, None, None]:
         last = max(self.job.limits)
@@ -147,7 +147,7 @@ def rounded_batch(size: int) -> int:
 
 
 def acquire_buffers(
-    model: Transformer, options: DecodingConfig, sentences: int, *sizes: int
+    model: Transformer, options: DecodingConfig, eos: int, sentences: int, *sizes: int
 ) -> GraphBuffers:
     """Buffers of this shape that no other search uses, marked as busy. They are created if there
     are none; beyond MAX_BUFFERS the least recently used ones are dropped."""
@@ -157,10 +157,10 @@ def acquire_buffers(
         in_graphs = tuple(item for item in vars(options).items() if item[0] not in NOT_IN_GRAPHS)
         known = _buffers.setdefault(model, OrderedDict())
         for copy in count():
-            key = (where, in_graphs, sentences, *sizes, copy)
+            key = (where, in_graphs, eos, sentences, *sizes, copy)
             if key not in known:
                 with current_device(model.output_matrix().device):
-                    known[key] = GraphBuffers(model, options, sentences, *sizes)
+                    known[key] = GraphBuffers(model, options, eos, sentences, *sizes)
                 if len(known) > MAX_BUFFERS:
                     known.popitem(last=False)
             if not known[key].busy:
@@ -180,21 +180,22 @@ def release_graphs(model: Transformer) -> None:
 class GraphBuffers:
     """The tensors of a search with fixed sizes, and the CUDA graphs that use them.
 
+    eos: the token that ends an output.
     sentences, source, read, prefix, steps: the number of sentences, and the largest lengths of
     their sources, of what the decoder reads before the first step, of their prefixes, and of the
     search.
     """
 
     def __init__(
-        self, model: Transformer, options: DecodingConfig, sentences: int, source: int, read: int,
-        prefix: int, steps: int,
+        self, model: Transformer, options: DecodingConfig, eos: int, sentences: int, source: int,
+        read: int, prefix: int, steps: int,
     ) -> None:  # fmt: skip
         # There is no reference to the model here: buffers must not keep it alive.
         self.sentences, self.reads = sentences, read
         self.busy = False  # whether a search uses these buffers
         weight = model.output_matrix()
         self.device, width = weight.device, options.width
-        self.beams = Beams(options, sentences, steps, prefix, Tokenizer.eos, self.device)
+        self.beams = Beams(options, sentences, steps, prefix, eos, self.device)
         self.cache = model.empty_cache(sentences, width, read, steps)
         self.cache.uneven = True
         slots = self.cache.slots

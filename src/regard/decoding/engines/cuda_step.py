@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from regard.decoding.beams import Beams
-from regard.model.block import EPSILON
 from regard.model.cache import Cache
 from regard.model.stack import Stack
 from regard.model.transformer import Transformer
@@ -71,7 +70,8 @@ class Pending:
         self.raw = x if plus is None else torch.empty_like(x)
         like = Pending(x, norm)
         kernels.sum_norm_kernel[(len(x),)](
-            self.raw, result, x, x if plus is None else plus, *norm_of(like), x.shape[1], EPSILON,
+            self.raw, result, x, x if plus is None else plus, *norm_of(like), x.shape[1],
+            epsilon_of(like),
             ADD=plus is not None, NORM=norm_kind(like), SHIFT=has_shift(like),
             BLOCK=power(x.shape[1]), **LAUNCH,
         )  # fmt: skip
@@ -125,7 +125,8 @@ def fused_product(
     normed = torch.empty_like(x.raw) if norm else source.raw
     kernels.product_kernel[(-(-size // block),)](
         out, source.raw, weight, weight if bias is None else bias, *norm_of(source), normed,
-        out if residual is None else residual.value, rows, width, size, EPSILON,
+        out if residual is None else residual.value, rows, width, size,
+        epsilon_of(source),
         BIAS=bias is not None, NORM=norm_kind(source), SHIFT=has_shift(source),
         ACTIVATION=activation, RESIDUAL=residual is not None,
         ROWS=tall, BLOCK_V=block, BLOCK_D=inner, WHOLE_D=inner >= width, DOT=dot,
@@ -194,6 +195,11 @@ def norm_of(rows: Pending) -> tuple[Any, Any]:
     return gain, gain if shift is None else shift
 
 
+def epsilon_of(rows: Pending) -> float:
+    """The number that the norm adds to the variance."""
+    return float(getattr(rows.norm, "eps", 0.0))
+
+
 def has_shift(rows: Pending) -> bool:
     return getattr(rows.norm, "bias", None) is not None
 
@@ -255,6 +261,7 @@ class FusedStep:
             and max(3 * config.heads * size, config.d_model, config.d_ff) <= MAX_SIZE
             and config.window is None
             and config.activation in reference.ACTIVATIONS
+            and config.key_value_heads == config.heads
             and config.positions in ("sinusoidal", "learned", "none")
             and not config.custom_parts
             and not config.embedding_norm
@@ -297,8 +304,8 @@ class FusedStep:
 
         stream = run_stack(decoder, x, attend_self, attend_memory)
         if rows > 1:  # for as many columns as the vocabulary has, PyTorch's product is faster
-            return F.linear(stream.value, model.output_matrix())
-        return product(stream, model.output_matrix(), None)
+            return F.linear(stream.value, model.output_matrix(), model.head.bias)
+        return product(stream, model.output_matrix(), model.head.bias)
 
     def _attend(self, rows: Tensor, keys: Tensor, values: Tensor, new: bool) -> Tensor:
         """rows: queries [N, H*K], or with `new` the queries, keys and values [N, 3*H*K]."""

@@ -68,11 +68,17 @@ def start_groups(model: Transformer, jobs: Sequence[Job]) -> list[GraphRow]:
     """Start a search for each job of one sentence; those with the same shapes share a group."""
     shapes: dict[Any, list[int]] = {}
     for i, job in enumerate(jobs):
-        shapes.setdefault((repr(job.options), *buffer_sizes(job)), []).append(i)
+        shapes.setdefault((repr(job.options), job.eos, *buffer_sizes(job)), []).append(i)
     rows: dict[int, GraphRow] = {}
-    for indices in shapes.values():
-        for start in range(0, len(indices), FIXED_ROWS):
-            members = indices[start : start + FIXED_ROWS]
-            group = GraphGroup(model, [jobs[i] for i in members])
-            rows.update(zip(members, group.rows, strict=True))
+    groups: list[GraphGroup] = []
+    try:
+        for indices in shapes.values():
+            for start in range(0, len(indices), FIXED_ROWS):
+                members = indices[start : start + FIXED_ROWS]
+                groups.append(GraphGroup(model, [jobs[i] for i in members]))
+                rows.update(zip(members, groups[-1].rows, strict=True))
+    except BaseException:  # for example out of memory: no group can be used
+        for group in groups:
+            group.close()
+        raise
     return [rows[i] for i in range(len(jobs))]

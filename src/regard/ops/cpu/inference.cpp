@@ -50,7 +50,7 @@ struct Turn {
 // Tables of the rows of a call.
 struct RowTables {
     int64_t *first, *tokens;  // [B+1], [N]
-    int32_t *position, *slot, *numbers;  // [N], [N], and slot numbers
+    int32_t *position, *slot, *parent, *numbers;  // [N] each, and slot numbers
     Seen* seen;  // [N]
     Sentence* sentence;  // [B]
     Turn* turn;  // [B]
@@ -65,6 +65,7 @@ struct RowTables {
             tokens = workspace.allocate<int64_t>(rows);
             position = workspace.allocate<int32_t>(rows);
             slot = workspace.allocate<int32_t>(rows);
+            parent = workspace.allocate<int32_t>(rows);
             numbers = workspace.allocate<int32_t>(numbers_count);
             seen = workspace.allocate<Seen>(rows);
             sentence = workspace.allocate<Sentence>(sentences);
@@ -78,7 +79,7 @@ struct RowTables {
 };
 
 // Each hypothesis sees the slots of its parent and one new slot.
-static void move_hypotheses(const Turn& turn, RowTables& t) {
+static void move_hypotheses(const Turn& turn, RowTables& t, bool recurrent) {
     const Cache& cache = turn.search->cache;
     const Beams& beams = turn.search->beams;
     long width = cache.width, end = cache.used + width, b = turn.index;
@@ -94,7 +95,7 @@ static void move_hypotheses(const Turn& turn, RowTables& t) {
         numbers[count++] = cache.used + w;
         t.seen[r] = {numbers, count};
         t.tokens[r] = beams.tokens[b * width + w];
-        t.position[r] = now, t.slot[r] = cache.used + w;
+        t.position[r] = now, t.slot[r] = recurrent ? w : cache.used + w, t.parent[r] = parent;
     }
     for (long w = 0; w < width; w++) {
         Seen& seen = t.seen[turn.first + w];
@@ -159,7 +160,7 @@ void read_rows(const Stack* stack, const int64_t* tokens, const int64_t* offsets
     std::vector<float> storage;
     std::vector<Slots> shared_slots;
     if (!where) {
-        long sentence = stack->heads * longest * size;
+        long sentence = stack->recurrent ? 0 : stack->key_value_heads * longest * size;
         storage.resize(2 * sentences * sentence);
         float* values = storage.data() + sentences * sentence;
         shared_slots.assign(stack->layers,
@@ -168,7 +169,7 @@ void read_rows(const Stack* stack, const int64_t* tokens, const int64_t* offsets
             t.sentence[b] = {shared_slots.data(), nullptr, b, 0};
         where = t.sentence;
     }
-    Rows all = {rows, sentences, tokens, offsets, t.position, t.slot,
+    Rows all = {rows, sentences, tokens, offsets, t.position, t.slot, t.parent,
                 t.seen, where, t.numbers, longest};
     Buffers b(stage_workspace, *stack, rows, max_slots, longest, threads);
     run_team(threads, stages_of(*stack), [&](Team& team) { run_layers(team, *stack, all, b); });
@@ -178,7 +179,8 @@ void read_rows(const Stack* stack, const int64_t* tokens, const int64_t* offsets
 // memory[M, D] -> keys and values of every layer of the decoder.
 void project_memory(const Stack* stack, const float* memory, const int64_t* offsets,
                     int64_t sentences, const Sentence* where, int64_t threads) {
-    long rows = offsets[sentences], size = stack->head_size, width = stack->heads * size;
+    long rows = offsets[sentences], size = stack->head_size;
+    long width = stack->key_value_heads * size;
     Buffers b(stage_workspace, *stack, rows, 0, 0, threads);
     run_team(threads, stages_of(*stack), [&](Team& team) {
         for (long i = 0; i < stack->layers; i++) {
@@ -187,7 +189,7 @@ void project_memory(const Stack* stack, const float* memory, const int64_t* offs
             team.each(sentences, [&](long s) {
                 const Slots& slots = where[s].memory[i];
                 for (long r = offsets[s]; r < offsets[s + 1]; r++)
-                    for (long h = 0; h < stack->heads; h++) {
+                    for (long h = 0; h < stack->key_value_heads; h++) {
                         const float* key = b.y + r * b.widest + h * size;
                         long at = slots.at(where[s].index, h);
                         at += (r - offsets[s]) * slots.slot_stride;
@@ -255,7 +257,7 @@ int64_t step(const Stack* stack, Search* const* searches, int64_t count, float* 
         }
     }
     t.first[sentences] = rows;
-    Rows all = {rows, sentences, t.tokens, t.first, t.position, t.slot,
+    Rows all = {rows, sentences, t.tokens, t.first, t.position, t.slot, t.parent,
                 t.seen, t.sentence, t.numbers, 0};
     Buffers b(stage_workspace, *stack, rows, std::max(max_slots, memory_longest), 0, threads);
     run_team(threads, stages_of(*stack), [&](Team& team) {
@@ -263,7 +265,7 @@ int64_t step(const Stack* stack, Search* const* searches, int64_t count, float* 
             const Turn& turn = t.turn[s];
             const Beams& beams = turn.search->beams;
             long width = turn.search->cache.width;
-            move_hypotheses(turn, t);
+            move_hypotheses(turn, t, stack->recurrent);
             for (long w = 0; w < width; w++)
                 t.forbidden_count[turn.first + w] =
                     forbid(beams, turn.index, turn.index * width + w,

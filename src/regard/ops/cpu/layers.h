@@ -21,7 +21,7 @@ struct Norm {
 
 struct Layer {
     Norm self_norm;
-    Matrix query_key_value, self_output;
+    Matrix query_key_value, self_output;  // SSRU: input and forget gate; none
     Norm cross_norm;
     Matrix query, key_value, cross_output;  // key_value: of the memory
     Norm feed_norm;
@@ -29,8 +29,8 @@ struct Layer {
 };
 
 struct Stack {
-    int64_t kind, activation, norm_first, heads, head_size, d_model, layers;
-    int64_t embeddings_are_bfloat16;
+    int64_t kind, activation, norm_first, heads, key_value_heads, head_size, d_model, layers;
+    int64_t embeddings_are_bfloat16, recurrent;  // recurrent: SSRU instead of self-attention
     double scale, epsilon;  // of embeddings; of norms
     const void* embeddings;  // [V, D], float or bfloat16
     const float* position_rows;  // [positions, D]: added to the embeddings; or null
@@ -43,7 +43,8 @@ struct Stack {
 
 // Where the keys and values of one sentence are. The sentences of a call may belong to several caches.
 struct Sentence {
-    const Slots *own, *memory;  // of each layer; memory may be null, for all sentences
+    const Slots *own, *memory;  // of each layer; memory may be null, for all sentences. Of an SSRU,
+                                // the slots of `own` are the states of the hypotheses
     int64_t index;  // in these slots
     int64_t memory_length;
 };
@@ -52,7 +53,7 @@ struct Sentence {
 struct Rows {
     long count, sentences;
     const int64_t *tokens, *first;  // [N]; [B+1]: the first row of each sentence
-    const int32_t *position, *slot;  // [N]
+    const int32_t *position, *slot, *parent;  // [N]; parent: hypothesis, in a decoding step
     const Seen* seen;  // [N]
     const Sentence* sentence;  // [B]
     const int32_t* slot_numbers;  // 0, 1, ... up to the longest memory
@@ -102,7 +103,8 @@ struct Buffers {
         long width = stack.heads * stack.head_size;
         const Layer& layer = stack.layer[0];
         padded_width = padded(stack.d_model);
-        widest = std::max(padded_width, padded(std::max<long>(3 * width, layer.inner.outputs)));
+        widest = padded(std::max({stack.d_model, layer.query_key_value.outputs, layer.query.outputs,
+                                  layer.key_value.outputs, layer.inner.outputs}));
         own.resize(threads);
         workspace.fill([&] {
             x = workspace.allocate<float>(rows * stack.d_model + WIDTH);
@@ -115,7 +117,7 @@ struct Buffers {
             for (Own& buffers : own)
                 buffers = {{workspace.allocate<int32_t>(TILE * widest),
                             workspace.allocate<float>(TILE)},
-                           workspace.allocate<float>(max_slots + WIDTH),
+                           workspace.allocate<float>(QUERIES * rounded_up<float>(max_slots)),
                            workspace.allocate<float>(Sequence::floats(longest, stack.head_size))};
         });
     }
@@ -165,46 +167,99 @@ inline void embed(const Stack& stack, const Rows& rows, long r, float* x) {
     add_and_norm(stack.embedding_norm, x, nullptr, x, size, stack.epsilon);
 }
 
-// Attention of all heads: y[N, 3 H K] -> z[N, H K]; each sentence and head is one piece of work.
+// Attention of all heads: y[N, (H + 2 G) K] -> z[N, H K]. A piece of work is a sentence and one of
+// the G heads of keys and values, with the queries that share it.
 inline void attend_self(Team& team, const Stack& stack, const Rows& rows, long layer, Buffers& b) {
-    long size = stack.head_size, width = stack.heads * size;
-    team.each(rows.sentences * stack.heads, [&](long piece) {
-        long sentence = piece / stack.heads, head = piece % stack.heads;
+    long size = stack.head_size, width = stack.heads * size, shared = stack.key_value_heads;
+    long group = stack.heads / shared * size;  // numbers of the queries of a piece
+    team.each(rows.sentences * shared, [&](long piece) {
+        long sentence = piece / shared, head = piece % shared;
         const Slots& slots = rows.sentence[sentence].own[layer];
+        const float* queries[QUERIES];
+        float* outs[QUERIES];
         long at = slots.at(rows.sentence[sentence].index, head);
         for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++) {
-            float* query = b.y + r * b.widest + head * size;
+            float *query = b.y + r * b.widest + head * group;
+            float* key = b.y + r * b.widest + width + head * size;
             if (stack.rotation) {
                 const float* rotation = stack.rotation + rows.position[r] * size;
-                rotate(rotation, query, size);
-                rotate(rotation, query + width, size);
+                for (long k = 0; k < group; k += size) rotate(rotation, query + k, size);
+                rotate(rotation, key, size);
             }
             long slot = at + rows.slot[r] * slots.slot_stride;
-            memcpy(slots.keys + slot, query + width, size * 4);
-            memcpy(slots.values + slot, query + 2 * width, size * 4);
+            memcpy(slots.keys + slot, key, size * 4);
+            memcpy(slots.values + slot, key + shared * size, size * 4);
         }
         long start = rows.first[sentence], end = rows.first[sentence + 1];
         if (rows.longest && end - start >= MANY)
-            return attend_all(b.y + start * b.widest + head * size, b.widest, end - start, slots,
-                              at, rows.seen + start, size, b.own[team.id].sequence,
-                              b.z + start * width + head * size, width);
+            return attend_all(b.y + start * b.widest + head * group, b.widest, end - start, group,
+                              slots, at, rows.seen + start, size, b.own[team.id].sequence,
+                              b.z + start * width + head * group, width);
         for (long r = start; r < end; r++)
-            attend(b.y + r * b.widest + head * size, slots, at, rows.seen[r], size,
-                   b.own[team.id].scores, b.z + r * width + head * size);
+            for (long k = head * group; k < (head + 1) * group;) {
+                long count = 0;
+                for (; count < QUERIES && k < (head + 1) * group; count++, k += size) {
+                    queries[count] = b.y + r * b.widest + k;
+                    outs[count] = b.z + r * width + k;
+                }
+                attend(count, queries, slots, at, rows.seen[r], size, b.own[team.id].scores, outs);
+            }
     });
 }
 
 inline void attend_memory(Team& team, const Stack& stack, const Rows& rows, long layer,
                           Buffers& b) {
     long size = stack.head_size, width = stack.heads * size;
+    long group = stack.heads / stack.key_value_heads;
     team.each(rows.sentences * stack.heads, [&](long piece) {
         long sentence = piece / stack.heads, head = piece % stack.heads;
         const Sentence& owner = rows.sentence[sentence];
         const Slots& slots = owner.memory[layer];
         Seen seen = {rows.slot_numbers, owner.memory_length};
-        for (long r = rows.first[sentence]; r < rows.first[sentence + 1]; r++)
-            attend(b.y + r * b.widest + head * size, slots, slots.at(owner.index, head), seen, size,
-                   b.own[team.id].scores, b.z + r * width + head * size);
+        long at = slots.at(owner.index, head / group);
+        for (long r = rows.first[sentence], end = rows.first[sentence + 1]; r < end;) {
+            const float* queries[QUERIES];
+            float* outs[QUERIES];
+            long count = 0;
+            for (; count < QUERIES && r < end; count++, r++) {
+                queries[count] = b.y + r * b.widest + head * size;
+                outs[count] = b.z + r * width + head * size;
+            }
+            attend(count, queries, slots, at, seen, size, b.own[team.id].scores, outs);
+        }
+    });
+}
+
+// The recurrence of model/ssru.py: y[N, 2 D], input and forget gate -> added[N, D].
+inline void recur(Team& team, const Stack& stack, const Rows& rows, long layer, Buffers& b) {
+    long size = stack.d_model;
+    team.each(rows.sentences, [&](long sentence) {
+        const Slots& states = rows.sentence[sentence].own[layer];
+        long at = states.at(rows.sentence[sentence].index, 0);
+        long start = rows.first[sentence], end = rows.first[sentence + 1];
+        for (long r = start; r < end; r++) {  // the new states replace the inputs
+            float* y = b.y + r * b.widest;
+            bool first = rows.longest && r == start;
+            const float* before = !rows.longest ? states.keys + at + rows.parent[r] * size
+                                  : first       ? nullptr
+                                                : y - b.widest;
+            for (long i = 0; i < size; i += WIDTH) {
+                Floats forget = times_sigmoid(Floats{} + 1, load(y + size + i, size - i));
+                Floats state = (1.0f - forget) * load(y + i, size - i);
+                if (!first) state += forget * load(before + i, size - i);
+                store(y + i, state, size - i);
+            }
+        }
+        for (long r = start; r < end; r++) {
+            const float* y = b.y + r * b.widest;
+            float* added = b.added + r * b.padded_width;
+            if (!rows.longest) memcpy(states.keys + at + rows.slot[r] * size, y, size * 4);
+            for (long i = 0; i < size; i += WIDTH)
+                store(added + i, activate(load(y + i, size - i), RELU), size - i);
+        }
+        if (rows.longest && states.keys)  // all hypotheses begin with the last state
+            for (long i = 0; i < states.sentence_stride; i += size)
+                memcpy(states.keys + at + i, b.y + (end - 1) * b.widest, size * 4);
     });
 }
 
@@ -214,9 +269,7 @@ inline void gate(Team& team, long rows, long size, Buffers& b) {
         for (long i = 0; i < size; i += WIDTH) {
             float* y = b.y + r * b.widest + i;
             Floats x = load(y, size - i);
-            Floats bounded = x < -80 ? Floats{} - 80 : x;
-            x = x / (1.0f + exponential(-bounded)) * load(y + size, size - i);
-            store(y, x, size - i);
+            store(y, times_sigmoid(x, x) * load(y + size, size - i), size - i);
         }
     });
 }
@@ -250,8 +303,12 @@ inline void run_layers(Team& team, const Stack& stack, const Rows& rows, Buffers
     for (long i = 0; i < stack.layers; i++) {
         const Layer& layer = stack.layer[i];
         project_in(layer.query_key_value);
-        attend_self(team, stack, rows, i, b);
-        project_out(layer.self_output, b.z, width);
+        if (stack.recurrent) {
+            recur(team, stack, rows, i, b);
+        } else {
+            attend_self(team, stack, rows, i, b);
+            project_out(layer.self_output, b.z, width);
+        }
         add(layer.self_norm, cross ? layer.cross_norm : layer.feed_norm);
         if (cross) {
             project_in(layer.query);

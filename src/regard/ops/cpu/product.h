@@ -16,7 +16,7 @@
 #endif
 
 enum Kind : int64_t { FLOAT32, BFLOAT16, INT8 };
-enum Activation : int64_t { NONE, RELU, GELU, SWIGLU };
+enum Activation : int64_t { NONE, RELU, GELU, SWIGLU, GELU_TANH, SILU };
 
 constexpr long PANELS = 4;  // registers of outputs that are computed together
 constexpr long WIDTH = LANES<float>;
@@ -146,8 +146,16 @@ template <> struct Dot<INT8> {
     }
 };
 
+// x / (1 + e^-y)
+inline Floats times_sigmoid(Floats x, Floats y) {
+    return x / (1.0f + exponential(y < -80 ? Floats{} + 80 : -y));
+}
+
 inline Floats activate(Floats x, Activation activation) {
     if (activation == RELU) return x > 0 ? x : Floats{};
+    if (activation == SILU) return times_sigmoid(x, x);
+    if (activation == GELU_TANH)  // (1 + tanh(z)) / 2 = sigmoid(2 z)
+        return times_sigmoid(x, 1.5957691216f * x * (1.0f + 0.044715f * x * x));
     if (activation != GELU) return x;
     // x Φ(x), with erf as Abramowitz and Stegun 7.1.26: an error of at most 1.5e-7.
     Floats z = (x < 0 ? -x : x) * 0.70710678f;

@@ -121,6 +121,11 @@ def finish(out, total, residual, rows, v, R, V, ACTIVATION: tl.constexpr, RESIDU
         total = tl.maximum(total, 0.0)
     if ACTIVATION == 2:
         total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+    if ACTIVATION == 4:  # 0.5 (1 + tanh(z)) = sigmoid(2 z)
+        cube = total * total * total
+        total *= tl.sigmoid(1.5957691216057308 * (total + 0.044715 * cube))
+    if ACTIVATION == 5:
+        total *= tl.sigmoid(total)
     if RESIDUAL:
         total += tl.load(residual + place, inside, 0.0).to(tl.float32)
     tl.store(out + place, total.to(out.dtype.element_ty), inside)

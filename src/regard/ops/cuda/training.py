@@ -25,6 +25,7 @@ from regard.ops.common import ACTIVATION_CODES, autocast_dtype, cast, in_autocas
 PIECE = 1 << 29  # logits that are processed at once; each piece adds to the matrix gradient
 ALIGNMENT = 64  # the size of a row of logits is a multiple of this, for fast products
 PROGRAMS = 1056  # programs of a sum over rows: 8 for each multiprocessor of an H200
+FUSED = ("none", "relu", "gelu")  # activations whose gradient is computed with that of the bias
 SUMMED = 64  # rows that one program sums
 
 _seed: ContextVar[Tensor | None] = ContextVar("_seed", default=None)  # set by `seeded_dropout`
@@ -139,6 +140,9 @@ class AddNorm(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     if not in_autocast(x) or x.dim() != 2:
         return reference.linear(x, weight, bias, activation)
+    if activation not in FUSED:
+        out: Tensor = Linear.apply(x, weight, bias, ACTIVATION_CODES["none"])
+        return reference.ACTIVATIONS[activation](out)
     return Linear.apply(x, weight, bias, ACTIVATION_CODES[activation])
 
 
