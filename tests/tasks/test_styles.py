@@ -1,7 +1,7 @@
 """Translation and question answering in three styles: batches, loss and decoding."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from regard import InputError, Packed
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
+from regard.tasks import sequences
 from regard.tasks.answer import QuestionInput, Questions
 from regard.tasks.configuration import make_config
-from regard.tasks.sequences import arrange, input_ids, slots
+from regard.tasks.sequences import slots
 from regard.tasks.translate import Translate
 from regard.text.tokenizer import Tokenizer
 from regard.training.losses import token_loss
@@ -24,6 +25,9 @@ from regard.training.losses import token_loss
 BOS, EOS, SEP, MASK = Tokenizer.bos, Tokenizer.eos, Tokenizer.sep, Tokenizer.mask
 CPU = torch.device("cpu")
 STYLES = ("encoder-decoder", "encoder", "decoder")
+TOKENIZER = Tokenizer("byte")
+arrange = partial(sequences.arrange, (TOKENIZER, TOKENIZER))
+input_ids = partial(sequences.input_ids, TOKENIZER)
 
 
 def ids(*rows):
@@ -86,7 +90,7 @@ def test_batches_of_all_lengths_match_labels_and_sizes(sizes, style, seed):
     row = batch.target if batch.target is not None else batch.source
 
     stored = [np.array([len(row) for row in side], np.int32) for side in (sources, targets)]
-    sizes_of_task = Translate(None, None, style).sizes(SimpleNamespace(lengths=stored))
+    sizes_of_task = Translate(TOKENIZER, TOKENIZER, style).sizes(SimpleNamespace(lengths=stored))
     actual = [[len(r) for r in rows_of(side)] for side in (batch.source, batch.target) if side]
     assert [side.tolist() for side in sizes_of_task] == actual
     assert batch.labels.tolist() == np.concatenate(targets).tolist()

@@ -7,7 +7,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from tokenizers.trainers import BpeTrainer
 
 from regard import InputError
-from regard.text.external import as_tokenizer, as_tokenizers, load_tokenizer
+from regard.text.external import as_tokenizer, as_tokenizers
+from regard.text.loading import load_tokenizer
 from regard.text.tokenizer import SPECIALS, Tokenizer
 
 LINES = ["the cat sat on the mat", "a dog ran to the cat", "the dog sat"]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from learned import BPE, BYTE, LINES
 from regard.errors import InputError
-from regard.text.tokenizer import LONGEST_TOKEN, SIGNS, SPECIALS, Tokenizer
+from regard.text.byte_level import LONGEST_TOKEN, SIGNS
+from regard.text.tokenizer import SPECIALS, Tokenizer
 
 CHARACTER = Tokenizer.learn(LINES, "character", 100)
 

@@ -104,7 +104,9 @@ class Attention:
     @property
     def target_tokens(self) -> list[str]:
         """The tokens that the decoder reads; empty for a model without a decoder."""
-        return self.stacks["decoder"].rows if "decoder" in self.stacks else []
+        if "decoder" in self.stacks:
+            return self.stacks["decoder"].rows
+        return self.stacks["cross"].rows if "cross" in self.stacks else []
 
     @property
     def size(self) -> int:
@@ -189,10 +191,10 @@ def stacks_of(config: ModelConfig) -> dict[str, int]:
     layers = {}
     if config.has_encoder and config.mixer == "attention":
         layers["encoder"] = config.encoder_layers
-    if config.has_decoder:
+    if config.has_decoder and config.decoder_mixer == "attention":
         layers["decoder"] = config.decoder_layers
-        if config.has_encoder:
-            layers["cross"] = config.decoder_layers
+    if config.has_decoder and config.has_encoder:
+        layers["cross"] = config.decoder_layers
     return layers
 
 
@@ -207,6 +209,8 @@ def choose(
     has = f"model.style={config.style}"
     if config.mixer != "attention":
         has += f" with model.mixer={config.mixer}"
+    if config.decoder_mixer != "attention":
+        has += f" with model.decoder_mixer={config.decoder_mixer}"
     return choose_view(stacks_of(config), config.heads, has, kind, stack, layer, head)
 
 
@@ -270,14 +274,17 @@ def rollout(weights: Weights) -> Weights:
     return np.array(layers, np.float32)
 
 
-def cross_rollout(decoder: Weights, cross: Weights, encoder: Weights | None) -> Weights:
+def cross_rollout(decoder: Weights | None, cross: Weights, encoder: Weights | None) -> Weights:
     """The share of each source token in each layer of a decoder, [L, n, m].
 
     A layer mixes its rows (self-attention, decoder[L, H, n, n]), and then half of each row is
     replaced by the encoder's output (cross-attention, cross[L, H, n, m]). A row sums to 1 - 2^-l
     after layer l; the rest comes from the target. encoder[m, m] is the rollout of the encoder, None
-    if it has no attention: then the shares are those of the encoder's output.
+    if it has no attention: then the shares are those of the encoder's output. decoder is None for a
+    recurrent decoder, which has no attention weights: then a row is not mixed with earlier rows.
     """
+    if decoder is None:
+        decoder = np.broadcast_to(np.eye(cross.shape[2]), (len(cross), 1, *[cross.shape[2]] * 2))
     memory = np.eye(cross.shape[-1]) if encoder is None else encoder
     reached = np.zeros(cross.shape[-2:])
     layers = []

@@ -36,7 +36,6 @@ from regard.tasks.generate import Generate
 from regard.tasks.sequences import Sequences
 from regard.tasks.translate import Translate
 from regard.text.batching import Packed
-from regard.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from regard.predictor.model import Model
@@ -77,7 +76,7 @@ def gather(
             stacks[name] = Stack(name, tokens, tokens, weights[name], mixed, written)
     if "cross" in weights:
         encoder = stacks["encoder"].rollout[-1] if "encoder" in stacks else None
-        mixed = cross_rollout(weights["decoder"], weights["cross"], encoder)
+        mixed = cross_rollout(weights.get("decoder"), weights["cross"], encoder)
         stacks["cross"] = Stack("cross", row, source, weights["cross"], mixed, writes)
     title = "model" if model.folder is None else real_path(model.folder).name
     target = task.tokenizer.decode(rows.output)
@@ -104,10 +103,9 @@ def read(model: Model, text: str, target: str | None, context: str | None, most:
     """The input of the model for a text; each row has at most `most` tokens."""
     task, style = model.task, model.config.model.style
     if not stacks_of(model.config.model):
-        raise InputError(
-            f"model.style={style} with model.mixer={model.config.model.mixer} has no attention "
-            "weights"
-        )
+        name = "mixer" if style == "encoder" else "decoder_mixer"
+        value = getattr(model.config.model, name)
+        raise InputError(f"model.style={style} with model.{name}={value} has no attention weights")
     if not text.strip():
         raise InputError("the text is empty")
     if context is not None and not isinstance(task, Questions):
@@ -118,7 +116,7 @@ def read(model: Model, text: str, target: str | None, context: str | None, most:
         request = make_request(model, text, context)
     elif isinstance(task, Classify) and style != "encoder":
         check_whole(model, text)
-        request = Request(task.ids([text])[0])
+        request = task.request_of(task.tokenizer.encode(text))
     else:
         if target is not None:
             raise InputError(
@@ -165,7 +163,7 @@ def target_tokens(model: Model, request: Request, text: str, target: str | None)
         return task.written(label)
     assert isinstance(task, Sequences)
     if target is not None:
-        return [*task.target.encode(target), Tokenizer.eos]
+        return [*request.prefix, *task.target.encode(target), task.target.eos]
     return task.decode(model.transformer, request, model.decoding({})).token_ids
 
 
@@ -183,7 +181,7 @@ def single_row(model: Model, text: str) -> list[int]:
 
 
 def check_whole(model: Model, text: str) -> None:
-    if len(model.task.tokenizer.encode(text)) >= model.longest:
+    if len(model.task.tokenizer.encode(text)) > model.task.text_room(model.longest):
         raise too_long(model)
 
 

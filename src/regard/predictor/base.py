@@ -30,10 +30,12 @@ from regard.tasks.classify import Classify
 from regard.tasks.documents import Documents
 from regard.tasks.embed import Embed
 from regard.tasks.evaluation import read_examples
+from regard.tasks.generate import Generate
 from regard.tasks.rows import rows_to_file
 from regard.tasks.sequences import Sequences
 from regard.tasks.task import Context, Evaluation, Task, Warn
 from regard.tasks.translate import Translate
+from regard.text.chat import ChatTemplate
 from regard.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=Task)
@@ -94,6 +96,11 @@ class BaseModel:
                 "this model has two tokenizers: use source_tokenizer or target_tokenizer"
             )
         return self.target_tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The chat template of the model; None if it has none."""
+        return self.task.chat_template if isinstance(self.task, Generate) else None
 
     @property
     def labels(self) -> list[str]:
@@ -353,7 +360,8 @@ class BaseModel:
             values |= {"temperature": 0.0, "top_k": 0, "top_p": 1.0}
         chosen = section(DecodingConfig, "decoding", values)
         model = self.config.model
-        each = 2 * 4 * model.decoder_layers * model.heads * model.head_size  # keys, values; float32
+        width = model.key_value_heads * model.head_size
+        each = 2 * 4 * model.decoder_layers * width  # keys, values; float32
         if (needed := each * chosen.width * chosen.max_length) > MOST_CACHE:
             raise InputError(
                 f"decoding.max_length={chosen.max_length} with {chosen.width} hypotheses needs "

@@ -170,7 +170,7 @@ class ReadingMethods(BaseModel):
         identity += f" {self.transformer.precision or ''}".rstrip()
         embed = partial(embedder.embed, self.transformer)
         where = cache_folder() / "search" if folder is None else Path(folder)
-        too_long = partial(count_cut, embedder.tokenizer, embedder.longest)
+        too_long = partial(count_cut, embedder)
         index = find_or_build(
             where, Path(documents), embed, identity, size, quiet, rebuild, too_long
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 COPIED = {CARD: LARGEST_CARD, METRICS: LARGEST_METRICS}  # files of the model's folder; bytes
 
 
-def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
+def save_model(
+    model: Model, path: str | os.PathLike[str], files: Mapping[str, bytes] | None = None
+) -> Path:
     """Write a model folder: configuration, vocabularies, the files of the task, weights, and the
     model card and metrics of the folder that the model came from.
 
@@ -31,6 +34,7 @@ def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
     Args:
         model: the model.
         path: the new folder; it must not exist, or must be empty.
+        files: additional files by name; by default, those of the folder that the model came from.
 
     Returns:
         The path of the folder.
@@ -60,6 +64,7 @@ def save_model(model: Model, path: str | os.PathLike[str]) -> Path:
         for name, limit in COPIED.items()
         if model.folder is not None and (model.folder / name).is_file()
     }
+    contents |= files or {}
     contents.setdefault(CARD, card(model.config, ()).encode())
     with new_folder(folder) as new:
         (new / CONFIG).write_text(model.config.to_yaml(), encoding="utf-8")

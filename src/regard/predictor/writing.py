@@ -19,9 +19,11 @@ from regard.predictor.inputs import (
 )
 from regard.predictor.options import DecodingOptions, chosen_options, decoding_keywords
 from regard.tasks.answer import Questions
+from regard.tasks.chatting import chat_prompt, dropped_note, stream_answer
 from regard.tasks.generate import Generate
 from regard.tasks.task import Context, Task, Warn
 from regard.tasks.translate import Translate
+from regard.text.messages import Message
 
 
 class WritingMethods(BaseModel):
@@ -218,6 +220,57 @@ class WritingMethods(BaseModel):
             own = {"prefix": prefix, "split": split}
         context = Context(self.decoding(chosen_options(options)), self.longest, warn)
         return task.stream_text(self.transformer, text, context, **own)
+
+    @decoding_keywords
+    def chat(
+        self, messages: Sequence[Message], *, warn: Warn = python_warning,
+        **options: Unpack[DecodingOptions],
+    ) -> str:  # fmt: skip
+        """Write the next turn of a conversation.
+
+        Example:
+            >>> model.chat([{"role": "user", "content": "What is the capital of France?"}])
+
+        Args:
+            messages: the conversation so far: objects with `role` (system, user or assistant) and
+                `content`. The name of a special token in a message is ordinary text.
+            warn: called with 0 and a message if the conversation is too long and its oldest
+                messages are left out. By default, a Python warning is issued.
+            **options: options of decoding, see `DecodingOptions`.
+
+        Returns:
+            The text of the next message, which has the role assistant.
+
+        Raises:
+            InputError: the model has no chat template, a message is not valid, the template refuses
+                the conversation, or the last message is too long.
+        """
+        return "".join(self.stream_chat(messages, warn=warn, **options))
+
+    @decoding_keywords
+    def stream_chat(
+        self, messages: Sequence[Message], *, warn: Warn = python_warning,
+        **options: Unpack[DecodingOptions],
+    ) -> Iterator[str]:  # fmt: skip
+        """Write the next turn of a conversation as a stream of text parts.
+
+        Args:
+            messages: the conversation so far; see `chat`.
+            warn: see `chat`.
+            **options: options of decoding, see `DecodingOptions`.
+
+        Returns:
+            An iterator over the parts of the message, each as soon as it is final.
+
+        Raises:
+            InputError: see `chat`.
+        """
+        check_evaluation_mode(self.transformer)
+        task, decoding = self.of(Generate), self.decoding(chosen_options(options))
+        prompt = chat_prompt(task, messages, self.longest, decoding.max_length)
+        if prompt.dropped:
+            warn(0, dropped_note(prompt.dropped, self.longest))
+        return stream_answer(self.transformer, prompt, decoding, task.tokenizer)
 
     @overload
     def score(self, pairs: tuple[str, str], *, warn: Warn = ...) -> Prediction: ...

@@ -20,7 +20,7 @@ from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
 from regard.tasks.common import fields_of, in_pieces, n_best
 from regard.tasks.lazy import np, runtime
-from regard.tasks.sequences import Sequences, input_ids
+from regard.tasks.sequences import Sequences
 from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import QUESTIONS, CorpusReport, Question
 
@@ -76,6 +76,7 @@ class Questions(Sequences):
     files = "JSON lines"
     better = "f1"
     has_metrics = True
+    special_tokens = ("sep",)  # between context and question
     counted = 0  # contexts are much longer than answers
     defaults: ClassVar = {
         "data": {"max_length": 512}, "decoding": {"max_length": 30},
@@ -104,7 +105,7 @@ class Questions(Sequences):
 
     def room(self, question: Sequence[int], longest: int, where: str) -> int:
         """Return the number of context tokens that fit into the input together with a question."""
-        room = longest - len(question) - 2  # 2: <sep> and the last token of the input
+        room = longest - len(question) - 1 - self.added  # 1: <sep> after the context
         if room < 1:
             raise InputError(
                 f"{where}: the question has {len(question)} tokens, but question and context "
@@ -118,14 +119,14 @@ class Questions(Sequences):
             tokenizer.encode_batch([getattr(row, side) for _, row in examples])
             for side in ("context", "question", "answer")
         )
-        sources, targets = [], []
+        sources, targets, after = [], [], 1 + len(tokenizer.target_prefix)
         for context, question, target in zip(*encoded, strict=True):
             source = [*context, tokenizer.sep, *question]
-            if max(len(source), len(target)) >= config.data.max_length:
+            if max(len(source) + self.added, len(target) + after) > config.data.max_length:
                 report.skip("too long")
                 continue
-            sources.append([*source, tokenizer.eos])
-            targets.append([*target, tokenizer.eos])
+            sources.append([*source, tokenizer.end])
+            targets.append([*target, tokenizer.end])
         return sources, targets
 
     def identity(self, config: Config) -> list[object]:
@@ -177,9 +178,7 @@ class Questions(Sequences):
             if len(context) <= room:
                 starts = range(1)
             windows = [[*context[s : s + room], self.target.sep, *question] for s in starts]
-            groups.append(
-                [runtime.Request(input_ids(self.style, ids), (), most) for ids in windows]
-            )
+            groups.append([self.request_of(ids, limit=most) for ids in windows])
         return groups
 
     def plan_answers(

@@ -26,12 +26,12 @@ from regard.tasks.common import count_cut, one_line, refuse_nan, warn_cut
 from regard.tasks.diagnostics import LabelStatistics
 from regard.tasks.examples import Say
 from regard.tasks.lazy import np, runtime, torch
-from regard.tasks.sequences import arrange, input_ids
+from regard.tasks.sequences import arrange, check_specials, request
 from regard.tasks.task import Array, Context, Evaluation, Ids, Task, Tokenizers
 from regard.text.corpus import CLASSIFIED, Classified, CorpusReport
 
 if TYPE_CHECKING:
-    from regard.tasks.runtime import Batch, Chunk, Loss, Packed, Store, Transformer
+    from regard.tasks.runtime import Batch, Chunk, Loss, Packed, Request, Store, Transformer
 
 LARGEST_LABELS = 8 * 2**20  # bytes of labels.json
 LONGEST_LABEL = 500  # characters
@@ -82,10 +82,16 @@ class Classify(Task):
     statistics: LabelStatistics | None = None
 
     def __post_init__(self) -> None:
-        self.labels, eos = list(self.labels), self.tokenizer.eos
+        self.labels, tokenizer = list(self.labels), self.tokenizer
+        forced: Sequence[int] = ()
+        if self.style != "encoder":
+            check_specials(self.name, self.style, tokenizer, tokenizer)
+        if self.style == "encoder-decoder":
+            forced = tokenizer.target_prefix
         self.numbers = {label: i for i, label in enumerate(self.labels)}
         rows = self.tokenizer.encode_batch(self.labels)
-        self._written = [np.array([*row, eos]) for row in rows]
+        self._written = [np.array([*row, tokenizer.end]) for row in rows]
+        self._outputs = [[*forced, *row, tokenizer.end] for row in rows]
         self.weights: torch.Tensor | None = None  # class weights (training.balance)
 
     @classmethod
@@ -172,28 +178,28 @@ class Classify(Task):
         return self.numbers[label]
 
     def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
-        most = self.longest - 1  # 1: <cls> or <eos>
+        most = self.text_room()
         texts = self.tokenizer.encode_batch([example.text for _, example in examples])
         for ids in texts:
             if len(ids) > most:
                 report.note(f"cut to {self.longest} tokens")
         return [
-            [[*ids[:most], self.tokenizer.eos] for ids in texts],
+            [[*ids[:most], self.tokenizer.end] for ids in texts],
             [[self.number(example)] for example in examples],
         ]
 
     def identity(self, config: Config) -> list[object]:
-        vocabulary, most = self.tokenizer.fingerprint, self.longest - 1
+        vocabulary, most = self.tokenizer.fingerprint, self.text_room()
         return ["classify", vocabulary, self.labels, most, config.data.duplicates]
 
     def types(self, files: Sequence[Path], config: Config) -> list[str]:
         return [runtime.token_type(self.tokenizer.size), runtime.token_type(len(self.labels))]
 
     def sizes(self, store: Store) -> list[Array]:
-        text = store.lengths[0]
+        text = store.lengths[0] - 1 + self.added  # the special tokens instead of <eos>
         if self.style == "encoder":
-            return [text]  # <cls> instead of <eos>
-        label = np.array([len(row) for row in self._written])[self._classes(store)]
+            return [text]
+        label = np.array([len(row) for row in self._outputs])[self._classes(store)]
         return [text, label] if self.style == "encoder-decoder" else [text + label - 1]
 
     def _classes(self, store: Store) -> Ids:
@@ -210,8 +216,9 @@ class Classify(Task):
         texts = [store.tokens(0, int(i)) for i in examples]
         numbers = np.array([int(store.tokens(1, int(i))[0]) for i in examples])
         if self.style != "encoder":
-            return arrange(self.style, texts, [self._written[i] for i in numbers], device)
-        rows = [np.concatenate([[self.tokenizer.cls], text[:-1]]) for text in texts]
+            tokenizers, labels = (self.tokenizer,) * 2, [self._written[i] for i in numbers]
+            return arrange(tokenizers, self.style, texts, labels, device)
+        rows = [np.array(self.tokenizer.frame(text[:-1].tolist(), self.style)) for text in texts]
         return runtime.Batch(
             runtime.packed(rows, device), None, torch.from_numpy(numbers).to(device)
         )
@@ -266,19 +273,29 @@ class Classify(Task):
         return Evaluation(
             runtime.scores_of(metrics, len(targets)), metrics, len(targets), samples,
             details={"labels": self.labels, "confusion": table},
-            cut=count_cut(self.tokenizer, self.longest, texts),
+            cut=count_cut(self, texts),
         )  # fmt: skip
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids that the model reads for each text."""
-        rows = (ids[: self.longest - 1] for ids in self.tokenizer.encode_batch(list(texts)))
+        rows = [ids[: self.text_room()] for ids in self.tokenizer.encode_batch(list(texts))]
         if self.style == "encoder":
-            return [[self.tokenizer.cls, *ids] for ids in rows]
-        return [input_ids(self.style, ids) for ids in rows]
+            return [self.tokenizer.frame(ids, self.style) for ids in rows]
+        return [list(self.request_of(ids).source) for ids in rows]
+
+    @property
+    def added(self) -> int:
+        if self.style in ("encoder", "encoder-decoder"):
+            return super().added
+        return len(self.tokenizer.begin) + 1  # <sep>
+
+    def request_of(self, ids: Sequence[int]) -> Request:
+        """Return the decoding request for the token ids of a text, if a label is generated."""
+        return request((self.tokenizer, self.tokenizer), self.style, ids)
 
     def written(self, label: str) -> list[int]:
         """Return the tokens of a label, for the styles that generate it."""
-        return self._written[self.numbers[label]].tolist()
+        return self._outputs[self.numbers[label]]
 
     def logits(self, model: Transformer, texts: Sequence[str]) -> Array:
         """Return the logits before temperature scaling: [texts, classes]."""
@@ -292,8 +309,9 @@ class Classify(Task):
             return np.array(runtime.forward(model, rows, read, alone=True)).reshape(
                 len(texts), len(self.labels)
             )
-        requests = [runtime.Request(ids) for ids in rows for _ in self.labels]
-        labels = [row.tolist() for _ in rows for row in self._written]
+        bos, eos = self.tokenizer.bos, self.tokenizer.eos
+        requests = [runtime.Request(i, bos=bos, eos=eos) for i in rows for _ in self.labels]
+        labels = [row for _ in rows for row in self._outputs]
         sums = [sum(scored.logprobs) for scored in runtime.score(model, requests, labels)]
         return np.array(sums).reshape(len(texts), len(self.labels))
 
@@ -313,7 +331,7 @@ class Classify(Task):
         return labels
 
     def predict(self, model: Transformer, inputs: Sequence[str], context: Context) -> list[Label]:
-        warn_cut(self.tokenizer, inputs, context)
+        warn_cut(self, inputs, context)
         labels = self.classify(model, inputs)
         refuse_nan(label.probability for label in labels)
         return labels

@@ -11,7 +11,7 @@ from regard.errors import DamagedModel, InputError
 
 if TYPE_CHECKING:
     from regard.tasks.runtime import Prediction, Tokenizer
-    from regard.tasks.task import Context
+    from regard.tasks.task import Context, Task
 
 
 def in_pieces(predictions: Sequence[Prediction]) -> dict[int, int]:
@@ -24,15 +24,18 @@ def in_pieces(predictions: Sequence[Prediction]) -> dict[int, int]:
     return counts
 
 
-def count_cut(tokenizer: Tokenizer, longest: int, texts: Sequence[str]) -> int:
-    """Count the texts that do not fit into an input of `longest` tokens with one special token."""
-    return sum(len(ids) >= longest for ids in tokenizer.encode_batch(list(texts)))
+def count_cut(task: Task, texts: Sequence[str], longest: int | None = None) -> int:
+    """Count the texts that, with their special tokens, do not fit into the input of a model;
+    longest: the largest number of input tokens, if it is not that of the task."""
+    room = task.text_room(longest)
+    return sum(len(ids) > room for ids in task.tokenizer.encode_batch(list(texts)))
 
 
-def warn_cut(tokenizer: Tokenizer, texts: Sequence[str], context: Context) -> None:
+def warn_cut(task: Task, texts: Sequence[str], context: Context) -> None:
     """Warn about texts that are too long, of which the model reads only the beginning."""
-    for i, ids in enumerate(tokenizer.encode_batch(list(texts))):
-        if len(ids) >= context.longest:
+    room = task.text_room(context.longest)
+    for i, ids in enumerate(task.tokenizer.encode_batch(list(texts))):
+        if len(ids) > room:
             context.warn_long(i, "only its beginning was read")
 
 

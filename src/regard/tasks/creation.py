@@ -215,6 +215,14 @@ class TaskCreation(ExampleReader):
         """
         self.tokenizer.save(folder / "tokenizer.json")
 
+    def started_from(self, folder: Path) -> None:
+        """Copy the values that belong to the weights of the model to start from, in addition to the
+        vocabularies.
+
+        Args:
+            folder: the folder of the model to start from.
+        """
+
     def same_head(self, other: Any) -> bool:
         """Whether the heads of models of two tasks have the same meaning.
 

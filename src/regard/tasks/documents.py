@@ -33,7 +33,6 @@ class Documents(Task):
     better = "loss"
     row_format = DOCUMENTS
     ends: ClassVar[int]  # 1 if <eos> counts as a token of the document, otherwise 0
-    before: ClassVar[int]  # number of special tokens before a window
 
     _windows: dict[str, Windows] = field(default_factory=dict, init=False)
 
@@ -57,11 +56,13 @@ class Documents(Task):
         self, files: Sequence[Path], folder: Path, config: Config, quiet: bool
     ) -> tuple[Store, CorpusReport]:
         whole, tokenizer = config.data.documents == "file", self.tokenizer
+        if self.ends:
+            tokenizer.require(self.name, "eos")
 
         def encode(report: CorpusReport, position: Position) -> Iterator[Chunk]:
             documents = self.read(files, config, position=position)
             for chunk in in_chunks((document.text for document in documents), len):
-                yield [[[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(chunk)]]
+                yield [[[*ids, tokenizer.end] for ids in tokenizer.encode_batch(chunk)]]
 
         identity = ["documents", tokenizer.fingerprint, whole]
         identity += self.reading_identity(files, config)
@@ -86,14 +87,19 @@ class Documents(Task):
         """Return the windows of all documents of a store."""
         if store.fingerprint not in self._windows:
             lengths = self._lengths(store)
-            self._windows[store.fingerprint] = windows(lengths, self.longest - self.before)
+            self._windows[store.fingerprint] = windows(lengths, self.longest - self.around)
         return self._windows[store.fingerprint]
+
+    @property
+    def around(self) -> int:
+        """The number of special tokens that the model reads in addition to a window."""
+        return 0
 
     def _lengths(self, store: Store) -> Array:
         return store.lengths[0] - (1 - self.ends)
 
     def sizes(self, store: Store) -> list[Array]:
-        return [self.windows(store).lengths + self.before]
+        return [self.windows(store).lengths + self.around]
 
     def chosen(self, store: Store, examples: Ids, seed: int) -> Windows:
         """Return the windows of a batch, shifted at random unless the seed is 0."""

@@ -136,10 +136,7 @@ class Embed(Task):
 
     def row_of(self, ids: Sequence[int]) -> list[int]:
         """`ids` for the token ids of one text."""
-        ids = ids[: self.longest - 1]
-        if self.style == "decoder":
-            return [*ids, self.tokenizer.eos]
-        return [self.tokenizer.cls, *ids]
+        return self.tokenizer.frame_pooled(ids[: self.text_room()], self.style)
 
     def encode(self, examples: list[Example], config: Config, report: CorpusReport) -> Chunk:
         names = ("a", "b") if examples[0][1].negative is None else ("a", "b", "negative")
@@ -196,7 +193,7 @@ class Embed(Task):
         partner of a text is the nearest of all partners and negative examples."""
         sides = [[getattr(row, side) for _, row in examples] for side in "ab"]
         a, b = (self.embed(model, texts) for texts in sides)
-        cut = sum(count_cut(self.tokenizer, self.longest, texts) for texts in sides)
+        cut = sum(count_cut(self, texts) for texts in sides)
         if examples[0][1].score is None:
             # Negative examples are candidates as well. There is one product for each sentence,
             # because products of different shapes are rounded differently.
@@ -264,7 +261,7 @@ class Embed(Task):
         """Compute a vector of unit length for each text: [texts, D]. With `tokens`, return the
         result of `embed_tokens`."""
         check_pooling(model.config, pooling)
-        warn_cut(self.tokenizer, inputs, context)
+        warn_cut(self, inputs, context)
         if tokens:
             return self.embed_tokens(model, inputs)
         vectors = self.embed(model, inputs, pooling)

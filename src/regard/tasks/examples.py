@@ -119,6 +119,19 @@ class ExampleReader(ABC):
         return without_duplicates(rows, config.data.duplicates, say)
 
     @classmethod
+    def format_of(cls, names: Sequence[str], columns: Columns) -> RowFormat[Any] | None:
+        """The format of rows with these columns.
+
+        Args:
+            names: the names of the columns.
+            columns: field name -> column name.
+
+        Returns:
+            The format; None if the task does not read columns by name.
+        """
+        return cls.row_format
+
+    @classmethod
     def check_columns(cls, columns: Columns) -> None:
         """Refuse a mapping of columns with a field that the task does not have.
 

@@ -84,10 +84,17 @@ class Fill(Documents):
             most=1000,
         ),
     )
-    ends, before = 0, 1  # <cls> before the text, and no <eos>
+    ends = 0
 
     mask: float = 0.15
     whole_words: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokenizer.require(self.name, "mask")
+
+    @property
+    def around(self) -> int:
+        return self.longest - self.text_room()
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers) -> Fill:
@@ -98,17 +105,18 @@ class Fill(Documents):
         rows = []
         for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
             ids = store.tokens(0, int(document))[start : start + length]
-            rows.append(np.concatenate([[self.tokenizer.cls], ids]))
+            rows.append(np.array(self.tokenizer.frame(ids.tolist(), self.style)))
         return self.hide(rows, device, seed or HELD_OUT)
 
     def hide(self, rows: list[Array], device: torch.device, seed: int) -> Batch:
-        """Create a batch from rows that begin with <cls>, with at least one hidden word."""
+        """Create a batch from the rows that the model reads, with at least one hidden word."""
         tokens = np.concatenate(rows).astype(np.int64)
         random = np.random.default_rng([seed, 1])
         chance = random.random(len(tokens))
         if self.whole_words:  # all tokens of a word have the value of its first token
             chance = chance[self.tokenizer.word_starts(tokens)]
-        chance[tokens == self.tokenizer.cls] = 2.0
+        if self.added:
+            chance[np.isin(tokens, self.tokenizer.frame([], self.style))] = 2.0
         places = np.flatnonzero(chance < self.mask)
         if not len(places):
             places = np.array([chance.argmin()])
@@ -116,7 +124,8 @@ class Fill(Documents):
         replacement = random.random(len(places))
         hidden = tokens.copy()
         hidden[places[replacement < 0.8]] = self.tokenizer.mask
-        random_tokens = random.integers(len(runtime.SPECIALS), self.tokenizer.size, len(places))
+        words = self.tokenizer.text_ids
+        random_tokens = words[random.integers(0, len(words), len(places))]
         randomised = (replacement >= 0.8) & (replacement < 0.9)
         hidden[places[randomised]] = random_tokens[randomised]
         row = runtime.Packed(torch.from_numpy(hidden), torch.from_numpy(runtime.bounds(rows))).to(
@@ -138,9 +147,9 @@ class Fill(Documents):
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """Compute perplexity and accuracy of hidden words. All evaluations hide the same words."""
-        size = self.longest - 1
+        size = self.text_room()
         rows = [
-            np.array([self.tokenizer.cls, *ids[start : start + size]])
+            np.array(self.tokenizer.frame(ids[start : start + size], self.style))
             for ids in self.tokenizer.encode_batch([text for _, text in examples])
             for start in range(0, len(ids), size)
         ]
@@ -179,13 +188,15 @@ class Fill(Documents):
         """Find the `top` most probable words for every <mask> of each text."""
         parts = [text.split(MASK) for text in inputs]
         longest, matrix = context.longest, model.output_matrix()
+        words = torch.from_numpy(self.tokenizer.text_ids).to(matrix.device)
         rows = [self.encode_parts(part, longest, f"text {i + 1}") for i, part in enumerate(parts)]
 
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
             gaps = row.tokens == self.tokenizer.mask
-            logits = model.head(hidden[gaps], None, matrix).clone()
-            logits[:, : len(runtime.SPECIALS)] = -math.inf  # special tokens are not words
-            most = min(top, logits.shape[1] - len(runtime.SPECIALS))
+            logits = model.head(hidden[gaps], None, matrix)
+            others = torch.ones_like(logits, dtype=torch.bool).index_fill_(1, words, False)
+            logits = logits.masked_fill(others, -math.inf)  # special tokens are not words
+            most = min(top, len(words))
             best = logits.softmax(-1, dtype=torch.float32).topk(most)
             counts = [int(part.sum()) for part in row.split(gaps)]
             sides = (best.indices.split(counts), best.values.split(counts))
@@ -195,30 +206,31 @@ class Fill(Documents):
         results = runtime.forward(model, rows, read, alone=True)
         for part, (tokens, values) in zip(parts, results, strict=True):
             gaps = [
-                Gap([(self.tokenizer.decode([t]), p) for t, p in zip(*gap, strict=True)])
+                Gap([(self.tokenizer.spelling(t), p) for t, p in zip(*gap, strict=True)])
                 for gap in zip(tokens, values, strict=True)
             ]
             text = part[0]
             for gap, after in zip(gaps, part[1:], strict=True):
                 word = gap.candidates[0][0]
-                blank = self.tokenizer.kind == "bpe" and word.startswith(" ")
+                blank = self.tokenizer.includes_space and word.startswith(" ")
                 text = (text.removesuffix(" ") if blank else text) + word + after
             filled.append(Filled(text, gaps))
         refuse_nan(p for result in filled for gap in result.gaps for _, p in gap.candidates)
         return filled
 
     def encode_parts(self, parts: list[str], longest: int, where: str) -> list[int]:
-        """Encode a text with <cls> and masks, from its parts between the masks. With BPE, a space
-        before a mask is part of the hidden word, because BPE tokens include the space before a
-        word."""
+        """Encode a text with its special tokens and masks, from its parts between the masks. With
+        BPE, a space before a mask is part of the hidden word, because BPE tokens include the space
+        before a word."""
         if len(parts) < 2:
             raise InputError(f"{where}: there is no {MASK} to fill: write it in place of a word")
-        if self.tokenizer.kind == "bpe":
+        if self.tokenizer.includes_space:
             parts = [*(part.removesuffix(" ") for part in parts[:-1]), parts[-1]]
-        ids = [self.tokenizer.cls]
+        ids: list[int] = []
         for i, part in enumerate(self.tokenizer.encode_batch(parts)):
             ids += [self.tokenizer.mask] if i else []
             ids += part
+        ids = self.tokenizer.frame(ids, self.style)
         if len(ids) > longest:
             raise InputError(
                 f"{where}: {len(ids)} tokens, but the model was trained on at most {longest}: "

@@ -1,20 +1,23 @@
-"""The task generate: a decoder predicts the next token of a text or dialogue (one turn per line).
+"""The task generate: a decoder predicts the next token of a text or conversation.
 
 An example is a window of a document, and each position predicts the next token. The input of the
 first window begins with <bos>, that of a later window with the last token before it. The document
-ends with <eos>.
+ends with <eos>. conversations.py trains on conversations; chatting.py continues them.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from regard.config.sections import Config
+from regard.errors import InputError
 from regard.tasks.common import check_stream, exclude, fields_of, n_best, one_line, refuse_nan
-from regard.tasks.documents import Documents, perplexity
+from regard.tasks.conversations import Conversations
+from regard.tasks.documents import perplexity
 from regard.tasks.lazy import np, runtime, torch
 from regard.tasks.sequences import stream
 from regard.tasks.task import Context, Evaluation, Ids, Option
@@ -30,10 +33,11 @@ if TYPE_CHECKING:
     )
 
 
-class Generate(Documents):
+class Generate(Conversations):
     """Continuation of a prompt."""
 
     name = "generate"
+    files = "text or conversations"
     help = "Continue a prompt, or each line of standard input."
     doing = "writing"
     input_name = "PROMPT"
@@ -56,13 +60,15 @@ class Generate(Documents):
     )
     decodes = True
     continues = True
-    ends, before = 1, 0
+    ends = 1
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
+        if store.sides > 1:
+            return self.masked_batch(store, self.chosen(store, examples, seed), device)
         inputs, targets = [], []
         for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
             ids = store.tokens(0, int(document))
-            before = ids[start - 1] if start else self.tokenizer.bos
+            before = ids[start - 1] if start else self.tokenizer.first_read
             inputs.append(np.concatenate([[before], ids[start : start + length - 1]]))
             targets.append(ids[start : start + length])
         labels = torch.from_numpy(np.concatenate(targets).astype(np.int64))
@@ -71,27 +77,38 @@ class Generate(Documents):
         )
 
     def from_loss(self, loss: float, store: Store) -> dict[str, Any]:
-        tokens = int(store.lengths[0].sum())
-        size = sum(int(self.tokenizer.sizes[store.tokens(0, i)].sum()) for i in range(len(store)))
+        tokens, size = self.learned_tokens(store)
         bits = loss * tokens / math.log(2) / max(1, size)
         return {"perplexity": perplexity(loss), "bits_per_byte": round(bits, 4)}
 
     def evaluate(self, model: Transformer, examples: Sequence[Any], config: Config) -> Evaluation:
         """Compute the perplexity of the tokens, including <eos>, and the bits per byte of the text,
-        which are comparable between vocabularies. Each window is evaluated separately."""
-        requests, targets = [], []
-        texts = self.tokenizer.encode_batch([text for _, text in examples])
-        for ids in ([*text, self.tokenizer.eos] for text in texts):
-            for start in range(0, len(ids), self.longest):
-                requests.append(runtime.Request([ids[start - 1] if start else self.tokenizer.bos]))
-                targets.append(ids[start : start + self.longest])
+        which are comparable between vocabularies. Each window is evaluated separately. In a
+        conversation, only the assistant turns count."""
+        rows = self.encode_examples(examples)
+        if not rows:
+            raise InputError(f"all conversations are longer than {self.longest} tokens")
+        requests, targets, learned = [], [], []
+        for row in rows:
+            mask = row.mask
+            for start in range(0, len(row.ids) - 1, self.longest):
+                end = start + 1 + self.longest
+                requests.append(runtime.Request([row.ids[start]]))
+                targets.append(row.ids[start + 1 : end])
+                learned.append(np.array(mask[start + 1 : end]))
         likelihood = np.zeros(len(targets))
         # Batches save memory: only the sum of the log-probabilities of each window is stored.
         for batch in runtime.by_size([1 + len(ids) for ids in targets], runtime.SCORED_TOKENS):
             scored = runtime.score(model, [requests[i] for i in batch], [targets[i] for i in batch])
-            likelihood[batch] = [-sum(window.logprobs) for window in scored]
-        tokens = np.array([len(ids) for ids in targets])
-        size = np.array([self.tokenizer.sizes[ids].sum() for ids in targets])
+            likelihood[batch] = [
+                -np.array(window.logprobs)[learned[i]].sum()
+                for i, window in zip(batch, scored, strict=True)
+            ]
+        tokens = np.array([mask.sum() for mask in learned])
+        size = np.array([
+            self.tokenizer.sizes[np.array(ids)[mask]].sum()
+            for ids, mask in zip(targets, learned, strict=True)
+        ])  # fmt: skip
 
         def loss(chosen: Ids) -> float:
             return float(likelihood[chosen].sum() / tokens[chosen].sum())
@@ -113,7 +130,8 @@ class Generate(Documents):
 
     def request_of(self, ids: Sequence[int], longest: int) -> Request:
         """`request` for the token ids of a prompt."""
-        return runtime.Request([self.tokenizer.bos, *ids] if len(ids) < longest else ids[-longest:])
+        tokenizer = self.tokenizer
+        return runtime.Request(tokenizer.prompt(ids, longest), bos=tokenizer.bos, eos=tokenizer.eos)
 
     def predict(
         self, model: Transformer, inputs: Sequence[str], context: Context, until: str = ""
@@ -123,19 +141,20 @@ class Generate(Documents):
         return self.plan(inputs, context, until).run(model)
 
     def plan(self, inputs: Sequence[str], context: Context, until: str = "") -> DecodingPlan:
-        requests = [self.request(prompt, context.longest) for prompt in inputs]
+        prompts = self.tokenizer.encode_batch(list(inputs))
+        requests = [self.request_of(ids, context.longest) for ids in prompts]
 
         def finish(completions: list[Prediction]) -> list[Prediction]:
             for output in (output for result in completions for output in result.n_best if until):
                 self.cut(output, until)
             refuse_nan(completion.score for completion in completions)
-            for i, request in enumerate(requests):
-                self.warn_cut(i, request, context)
+            for i, prompt in enumerate(prompts):
+                self.warn_cut(i, prompt, context)
             return completions
 
         return runtime.DecodingPlan(
             requests, context.decoding, (self.tokenizer, self.tokenizer), finish,
-            clean=lambda text: text.partition(until)[0] if until else text,
+            clean=lambda text: text.partition(until)[0] if until else text, continues=True,
         )  # fmt: skip
 
     def cut(self, completion: Prediction, until: str) -> None:
@@ -148,15 +167,16 @@ class Generate(Documents):
         completion.logprobs = completion.logprobs[:count]
         completion.score, completion.stopped = sum(completion.logprobs), "until"
 
-    def warn_cut(self, i: int, request: Request, context: Context) -> None:
-        """Warn if the model reads only the end of a prompt."""
-        if request.source[0] != self.tokenizer.bos:
+    def warn_cut(self, i: int, ids: Sequence[int], context: Context) -> None:
+        """Warn if the model reads only the end of a prompt, which has these token ids."""
+        if len(self.tokenizer.prompt(ids, sys.maxsize)) > context.longest:
             context.warn_long(i, "only its end was read")
 
     def stream_text(self, model: Transformer, text: str, context: Context) -> Iterator[str]:
-        request = self.request(text, context.longest)
-        self.warn_cut(0, request, context)
-        return stream(model, request, context.decoding, self.tokenizer)
+        ids = self.tokenizer.encode(text)
+        self.warn_cut(0, ids, context)
+        request = self.request_of(ids, context.longest)
+        return stream(model, request, context.decoding, self.tokenizer, continues=True)
 
     @classmethod
     def check_options(cls, options: Namespace) -> None:

@@ -35,8 +35,8 @@ EFFICIENCY = 0.4  # fraction of the peak of a CPU that training reaches
 MANY_EPOCHS, ENOUGH_EPOCHS = 100, 40
 # Options that do not change the shapes of tensors: weights load without an error for any value.
 SILENT = (
-    "norm_first", "norm", "activation", "positions", "position_base", "window", "heads",
-    "scale_embeddings", "pooling",
+    "norm_first", "norm", "norm_epsilon", "activation", "positions", "position_base", "window",
+    "heads", "scale_embeddings", "pooling",
 )  # fmt: skip
 
 
@@ -277,7 +277,8 @@ def replace_sizes(config: Config, preset: str) -> Config | None:
     sizes = {k: v for k, v in PRESETS[preset].items() if k in SIZES and vars(config.model)[k]}
     if all(vars(config.model)[key] == value for key, value in sizes.items()):
         return None
-    values = {**config.model.to_dict(), **sizes, "head_size": None}
+    derived = {"head_size": None, "key_value_heads": None}
+    values = {**config.model.to_dict(), **sizes, **derived}
     parts = {key: value for key, value in vars(config).items() if key != "model"}
     return Config(model=ModelConfig.from_dict(values), **parts)
 

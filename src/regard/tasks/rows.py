@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from regard.text.records import (
     Columns,
     Field,
     Record,
-    check_columns,
     column_value,
     find_columns,
     kind_of,
@@ -55,16 +55,22 @@ def rows_to_file(
         InputError: `data` is not rows, it is empty, a column does not exist, or a row is not valid;
             the message names the row, counted from 1.
     """
-    form = find_task(task_name).row_format
+    task, columns = find_task(task_name), dict(columns or {})
+    form = task.row_format
     if form is None:
         raise InputError(f"the task {task_name} reads only files, not rows in memory")
-    columns = dict(columns or {})
-    check_columns(columns, form.fields)
+    task.check_columns(columns)
+    rows, rename = _rows(data, form.fields)
+    every = iter(rows)
+    first = next(every, None)
+    if isinstance(first, Mapping) and all(isinstance(name, str) for name in first):
+        form = task.format_of(list(first), columns) or form
+    rows = every if first is None else chain([first], every)
     temporary, count = temporary_name(path), 0
     with named(path):
         try:
             with temporary.open("w", encoding="utf-8") as file:
-                for record in _records(data, form.fields, columns):
+                for record in _records(rows, rename, form.fields, columns):
                     form.parse(record)
                     file.write(json.dumps(record.values, ensure_ascii=False) + "\n")
                     count += 1
@@ -79,8 +85,9 @@ def rows_to_file(
     return path
 
 
-def _records(data: Any, fields: Sequence[Field], columns: Columns) -> Iterator[Record]:
-    rows, rename = _rows(data, fields)
+def _records(
+    rows: Iterable[Any], rename: Rename, fields: Sequence[Field], columns: Columns
+) -> Iterator[Record]:
     names: tuple[str, ...] = ()
     chosen: list[tuple[str, str]] = []
     for number, row in enumerate(rows, 1):

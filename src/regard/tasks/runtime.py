@@ -24,7 +24,8 @@ from regard.tasks.custom_metrics import registered_metrics
 from regard.text.batching import Packed
 from regard.text.dropout import Dropout
 from regard.text.store import Chunk, Store, build, build_pairs, token_type
-from regard.text.tokenizer import SPECIALS, Tokenizer
+from regard.text.stream import TextStream
+from regard.text.tokenizer import Tokenizer
 from regard.text.vectors import VectorFile
 from regard.training import losses
 from regard.training.losses import Batch, Loss, Pairs

@@ -5,6 +5,9 @@ encoder-decoder  the encoder reads the input; the decoder predicts the target (t
 decoder          one row: input <sep> target; only the tokens of the target are predicted
 encoder          one row: input <sep> <mask> <mask> ...; all tokens are predicted at once, and those
                  after the first <eos> are ignored
+
+A model from another toolkit reads different special tokens in these places, and an encoder-decoder
+may begin every target with certain tokens (`Tokenizer.target_prefix`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from regard.config.sections import Config, DecodingConfig
 from regard.errors import InputError
@@ -42,39 +45,76 @@ def slots(source: Any) -> Any:
     return source * 3 // 2 + 8
 
 
-def input_ids(style: str, source: Sequence[int]) -> list[int]:
+def check_specials(task: str, style: str, source: Tokenizer, target: Tokenizer) -> None:
+    """Raise an InputError if a tokenizer lacks a token that a style needs to generate a target."""
+    target.require(task, *("bos", "eos") if style == "encoder-decoder" else ("eos", "sep"))
+    source.require(task, *("mask",) if style == "encoder" else ())
+
+
+def input_ids(tokenizer: Tokenizer, style: str, source: Sequence[int]) -> list[int]:
     """Return the token ids that a model reads before it predicts the target of an input.
 
     Args:
+        tokenizer: the tokenizer of the input.
         style: the style of the model.
         source: the token ids of the input, without <eos>.
     """
     if style == "encoder-decoder":
-        return [*source, runtime.Tokenizer.eos]
-    masks = [runtime.Tokenizer.mask] * slots(len(source)) if style == "encoder" else []
-    return [*source, runtime.Tokenizer.sep, *masks]
+        return tokenizer.frame(source, style)
+    masks = [tokenizer.mask] * slots(len(source)) if style == "encoder" else []
+    return [*tokenizer.begin, *source, tokenizer.sep, *masks]
+
+
+def request(tokenizers: Tokenizers, style: str, source: Sequence[int], **options: Any) -> Request:
+    """Create the decoding request for an input.
+
+    Args:
+        tokenizers: the tokenizers of source and target.
+        style: the style of the model.
+        source: the token ids of the input, without <eos>.
+        options: additional fields of the request; `prefix` and `limit` do not include the tokens
+            with which every output begins.
+    """
+    target = tokenizers[1]
+    if style == "encoder-decoder" and (forced := target.target_prefix):
+        options["prefix"] = [*forced, *options.get("prefix", ())]
+        if options.get("limit") is not None:
+            options["limit"] += len(forced)
+    ids = input_ids(tokenizers[0], style, source)
+    return runtime.Request(ids, bos=target.bos, eos=target.eos, mask=target.mask, **options)
 
 
 def arrange(
-    style: str, sources: Sequence[Array], targets: Sequence[Array], device: torch.device
+    tokenizers: Tokenizers,
+    style: str,
+    sources: Sequence[Array],
+    targets: Sequence[Array],
+    device: torch.device,
 ) -> Batch:
     """Create a batch for a style from inputs and targets, each of which ends with <eos>."""
+    tokenizer = tokenizers[1]
+    if style == "encoder-decoder" and (forced := tokenizer.target_prefix):
+        targets = [np.concatenate([forced, target]) for target in targets]
     flat = np.concatenate(targets).astype(np.int64)
     labels = torch.from_numpy(flat).to(device, non_blocking=True)
     if style == "encoder-decoder":
+        reader = tokenizers[0]
+        if reader.frame([0], style) != [0, reader.end]:  # differs from the row in the stored corpus
+            sources = [np.array(reader.frame(ids[:-1].tolist(), style)) for ids in sources]
         shifted = np.concatenate([flat[:1], flat[:-1]])
         starts = runtime.bounds(targets)
-        shifted[starts[:-1]] = runtime.Tokenizer.bos
+        shifted[starts[:-1]] = tokenizer.bos
         rows = np.split(shifted, starts[1:-1])
         return runtime.Batch(runtime.packed(sources, device), runtime.packed(rows, device), labels)
-    rows = []
+    rows, begin = [], np.array(tokenizer.begin, np.int64)
     for source, target in zip(sources, targets, strict=True):
         rest = target[:-1]
         if style == "encoder":
-            rest = np.full(max(slots(len(source) - 1), len(target)), runtime.Tokenizer.mask)
-        rows.append(np.concatenate([source[:-1], [runtime.Tokenizer.sep], rest]))
+            rest = np.full(max(slots(len(source) - 1), len(target)), tokenizer.mask)
+        rows.append(np.concatenate([begin, source[:-1], [tokenizer.sep], rest]))
     # A decoder predicts the first token of the target at <sep>, an encoder one position later.
-    first = runtime.bounds(rows)[:-1] + [len(source) - (style == "decoder") for source in sources]
+    before = len(begin) - (style == "decoder")
+    first = runtime.bounds(rows)[:-1] + [before + len(source) for source in sources]
     counts = np.array([len(target) for target in targets])
     places = np.repeat(first - runtime.bounds(targets)[:-1], counts) + np.arange(len(flat))
     where = torch.from_numpy(places).to(device, non_blocking=True)
@@ -87,6 +127,7 @@ class Sequences(Task):
     """A task that predicts a text, with tokenizers for source and target."""
 
     decodes = True
+    special_tokens: ClassVar[tuple[str, ...]] = ()  # those that the task needs in every style
 
     def __init__(
         self,
@@ -97,6 +138,8 @@ class Sequences(Task):
         longest: int = 512,
     ) -> None:
         super().__init__(target, style, longest)
+        check_specials(self.name, style, source, target)
+        target.require(self.name, *self.special_tokens)
         self.source, self.target, self.bpe_dropout = source, target, bpe_dropout
         self.dropouts = [runtime.Dropout(tokenizer, bpe_dropout) for tokenizer in (source, target)]
 
@@ -116,11 +159,14 @@ class Sequences(Task):
 
     def sizes(self, store: Store) -> list[Array]:
         if self.style == "encoder-decoder":
-            return [*store.lengths]
+            more = self.source.frame_size(self.style) - 1, len(self.target.target_prefix)
+            sides = zip(store.lengths, more, strict=True)
+            return [side + count if count else side for side, count in sides]
         source, target = (side.astype(np.int64) for side in store.lengths)
+        begin = len(self.target.begin)
         if self.style == "decoder":
-            return [source + target - 1]
-        return [source + np.maximum(slots(source - 1), target)]
+            return [begin + source + target - 1]
+        return [begin + source + np.maximum(slots(source - 1), target)]
 
     def batch(self, store: Store, examples: Ids, device: torch.device, seed: int = 0) -> Batch:
         sides = []
@@ -129,7 +175,7 @@ class Sequences(Task):
             if self.bpe_dropout and seed:
                 rows = self.dropouts[side](rows, examples, 2 * seed + side)
             sides.append(rows)
-        return arrange(self.style, sides[0], sides[1], device)
+        return arrange((self.source, self.target), self.style, sides[0], sides[1], device)
 
     def model_options(self) -> dict[str, Any]:
         return {"vocabulary_size": self.target.size, "source_vocabulary_size": self.source.size}
@@ -141,6 +187,17 @@ class Sequences(Task):
         super().save(folder)
         if self.source is not self.target:
             self.source.save(folder / "source-tokenizer.json")
+
+    @property
+    def added(self) -> int:
+        """The number of special tokens that the model reads around an input."""
+        if self.style == "encoder-decoder":
+            return self.source.frame_size(self.style)
+        return len(self.target.begin) + 1  # <sep>
+
+    def request_of(self, ids: Sequence[int], **options: Any) -> Request:
+        """Return the decoding request for the token ids of an input; see `request`."""
+        return request((self.source, self.target), self.style, ids, **options)
 
     def plan_groups(
         self,
@@ -215,10 +272,9 @@ class Sequences(Task):
                 "texts"
             )
         sources, targets = zip(*pairs, strict=True) if pairs else ((), ())
-        requests = [
-            runtime.Request(input_ids(self.style, i)) for i in self.source.encode_batch(sources)
-        ]
-        outputs = [[*i, self.target.eos] for i in self.target.encode_batch(targets)]
+        requests = [self.request_of(ids) for ids in self.source.encode_batch(sources)]
+        forced = self.target.target_prefix if self.style == "encoder-decoder" else ()
+        outputs = [[*forced, *i, self.target.eos] for i in self.target.encode_batch(targets)]
         for i, (request, tokens) in enumerate(zip(requests, outputs, strict=True)):
             longest = max(len(request.source), len(tokens))
             if limit is not None and longest > limit:
@@ -247,17 +303,28 @@ class Sequences(Task):
 
 
 def stream(
-    model: Transformer, request: Request, options: DecodingConfig, tokenizer: Tokenizer
+    model: Transformer,
+    request: Request,
+    options: DecodingConfig,
+    tokenizer: Tokenizer,
+    continues: bool = False,
 ) -> Iterator[str]:
-    """Yield the text of one output part by part, each as soon as it is final."""
-    search = runtime.Search(model, [request], options)
-    printed = ""
+    """Yield the text of one output in parts, each as soon as it is final.
+
+    Args:
+        model: the model.
+        request: the request to decode.
+        options: beam search or sampling, and their settings.
+        tokenizer: the tokenizer of the output.
+        continues: whether the output continues the text of the source.
+    """
+    search, count = runtime.Search(model, [request], options), 0
+    text = runtime.TextStream(tokenizer, request.source if continues else ())
     for _ in search:
-        # The first bytes of an incomplete character are decoded as U+FFFD.
-        now = tokenizer.decode(search.settled()).rstrip("\ufffd")
-        if len(now) > len(printed):
-            yield now[len(printed) :]
-            printed = now
-    text = tokenizer.decode(search.predictions()[0].token_ids)
-    if len(text) > len(printed):
-        yield text[len(printed) :]
+        settled = search.settled()
+        if part := "".join([text.add(token) for token in settled[count:]]):
+            yield part
+        count = max(count, len(settled))
+    rest = [text.add(token) for token in search.predictions()[0].token_ids[count:]]
+    if part := "".join(rest) + text.end():
+        yield part

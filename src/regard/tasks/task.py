@@ -111,6 +111,33 @@ class Task(TaskCreation, CommandMethods):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(style={self.style!r}, {self.tokenizer.size:,} tokens)"
 
+    # ---- input --------------------------------------------------------------------------
+
+    @property
+    def added(self) -> int:
+        """The number of special tokens that the model reads around a text."""
+        return self.tokenizer.frame_size(self.style)
+
+    def text_room(self, longest: int | None = None) -> int:
+        """The largest number of tokens that a text can have in an input.
+
+        Args:
+            longest: the largest number of input tokens, with special tokens; default: the task's.
+
+        Returns:
+            The number of tokens without special tokens.
+
+        Raises:
+            InputError: there is no room for a text.
+        """
+        longest = self.longest if longest is None else longest
+        if (room := longest - self.added) < 1:
+            raise InputError(
+                f"an input of {longest} tokens has no room for text and the {self.added} special "
+                "tokens of the model: increase data.max_length"
+            )
+        return room
+
     # ---- configuration ------------------------------------------------------------------
 
     @classmethod

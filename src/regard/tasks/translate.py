@@ -30,7 +30,7 @@ from regard.tasks.common import (
 from regard.tasks.examples import Say
 from regard.tasks.joining import join_pieces, join_sentences, paragraph, split_pieces
 from regard.tasks.lazy import runtime
-from regard.tasks.sequences import Sequences, input_ids
+from regard.tasks.sequences import Sequences
 from regard.tasks.task import Context, Evaluation, Option
 from regard.text.corpus import PAIRS, CorpusReport, Pair, read_pairs
 from regard.text.reading import Position
@@ -174,15 +174,15 @@ class Translate(Sequences):
     ) -> list[list[Request]]:
         """Create the decoding requests for each text: one, none for an empty text, or several for a
         text of more than `longest` tokens. The first translation begins with the prefix."""
-        prefix_ids = self.target.encode(prefix)
+        prefix_ids, room = self.target.encode(prefix), longest - self.added
         groups = []
         for text, ids in zip(texts, self.source.encode_batch(list(texts)), strict=True):
             pieces = [ids] if text.strip() else []
-            if len(ids) >= longest:
-                parts = split_pieces(text, lambda part: len(self.source.encode(part)), longest - 1)
+            if len(ids) > room:
+                parts = split_pieces(text, lambda part: len(self.source.encode(part)), room)
                 pieces = self.source.encode_batch(parts)
             groups.append([
-                runtime.Request(input_ids(self.style, piece), () if i else prefix_ids)
+                self.request_of(piece, prefix=() if i else prefix_ids)
                 for i, piece in enumerate(pieces)
             ])  # fmt: skip
         return groups

@@ -1,4 +1,4 @@
-"""Checks of the arguments of tokenizers, which would otherwise be used letter by letter."""
+"""Check the arguments of tokenizers, for example a string in place of a list of strings."""
 
 from __future__ import annotations
 
@@ -39,3 +39,24 @@ def _strings(lines: Iterable[Any]) -> Iterator[str]:
         if not isinstance(line, str):
             raise InputError(f"line {i} must be a string, not {line!r:.60}")
         yield line
+
+
+def utf8(text: str) -> bytes:
+    """The UTF-8 bytes of a text.
+
+    Raises:
+        InputError: the text has a lone surrogate.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise not_utf8(error) from None
+
+
+def not_utf8(error: UnicodeEncodeError) -> InputError:
+    """The error message for a text that cannot be encoded as UTF-8."""
+    code = ord(error.object[error.start])
+    return InputError(
+        f"the text has a lone surrogate (U+{code:04X} at position {error.start}), which is not "
+        "a character: read the file as UTF-8"
+    )

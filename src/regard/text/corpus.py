@@ -274,6 +274,11 @@ def read_documents(
         yield Document(start, "\n".join([*parts, ""] if whole else parts))
 
 
+def is_json_lines(path: Path | str) -> bool:
+    """Whether the first line with text of a file is a JSON object."""
+    return _sniff(path, None)[0]
+
+
 def _sniff(path: Path | str, position: Position | None) -> tuple[bool, Iterator[tuple[int, str]]]:
     """Whether the first line with text is JSON, and all the lines; of the blank lines before it, at
     most LONGEST_DOCUMENT characters."""

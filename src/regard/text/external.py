@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,18 +23,18 @@ import tokenizers
 from numpy.typing import NDArray
 
 from regard.errors import InputError
+from regard.text.arguments import utf8
 from regard.text.tokenizer import (
     FORMAT,
     MOST_TOKENS,
     SPECIALS,
     VERSION,
     Tokenizer,
-    read_content,
-    tokenizer_from_json,
 )
 
 FIRST = len(SPECIALS)
 KIND = "external"
+LONGEST = 2**31
 PROBE = "The quick brown fox jumps over 13 lazy dogs. Größe, 数, \t\n"
 
 
@@ -55,21 +55,31 @@ class TextTokenizer(Protocol):
 class ExternalTokenizer(Tokenizer):
     """A `Tokenizer` that calls an external tokenizer. See `as_tokenizer`."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    first = FIRST  # the model's id for id 0 of the tokenizer
+    exact = False
+    longest = LONGEST  # the characters of a token are not limited
+
+    def __init__(self, tokenizer: Any, copy: bool = True) -> None:
+        """copy: copy a tokenizer of the library, because its settings are changed."""
         self.kind = KIND
-        self.inner, self.fast = tokenizer, _backend(tokenizer)
+        self.inner, self.fast = tokenizer, _backend(tokenizer, copy)
         # Slow tokenizers of transformers add their special tokens by default.
         slow = self.fast is None and hasattr(tokenizer, "all_special_ids")
         self._encode_options = {"add_special_tokens": False} if slow else {}
         self._decode_options = {"skip_special_tokens": True} if slow else {}
-        self.size = FIRST + _vocabulary_size(tokenizer, self.fast)
+        self.size = self.first + _vocabulary_size(tokenizer, self.fast)
 
     # Text to ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         if self.fast is not None:
-            encodings = self.fast.encode_batch(list(texts), add_special_tokens=False)
-            return [[FIRST + id for id in encoding.ids] for encoding in encodings]
+            for text in texts:
+                utf8(text)
+            with library_errors("the tokenizer cannot encode the text"):
+                encodings = self.fast.encode_batch_fast(list(texts), add_special_tokens=False)
+            if not self.first:
+                return [encoding.ids for encoding in encodings]
+            return [[self.first + id for id in encoding.ids] for encoding in encodings]
         return [self._checked(text) for text in texts]
 
     def _checked(self, text: str) -> list[int]:
@@ -83,12 +93,12 @@ class ExternalTokenizer(Tokenizer):
                 f"the tokenizer cannot encode {text!r:.60} ({message:.100})"
             ) from error
         for id in ids:
-            if not 0 <= id < self.size - FIRST:
+            if not 0 <= id < self.size - self.first:
                 raise InputError(
                     f"the tokenizer returned the id {id} for {text!r:.60}: its ids must be from 0 "
-                    f"to {self.size - FIRST - 1}"
+                    f"to {self.size - self.first - 1}"
                 )
-        return [FIRST + id for id in ids]
+        return [self.first + id for id in ids]
 
     def words(self, text: str) -> list[bytes]:
         raise InputError("an external tokenizer has no merges: set data.bpe_dropout=0")
@@ -96,19 +106,25 @@ class ExternalTokenizer(Tokenizer):
     # Ids to text
 
     def decode(self, ids: Sequence[int]) -> str:
-        own = [int(id) - FIRST for id in ids if self._check(id) >= FIRST]
+        own = [int(id) - self.first for id in ids if self._check(id) >= self.first]
         if self.fast is not None:
             return self.fast.decode(own, skip_special_tokens=True) if own else ""
         return str(self.inner.decode(own, **self._decode_options)) if own else ""
+
+    def spelling(self, id: int) -> str:
+        return self.decode([id])
+
+    def is_unused(self, id: int) -> bool:
+        return self.fast is not None and not self.fast.id_to_token(id - self.first)
 
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each token in readable form."""
         return [self._token(self._check(id)) for id in ids]
 
     def _token(self, id: int) -> str:
-        if id < FIRST:
+        if id < self.first:
             return SPECIALS[id]
-        token = None if self.fast is None else self.fast.id_to_token(id - FIRST)
+        token = None if self.fast is None else self.fast.id_to_token(id - self.first)
         return self.decode([id]) if token is None else token
 
     def _check(self, id: int) -> int:
@@ -121,7 +137,7 @@ class ExternalTokenizer(Tokenizer):
     @cached_property
     def pieces(self) -> list[bytes]:  # type: ignore[override]
         """The bytes of each token alone, which need not add up to those of a text."""
-        return [b"" if id < FIRST else self._alone(id).encode() for id in range(self.size)]
+        return [b"" if id < self.first else self._alone(id).encode() for id in range(self.size)]
 
     def _alone(self, id: int) -> str:
         try:
@@ -140,7 +156,7 @@ class ExternalTokenizer(Tokenizer):
         if self.fast is not None:
             return (self.fast.to_str(pretty=True) + "\n").encode()
         digest = hashlib.sha256(b"\0".join(self.pieces))
-        for probe in (PROBE, " ".join(piece.decode() for piece in self.pieces[FIRST:])):
+        for probe in (PROBE, " ".join(piece.decode() for piece in self.pieces[self.first :])):
             try:
                 digest.update(repr(self._checked(probe)).encode())
             except InputError:  # it does not support all characters
@@ -188,61 +204,37 @@ def as_tokenizers(tokenizer: Any) -> tuple[Tokenizer, Tokenizer]:
     return (as_tokenizer(tokenizer),) * 2
 
 
-def load_tokenizer(
-    path: Path, size: int | None = None, tokenizer: Tokenizer | None = None
-) -> Tokenizer:
-    """Read a file that `save` wrote.
+@contextmanager
+def library_errors(message: str) -> Iterator[None]:
+    """Turn the errors of the library `tokenizers` into InputErrors.
 
     Args:
-        path: the file.
-        size: refuse a vocabulary of another size.
-        tokenizer: the tokenizer that a caller passed for this file. It must be the saved one.
+        message: what failed; the library's error is appended.
 
     Raises:
-        InputError: the file is damaged, or the saved tokenizer is a Python object and the caller
-            passed none, or the caller passed another tokenizer.
+        InputError: the library raised an exception, or panicked.
     """
-    whole = read_content(path, size)
-    hugging_face = isinstance(whole, dict) and "format" not in whole and "model" in whole
-    own = isinstance(whole, dict) and whole.get("format") == FORMAT and whole.get("kind") == KIND
-    if own and tokenizer is None:
-        raise InputError(
-            f"{path}: the model was trained with a tokenizer that is a Python object and is not "
-            "saved: pass the same object as tokenizer="
-        )
-    if tokenizer is not None:
-        loaded = tokenizer
-        if tokenizer.fingerprint != hashlib.sha256(path.read_bytes()).hexdigest():
-            raise InputError(f"{path}: the model was trained with a different tokenizer")
-    elif hugging_face:
-        loaded = _from_file(path)
-    else:
-        return tokenizer_from_json(whole, path, size)
-    if size not in (None, loaded.size):
-        raise InputError(f"{path}: {loaded.size:,} tokens, but the model needs {size:,}")
-    return loaded
-
-
-def _from_file(path: Path) -> Tokenizer:
     try:
-        return ExternalTokenizer(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
-    except Exception as error:  # noqa: BLE001  the library raises no other class
-        raise InputError(f"{path}: not a Hugging Face tokenizer ({error!s:.100})") from None
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  a panic of the library is not an Exception
+        raise InputError(f"{message} ({error!s:.100})") from None
 
 
-def _backend(tokenizer: Any) -> Any:
-    """A copy of the tokenizer of the library `tokenizers` in an object, or None.
+def _backend(tokenizer: Any, copy: bool) -> Any:
+    """The tokenizer of the library `tokenizers` in an object, or a copy of it, or None.
 
-    The copy neither truncates nor pads, and treats the names of special tokens in a text as text.
+    It neither truncates nor pads, and treats the names of special tokens in a text as text.
     """
     library = getattr(tokenizer, "backend_tokenizer", tokenizer)  # of a tokenizer of transformers
     if not isinstance(library, tokenizers.Tokenizer):
         return None
-    copy: Any = tokenizers.Tokenizer.from_str(library.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    copy.encode_special_tokens = True
-    return copy
+    own: Any = tokenizers.Tokenizer.from_str(library.to_str()) if copy else library
+    own.no_truncation()
+    own.no_padding()
+    own.encode_special_tokens = True
+    return own
 
 
 def _vocabulary_size(tokenizer: Any, fast: Any) -> int:

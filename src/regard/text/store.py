@@ -118,9 +118,10 @@ def build_pairs(
 ) -> tuple[Store, CorpusReport]:
     """The store of pairs of texts, found in `folder` or built there.
 
-    `<eos>` ends both sides and counts as a token. Pairs are skipped if a side is blank ("empty") or
-    has more than `max_length` tokens ("too long"), or if one side is more than `max_ratio` times as
-    long as the other and has more than SHORT tokens ("bad ratio").
+    `<eos>` ends both sides and counts as a token. Additional special tokens that a model from
+    another toolkit reads count as well, but are not stored. Pairs are skipped if a side is blank
+    ("empty") or has more than `max_length` tokens ("too long"), or if one side is more than
+    `max_ratio` times as long as the other and has more than SHORT tokens ("bad ratio").
 
     pairs: reads the pairs; None: `paths` are two aligned files
     reading: what `pairs` depends on beside the files
@@ -128,6 +129,9 @@ def build_pairs(
     # A text with more characters than this has more than max_length tokens, so it is skipped
     # without being encoded.
     limits = [max_length * tokenizer.longest for tokenizer in tokenizers]
+
+    style = "encoder-decoder"  # other styles read one special token in all
+    more = tokenizers[0].frame_size(style) - 1, len(tokenizers[1].target_prefix)
 
     def worthwhile(report: CorpusReport, position: Position) -> Iterator[tuple[str, str]]:
         every = read_pairs(paths[0], paths[1], position) if pairs is None else pairs(position)
@@ -143,13 +147,13 @@ def build_pairs(
         usable_pairs = worthwhile(report, position)
         for chunk in in_chunks(usable_pairs, lambda pair: len(pair[0]) + len(pair[1])):
             sides = [
-                [[*ids, tokenizer.eos] for ids in tokenizer.encode_batch(list(texts))]
+                [[*ids, tokenizer.end] for ids in tokenizer.encode_batch(list(texts))]
                 for tokenizer, texts in zip(tokenizers, zip(*chunk, strict=True), strict=True)
             ]
             selected: list[tuple[list[int], list[int]]] = []
             for source, target in zip(*sides, strict=True):
                 shorter, longer = sorted((len(source), len(target)))
-                if longer > max_length:
+                if max(len(source) + more[0], len(target) + more[1]) > max_length:
                     report.skip("too long")
                 elif max_ratio is not None and longer > SHORT and longer > max_ratio * shorter:
                     report.skip("bad ratio")

@@ -11,52 +11,33 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
 
 from regard.console import progress
 from regard.errors import InputError, unknown
 from regard.files import read_json, write_file
-from regard.text.arguments import check_ids, check_lines, check_string
+from regard.text.arguments import check_ids, check_string, utf8
+from regard.text.byte_level import BYTES, LONGEST_TOKEN, byte_level_bpe, readable
+from regard.text.byte_level import SIGNS as SIGNS  # re-exported
+from regard.text.framing import SPECIALS as SPECIALS  # re-exported
+from regard.text.framing import Framing
+from regard.text.learning import learn_characters, learn_merges
 from regard.text.pieces import in_chunks, pieces
 
-SPECIALS = ("<unk>", "<bos>", "<eos>", "<cls>", "<sep>", "<mask>")
 KINDS = ("bpe", "character", "byte")
 FORMAT, VERSION = "regard tokenizer", 1
 MOST_TOKENS = 1_000_000
 LARGEST_FILE = 32 * 2**20  # bytes; a vocabulary of a million tokens takes about 20 MiB
-# Bytes of one token. Each merge can double the length of a token, so without a limit a file of a
-# hundred lines could need more memory than there is.
-LONGEST_TOKEN = 128
 UNKNOWN = "\ufffd"
 
 
-def _byte_signs() -> list[str]:
-    """The visible character for each byte in the BPE library.
-
-    This is the mapping of GPT-2, which the library's byte-level pre-tokenizer uses: a printable
-    Latin-1 byte maps to itself, the others map to the code points from 256 on, in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0x100)} - {0xAD}
-    others = iter(range(256, 512))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
-
-
-SIGNS = _byte_signs()
-BYTES = {sign: byte for byte, sign in enumerate(SIGNS)}
-
-
-class Tokenizer:
+class Tokenizer(Framing):
     """Converts text to token ids and back; created by `learn` or `load`.
 
     The six special tokens have the ids 0 to 5, which are also attributes of the class: `unk`,
@@ -67,9 +48,12 @@ class Tokenizer:
         size: the number of tokens, including the six special ones.
         longest: the largest number of bytes of one token.
         pieces: the bytes of each token.
+        exact: whether the pieces of the tokens of a text add up to the text.
+        byte_ids: if it is not exact, the tokens that are single bytes.
     """
 
-    unk, bos, eos, cls, sep, mask = range(len(SPECIALS))
+    exact = True
+    byte_ids: frozenset[int] = frozenset()
 
     def __init__(self, kind: str, entries: Sequence[str] = ()) -> None:
         """entries: the merges of BPE in order ("a b"), or the characters; empty for bytes."""
@@ -84,7 +68,7 @@ class Tokenizer:
         if kind == "character":
             if any(len(sign) != 1 for sign in signs) or len(self._ids) != len(signs):
                 raise InputError("an entry is not one character, or is duplicated")
-            pieces = [_utf8(sign) for sign in signs]
+            pieces = [utf8(sign) for sign in signs]
         else:
             self._number_merges()
             pieces = [bytes(BYTES[sign] for sign in token) for token in self._ids]
@@ -93,7 +77,9 @@ class Tokenizer:
         self.pieces = [unk, *[b""] * (len(SPECIALS) - 1), *pieces]
         self.size = len(self.pieces)
         self.longest = 4 if kind == "character" else max(map(len, self.pieces))
-        self._library = _library(self._ids if kind == "bpe" else {}, self._ranks)
+        own = self._ids.items() if kind == "bpe" else ()
+        vocabulary = {token: id - len(SPECIALS) for token, id in own}
+        self._library = byte_level_bpe(vocabulary, list(self._ranks))
 
     def _number_merges(self) -> None:
         """Check each merge, and number merges and new tokens; two may make the same token."""
@@ -144,7 +130,7 @@ class Tokenizer:
         if kind == "byte":
             return cls(kind)
         with progress("learning the vocabulary", None, quiet):
-            learn = _learn_merges if kind == "bpe" else _learn_characters
+            learn = learn_merges if kind == "bpe" else learn_characters
             return cls(kind, learn(lines, size - len(SPECIALS)))
 
     # Text to ids
@@ -178,10 +164,10 @@ class Tokenizer:
         """
         first = len(SPECIALS)
         if self.kind == "byte":
-            return [[byte + first for byte in _utf8(text)] for text in texts]
+            return [[byte + first for byte in utf8(text)] for text in texts]
         if self.kind == "character":
             for text in texts:
-                _utf8(text)
+                utf8(text)
             ids, unk = self._ids, self.unk
             return [[ids.get(character, unk) for character in text] for text in texts]
         numbers, ids_of = self._numbers, [list[int]() for _ in texts]
@@ -192,7 +178,7 @@ class Tokenizer:
                 encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
             except TypeError:  # the library's error for a lone surrogate
                 for text in texts:
-                    _utf8(text)
+                    utf8(text)
                 raise
             for (i, _), encoding in zip(chunk, encoded, strict=True):
                 ids_of[i].extend(map(numbers.__getitem__, encoding.ids))
@@ -240,6 +226,49 @@ class Tokenizer:
         check_ids(ids)
         return b"".join(self._piece(id) for id in ids).decode("utf-8", "replace")
 
+    @property
+    def includes_space(self) -> bool:
+        """Whether a token can include the space before a word."""
+        return self.kind == "bpe"
+
+    def spelling(self, id: int) -> str:
+        """The text of one token in the middle of a text.
+
+        Args:
+            id: the token id.
+
+        Returns:
+            The text, with the space before it if the token includes one.
+
+        Raises:
+            InputError: the id is outside the vocabulary.
+        """
+        return self._piece(id).decode("utf-8", "replace")
+
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """The text of token ids that continue a text.
+
+        Args:
+            before: the token ids of the text before, with or without special tokens.
+            ids: the token ids of the continuation.
+
+        Returns:
+            The text of `ids`, as `decode` returns it, or with a space at the beginning.
+        """
+        return self.decode(ids)
+
+    def is_unused(self, id: int) -> bool:
+        """Whether an id of the vocabulary belongs to no token. A model can have more ids than its
+        tokenizer.
+
+        Args:
+            id: a token id.
+
+        Returns:
+            True if `decode` ignores it.
+        """
+        return False
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """Each token in readable form.
 
@@ -253,7 +282,7 @@ class Tokenizer:
             InputError: an id is outside the vocabulary.
         """
         return [
-            SPECIALS[id] if 0 <= id < len(SPECIALS) else _readable(self._piece(id)) for id in ids
+            SPECIALS[id] if 0 <= id < len(SPECIALS) else readable(self._piece(id)) for id in ids
         ]
 
     def _piece(self, id: int) -> bytes:
@@ -381,69 +410,3 @@ def tokenizer_from_json(content: Any, path: Path | str, size: int | None = None)
     if size not in (None, tokenizer.size):
         raise InputError(f"{path}: {tokenizer.size:,} tokens, but the model needs {size:,}")
     return tokenizer
-
-
-def _library(ids: dict[str, int], ranks: dict[tuple[str, str], int]) -> tokenizers.Tokenizer:
-    """The byte-level BPE of the library with our merges, without special tokens."""
-    vocabulary = {token: id - len(SPECIALS) for token, id in ids.items()}
-    library = tokenizers.Tokenizer(BPE(vocabulary, list(ranks)))
-    # The type stubs of the library declare these properties as read-only.
-    setters: Any = library
-    setters.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    return library
-
-
-def _learn_merges(lines: Iterable[str], size: int) -> list[str]:
-    """The merges that BPE learns, as "left right": most frequent pair first."""
-    library = _library({}, {})
-    trainer = BpeTrainer(  # the alphabet: all 256 bytes, whether the text has them or not
-        vocab_size=size, initial_alphabet=SIGNS, max_token_length=LONGEST_TOKEN, show_progress=False
-    )
-    try:
-        parts = (piece for line in _some(lines) for piece in pieces(line))
-        library.train_from_iterator(parts, trainer)
-    except UnicodeEncodeError as error:
-        raise _not_utf8(error) from None
-    merges: list[list[str]] = json.loads(library.to_str())["model"]["merges"]
-    return [f"{left} {right}" for left, right in merges]
-
-
-def _learn_characters(lines: Iterable[str], size: int) -> list[str]:
-    """The most frequent characters, ties by code point."""
-    counts: Counter[str] = Counter()
-    for line in _some(lines):
-        _utf8(line)
-        counts.update(line)
-    return sorted(counts, key=lambda character: (-counts[character], character))[:size]
-
-
-def _some(lines: Iterable[str]) -> Iterator[str]:
-    """The lines; raises an InputError if all of them are empty."""
-    empty = True
-    for line in check_lines(lines):
-        empty = empty and not line
-        yield line
-    if empty:
-        raise InputError("there is no text to learn a vocabulary from")
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise _not_utf8(error) from None
-
-
-def _not_utf8(error: UnicodeEncodeError) -> InputError:
-    code = ord(error.object[error.start])
-    return InputError(
-        f"the text has a lone surrogate (U+{code:04X} at position {error.start}), which is not "
-        "a character: read the file as UTF-8"
-    )
-
-
-def _readable(piece: bytes) -> str:
-    text = piece.decode("utf-8", "backslashreplace").replace(" ", "▁")
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
-    )

@@ -72,7 +72,7 @@ class StepGraphs:
         drops = c.attention_dropout + c.feed_forward_dropout  # PyTorch draws the masks of these
         backend = attention_backend(model.backend, self.device, c.attention_dropout)
         unsupported = c.embedding_norm or c.mixer != "attention" or drops > 0 or backend != "cuda"
-        unsupported = unsupported or bool(c.custom_parts)
+        unsupported = unsupported or bool(c.custom_parts) or c.decoder_mixer != "attention"
         self.usable = self.device.type == "cuda" and not unsupported
         self.pool = torch.cuda.graph_pool_handle() if self.usable else None
 

@@ -27,13 +27,21 @@ from regard.errors import InputError
 from regard.files import open_regular, parse_json, read_bounded
 from regard.model.quantise import SUFFIX
 from regard.model.transformer import Transformer
-from regard.text.external import load_tokenizer
+from regard.text.loading import load_tokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import Header, read_header
-from regard.training.names import CONFIG, LABELS, SOURCE_TOKENIZER, TOKENIZER, WEIGHTS
+from regard.training.names import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    LABELS,
+    SOURCE_TOKENIZER,
+    TOKENIZER,
+    WEIGHTS,
+)
 from regard.training.shipped import no_model
 
-NAMES = (CONFIG, TOKENIZER, SOURCE_TOKENIZER, LABELS)  # files that belong to the weights
+# Files that belong to the weights.
+NAMES = (CONFIG, TOKENIZER, SOURCE_TOKENIZER, LABELS, CHAT_TEMPLATE)
 LARGEST = 32 * 2**20  # bytes of one of these files
 DTYPES = ("F32", "F16", "BF16", "F64", "I8")  # of weights, as safetensors names them
 LONGEST_LINE = 100_000  # bytes of the last line of the metrics

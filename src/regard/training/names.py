@@ -5,6 +5,7 @@ WEIGHTS = "model.safetensors"  # the final weights; in a checkpoint, those of it
 BEST = "best.safetensors"  # the weights with the best validation score so far
 TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
 LABELS = "labels.json"  # classify
+CHAT_TEMPLATE = "chat_template.jinja"  # task generate: the chat template
 DATA = "data"  # folder: rows that were passed to `regard.train` in memory
 EVENTS = "events"  # folder: for TensorBoard
 CHECKPOINTS = "checkpoints"  # folder: step-N/ with WEIGHTS and the two files below

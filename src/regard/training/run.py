@@ -242,6 +242,8 @@ def prepare(
             inherited_vocabulary(before.data, vars(data))
             tokenizers = load_tokenizers(start_from, tokenizers=tokenizers)
         task = task_class.learn(config, tokenizers, progress.say, quiet)
+        if start_from is not None:
+            task.started_from(start_from)
     store, report = task.build(train_files, cache_folder(), config, quiet)
     print_counts(report.counts, report.total, progress.console)
     if first and (warning := report.warning()):

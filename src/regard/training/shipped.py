@@ -67,4 +67,7 @@ def no_model(folder: Path) -> InputError:
     """The error for a folder that does not exist or is not a model."""
     if not folder.exists():
         return InputError(f"{folder}: no such folder (expected a model folder or box:NAME)")
-    return InputError(f"{folder} is not a model: it has no config.yaml")
+    message = f"{folder} is not a model: it has no {CONFIG}"
+    if folder.suffix == ".gguf" or (folder / "config.json").is_file():
+        message += f"; to use a model of another toolkit: regard import {folder} --out MODEL"
+    return InputError(message)
