@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from regard.config.sections import TrainingConfig as TrainingConfig
     from regard.decoding.generate import generate as generate
     from regard.decoding.predictions import Prediction as Prediction
+    from regard.errors import ConversionFailed as ConversionFailed
     from regard.errors import InputError as InputError
     from regard.errors import TrainingFailed as TrainingFailed
+    from regard.interop.conversion import export_model as export_model
+    from regard.interop.conversion import import_model as import_model
     from regard.model.attention import MultiHeadAttention as MultiHeadAttention
     from regard.model.positions import Positions as Positions
     from regard.model.transformer import AttentionCapture as AttentionCapture
@@ -51,6 +54,7 @@ _MODULES = {
     "Attention": "regard.predictor.attention",
     "AttentionCapture": "regard.model.transformer",
     "Config": "regard.config.sections",
+    "ConversionFailed": "regard.errors",
     "DataConfig": "regard.config.sections",
     "DecodingConfig": "regard.config.sections",
     "InputError": "regard.errors",
@@ -66,7 +70,9 @@ _MODULES = {
     "TrainingConfig": "regard.config.sections",
     "TrainingFailed": "regard.errors",
     "Transformer": "regard.model.transformer",
+    "export_model": "regard.interop.conversion",
     "generate": "regard.decoding.generate",
+    "import_model": "regard.interop.conversion",
     "load": "regard.predictor.loading",
     "losses": "regard.training",
     "make_config": "regard.tasks.configuration",

@@ -126,6 +126,31 @@ def pack(random: Random, folder: Path, stock: Path) -> Draft:
     return draft
 
 
+def export(random: Random, folder: Path, stock: Path) -> Draft:
+    draft = Draft(("export",))
+    draft.texts = [bring_model(random, draft, folder, stock, "")]
+    draft.set("--to", random.choice(["hf", "ctranslate2", "onnx", "gguf"]))
+    draft.set("--out", "exported")
+    draft.set("--count", "2")
+    return draft
+
+
+def import_vocabulary(random: Random, folder: Path, stock: Path) -> Draft:
+    draft = Draft(("import",), texts=["vocab.txt"], files=["vocab.txt"])
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s"]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    draft.set("--out", "imported")
+    draft.set("--count", "5")
+    return draft
+
+
+def chat(random: Random, folder: Path, stock: Path) -> Draft:
+    draft = Draft(("chat",), sections=("decoding",), stdin="Hello\n/reset\nBye\n")
+    draft.set("--model", bring_model(random, draft, folder, stock, "generate"))
+    draft.set("--max-length", "3")
+    return draft
+
+
 def train(random: Random, folder: Path, stock: Path) -> Draft:
     draft = Draft(("train",), sections=("model", "data", "training", "training", "decoding"))
     if random.random() < 0.3:
@@ -272,6 +297,9 @@ DRAFTS: dict[Verb, tuple[float, Callable[[Random, Path, Path], Draft]]] = {
     ("evaluate",): (7, evaluate),
     ("info",): (6, info),
     ("pack",): (6, pack),
+    ("export",): (3, export),
+    ("import",): (2, import_vocabulary),
+    ("chat",): (2, chat),
     ("train",): (18, train),
     ("finish",): (4, finish),
     ("view", "attention"): (5, view_attention),

@@ -28,9 +28,11 @@ from typing import Any, NoReturn
 
 from regard import __version__
 from regard.cli.box import info, info_options, pack, pack_options
+from regard.cli.chat import chat, chat_options
 from regard.cli.demo import demo, demo_options
 from regard.cli.evaluate import evaluate, evaluate_options
 from regard.cli.finish import finish, finish_options
+from regard.cli.interop import export_command, export_options, import_command, import_options
 from regard.cli.lab import LABS
 from regard.cli.options import shortened
 from regard.cli.predict import at_once, hurried, predict, predict_options, search, search_options
@@ -39,7 +41,7 @@ from regard.cli.train import train, train_options
 from regard.cli.view import VIEWS
 from regard.config.names import VERBS, equivalents, suggestion
 from regard.console import warn
-from regard.errors import InputError, RegardWarning, TrainingFailed
+from regard.errors import ConversionFailed, InputError, RegardWarning, TrainingFailed
 from regard.files import CHOSEN, FULL
 from regard.tasks.registry import find_task, task_names
 
@@ -168,11 +170,14 @@ def build_parser(arguments: Sequence[str] | None = None) -> Parser:
     for name in task_names():
         task = find_task(name)
         add(verbs, name, predict, partial(predict_options, task=task), task.help)
+    add(verbs, "chat", chat, chat_options)
     add(verbs, "search", search, search_options)
     add(verbs, "serve", serve, serve_options)
     add(verbs, "evaluate", evaluate, evaluate_options)
     add(verbs, "info", info, info_options)
     add(verbs, "pack", pack, pack_options)
+    add(verbs, "import", import_command, import_options)
+    add(verbs, "export", export_command, export_options)
     for name, help, title, metavar, group in (
         ("view", "Draw attention, positions or training curves.", "views", "VIEW", VIEWS),
         ("lab", "Measure properties of the architecture.", "measurements", "MEASUREMENT", LABS),
@@ -201,7 +206,7 @@ def main() -> None:
         with interruptible():
             code = run(sys.argv[1:])
             sys.stdout.flush()  # inside of `try`: a closed pipe or a full disk is reported below
-    except (InputError, TrainingFailed, OSError) as error:
+    except (InputError, TrainingFailed, ConversionFailed, OSError) as error:
         if isinstance(error, BrokenPipeError):  # `regard ... | head`: the reader is done
             code = 0
         else:

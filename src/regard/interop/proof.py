@@ -1,0 +1,272 @@
+"""Verify a conversion: regard and another engine run the same model on the same texts.
+
+Three things are compared: the token ids of the texts, the outputs of the network (logits, or one
+vector for each text), and the tokens of greedy decoding. The result is a `Receipt`, which becomes
+`conversion.json` and a paragraph of the model card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from regard.config.sections import DecodingConfig
+from regard.decoding.requests import Request
+from regard.decoding.search import decode
+from regard.interop.model import Oracle
+from regard.predictor.model import Model
+from regard.text.batching import Packed
+from regard.text.builtin import builtin_corpus
+
+AGREEMENT = 0.99  # of greedy tokens; rounding can decide near ties differently
+ROWS = 8  # texts for which both engines compute outputs at once
+LONGEST_ROW = 128  # tokens of a text for which outputs are compared
+TEXTS = 200  # whose token ids are compared by default
+OUTPUTS, DECODED = 24, 8  # texts whose outputs, and whose greedy tokens, are compared by default
+STEPS = 32  # tokens of greedy decoding
+# Texts that are difficult for a tokenizer.
+DIFFICULT = (
+    "It's 3.14, isn't it? (No!)  Two  spaces, 1,000,000 items; e-mail: a.b@example.org",
+    "Größe, naïve café, Ångström, Straße — «quotes», “curly” and 'single'…",
+    "def f(x):\n\treturn x ** 2  # comment",
+    "日本語のテキスト, русский текст, ελληνικά, العربية",
+    "emoji: 🙂👩‍👩‍👧 and symbols ½ ² €",
+    "UPPER lower MiXeD CamelCase snake_case kebab-case",
+    "<s> </s> <unk> [CLS] [SEP] <|endoftext|> <|im_start|> are text",
+    " leading and trailing spaces ",
+    "a",
+)
+
+
+@dataclass
+class Receipt:
+    """What was compared, and the result.
+
+    Attributes:
+        conversion: for example "import from Hugging Face (bert)".
+        engines: the version of each engine.
+        texts: the number of texts.
+        same_tokenization: the fraction of texts with the same token ids in both engines.
+        compared_outputs: the number of outputs (logits, or features of vectors).
+        largest_difference: the largest absolute difference between two outputs.
+        mean_difference: the mean of the absolute differences.
+        tolerance: the largest difference that is accepted.
+        greedy_tokens: the number of tokens that the other engine decoded.
+        same_greedy_tokens: the fraction of them that regard decoded too, up to the first difference
+            in each text.
+        required_agreement: the smallest fraction that is accepted.
+        files: the SHA-256 checksum of each file of the other toolkit.
+        note: why something was not compared.
+    """
+
+    conversion: str
+    engines: dict[str, str]
+    texts: int = 0
+    same_tokenization: float | None = None
+    compared_outputs: int = 0
+    largest_difference: float | None = None
+    mean_difference: float | None = None
+    tolerance: float | None = None
+    greedy_tokens: int = 0
+    same_greedy_tokens: float | None = None
+    required_agreement: float | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def failures(self) -> list[str]:
+        """A sentence for each limit that is exceeded."""
+        failures = []
+        if self.same_tokenization is not None and self.same_tokenization < 1:
+            count = round((1 - self.same_tokenization) * self.texts)
+            failures.append(f"{count} of {self.texts} texts have different token ids")
+        difference, tolerance = self.largest_difference, self.tolerance
+        if difference is not None and tolerance is not None and not difference <= tolerance:
+            failures.append(f"the outputs differ by {difference:.2g}, more than {tolerance:.2g}")
+        agreement, required = self.same_greedy_tokens, self.required_agreement
+        if agreement is not None and required is not None and agreement < required:
+            failures.append(f"{agreement:.2%} of the greedy tokens agree, less than {required:.2%}")
+        return failures
+
+    def to_json(self) -> bytes:
+        """The content of conversion.json."""
+        content = asdict(self) | {"passed": not self.failures}
+        return (json.dumps(content, indent=1) + "\n").encode()
+
+    def sentences(self) -> list[str]:
+        """The receipt as text, for the terminal and the model card."""
+        engines = " and ".join(f"{name} {version}" for name, version in self.engines.items())
+        lines = [f"{self.conversion}; engines: {engines}."]
+        if self.same_tokenization is not None:
+            lines.append(
+                f"Token ids: {self.same_tokenization:.2%} of {self.texts} texts are equal."
+            )
+        if self.largest_difference is not None and self.mean_difference is not None:
+            lines.append(
+                f"Outputs: {self.compared_outputs:,} numbers, largest difference "
+                f"{self.largest_difference:.2g}, mean {self.mean_difference:.2g} (accepted: "
+                f"{self.tolerance:.2g})."
+            )
+        if self.same_greedy_tokens is not None:
+            lines.append(
+                f"Greedy decoding: {self.same_greedy_tokens:.2%} of {self.greedy_tokens:,} tokens "
+                f"are equal (required: {self.required_agreement:.2%})."
+            )
+        if self.note:
+            lines.append(self.note)
+        return lines
+
+
+def default_texts(count: int) -> list[str]:
+    """Built-in texts: difficult ones, then sentences in English and German."""
+    pairs = builtin_corpus("train", max(1, (count - len(DIFFICULT) + 1) // 2))
+    sentences = [text for pair in pairs for text in pair]
+    return [*DIFFICULT, *sentences][:count]
+
+
+def compare(
+    model: Model, oracle: Oracle, texts: Sequence[str], receipt: Receipt,
+    tolerance: float | None = None, agreement: float | None = None, complete: bool = False,
+    advance: Callable[[float], None] = lambda done: None,
+) -> Receipt:  # fmt: skip
+    """Run a model in both engines and store the result in a receipt.
+
+    Args:
+        model: the model in regard.
+        oracle: the other engine.
+        texts: the texts.
+        receipt: receives the results.
+        tolerance: the largest accepted difference between outputs; None: the oracle's default.
+        agreement: the required fraction of equal greedy tokens; None: the oracle's default.
+        complete: compare outputs and greedy decoding for all texts, not only for some of them.
+        advance: called with the fraction of the work that is done.
+
+    Returns:
+        The receipt.
+    """
+    receipt.engines[oracle.name] = oracle.version
+    receipt.texts = len(texts)
+    style, tokenizer = model.config.model.style, model.source_tokenizer
+    encoded = tokenizer.encode_batch(list(texts))
+    # An oracle may know the special tokens of the task; `Tokenizer.frame` knows those of the style.
+    frame = getattr(oracle, "frame", lambda ids: tokenizer.frame(ids, style))
+    rows = [frame(ids) for ids in encoded]
+    same = [ours == theirs for ours, theirs in zip(rows, oracle.tokenize(texts), strict=True)]
+    receipt.same_tokenization = sum(same) / max(1, len(same))
+    longest = min(LONGEST_ROW, model.config.longest_input)
+    rows = [row for row in rows if 0 < len(row) <= longest]
+    if not rows:
+        receipt.note = f"Outputs were not compared: no text has 1 to {longest} tokens."
+    some = len(rows) if complete else OUTPUTS
+    compare_outputs(model, oracle, rows[:some], receipt, advance)
+    if receipt.largest_difference is not None:
+        receipt.tolerance = oracle.tolerance if tolerance is None else tolerance
+    compare_decoding(model, oracle, rows if complete else rows[-DECODED:], receipt)
+    if receipt.same_greedy_tokens is not None:
+        required = getattr(oracle, "agreement", AGREEMENT)
+        receipt.required_agreement = required if agreement is None else agreement
+    advance(1.0)
+    return receipt
+
+
+def compare_outputs(
+    model: Model, oracle: Oracle, rows: Sequence[list[int]], receipt: Receipt,
+    advance: Callable[[float], None],
+) -> None:  # fmt: skip
+    """Compare logits or vectors."""
+    largest, total, count = 0.0, 0.0, 0
+    for start in range(0, len(rows), ROWS):
+        batch = rows[start : start + ROWS]
+        theirs = oracle.outputs(batch)
+        if theirs is None:
+            return
+        for row, expected in zip(batch, theirs, strict=True):
+            difference = np.abs(output(model, row) - np.asarray(expected, np.float64))
+            # Python's max() would ignore NaN.
+            largest = float(np.maximum(largest, difference.max()))
+            total, count = total + float(difference.sum()), count + difference.size
+        advance(0.5 * (start + ROWS) / len(rows))
+    if count:
+        receipt.largest_difference, receipt.mean_difference = largest, total / count
+        receipt.compared_outputs = count
+
+
+@torch.no_grad()
+def output(model: Model, row: Sequence[int]) -> NDArray[np.float64]:
+    """The outputs that `Oracle.outputs` describes, computed by regard's reference modules."""
+    transformer, tokenizer = model.transformer, model.target_tokenizer
+    packed, start = Packed.of([list(row)]), [tokenizer.bos, *tokenizer.target_prefix]
+    if transformer.config.style == "decoder":
+        result = transformer(None, packed)
+    elif transformer.config.style == "encoder-decoder":
+        result = transformer(packed, Packed.of([start]))
+    else:
+        result = transformer(packed)
+    if transformer.config.style == "encoder-decoder":
+        result = result[-1:]
+    elif transformer.config.head == "pooling":
+        result = torch.nn.functional.normalize(result[0], dim=-1)
+    elif transformer.config.head == "classifier":
+        result = result[0]
+    numbers: NDArray[np.float64] = result.double().numpy()
+    return numbers
+
+
+def compare_decoding(
+    model: Model, oracle: Oracle, rows: Sequence[list[int]], receipt: Receipt
+) -> None:
+    """Compare the tokens of greedy decoding."""
+    if not model.config.model.has_decoder:
+        return
+    theirs = oracle.generate(rows, STEPS)
+    if theirs is None:
+        return
+    ours = greedy(model, rows, STEPS)
+    same = count = 0
+    for expected, tokens in zip(theirs, ours, strict=True):
+        pairs = zip(expected, tokens, strict=False)
+        same += next(
+            (i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(tokens))
+        )
+        same += expected == tokens  # the end of a text counts as a token
+        count += len(expected) + 1
+    if count:
+        receipt.greedy_tokens, receipt.same_greedy_tokens = count, same / count
+
+
+def greedy(model: Model, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+    """The tokens of greedy decoding of each row, without the forced prefix and the end."""
+    tokenizer = model.target_tokenizer
+    prefix = list(tokenizer.target_prefix)
+    requests = [
+        Request(list(row), prefix, len(prefix) + steps, tokenizer.bos, tokenizer.eos)
+        for row in rows
+    ]
+    options = DecodingConfig(beam=1, max_length=steps)
+    outputs = [p.token_ids for p in decode(model.transformer, requests, options)]
+    return [
+        [id for id in tokens[len(prefix) :] if id != tokenizer.eos][:steps] for tokens in outputs
+    ]
+
+
+def checksums(files: Iterable[Path], base: Path) -> dict[str, str]:
+    """The SHA-256 checksums of files, by their path relative to a folder."""
+    sums = {}
+    for path in files:
+        name = path.relative_to(base) if path.is_relative_to(base) else Path(path.name)
+        with path.open("rb") as file:
+            sums[name.as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
+
+
+def fields(receipt: Receipt) -> dict[str, Any]:
+    """The receipt for `--json`."""
+    return asdict(receipt) | {"passed": not receipt.failures, "failures": receipt.failures}

