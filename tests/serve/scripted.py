@@ -56,7 +56,10 @@ def pool_of(*models):
     def translator(source, target):
         return next(model for model in models if model.languages == (source, target))
 
-    return SimpleNamespace(of_task=lambda task: list(models), translator=translator)
+    scheduler = SimpleNamespace(check_room=lambda tokens: None)
+    return SimpleNamespace(
+        of_task=lambda task: list(models), translator=translator, scheduler=scheduler
+    )
 
 
 def run(model, text, form=Format(), **options):  # noqa: B008 - a constant

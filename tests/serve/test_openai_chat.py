@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import openai
 import pytest
 
 import regard
 from regard.config.sections import Config
+from regard.text.chat import ChatTemplate
 from serve.live import boxed, serve
 
 COLOURS = ("red", "green", "blue", "black", "white", "brown")
@@ -130,7 +133,7 @@ def test_logprobs(chat):
 
 
 def test_model_without_dialogues(chat):
-    with pytest.raises(openai.BadRequestError, match="was not trained on dialogues") as error:
+    with pytest.raises(openai.BadRequestError, match="was not trained on conversations") as error:
         chat("say blue", model="generate")
     assert error.value.param == "model"
 
@@ -159,3 +162,39 @@ def test_invalid_requests_name_the_field(client, options, field):
         client.chat.completions.create(**{"model": "dialogue", "messages": messages, **options})
     assert error.value.status_code in (400, 413)
     assert error.value.param == field
+
+
+def test_model_with_a_chat_template(model):
+    """A model with a template and two tokens that end a turn: both end the reply."""
+    tokenizer = model.tokenizer
+    source = (
+        "{{ bos_token }}{% for m in messages %}{{ m.content + '<sep>' }}{% endfor %}"
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    )
+    task = replace(model.task, template=ChatTemplate(source), dialogue=False)
+    chatty = regard.Model(model.config, model.transformer, task)
+    assert chatty.chat_template.turn_ends(tokenizer).ids == (tokenizer.sep, tokenizer.eos)
+    with (
+        serve(models={"chat": chatty}) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        create = client.chat.completions.create
+        messages = [{"role": "user", "content": "say <sep> blue"}]
+        options = {"model": "chat", "messages": messages, "temperature": 0, "max_tokens": 8}
+        whole = create(**options)
+        assert whole.usage.prompt_tokens == len("say <sep> blue")  # without special tokens
+        assert whole.choices[0].message.content == chatty.chat(
+            messages, temperature=0, max_length=8
+        )
+        parts = [chunk.choices[0].delta.content or "" for chunk in create(**options, stream=True)]
+        assert "".join(parts) == whole.choices[0].message.content
+        for wrong, message in (
+            (
+                [{"role": "system", "content": "x"}, *messages],
+                "refuses the conversation: no system",
+            ),
+            ([{"role": "user", "content": "x" * 99}], "the last message has 101 tokens"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=message) as error:
+                create(**{**options, "messages": wrong})
+            assert error.value.param == "messages"

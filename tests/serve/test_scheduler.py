@@ -120,6 +120,9 @@ def test_concurrent_requests_are_bit_identical_to_requests_alone():
             await asyncio.sleep(0.01)
             tasks[i].cancel()
             most = max(most, scheduler.running)
+        while most <= 3 and not all(task.done() for task in tasks):
+            await asyncio.sleep(0.001)
+            most = max(most, scheduler.running)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert (scheduler.running, scheduler.waiting, scheduler.outstanding) == (0, 0, 0)
         return results, most

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.decoding.predictions import Prediction
+from regard.text.stream import TextStream
 from regard.text.tokenizer import Tokenizer
 
 Span = tuple[int, int]  # first character, and the one after the last
@@ -85,7 +86,13 @@ def last_characters(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
     A token that ends within a character counts for that character.
     """
-    ends, characters = [], 0
+    ends, characters = list[int](), 0
+    if not tokenizer.exact:
+        stream, special = TextStream(tokenizer), tokenizer.special_ids
+        for token in ids:
+            characters += len(stream.add(token))
+            ends.append(-1 if token in special else max(0, characters - 1))
+        return ends
     for token in ids:
         piece = tokenizer.pieces[token]
         # Every character has one byte that does not continue another: 0b10xxxxxx continues.

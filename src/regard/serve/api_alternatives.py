@@ -122,8 +122,9 @@ async def find_place(
     Raises:
         ServiceError: text and prefix have more tokens than the model reads between two steps.
     """
-    kept = prefix.rstrip() if tokenizer.kind == "bpe" else prefix
-    ids = tokenizer.encode(kept)
+    kept = prefix.rstrip() if tokenizer.includes_space else prefix
+    forced = request.prefix  # the tokens with which every output begins
+    ids = [*forced, *tokenizer.encode(kept)]
     if (tokens := len(request.source) + len(ids)) > READ_TOKENS:
         raise bad_request(
             f"prefix: it has, with the text, {tokens} tokens, but at most {READ_TOKENS}", "prefix"
@@ -135,14 +136,14 @@ async def find_place(
         [token for token, _ in tokens if tokenizer.pieces[token].strip()]
         for tokens in scored.alternatives
     ]
-    if tokenizer.kind != "bpe":
+    if not tokenizer.includes_space:
         return Place(kept, len(ids), [[*ids, token] for token in likely[-1]])
     last = LAST_WORD.search(kept) if kept == prefix else None
     if last is None or not likely[-1] or not continues_word(tokenizer, likely[-1][0]):
         first = [token for token in likely[-1] if begins_word(tokenizer, token, kept, prefix)]
         return Place(kept, len(ids), [[*ids, token] for token in first])
     before, part = kept[: last.start()], last[0].encode()
-    earlier = tokenizer.encode(before)
+    earlier = [*forced, *tokenizer.encode(before)]
     whole = [token for token in likely[len(earlier)] if tokenizer.pieces[token].startswith(part)]
     ends = [token for token in likely[-1] if continues_word(tokenizer, token)]
     prefixes = [*([*earlier, token] for token in whole), *([*ids, token] for token in ends)]
@@ -157,8 +158,10 @@ def continues_word(tokenizer: Tokenizer, token: int) -> bool:
 def begins_word(tokenizer: Tokenizer, token: int, kept: str, prefix: str) -> bool:
     """Whether a token can begin a word after a prefix; kept: the prefix without a last space."""
     spaced = tokenizer.pieces[token].startswith(b" ")
-    if not kept or kept != prefix:
-        return spaced == bool(kept)
+    if not kept:  # some tokenizers add a space before a text
+        return spaced == tokenizer.pieces[tokenizer.encode("a")[0]].startswith(b" ")
+    if kept != prefix:
+        return spaced
     return not (LAST_WORD.search(kept) and continues_word(tokenizer, token))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import codecs
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from regard.serve.endpoint import Call, Interface
 from regard.serve.errors import Loading, ServiceError, bad_request
 from regard.serve.models import ServedModel
+from regard.text.stream import TextStream
 from regard.text.tokenizer import Tokenizer
 
 MOST_WEIGHTS = 2_000_000  # attention weights of a response: 5 MB of base64
@@ -56,8 +58,12 @@ def token_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> list[tuple[int, int
 
     A token can end inside a character: then this character belongs to it and to the next token.
     """
-    decoder, spans = codecs.getincrementaldecoder("utf-8")("replace"), []
+    decoder, spans = codecs.getincrementaldecoder("utf-8")("replace"), list[tuple[int, int]]()
     length, unfinished = 0, False  # characters so far, and whether one more has begun
+    if not tokenizer.exact:
+        stream = TextStream(tokenizer)
+        ends = list(accumulate((len(stream.add(id)) for id in ids), initial=0))
+        return list(pairwise(ends))
     for id in ids:
         piece = tokenizer.pieces[id]
         continues = bool(piece) and 0x80 <= piece[0] < 0xC0  # with the rest of a character

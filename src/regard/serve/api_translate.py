@@ -373,7 +373,10 @@ def describe_attention(part: Prediction) -> Weights | None:
         name: np.stack([layer.float().cpu().numpy() for layer in layers])
         for name, layers in part.attention.items()
     }  # [L, H, n, m]
-    decoder = stacks["decoder"]
+    if not stacks.keys() & {"decoder", "cross"}:  # a recurrent decoder without an encoder
+        return None
+    decoder = stacks.get("decoder", stacks.get("cross"))
+    assert decoder is not None
     return Weights(
         len(decoder), len(stacks.get("encoder", ())), decoder.shape[1], decoder.shape[2],
         stacks["cross"].shape[3] if "cross" in stacks else decoder.shape[3],

@@ -56,7 +56,7 @@ class ModelDescription(msgspec.Struct):
         int, Meta(ge=1, description="tokens of the longest text that it reads in one piece")
     ]
     labels: Annotated[list[str] | None, Meta(description="the labels, if it classifies")]
-    dialogue: Annotated[bool, Meta(description="whether it continues dialogues")]
+    dialogue: Annotated[bool, Meta(description="whether it continues conversations")]
 
 
 class ModelsResponse(msgspec.Struct):
@@ -83,7 +83,7 @@ def describe_model(served: ServedModel) -> ModelDescription:
         sum(parameter.numel() for parameter in model.transformer.parameters()),
         model.target_tokenizer.size, model.longest,
         model.labels if served.task == "classify" else None,
-        model.config.data.dialogue,
+        model.chat_template is not None,
     )  # fmt: skip
 
 

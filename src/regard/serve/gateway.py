@@ -113,6 +113,16 @@ class Gateway:
         pool = self._pool
         return pool is not None and pool.ready and not pool.scheduler.stopping
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request is being processed."""
+        return bool(self._exchanges)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the model's thread has ended although the service continues."""
+        return self._pool is not None and self._pool.scheduler.stopping and not self.stopping
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return

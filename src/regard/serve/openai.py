@@ -60,7 +60,7 @@ ENDPOINTS = [
         CompletionRequest, CompletionResponse, streams=True,
     ),
     Endpoint(
-        OPENAI, "POST", "/v1/chat/completions", chat, "Write the next turn of a dialogue.",
+        OPENAI, "POST", "/v1/chat/completions", chat, "Write the next turn of a conversation.",
         ChatRequest, ChatResponse, streams=True,
     ),
     Endpoint(

@@ -1,7 +1,7 @@
-"""Chat completions of the OpenAI interface, for models that were trained on dialogues.
+"""Chat completions of the OpenAI interface, for models with a chat template.
 
-Such a model (data.dialogue) reads and writes one turn per line. The messages of a request become
-lines, and the output ends at the end of its line.
+The template turns the messages of a request into tokens. The output ends at the token or text that
+ends a turn. If a conversation is too long, its oldest messages are left out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from regard.errors import InputError
 from regard.serve.endpoint import Call, check_texts
 from regard.serve.errors import bad_request
 from regard.serve.events import stream_events
-from regard.serve.models import ServedModel
+from regard.serve.models import ServedModel, in_thread
 from regard.serve.openai_choices import (
     Choice,
     Part,
@@ -32,8 +33,9 @@ from regard.serve.openai_format import (
     SamplingRequest,
     Usage,
     check_max_tokens,
-    token_ids,
 )
+from regard.tasks.chatting import ChatPrompt, chat_prompt
+from regard.tasks.generate import Generate
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text"):
@@ -43,7 +45,7 @@ class TextPart(msgspec.Struct, tag_field="type", tag="text"):
 
 
 class Message(msgspec.Struct):
-    """One turn of a dialogue."""
+    """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -55,15 +57,14 @@ class Message(msgspec.Struct):
             return [self.content]
         return [part.text for part in self.content]
 
-    @property
-    def line(self) -> str:
-        """The text in one line."""
-        lines = (line.strip() for text in self.texts for line in text.splitlines())
-        return " ".join(lines).strip()
+    def to_dict(self) -> dict[str, str]:
+        """The message for a chat template."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": "\n".join(self.texts)}
 
 
 class ChatRequest(SamplingRequest):
-    """Write the next turn of a dialogue."""
+    """Write the next turn of a conversation."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4_096)]
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -125,7 +126,7 @@ class ChatChoice(msgspec.Struct):
 
 
 class ChatResponse(msgspec.Struct):
-    """The replies to a dialogue."""
+    """The replies to a conversation."""
 
     id: str
     object: str
@@ -157,10 +158,10 @@ class ChatChunk(msgspec.Struct):
 
 async def chat(call: Call, request: ChatRequest) -> Any:
     model = call.pool.find("generate", request.model)
-    if not model.model.config.data.dialogue:
+    if model.model.chat_template is None:
         raise bad_request(
-            f"the model {model.name!r} was not trained on dialogues (data.dialogue=true): use "
-            "/v1/completions", "model",
+            f"the model {model.name!r} was not trained on conversations and has no chat template: "
+            "use /v1/completions", "model",
         )  # fmt: skip
     request.refuse(
         tools=(None, []), tool_choice=(None, "none", "auto"), functions=(None, []),
@@ -169,9 +170,11 @@ async def chat(call: Call, request: ChatRequest) -> Any:
     )  # fmt: skip
     if request.top_logprobs is not None and not request.logprobs:
         raise bad_request("top_logprobs is only allowed with logprobs=true", "top_logprobs")
+    prompt, most = await read_prompt(call, model, request), max_tokens(model, request)
     choices = make_choices(
-        call, model, request, await prompts(call, model, request), max_tokens(model, request),
-        stops=["\n", *request.stops], top=(request.top_logprobs or 0) if request.logprobs else None,
+        call, model, request, [list(prompt.request.source)], most, [prompt.request],
+        stops=[*prompt.ends.texts, *request.stops], ends=prompt.ends.ids,
+        top=(request.top_logprobs or 0) if request.logprobs else None,
     )  # fmt: skip
     name, created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
     if request.stream:
@@ -196,14 +199,22 @@ def max_tokens(model: ServedModel, request: ChatRequest) -> int:
     return min(model.model.config.decoding.max_length, model.limits.new_tokens)
 
 
-async def prompts(call: Call, model: ServedModel, request: ChatRequest) -> list[list[int]]:
-    """The token ids of the dialogue: one line for each message that is not empty."""
+async def read_prompt(call: Call, model: ServedModel, request: ChatRequest) -> ChatPrompt:
+    """The prompt for the next turn of the conversation.
+
+    Raises:
+        ServiceError: the messages have too much text, or the chat template refuses them.
+    """
     everything = "".join(text for message in request.messages for text in message.texts)
     check_texts(call, [everything], "messages")
-    if not (lines := [line for message in request.messages if (line := message.line)]):
-        raise bad_request("messages: all messages are empty: send a text", "messages")
-    text = "".join(f"{line}\n" for line in lines)
-    return await token_ids(call, text, model.model.tokenizer, "messages")
+    messages, most = [each.to_dict() for each in request.messages], max_tokens(model, request)
+    task, longest = model.model.of(Generate), model.model.longest
+    try:
+        return await in_thread(
+            lambda: chat_prompt(task, messages, longest, most), len(everything) + len(messages)
+        )
+    except InputError as error:
+        raise bad_request(f"messages: {error}", "messages") from None
 
 
 async def chunks(

@@ -7,7 +7,6 @@ not, because both use the updates of a stream.
 from __future__ import annotations
 
 import asyncio
-import codecs
 import secrets
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Sequence
@@ -26,7 +25,8 @@ from regard.serve.models import ServedModel
 from regard.serve.openai_format import SamplingRequest, Usage
 from regard.tasks.common import refuse_nan
 from regard.tasks.generate import Generate
-from regard.text.tokenizer import SPECIALS, Tokenizer
+from regard.text.stream import TextStream
+from regard.text.tokenizer import Tokenizer
 
 SEEDS = 2**63  # random seeds are below this
 SHARE = 8  # a stream scores its new tokens when they are this fraction of the scored ones
@@ -62,12 +62,13 @@ class GrowingText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int] = ()
-    ) -> None:
-        self.pieces, self.stops = tokenizer.pieces, stops
+        self, tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int] = (),
+        before: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """prompt: tokens that are part of the text; before: tokens that the text continues."""
+        self.stream, self.stops = TextStream(tokenizer, before), stops
         self.longest = max(map(len, stops), default=1)
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        parts = [self.decoder.decode(self.pieces[token]) for token in prompt]
+        parts = [self.stream.add(token) for token in prompt]
         self.text, self.stopped = "".join(parts), False
         self.starts = list(accumulate(map(len, parts), initial=0))[:-1]
         self.first = len(self.text)  # the place of the output: the prompt may have stop texts
@@ -75,11 +76,11 @@ class GrowingText:
     def add(self, token: int) -> None:
         """Add a token. The first bytes of a character wait for the others."""
         self.starts.append(len(self.text))
-        self._append(self.decoder.decode(self.pieces[token]))
+        self._append(self.stream.add(token))
 
     def end(self) -> None:
         """End the text. An incomplete character becomes U+FFFD."""
-        self._append(self.decoder.decode(b"", final=True))
+        self._append(self.stream.end())
 
     def _append(self, new: str) -> None:
         begin = max(self.first, len(self.text) - self.longest + 1)
@@ -107,6 +108,7 @@ class Choice:
         stops: the texts before which the output stops.
         top: the number of most probable tokens for each token; None: no log-probabilities.
         echo: whether the text begins with the prompt.
+        ends: the tokens that end a chat output; empty if this is not a chat: <eos> ends it.
         written: the number of decoded tokens so far, without <eos>.
     """
 
@@ -116,12 +118,21 @@ class Choice:
     stops: Sequence[str] = ()
     top: int | None = None
     echo: bool = False
+    ends: Sequence[int] = ()
     written: int = field(default=0, init=False)
 
     @property
     def read(self) -> int:
         """The number of tokens of the prompt that the model reads."""
-        return min(len(self.prompt), len(self.plan.requests[0].source))
+        source = list(self.plan.requests[0].source)
+        if self.ends:  # the special tokens of the template do not count
+            tokenizer = self.model.model.tokenizer
+            special = tokenizer.special_ids - {tokenizer.unk}
+            return sum(token not in special for token in source)
+        count = min(len(self.prompt), len(source))
+        while count and source[-count:] != self.prompt[-count:]:  # special tokens
+            count -= 1
+        return count
 
     @property
     def tokens(self) -> int:
@@ -134,14 +145,18 @@ class Choice:
         """The text, part by part or as one part. Closing the iterator cancels the request."""
         tokenizer = self.model.model.tokenizer
         tokens = list(self.prompt) if self.echo else []
-        text = GrowingText(tokenizer, self.stops, tokens)
+        before = () if self.echo else self.prompt
+        text = GrowingText(tokenizer, self.stops, tokens, before)
         characters = count = 0  # of the parts so far
-        stepwise = streaming or self.stops
+        stepwise = streaming or self.stops or len(self.ends) > 1
+        [request] = self.plan.requests
         source = self.model.stream(self.plan) if stepwise else self._output()
         async with aclosing(source) as updates:
             async for output, prediction in updates:
                 for token in output[self.written :]:
-                    if token == tokenizer.eos or text.stopped:
+                    if token in self.ends and token != request.eos:
+                        text.stopped = True
+                    if token == request.eos or text.stopped:
                         break
                     text.add(token)
                     tokens.append(token)
@@ -176,8 +191,9 @@ class Choice:
         tokenizer, transformer = self.model.model.tokenizer, self.model.model.transformer
         [request], unread, top = self.plan.requests, 0, self.top or 0
         if self.echo:  # of a long prompt, the model does not read the beginning
-            unread = min(len(tokens), len(self.prompt) - len(request.source) + 1)
-            request = Request(request.source[:1])
+            first = len(request.source) - self.read  # the number of special tokens
+            unread = min(len(tokens), len(self.prompt) - self.read + (first == 0))
+            request = replace(request, source=request.source[: max(1, first)])
         output = tokens[unread:]
 
         def score_all(pairs: list[tuple[Request, list[int]]]) -> list[Scored]:
@@ -212,8 +228,8 @@ def finish_reason(text: GrowingText, prediction: Prediction | None) -> str | Non
 
 def spelling(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
     """The text and the bytes of a token; "bytes:\\xe4" if they are not complete characters."""
-    if token < len(SPECIALS):
-        return SPECIALS[token], b""
+    if token in tokenizer.special_ids:
+        return tokenizer.tokens([token])[0], b""
     content = tokenizer.pieces[token]
     try:
         return content.decode(), content
@@ -223,7 +239,7 @@ def spelling(tokenizer: Tokenizer, token: int) -> tuple[str, bytes]:
 
 def make_choices(
     call: Call, model: ServedModel, request: SamplingRequest, prompts: Sequence[list[int]],
-    max_tokens: int, **options: Any,
+    max_tokens: int, requests: Sequence[Request] = (), **options: Any,
 ) -> list[Choice]:  # fmt: skip
     """The choices for prompts: `request.n` for each prompt, each with its own random seed.
 
@@ -233,6 +249,7 @@ def make_choices(
         request: the options of sampling.
         prompts: the token ids of each prompt, of which the model reads as many as it can.
         max_tokens: the largest number of tokens of each choice; 0: the model writes nothing.
+        requests: the request for each prompt; if empty, requests are created from the prompts.
         **options: attributes of the choices.
 
     Raises:
@@ -257,10 +274,13 @@ def make_choices(
     seed = secrets.randbits(63) if request.seed is None else request.seed
     task, tokenizer = model.model.of(Generate), model.model.tokenizer
     choices = []
+    if not requests:
+        every = (task.request_of(prompt, model.model.longest) for prompt in prompts)
+        requests = [replace(each, limit=max_tokens) for each in every]
     for i in range(count):
         prompt = prompts[i // n]
         plan = DecodingPlan(
-            [replace(task.request_of(prompt, model.model.longest), limit=max_tokens)],
+            [requests[i // n]],
             replace(decoding, seed=(seed + i) % SEEDS), (tokenizer, tokenizer), check_predictions,
         )  # fmt: skip
         choices.append(Choice(model, prompt, plan, **options))

@@ -69,7 +69,7 @@ async def embed(call: Call, request: EmbeddingRequest) -> EmbeddingResponse:
         (model, "embed rows"), compute, rows, list(map(len, rows))
     )
     refuse_nan(float(vector.sum()) for vector in vectors)
-    count = sum(len(row) - 1 for row in rows)
+    count = sum(min(len(ids), task.text_room()) for ids in texts)  # without special tokens
     as_text = request.encoding_format == "base64"
     data = [
         Embedding(i, to_base64(vector) if as_text else vector.tolist())

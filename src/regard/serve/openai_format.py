@@ -10,7 +10,7 @@ import msgspec
 from regard.serve.endpoint import Call, Interface, check_texts
 from regard.serve.errors import ServiceError, bad_request
 from regard.serve.models import ServedModel, in_thread
-from regard.text.tokenizer import SPECIALS, Tokenizer
+from regard.text.tokenizer import Tokenizer
 
 LONGEST_STOP = 256  # characters of a stop text
 
@@ -82,10 +82,12 @@ def check_ids(
             413, f"{field}: {count} token ids, but at most {limits.characters}: send fewer",
             code="too_large", field=field,
         )  # fmt: skip
-    least, most = len(SPECIALS), tokenizer.size - 1
+    least, most, special = int(tokenizer.text_ids[0]), tokenizer.size - 1, tokenizer.special_ids
     for id in (id for row in rows for id in row):
         if not least <= id <= most:
             raise bad_request(f"{field}: token id {id} is not from {least} to {most}", field)
+        if id in special:
+            raise bad_request(f"{field}: token id {id} is a special token: leave it out", field)
     return rows
 
 

@@ -215,14 +215,23 @@ class Scheduler:
         job.tokens = sum(map(job.queue_tokens, job.waiting))
         return job
 
-    def _submit(self, job: Job) -> None:
-        """Put a job into the queue."""
+    def check_room(self, tokens: int) -> None:
+        """Check that the queue has room for a job of at least this many tokens. Handlers call this
+        before they process a text, so that rejecting a request is cheap.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
         most: float = self.queue_tokens
         if time.monotonic() - self._busy_since > SPEED_WINDOW / 2 and self.waiting:
             most = min(most, self.most_wait * self.speed())
-        excess = self.outstanding + job.tokens - most
+        excess = self.outstanding + tokens - most
         if self._jobs and excess > 0:
             raise Overloaded(min(excess / self.speed(), self.most_wait))
+
+    def _submit(self, job: Job) -> None:
+        """Put a job into the queue."""
+        self.check_room(job.tokens)
         with self._work:
             if self.stopping:
                 raise stopping_error()

@@ -39,6 +39,8 @@ BEYOND = 64  # connections beyond the limit that get an error, or a response of 
 IDLE_SECONDS = 0.5  # after which a connection without a request gives way to a new one
 FILES = 256  # open files in addition to the connections
 BACKLOG = 2_048  # connections that wait until they are accepted
+COLLECTIONS = 10  # young collections before a full collection while no request runs
+MOST_COLLECTIONS = 50_000  # young collections before a full one even while requests run
 SWITCH_SECONDS = 0.001  # after which the model's thread lets the event loop run
 
 
@@ -180,7 +182,17 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:
             self.gateway.update_metrics()
+        self._collect_garbage()
+        if self.gateway.failed:  # exit, so that a supervisor can restart the process
+            self.should_exit = True
         return await super().on_tick(counter)
+
+    def _collect_garbage(self) -> None:
+        """Run full garbage collections while no request runs. Python would run them at any time,
+        and each takes 0.1 seconds if hundreds of requests wait; young ones take milliseconds."""
+        count = gc.get_count()[2]
+        if count > (MOST_COLLECTIONS if self.gateway.busy else COLLECTIONS):
+            gc.collect()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, finish what was accepted, cancel the rest after `Settings.drain`."""
@@ -236,6 +248,7 @@ class Service:
 
         Raises:
             InputError: a model cannot be loaded.
+            RuntimeError: the model's thread has failed.
         """
         server = self.server
         self._url = url_of(sockets[0], self.settings.certificate is not None)
@@ -259,7 +272,8 @@ class Service:
             self._pool.scheduler.stop()
         if self._error is not None:
             raise self._error
-        assert server.signal is not None
+        if server.signal is None:
+            raise RuntimeError("the model's thread has stopped")
         return server.signal
 
     def _load(self) -> None:
@@ -294,6 +308,7 @@ class Service:
         pool.load(self.names, self.device, self.dtype, mapped=workers > 1)
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*gc.get_threshold()[:2], 100 * MOST_COLLECTIONS)  # see _collect_garbage
         gc.enable()
         if on_cpu:
             release_freed_memory()  # memory of copies of the weights

@@ -19,6 +19,8 @@ from regard.serve.passage import SEPARATE, Candidate, Output, Sentence
 from regard.tasks.joining import best_combinations
 
 AUTO = "auto"
+CHARACTERS = 2  # at most, per token in the queue: each token counts twice, as input and as output,
+# and most tokens of a text have at most four characters
 MOST_ALTERNATIVES = 9
 PLAIN = Format()
 
@@ -64,8 +66,10 @@ async def translate(
 
     Raises:
         ServiceError: no model translates between the languages.
+        Overloaded: the queue is full.
     """
     size = sum(map(len, texts))
+    pool.scheduler.check_room(size // CHARACTERS)
     documents = await in_thread(lambda: [read_document(text, form) for text in texts], size)
     detected: list[DetectedLanguage | None] = [None] * len(texts)
     if source == AUTO:
