@@ -11,6 +11,8 @@ COMMANDS = {
     "decode": "translation, compared with Hugging Face generate and CTranslate2",
     "encoders": "BERT shapes, compared with Hugging Face, CTranslate2 and ONNX Runtime",
     "generators": "GPT-2 shape, compared with Hugging Face generate and CTranslate2",
+    "chat": "a small pretrained Llama, compared with llama.cpp, Hugging Face and CTranslate2",
+    "embed": "a pretrained sentence encoder, compared with sentence-transformers and ONNX Runtime",
     "scaling": "growth of time and memory with length, batch, width and layers",
     "startup": "time from the command to the first optimiser step",
     "latency": "time from the command to the output, with the shipped models",

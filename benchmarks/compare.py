@@ -34,6 +34,8 @@ PEERS = {  # name: its name in tables, and the packages that it needs
     "huggingface": ("Hugging Face", ["transformers"]),
     "ctranslate2": ("CTranslate2", ["transformers", "ctranslate2"]),
     "onnxruntime": ("ONNX Runtime", ["transformers", "onnx", "onnxruntime"]),
+    "llama.cpp": ("llama.cpp", ["llama_cpp", "gguf"]),
+    "sentence-transformers": ("sentence-transformers", ["sentence_transformers"]),
     "pytorch": ("regard by PyTorch", []),  # without the C++ code, to show its gain
 }
 CPU_ONLY = ("ctranslate2", "onnxruntime", "pytorch")
@@ -61,10 +63,11 @@ class Cell:
 
     work: str
     request: tuple[Any, ...]
-    tokens: int  # real tokens of one call, the same for all programs
+    tokens: int  # real tokens of one call (or what `unit` counts), the same for all programs
     check: Callable[[Any], str | None]  # returns what is wrong with an output
     limits: dict[str, float]  # tokens per second, for each precision
     workers: int = 2  # maximum number of workers of a program: one sentence cannot be split
+    unit: str = "tokens/s"
 
 
 def turns(
@@ -118,7 +121,7 @@ def compare(cell: Cell, programs: dict[Entrant, Program], repeats: int, log: Rat
     able = {entrant: program for entrant, program in programs.items()
             if entrant.workers <= cell.workers}  # fmt: skip
     times, others = turns(cell, able, repeats)
-    show(cell.work, times, cell.tokens, cell.limits, log, others)
+    show(cell.work, times, cell.tokens, cell.limits, log, others, cell.unit)
 
 
 def show(
@@ -128,6 +131,7 @@ def show(
     limits: dict[str, float],
     log: RatioLog,
     others: float = 0.0,
+    unit: str = "tokens/s",
 ) -> None:
     """Print the speed of each program, and log a row for each precision of regard and each peer.
 
@@ -136,6 +140,7 @@ def show(
         tokens: tokens of one call.
         limits: tokens per second, for each precision.
         others: load of other processes as a fraction of the cores.
+        unit: of the speed.
     """
     speeds = {entrant: tokens / statistics.median(t) for entrant, t in times.items()}
     parts = {entrant: speed / limits[entrant.dtype] for entrant, speed in speeds.items()}
@@ -147,15 +152,13 @@ def show(
         uneven = set(times)
     for entrant, speed in speeds.items():
         note = "  NOISY: not counted" if entrant in uneven else ""
-        print(
-            f"  {entrant.label:32}{speed:10,.0f} tokens/s {parts[entrant]:6.1%} of the limit{note}"
-        )
+        print(f"  {entrant.label:32}{speed:10,.0f} {unit} {parts[entrant]:6.1%} of the limit{note}")
     own = [entrant for entrant in speeds if entrant.name == OURS]
     peers = [entrant for entrant in speeds if entrant.name != OURS]
     for entrant, peer in product(own, peers):
         if not {entrant, peer} & uneven:
             log.add(
-                work, entrant.dtype, speeds[entrant], "tokens/s", peer.label, speeds[peer],
+                work, entrant.dtype, speeds[entrant], unit, peer.label, speeds[peer],
                 parts[entrant],
             )  # fmt: skip
     if own and peers:

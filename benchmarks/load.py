@@ -188,9 +188,8 @@ async def run_closed_loop(
 
 def open_loop(
     port: int, contents: Sequence[bytes], rate: float, seconds: float, connections: int
-) -> tuple[Load, list[Answer]]:
-    """Send requests at a constant rate, without waiting for answers, and request /health ten times
-    a second.
+) -> Load:
+    """Send requests at a constant rate, without waiting for answers.
 
     Args:
         port: the port of the service on 127.0.0.1.
@@ -200,17 +199,16 @@ def open_loop(
         connections: the largest number of open connections; further requests are not sent.
 
     Returns:
-        The load, and the answers of /health.
+        The load.
     """
     return asyncio.run(run_open_loop(port, contents, rate, seconds, connections))
 
 
 async def run_open_loop(
     port: int, contents: Sequence[bytes], rate: float, seconds: float, connections: int
-) -> tuple[Load, list[Answer]]:
+) -> Load:
     idle: list[Client] = []
     answers: list[Answer] = []
-    health: list[Answer] = []
     running: set[asyncio.Task[None]] = set()
     opened = turn = unsent = 0
     cpu, began = time.process_time(), time.perf_counter()
@@ -230,14 +228,6 @@ async def run_open_loop(
         else:
             idle.append(client)
 
-    async def watch() -> None:
-        while time.perf_counter() < ended:
-            client = await Client.connect(port)
-            health.append(await client.request(-1, GET_HEALTH))
-            client.close()
-            await asyncio.sleep(0.1)
-
-    watching = asyncio.ensure_future(watch())
     while (now := time.perf_counter()) < ended:
         while turn < (now - began) * rate:
             turn += 1
@@ -258,10 +248,26 @@ async def run_open_loop(
         _, late = await asyncio.wait(running, timeout=GRACE)
         if late:
             raise NoAnswer(f"{len(late)} requests had no answer after {GRACE:.0f} s")
-    await watching
     for client in idle:
         client.close()
-    return Load(answers, began, ended, processor, unsent=unsent), health
+    return Load(answers, began, ended, processor, unsent=unsent)
+
+
+def watch_health(port: int, seconds: float) -> list[Answer]:
+    """Request /health ten times a second. This belongs in a process of its own: in the process of
+    the load generator it would also measure how long that process is busy."""
+
+    async def watch() -> list[Answer]:
+        answers = []
+        ended = time.perf_counter() + seconds
+        while time.perf_counter() < ended:
+            client = await Client.connect(port)
+            answers.append(await client.request(-1, GET_HEALTH))
+            client.close()
+            await asyncio.sleep(0.1)
+        return answers
+
+    return asyncio.run(watch())
 
 
 def take_turns(port: int, texts: Sequence[str]) -> list[tuple[float, float]]:

@@ -43,14 +43,19 @@ class Graph:
         return name
 
 
-def export(config: ModelConfig, folder: Path) -> None:
-    """Write float32.onnx and int8.onnx."""
+def export(config: ModelConfig, folder: Path, model: Any = None) -> None:
+    """Write float32.onnx and int8.onnx.
+
+    Args:
+        model: a BertModel of Hugging Face; None: one with random weights.
+    """
     import onnx
     from onnx import TensorProto, helper
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     torch.manual_seed(0)
-    weights = {name: value.detach().numpy() for name, value in bert(config).state_dict().items()}
+    model = bert(config) if model is None else model
+    weights = {name: value.detach().numpy() for name, value in model.state_dict().items()}
     graph = Graph()
     x = encoder(graph, config, weights)
     graph_proto = helper.make_graph(

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.load import Answer, Load, closed_loop, in_order, open_loop
+from benchmarks.load import Answer, Load, closed_loop, in_order, open_loop, watch_health
 from benchmarks.serve import percentile, reached, requests
 from benchmarks.servers import Server, regard_service, running
 from regard import load as load_model
@@ -108,7 +108,7 @@ def overload(server: Server, options: argparse.Namespace) -> bool:
     model = load_model(MODEL, "cpu")
     tokens = sum(queue_size(model, text) for text in texts) / len(texts)
     del model
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as generator:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as generator:
         alone = generator.submit(in_order, server.port, contents).result()
         expected = [json.loads(answer.body)["translatedText"] for answer in alone]
         capacity = generator.submit(
@@ -125,10 +125,11 @@ def overload(server: Server, options: argparse.Namespace) -> bool:
             open_loop, server.port, contents, options.times * rate, options.seconds,
             options.connections,
         )  # fmt: skip
+        watching = generator.submit(watch_health, server.port, options.seconds)
         while not future.done():
             time.sleep(SAMPLING)
             memory.append(server.memory())
-        load, health = future.result()
+        load, health = future.result(), watching.result()
     outcome = Outcome.of(load, expected)
     good = show_answers(load, outcome, rate, tokens)
     show_health(health)

@@ -40,6 +40,7 @@ from regard.config.parameters import operations
 from regard.tasks.batches import packed
 from regard.tasks.configuration import make_config
 from regard.tasks.sequences import arrange
+from regard.text.tokenizer import Tokenizer
 from regard.training.distributed import Processes
 from regard.training.losses import Batch, Loss, token_loss
 from regard.training.progress import Progress
@@ -61,6 +62,7 @@ class Sentences:
     def __init__(self, samples: Batches) -> None:
         self.sources = [x.numpy() for sources, _ in samples for x in sources]
         self.targets = [x.numpy() for _, targets in samples for x in targets]
+        self.tokenizers = (Tokenizer("byte"),) * 2  # only their special tokens are used
 
     def sizes(self, store: Any) -> list[NDArray[Any]]:
         sides = [side for side in (self.sources, self.targets) if side]
@@ -71,7 +73,8 @@ class Sentences:
     ) -> Batch:
         targets = [self.targets[i] for i in examples]
         if self.sources:
-            return arrange("encoder-decoder", [self.sources[i] for i in examples], targets, device)
+            sources = [self.sources[i] for i in examples]
+            return arrange(self.tokenizers, "encoder-decoder", sources, targets, device)
         labels = torch.from_numpy(np.concatenate(targets)).to(device, non_blocking=True)
         return Batch(None, packed(targets, device), labels)
 
