@@ -106,7 +106,7 @@ def overload(server: Server, options: argparse.Namespace) -> bool:
     texts = make_texts(options.data)
     contents = requests(texts)
     model = load_model(MODEL, "cpu")
-    tokens = sum(queue_size(model, text) for text in texts) / len(texts)
+    sizes = [queue_size(model, text) for text in texts]
     del model
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as generator:
         alone = generator.submit(in_order, server.port, contents).result()
@@ -116,9 +116,10 @@ def overload(server: Server, options: argparse.Namespace) -> bool:
         ).result()
         check_capacity(capacity, expected)
         rate = capacity.rate
+        speed = rate * sum(sizes) / len(sizes)
         print(
-            f"capacity with {CLIENTS} clients: {rate:.1f} requests/s, {rate * tokens:,.0f} tokens "
-            "of the queue/s", flush=True,
+            f"capacity with {CLIENTS} clients: {rate:.1f} requests/s, {speed:,.0f} tokens of the "
+            "queue/s", flush=True,
         )  # fmt: skip
         memory = [server.memory()]
         future = generator.submit(
@@ -131,7 +132,7 @@ def overload(server: Server, options: argparse.Namespace) -> bool:
             memory.append(server.memory())
         load, health = future.result(), watching.result()
     outcome = Outcome.of(load, expected)
-    good = show_answers(load, outcome, rate, tokens)
+    good = show_answers(load, outcome, sizes, speed)
     show_health(health)
     return show_memory(memory) and good
 
@@ -142,16 +143,22 @@ def check_capacity(load: Load, expected: list[str]) -> None:
         raise SystemExit(f"the service fails below its capacity: {Counter(outcome.wrong)}")
 
 
-def show_answers(load: Load, outcome: Outcome, capacity: float, tokens: float) -> bool:
-    """Print what became of the requests; returns whether all answers are right."""
+def show_answers(load: Load, outcome: Outcome, sizes: list[int], capacity: float) -> bool:
+    """Print what became of the requests; returns whether all answers are right.
+
+    Args:
+        sizes: the tokens of the queue that each text takes.
+        capacity: tokens of the queue per second, below the capacity of the service.
+    """
     seconds = load.ended - load.began
     last = max(answer.received for answer in load.answers)
-    rate = len(outcome.accepted) / (last - load.began)
+    # Short texts are accepted more often than long ones, so rates are compared in tokens.
+    speed = sum(sizes[answer.index] for answer in outcome.accepted) / (last - load.began)
     print(
         f"{len(load.answers) / seconds:.1f} requests/s for {seconds:.0f} s: "
-        f"{len(outcome.accepted):,} accepted ({rate:.1f}/s, {rate / capacity:.0%} of the "
-        f"capacity), {len(outcome.refused):,} refused, {len(outcome.wrong)} wrong: "
-        f"{reached(not outcome.wrong)}"
+        f"{len(outcome.accepted):,} accepted ({speed:,.0f} tokens of the queue/s, "
+        f"{speed / capacity:.0%} of the capacity), {len(outcome.refused):,} refused, "
+        f"{len(outcome.wrong)} wrong: {reached(not outcome.wrong)}"
     )
     for problem, count in Counter(outcome.wrong).most_common():
         print(f"  {count:,} times: {problem}")
@@ -167,7 +174,7 @@ def show_answers(load: Load, outcome: Outcome, capacity: float, tokens: float) -
         )
     if outcome.accepted:
         times = [answer.seconds for answer in outcome.accepted]
-        bound = SLACK * Limits.queue_tokens / (rate * tokens)
+        bound = SLACK * Limits.queue_tokens / speed
         late = percentile(times, 0.99)
         print(
             f"  accepted: p50 {percentile(times, 0.5):.2f} s, p99 {late:.2f} s, longest "

@@ -208,10 +208,10 @@ def test_answers_of_an_overload_are_compared_with_those_of_texts_alone(capsys):
     answers = [answer(), answer(429, "busy", retry_after="3"), answer(index=1)]
     outcome = Outcome.of(Load(answers, 0.0, 1.0, 0.0), EXPECTED)
     assert (len(outcome.accepted), len(outcome.refused), len(outcome.wrong)) == (1, 1, 1)
-    assert not overload.show_answers(Load(answers, 0.0, 1.0, 0.0), outcome, 1.0, 100.0)
+    assert not overload.show_answers(Load(answers, 0.0, 1.0, 0.0), outcome, [100, 100], 100.0)
     assert "1 times: a translation that differs" in capsys.readouterr().out
     outcome.wrong.clear()
-    assert overload.show_answers(Load(answers, 0.0, 1.0, 0.0), outcome, 1.0, 100.0)
+    assert overload.show_answers(Load(answers, 0.0, 1.0, 0.0), outcome, [100, 100], 100.0)
 
 
 def test_memory_that_grows_after_the_first_fifth_fails():
