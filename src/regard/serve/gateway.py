@@ -8,6 +8,7 @@ loaded; other requests wait until the endpoints exist.
 from __future__ import annotations
 
 import asyncio
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,7 @@ class Gateway:
         self._pages = Router(page_routes())
         self._memory = BodyMemory(BODIES * settings.limits.body_bytes)
         self._exchanges: set[Exchange] = set()  # requests that are being answered
+        self._answered = time.monotonic()  # when the last request was answered, except for OWN
         self._app: Starlette | None = None
         self._pool: ModelPool | None = None
         self._opened = asyncio.Event()
@@ -119,6 +121,13 @@ class Gateway:
         return bool(self._exchanges)
 
     @property
+    def idle_seconds(self) -> float:
+        """The time since a request was processed, without those for the state of the service."""
+        if any(exchange.path not in OWN for exchange in self._exchanges):
+            return 0.0
+        return time.monotonic() - self._answered
+
+    @property
     def failed(self) -> bool:
         """Whether the model's thread has ended although the service continues."""
         return self._pool is not None and self._pool.scheduler.stopping and not self.stopping
@@ -133,6 +142,8 @@ class Gateway:
         finally:
             self._exchanges.remove(exchange)
             exchange.release()
+            if exchange.path not in OWN:
+                self._answered = time.monotonic()
             self.metrics.count(*self._measured(exchange))
             if self.settings.access_log:
                 self.log(exchange.log_line(self.settings.json_log))

@@ -41,6 +41,7 @@ FILES = 256  # open files in addition to the connections
 BACKLOG = 2_048  # connections that wait until they are accepted
 COLLECTIONS = 10  # young collections before a full collection while no request runs
 MOST_COLLECTIONS = 50_000  # young collections before a full one even while requests run
+TRIM_SECONDS = 3.0  # without requests, after which freed memory returns to the system
 SWITCH_SECONDS = 0.001  # after which the model's thread lets the event loop run
 
 
@@ -150,6 +151,8 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn_config(gateway))
         self.gateway = gateway
         self.signal: int | None = None  # the signal that ended the service
+        self.release_memory: Callable[[], None] | None = None  # set when the models are loaded
+        self._trimmed = True  # whether freed memory was returned since the last request
         gateway.connections = self.connections
 
     def connections(self) -> int:
@@ -183,6 +186,7 @@ class Server(uvicorn.Server):
         if counter % 10 == 0:
             self.gateway.update_metrics()
         self._collect_garbage()
+        self._trim_memory()
         if self.gateway.failed:  # exit, so that a supervisor can restart the process
             self.should_exit = True
         return await super().on_tick(counter)
@@ -193,6 +197,16 @@ class Server(uvicorn.Server):
         count = gc.get_count()[2]
         if count > (MOST_COLLECTIONS if self.gateway.busy else COLLECTIONS):
             gc.collect()
+
+    def _trim_memory(self) -> None:
+        """Return freed memory to the system when the service is idle. Under load it is kept, because
+        the next decoding step needs it again."""
+        if self.gateway.idle_seconds < TRIM_SECONDS:
+            self._trimmed = False
+        elif not self._trimmed and self.release_memory is not None:
+            self._trimmed = True
+            gc.collect()
+            asyncio.get_running_loop().run_in_executor(None, self.release_memory)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, finish what was accepted, cancel the rest after `Settings.drain`."""
@@ -313,6 +327,7 @@ class Service:
         if on_cpu:
             release_freed_memory()  # memory of copies of the weights
             keep_freed_memory()
+            self.server.release_memory = release_freed_memory
         self._report(f"ready at {self._url}: {', '.join(pool.models)}")
 
 
