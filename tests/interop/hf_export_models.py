@@ -10,7 +10,7 @@ from torch import nn
 
 from regard import Transformer
 from regard.config.model import ModelConfig
-from regard.interop.export_hf import write
+from regard.interop.hf.write import write
 from regard.model.positions import sinusoids
 from regard.predictor.model import Model
 from regard.tasks.configuration import make_config

@@ -16,9 +16,9 @@ import os
 import sys
 from pathlib import Path
 
-from regard.interop import marian
 from regard.interop.folder import make_model
-from regard.interop.marian_oracle import MarianOracle
+from regard.interop.marian import read as marian
+from regard.interop.marian.oracle import MarianOracle
 from regard.tasks.bleu import bleu
 from tests.downloads import package
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from regard.interop import gguf_read
 from regard.interop.folder import make_model
+from regard.interop.gguf import read as gguf_read
 from regard.interop.proof import DIFFICULT, greedy
 from regard.text.batching import Packed
 from regard.text.builtin import builtin_corpus

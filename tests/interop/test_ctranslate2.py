@@ -16,7 +16,7 @@ from interop.tiny_models import BPE, BYTE, OPTIONS, SENTENCES, rows_of, tiny_mod
 from regard import InputError, ModelConfig, Packed, Tokenizer
 from regard.config.model import CHOICES
 from regard.decoding.generate import generate
-from regard.interop.export_ctranslate2 import RULES, oracle, write
+from regard.interop.ctranslate2 import RULES, oracle, write
 from regard.interop.expressible import missing, refusals
 from regard.interop.runtime_files import token_names
 from regard.text.external import ExternalTokenizer

@@ -14,9 +14,9 @@ from gguf import GGMLQuantizationType as Type
 
 from interop.gguf_files import entry, header, random_tensors, string, write
 from regard.errors import InputError
-from regard.interop import gguf_read
-from regard.interop.gguf_file import read_file, write_file
-from regard.interop.gguf_types import BLOCKS, NAMES, dequantise
+from regard.interop.gguf import read as gguf_read
+from regard.interop.gguf.file import read_file, write_file
+from regard.interop.gguf.types import BLOCKS, NAMES, dequantise
 
 
 @pytest.mark.parametrize("type", [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1])
@@ -204,7 +204,7 @@ def test_absurd_counts_need_little_memory(tmp_path):
         files.append(tmp_path / f"{number}.gguf")
         files[-1].write_bytes(DAMAGED[name][0] + bytes(2**20))
     code = (
-        "import resource, sys; from pathlib import Path; from regard.interop import gguf_read\n"
+        "import resource, sys; from pathlib import Path; from regard.interop.gguf import read as gguf_read\n"
         "from regard.errors import InputError\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 300 * 2**20,) * 2)\n"

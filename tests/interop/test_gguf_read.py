@@ -8,9 +8,10 @@ from gguf import GGMLQuantizationType as Type
 
 from interop.gguf_files import BASE, CONTEXT, V, logits, random_tensors, write
 from regard.errors import InputError
-from regard.interop import gguf_file, gguf_read
 from regard.interop.folder import make_model
 from regard.interop.formats import recognise
+from regard.interop.gguf import file as gguf_file
+from regard.interop.gguf import read as gguf_read
 from regard.model.transformer import Transformer
 from regard.text.batching import Packed
 

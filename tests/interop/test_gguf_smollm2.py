@@ -5,8 +5,8 @@
 
 import pytest
 
-from regard.interop import gguf_read
 from regard.interop.folder import make_model
+from regard.interop.gguf import read as gguf_read
 from regard.interop.proof import greedy
 from tests.interop import parity_smollm2 as parity
 

@@ -9,8 +9,8 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from regard.errors import InputError
-from regard.interop.gguf_file import read_file, write_file
-from regard.interop.gguf_tokenizer import PRE, read_tokenizer, splitter, write_tokenizer
+from regard.interop.gguf.file import read_file, write_file
+from regard.interop.gguf.tokenizer import PRE, read_tokenizer, splitter, write_tokenizer
 from regard.text.builtin import builtin_corpus
 from regard.text.imported import ImportedTokenizer, SpecialTokens
 from regard.text.tokenizer import SIGNS, Tokenizer

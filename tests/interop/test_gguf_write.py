@@ -8,8 +8,9 @@ import torch
 
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.interop import gguf_read, gguf_write
 from regard.interop.folder import TEMPLATE
+from regard.interop.gguf import read as gguf_read
+from regard.interop.gguf import write as gguf_write
 from regard.model.transformer import Transformer
 from regard.predictor.model import Model
 from regard.tasks.configuration import make_config

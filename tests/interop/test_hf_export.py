@@ -12,10 +12,10 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.interop.export_hf import architecture_of, oracle
-from regard.interop.export_hf_options import ARCHITECTURES, choose
 from regard.interop.folder import make_model
-from regard.interop.hugging_face import read
+from regard.interop.hf.read import read
+from regard.interop.hf.write import architecture_of, oracle
+from regard.interop.hf.write_options import ARCHITECTURES, choose
 from regard.interop.proof import Receipt, compare, default_texts, greedy
 from regard.text.batching import Packed
 from regard.text.external import as_tokenizer

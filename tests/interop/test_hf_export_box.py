@@ -6,9 +6,9 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
 import regard
-from regard.interop.export_hf import architecture_of, oracle
 from regard.interop.folder import make_model
-from regard.interop.hugging_face import read
+from regard.interop.hf.read import read
+from regard.interop.hf.write import architecture_of, oracle
 from regard.interop.proof import Receipt, compare, default_texts
 from regard.text.builtin import builtin_corpus
 from tests.downloads import package

@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from regard.errors import InputError
-from regard.interop.export_hf import architecture_of, oracle
-from regard.interop.export_hf_restore import restore, unscaled
 from regard.interop.folder import make_model
-from regard.interop.hugging_face import oracle as reading_oracle
-from regard.interop.hugging_face import read
+from regard.interop.hf.read import oracle as reading_oracle
+from regard.interop.hf.read import read
+from regard.interop.hf.restore import restore, unscaled
+from regard.interop.hf.write import architecture_of, oracle
 from regard.interop.proof import Receipt, compare
 from tests.interop.hf_export_models import exported, learned, make
 from tests.interop.test_hf_export import LEARNED, LLAMA, NORMED, PRE

@@ -9,7 +9,7 @@ from tokenizers.models import WordPiece
 from transformers import AutoConfig, AutoTokenizer
 
 from regard.errors import InputError
-from regard.interop.export_hf_tokenizer import tokenizer_files
+from regard.interop.hf.write_tokenizer import tokenizer_files
 from regard.interop.proof import DIFFICULT
 from regard.text.imported import ImportedTokenizer, SpecialTokens
 from regard.text.tokenizer import Tokenizer

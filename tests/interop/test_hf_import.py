@@ -21,8 +21,8 @@ from interop.hf_models import (
 )
 from regard import Packed, Transformer
 from regard.interop.folder import make_model
-from regard.interop.hf_vocabulary import QWEN2
-from regard.interop.hugging_face import oracle, read
+from regard.interop.hf.read import oracle, read
+from regard.interop.hf.vocabulary import QWEN2
 from regard.interop.proof import Receipt, compare, default_texts
 
 BERT = {

@@ -24,7 +24,7 @@ from interop.hf_models import (
 from interop.test_hf_import import BERT, DECODERS, LLAMA, SEQ2SEQ
 from regard.errors import InputError
 from regard.interop.folder import make_model
-from regard.interop.hugging_face import oracle, read
+from regard.interop.hf.read import oracle, read
 from regard.interop.proof import Receipt, compare, default_texts
 from regard.tasks.metrics import spearman
 

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from interop.hf_models import FAIRSEQ_TOKENS, LINES, byte_level, text_lines, wordpiece
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.interop.hf_common import Recipe, Source
-from regard.interop.hf_folder import Folder
-from regard.interop.hf_tokenizer import read_chat_template, read_tokenizers
+from regard.interop.hf.common import Recipe, Source
+from regard.interop.hf.folder import Folder
+from regard.interop.hf.tokenizer import read_chat_template, read_tokenizers
 
 transformers = pytest.importorskip("transformers")
 TEXTS = [*LINES[:6], "Ça va? Ünïcode   spaces", "x", "1,000 dogs don't run.", "A  \n B"]
@@ -52,7 +52,7 @@ def test_vocab_txt(changes, tmp_path):
 
 @pytest.mark.parametrize("kind", ["gpt2", "roberta", "qwen2"])
 def test_merges_txt(kind, tmp_path):
-    from regard.interop.hf_vocabulary import QWEN2
+    from regard.interop.hf.vocabulary import QWEN2
 
     if kind == "roberta":
         library = byte_level(FAIRSEQ_TOKENS)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from interop.hf_models import BERT_NAMES, save_model, save_tokenizer, wordpiece
 from interop.test_hf_import import BERT
 from regard.errors import InputError
-from regard.interop.hugging_face import read
+from regard.interop.hf.read import read
 
 MEMORY = 100 * 2**20  # bytes that an error may take
 WEIGHTS = "model.safetensors"

@@ -15,10 +15,10 @@ from regard import InputError, Packed, Transformer
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.search import decode
-from regard.interop import marian
 from regard.interop.conversion import import_model
-from regard.interop.marian_file import read_marian
-from regard.interop.marian_oracle import MarianOracle
+from regard.interop.marian import read as marian
+from regard.interop.marian.file import read_marian
+from regard.interop.marian.oracle import MarianOracle
 from tests.downloads import package
 from tests.interop.spm_file import letters
 

@@ -17,10 +17,10 @@ import regard
 from interop.tiny_models import BPE, BYTE, OPTIONS, SENTENCES, rows_of, tiny_model
 from regard import InputError, ModelConfig
 from regard.config.model import CHOICES
-from regard.interop import onnx_graph
-from regard.interop.export_onnx import RULES, oracle, write
 from regard.interop.expressible import missing, refusals
-from regard.interop.onnx_runtime import pad
+from regard.interop.onnx import graph as onnx_graph
+from regard.interop.onnx.oracle import pad
+from regard.interop.onnx.write import RULES, oracle, write
 from regard.interop.proof import greedy, output
 from regard.model.positions import sinusoids
 from regard.text.external import ExternalTokenizer

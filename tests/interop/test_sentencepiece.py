@@ -7,13 +7,13 @@ from contextlib import suppress
 import pytest
 
 from regard.errors import InputError, RegardWarning
-from regard.interop.protobuf import fields
-from regard.interop.sentencepiece import (
+from regard.interop.sentencepiece.protobuf import fields
+from regard.interop.sentencepiece.read import (
     Kind,
     parse_sentencepiece,
     read_sentencepiece,
 )
-from regard.interop.sentencepiece_table import Normalisation
+from regard.interop.sentencepiece.table import Normalisation
 from regard.text.imported import ImportedTokenizer, SpecialTokens
 from tests.downloads import package
 from tests.interop.spm_file import message, piece

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from regard.interop.model import ImportedModel, Oracle
 
 READERS = {
-    "hf": "regard.interop.hugging_face",
-    "gguf": "regard.interop.gguf_read",
-    "marian": "regard.interop.marian",
+    "hf": "regard.interop.hf.read",
+    "gguf": "regard.interop.gguf.read",
+    "marian": "regard.interop.marian.read",
 }
 WRITERS = {
-    "hf": "regard.interop.export_hf",
-    "ctranslate2": "regard.interop.export_ctranslate2",
-    "onnx": "regard.interop.export_onnx",
-    "gguf": "regard.interop.gguf_write",
+    "hf": "regard.interop.hf.write",
+    "ctranslate2": "regard.interop.ctranslate2",
+    "onnx": "regard.interop.onnx.write",
+    "gguf": "regard.interop.gguf.write",
 }
 NAMES = {
     "hf": "Hugging Face", "gguf": "GGUF", "marian": "Marian", "ctranslate2": "CTranslate2",

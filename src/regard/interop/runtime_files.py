@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from regard.config.model import ModelConfig
 from regard.files import read_bounded, write_file
-from regard.interop.export_hf_tokenizer import library_of
 from regard.interop.expressible import check_unchanged
 from regard.interop.folder import TEMPLATE
-from regard.interop.hf_tokenizer import LARGEST_TEMPLATE
+from regard.interop.hf.tokenizer import LARGEST_TEMPLATE
+from regard.interop.hf.write_tokenizer import library_of
 from regard.predictor.model import Model
 from regard.tasks.embed import Embed
 from regard.tasks.sequences import Sequences

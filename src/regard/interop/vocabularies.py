@@ -17,10 +17,10 @@ import tokenizers
 from regard import __version__
 from regard.errors import ConversionFailed
 from regard.files import new_folder
-from regard.interop.hf_folder import Folder
-from regard.interop.hf_vocabulary import read_byte_level, read_wordpiece
+from regard.interop.hf.folder import Folder
+from regard.interop.hf.vocabulary import read_byte_level, read_wordpiece
 from regard.interop.proof import Receipt, checksums, default_texts
-from regard.interop.sentencepiece import read_sentencepiece
+from regard.interop.sentencepiece.read import read_sentencepiece
 
 TEXTS = 10_000  # texts that both tokenizers encode
 Encode = Callable[[Sequence[str]], list[list[int]]]

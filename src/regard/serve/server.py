@@ -199,8 +199,8 @@ class Server(uvicorn.Server):
             gc.collect()
 
     def _trim_memory(self) -> None:
-        """Return freed memory to the system when the service is idle. Under load it is kept, because
-        the next decoding step needs it again."""
+        """Return freed memory to the system when the service is idle. Under load, the next decoding
+        step needs it again."""
         if self.gateway.idle_seconds < TRIM_SECONDS:
             self._trimmed = False
         elif not self._trimmed and self.release_memory is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf_common import Builder, Names, Recipe, Source, read_labels
+from regard.interop.hf.common import Builder, Names, Recipe, Source, read_labels
 from regard.interop.tensors import Take
 
 LAYER = Names(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 
-from regard.interop.onnx_graph import POSITIONS
+from regard.interop.onnx.graph import POSITIONS
 from regard.interop.runtime_files import frame_of, id_offset
 from regard.predictor.model import Model
 from regard.tasks.sequences import Sequences

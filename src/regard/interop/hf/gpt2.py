@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf_common import Builder, Recipe, Source
+from regard.interop.hf.common import Builder, Recipe, Source
 from regard.interop.tensors import Take
 
 CLASSES = ("GPT2LMHeadModel", "GPT2Model")

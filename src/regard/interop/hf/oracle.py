@@ -16,7 +16,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from regard.interop.hf_bart import NEVER
+from regard.interop.hf.bart import NEVER
 from regard.interop.model import ImportedModel
 
 CLASSES = {

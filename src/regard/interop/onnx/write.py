@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from regard.config.model import ModelConfig
 from regard.files import write_file
 from regard.interop.expressible import TRAINING_ONLY, Rules, any_value, check, only
-from regard.interop.onnx_graph import POSITIONS, Graph
-from regard.interop.onnx_model import Builder
-from regard.interop.onnx_readme import readme
+from regard.interop.onnx.graph import POSITIONS, Graph
+from regard.interop.onnx.model import Builder
+from regard.interop.onnx.readme import readme
 from regard.interop.runtime_files import (
     Array,
     frame_of,
@@ -31,7 +31,7 @@ from regard.predictor.model import Model
 from regard.tasks.classify import Classify
 
 if TYPE_CHECKING:
-    from regard.interop.onnx_runtime import OnnxOracle
+    from regard.interop.onnx.oracle import OnnxOracle
 
 TARGET = "onnx"
 ENCODER, DECODER = "encoder.onnx", "decoder_step.onnx"
@@ -189,6 +189,6 @@ def oracle(folder: Path, model: Model) -> OnnxOracle | None:
     """
     if importlib.util.find_spec("onnxruntime") is None:
         return None
-    from regard.interop.onnx_runtime import OnnxOracle
+    from regard.interop.onnx.oracle import OnnxOracle
 
     return OnnxOracle(folder, model)

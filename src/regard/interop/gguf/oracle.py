@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from regard.interop.gguf_file import read_file
-from regard.interop.gguf_tokenizer import PREFIX
+from regard.interop.gguf.file import read_file
+from regard.interop.gguf.tokenizer import PREFIX
 from regard.predictor.loading import Uninitialised
 from regard.text.imported import SpecialTokens
 

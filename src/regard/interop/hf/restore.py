@@ -24,10 +24,10 @@ from torch import Tensor
 from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.files import read_json
-from regard.interop.export_hf_options import ARCHITECTURES, Architecture
-from regard.interop.export_hf_tensors import convert
-from regard.interop.hf_folder import Folder
-from regard.interop.hf_tokenizer import read_chat_template
+from regard.interop.hf.folder import Folder
+from regard.interop.hf.tokenizer import read_chat_template
+from regard.interop.hf.write_options import ARCHITECTURES, Architecture
+from regard.interop.hf.write_tensors import convert
 from regard.interop.model import ImportedModel
 from regard.interop.tensors import Weights
 from regard.model.transformer import Transformer

@@ -23,9 +23,9 @@ from regard.files import read_bounded
 from regard.interop import expressible
 from regard.interop.expressible import ANY, Values
 from regard.interop.folder import TEMPLATE
-from regard.interop.gguf_file import write_file
-from regard.interop.gguf_oracle import GgufOracle, load_oracle
-from regard.interop.gguf_read import (
+from regard.interop.gguf.file import write_file
+from regard.interop.gguf.oracle import GgufOracle, load_oracle
+from regard.interop.gguf.read import (
     halves_of_pairs,
     has_halves,
     read,
@@ -33,7 +33,7 @@ from regard.interop.gguf_read import (
     shortest,
     tensor_names,
 )
-from regard.interop.gguf_tokenizer import CHAT_TEMPLATE, specials_of, write_tokenizer
+from regard.interop.gguf.tokenizer import CHAT_TEMPLATE, specials_of, write_tokenizer
 from regard.model.positions import sinusoids
 from regard.predictor.model import Model
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.config.model import ModelConfig
-from regard.interop.export_hf_options import Architecture
-from regard.interop.export_hf_tensors import tied
+from regard.interop.hf.write_options import Architecture
+from regard.interop.hf.write_tensors import tied
 
 ACTIVATIONS = {
     "relu": "relu", "gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu",

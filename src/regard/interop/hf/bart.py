@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf_common import Builder, Names, Recipe, Source, interleave
+from regard.interop.hf.common import Builder, Names, Recipe, Source, interleave
 from regard.interop.tensors import Take
 
 ENCODER = Names(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.export_hf_options import Architecture
+from regard.interop.hf.write_options import Architecture
 from regard.model.positions import sinusoids
 
 Tensors = dict[str, Tensor]

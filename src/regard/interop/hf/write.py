@@ -23,18 +23,18 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.files import read_bounded, write_file
-from regard.interop.export_hf_config import config_json, generation_json
-from regard.interop.export_hf_options import Architecture, choose
-from regard.interop.export_hf_restore import KEY, SOURCE, TARGET, description
-from regard.interop.export_hf_tensors import convert
-from regard.interop.export_hf_tokenizer import (
+from regard.interop.expressible import check_unchanged
+from regard.interop.hf.restore import KEY, SOURCE, TARGET, description
+from regard.interop.hf.write_config import config_json, generation_json
+from regard.interop.hf.write_options import Architecture, choose
+from regard.interop.hf.write_tensors import convert
+from regard.interop.hf.write_tokenizer import (
     TEMPLATE,
     as_json,
     pad_of,
     tokenizer_files,
     write_files,
 )
-from regard.interop.expressible import check_unchanged
 from regard.interop.model import Oracle
 from regard.predictor.model import Model
 from regard.tasks.classify import Classify

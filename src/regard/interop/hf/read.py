@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from regard.errors import InputError
-from regard.interop.export_hf_restore import KEY, restore
-from regard.interop.hf_bart import bart, marian, mbart
-from regard.interop.hf_bert import bert, distilbert, roberta
-from regard.interop.hf_common import Recipe, Source
-from regard.interop.hf_folder import Folder
-from regard.interop.hf_gpt2 import gpt2
-from regard.interop.hf_llama import llama, mistral, qwen2
-from regard.interop.hf_sentences import Sentences, read_sentences
-from regard.interop.hf_tokenizer import read_chat_template, read_tokenizers
+from regard.interop.hf.bart import bart, marian, mbart
+from regard.interop.hf.bert import bert, distilbert, roberta
+from regard.interop.hf.common import Recipe, Source
+from regard.interop.hf.folder import Folder
+from regard.interop.hf.gpt2 import gpt2
+from regard.interop.hf.llama import llama, mistral, qwen2
+from regard.interop.hf.restore import KEY, restore
+from regard.interop.hf.sentences import Sentences, read_sentences
+from regard.interop.hf.tokenizer import read_chat_template, read_tokenizers
 from regard.interop.model import ImportedModel, Oracle
 from regard.interop.tensors import convert
 
@@ -111,11 +111,11 @@ def oracle(path: Path, model: ImportedModel) -> Oracle | None:
     except ImportError:
         return None
     if KEY in model.options:
-        from regard.interop import export_hf
         from regard.interop.folder import make_model
+        from regard.interop.hf import write as export_hf
 
         return export_hf.oracle(path, make_model(model, path))
-    from regard.interop.hf_oracle import TransformersOracle
+    from regard.interop.hf.oracle import TransformersOracle
 
     folder = Folder(path)
     sentences = read_sentences(folder)

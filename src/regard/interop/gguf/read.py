@@ -20,10 +20,10 @@ from torch import Tensor
 from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.interop.formats import first_bytes
-from regard.interop.gguf_file import MAGIC, GgufFile, read_file
-from regard.interop.gguf_oracle import GgufOracle, load_oracle
-from regard.interop.gguf_tokenizer import CHAT_TEMPLATE, read_tokenizer
-from regard.interop.gguf_types import NAMES
+from regard.interop.gguf.file import MAGIC, GgufFile, read_file
+from regard.interop.gguf.oracle import GgufOracle, load_oracle
+from regard.interop.gguf.tokenizer import CHAT_TEMPLATE, read_tokenizer
+from regard.interop.gguf.types import NAMES
 from regard.interop.model import ImportedModel
 
 # Keys of an architecture, without its name, that regard reads or that have no effect.

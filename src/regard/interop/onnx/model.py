@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from regard.config.model import ModelConfig
-from regard.interop.onnx_graph import HIDDEN, Graph
+from regard.interop.onnx.graph import HIDDEN, Graph
 from regard.interop.runtime_files import Array
 
 

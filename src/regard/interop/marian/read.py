@@ -22,11 +22,11 @@ from torch import Tensor
 
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.interop.marian_file import ACTIVATION_SCALE, Array, read_marian
-from regard.interop.marian_folder import find_files
-from regard.interop.marian_oracle import MarianOracle, find_engine
+from regard.interop.marian.file import ACTIVATION_SCALE, Array, read_marian
+from regard.interop.marian.folder import find_files
+from regard.interop.marian.oracle import MarianOracle, find_engine
 from regard.interop.model import ImportedModel, Oracle
-from regard.interop.sentencepiece import make_tokenizer, parse_sentencepiece
+from regard.interop.sentencepiece.read import make_tokenizer, parse_sentencepiece
 from regard.text.imported import ImportedTokenizer, SpecialTokens
 
 NEVER = -1_000.0  # the output bias of a token that is never produced

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.errors import InputError
-from regard.interop.hf_folder import Folder
+from regard.interop.hf.folder import Folder
 from regard.text.tokenizer import MOST_TOKENS
 
 SENTENCEPIECE = ("sentencepiece.bpe.model", "tokenizer.model", "spiece.model")
@@ -167,7 +167,7 @@ def decoder_frame(
 def _sentencepiece(
     folder: Folder, name: str, model_type: str, config: Mapping[str, Any]
 ) -> Vocabulary:
-    from regard.interop.sentencepiece import parse_sentencepiece, read_sentencepiece
+    from regard.interop.sentencepiece.read import parse_sentencepiece, read_sentencepiece
 
     path = folder.file(name)
     pieces = [piece.text for piece in parse_sentencepiece(path).pieces]
@@ -196,7 +196,7 @@ def _sentencepiece(
 def read_marian(folder: Folder) -> tuple[Vocabulary, Vocabulary]:
     """The vocabularies of source and target of Marian: two SentencePiece models whose pieces have
     the ids of vocab.json, or of vocab.json and target_vocab.json."""
-    from regard.interop.sentencepiece import read_sentencepiece
+    from regard.interop.sentencepiece.read import read_sentencepiece
 
     both = []
     for side, own in (("source", "vocab.json"), ("target", "target_vocab.json")):

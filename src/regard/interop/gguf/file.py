@@ -23,7 +23,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.files import open_regular, reason, temporary_name
-from regard.interop.gguf_types import BLOCKS, NAMES, dequantise
+from regard.interop.gguf.types import BLOCKS, NAMES, dequantise
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 ALIGNMENT = 32  # of tensors, unless general.alignment is set

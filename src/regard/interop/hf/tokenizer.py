@@ -8,9 +8,9 @@ from typing import Any
 from tokenizers import normalizers
 
 from regard.errors import InputError
-from regard.interop.hf_common import Recipe, Source
-from regard.interop.hf_folder import Folder
-from regard.interop.hf_vocabulary import (
+from regard.interop.hf.common import Recipe, Source
+from regard.interop.hf.folder import Folder
+from regard.interop.hf.vocabulary import (
     Vocabulary,
     read_marian,
     read_vocabulary,

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.errors import InputError
 from regard.files import read_json
-from regard.interop.hf_folder import LARGEST_CONFIG, Folder
+from regard.interop.hf.folder import LARGEST_CONFIG, Folder
 
 POOLING = {
     "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls",

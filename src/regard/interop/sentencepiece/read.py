@@ -26,8 +26,8 @@ import tokenizers
 
 from regard.errors import InputError, warn_user
 from regard.files import read_bounded
-from regard.interop.protobuf import fields
-from regard.interop.sentencepiece_table import Normalisation
+from regard.interop.sentencepiece.protobuf import fields
+from regard.interop.sentencepiece.table import Normalisation
 from regard.text.tokenizer import LARGEST_FILE, MOST_TOKENS
 
 MARK = "\u2581"  # a space

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf_common import Builder, Names, Recipe, Source
+from regard.interop.hf.common import Builder, Names, Recipe, Source
 from regard.interop.tensors import Take
 
 LAYER = Names(

@@ -1,0 +1,1 @@
+"""Hugging Face folders: models and tokenizers of transformers and sentence-transformers."""
