@@ -23,6 +23,7 @@ from regard.interop.onnx.oracle import pad
 from regard.interop.onnx.write import RULES, oracle, write
 from regard.interop.proof import greedy, output
 from regard.model.positions import sinusoids
+from regard.text.chat import ChatTemplate
 from regard.text.external import ExternalTokenizer
 from regard.text.imported import ImportedTokenizer, SpecialTokens
 
@@ -48,6 +49,16 @@ def check(model, folder, lengths=(5, 9, 1, 12)):
     else:
         assert engine.generate(rows, STEPS) is None
     return engine
+
+
+def pad_on(rows, left):
+    """Token ids with padding on one side, and their mask."""
+    ids, mask = pad(rows)
+    if left:
+        for i, row in enumerate(rows):
+            shift = ids.shape[1] - len(row)
+            ids[i], mask[i] = np.roll(ids[i], shift), np.roll(mask[i], shift)
+    return ids, mask
 
 
 WINDOWS = [{"window": 2}, {"window": 3, "positions": "rotary", "norm_first": True}]
@@ -113,7 +124,7 @@ def test_padding_has_no_effect(left, head, tmp_path):
     model = tiny_model("encoder", **options[head] | {"head": head}, positions="rotary", window=3)
     engine = export(model, tmp_path)
     rows = rows_of(model, (9, 4))
-    ids, mask = pad(rows, left)
+    ids, mask = pad_on(rows, left)
     hidden = engine.sessions["encoder"].run(None, {"input_ids": ids, "attention_mask": mask})
     for i, row in enumerate(rows):
         alone = engine.run("encoder", *pad([row]))
@@ -127,7 +138,7 @@ def test_a_prompt_in_parts_equals_a_prompt_at_once(left, tmp_path):
     model = tiny_model("decoder", positions="rotary", key_value_heads=2, window=4)
     engine = export(model, tmp_path)
     rows = rows_of(model, (9, 6))
-    ids, mask = pad(rows, left)
+    ids, mask = pad_on(rows, left)
     whole, _ = engine.step(ids, mask, engine.empty(2))
     cache, parts = engine.empty(2), []
     for start, end in ((0, 4), (4, 5), (5, 9)):
@@ -221,10 +232,8 @@ def test_other_tokenizers(tmp_path):
 
 
 def test_the_chat_template_is_copied(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/chat_template.jinja").write_text("{{ messages }}")
     model = tiny_model("decoder")
-    model.folder = tmp_path / "model"
+    model.task.template = ChatTemplate("{{ messages }}")
     export(model, tmp_path / "exported")
     assert (tmp_path / "exported/chat_template.jinja").read_text() == "{{ messages }}"
 

@@ -22,7 +22,7 @@ from regard.files import write_file
 from regard.interop.expressible import TRAINING_ONLY, Rules, any_value, check, only
 from regard.interop.runtime_files import (
     Array,
-    FolderTokenizer,
+    FolderTokenizers,
     frame_of,
     rounding_tolerance,
     token_names,
@@ -295,7 +295,7 @@ def readme(model: Model, files: Sequence[str]) -> str:
 # ---- the proof --------------------------------------------------------------------------------
 
 
-class CTranslate2Oracle:
+class CTranslate2Oracle(FolderTokenizers):
     """An exported folder in CTranslate2, for the comparison with regard (`interop.model.Oracle`).
 
     Args:
@@ -308,8 +308,8 @@ class CTranslate2Oracle:
     def __init__(self, folder: Path, model: Model) -> None:
         import ctranslate2
 
+        super().__init__(folder, model)
         self.version: str = ctranslate2.__version__
-        self.model, self.encode = model, FolderTokenizer(folder, model)
         self.tolerance = rounding_tolerance(model.config.model)
         self.source = token_names(model.source_tokenizer)
         self.target = token_names(model.target_tokenizer)
@@ -317,9 +317,6 @@ class CTranslate2Oracle:
         kind = ctranslate2.Translator if model.config.model.has_encoder else ctranslate2.Generator
         threads = torch.get_num_threads()
         self.engine: Any = kind(str(folder), compute_type="float32", intra_threads=threads)
-
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.encode(list(texts))
 
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]] | None:
         if not self.model.config.model.has_encoder:

@@ -24,6 +24,7 @@ from regard.interop.runtime_files import (
     frame_of,
     id_offset,
     special_ids,
+    temperature_of,
     weights_of,
     write_tokenizers,
 )
@@ -69,6 +70,11 @@ def write(model: Model, folder: Path) -> None:
     config = model.config.model
     check(TARGET, RULES, config)
     weights, properties = weights_of(model), metadata(model)
+    if config.head == "classifier":  # so that the softmax of the logits is the probability
+        for part in ("weight", "bias"):
+            weights[f"head.classes.{part}"] = weights[f"head.classes.{part}"] / temperature_of(
+                model
+            )
     if config.head != "language-model":
         one_stack(config, weights).save(folder / ENCODER, properties)
     else:
@@ -95,7 +101,7 @@ def metadata(model: Model) -> dict[str, str]:
         "max_length": model.config.longest_input,
     }
     if config.head == "classifier" and isinstance(model.task, Classify):
-        values |= {"labels": list(model.task.labels), "temperature": model.task.temperature}
+        values["labels"] = list(model.task.labels)
     return {f"regard.{name}": json.dumps(value) for name, value in values.items()}
 
 
