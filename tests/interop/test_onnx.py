@@ -106,6 +106,19 @@ def test_options_of_one_style(options, tmp_path):
     check(tiny_model(**options), tmp_path)
 
 
+def test_the_softmax_of_a_classifier_is_its_probability(tmp_path):
+    """The logits include the temperature."""
+    model = tiny_model("encoder", **CLASSIFIER | {"learned": LABELS | {"temperature": 2.5}})
+    assert model.task.temperature == 2.5
+    engine = check(model, tmp_path)
+    logits = engine.run("encoder", *pad(engine.tokenize(["a dog"])))[0][0]
+    expected = model.classify("a dog").probabilities
+    exponentials = np.exp(logits - logits.max())
+    for label, actual in zip("abc", exponentials / exponentials.sum(), strict=True):
+        assert abs(actual - expected[label]) < 1e-6
+    assert "regard.temperature" not in properties(tmp_path / "encoder.onnx")
+
+
 def test_a_tied_matrix_is_stored_once(tmp_path):
     write(tiny_model("decoder", positions="none"), tmp_path)
     graph = onnx.load(str(tmp_path / "decoder_step.onnx")).graph

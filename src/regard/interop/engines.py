@@ -35,7 +35,7 @@ def third_party(name: str, version: str) -> Iterator[None]:
         line = " ".join(str(error).split())[:LONGEST_REASON]
         kind = type(error).__name__
         reason = f"{kind}: {line}" if line else kind
-        raise EngineFailed(f"{name} {version} cannot run this model ({reason})") from error
+        raise EngineFailed(f"{name} {version} failed ({reason})") from error
 
 
 def installed_version(package: str) -> str:

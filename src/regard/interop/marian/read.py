@@ -215,15 +215,14 @@ class Reader:
             )
         recurrent = self.options.get("transformer-decoder-autoreg") == "rnn"
         timescales = self.d_model // 2
-        numbers = {
-            "encoder_layers": self.number("enc-depth"), "decoder_layers": self.number("dec-depth"),
-            "heads": self.number("transformer-heads"),
-        }  # fmt: skip
+        layers = self.number("enc-depth"), self.number("dec-depth")
+        heads = self.number("transformer-heads")
         try:
             return ModelConfig(
                 vocabulary_size=sizes[1] + 1,  # the last token starts an output
                 source_vocabulary_size=sizes[1] + 1 if both else sizes[0],
-                d_model=self.d_model, d_ff=d_ff, **numbers,
+                encoder_layers=layers[0], decoder_layers=layers[1], d_model=self.d_model,
+                heads=heads, d_ff=d_ff,
                 decoder_mixer="ssru" if recurrent else "attention", norm_epsilon=EPSILON,
                 activation=ACTIVATIONS[self.options["transformer-ffn-activation"]],
                 position_base=10_000.0 ** (timescales / (timescales - 1)), tie_embeddings=tie,
