@@ -30,7 +30,7 @@ def make_model(imported: ImportedModel, source: Path) -> Model:
     """Create a `Model` with the weights of an imported model, in float32 on the CPU.
 
     Args:
-        imported: what a reader returned.
+        imported: what a reader returned; its tensors become the parameters of the model.
         source: the file or folder that was read, for messages.
 
     Returns:
@@ -51,7 +51,8 @@ def make_model(imported: ImportedModel, source: Path) -> Model:
     check_shapes(transformer, shapes, source)
     if name := not_finite(imported.tensors):
         raise InputError(f"{source}: {name} contains NaN or infinity: the file is damaged")
-    transformer.load_state_dict(alone(imported.tensors), assign=True)  # without a second copy
+    imported.tensors = alone(imported.tensors)
+    transformer.load_state_dict(imported.tensors, assign=True)  # without a second copy
     config = config_of(imported)
     task_class = find_task(imported.task)
     known: dict[str, Any] = {"labels": list(imported.labels)} if imported.labels else {}
