@@ -219,8 +219,10 @@ def test_an_error_during_the_comparison_names_the_engine(tmp_path, engine):
         compare(model, BreaksLater(model), TEXTS, Receipt("", {}))
     engine(BreaksLater)
     receipt = import_model(write(tmp_path / "m.gguf"), tmp_path / "model", texts=TEXTS)
-    assert receipt.same_tokenization == 1
-    assert "fake 1.2 failed (OSError: no such operation)" in receipt.note
+    assert receipt.note == (
+        "The comparison was not completed: fake 1.2 failed (OSError: no such operation)."
+    )
+    assert (receipt.same_tokenization, receipt.passed) == (1, None)
 
 
 def test_errors_of_regard_are_not_errors_of_the_engine(monkeypatch):

@@ -22,23 +22,20 @@ def proof_options(verb: argparse.ArgumentParser) -> None:
     """The options of the comparison, which both commands have."""
     verb.add_argument(
         "--text", type=file_path, metavar="FILE",
-        help="compare the engines on the lines of this file (default: 200 built-in texts, or "
-        "10,000 for a vocabulary)",
+        help="compare the engines on the lines of this file (default: built-in texts)",
     )  # fmt: skip
     verb.add_argument(
         "--count", type=bounded(int, 1, 100_000), default=None, metavar="N",
-        help="number of texts for every comparison (default: all texts for token ids, 24 for "
-        "outputs, 8 for greedy decoding)",
+        help="number of texts for every comparison (default: all lines of the file or 200 built-in "
+        "texts for token ids, 24 for outputs, 8 for greedy decoding)",
     )  # fmt: skip
     verb.add_argument(
         "--tolerance", type=bounded(float, 0, 1e6), metavar="X",
-        help="largest accepted difference between outputs (default: depends on the format; not "
-        "for vocabularies)",
+        help="largest accepted difference between outputs (default: depends on the format)",
     )  # fmt: skip
     verb.add_argument(
         "--agreement", type=bounded(float, 0, 1), metavar="X",
-        help="required fraction of equal greedy tokens (default: 0.99 for most formats; not for "
-        "vocabularies)",
+        help="required fraction of equal greedy tokens (default: 0.99 for most formats)",
     )  # fmt: skip
 
 

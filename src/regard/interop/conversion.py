@@ -87,14 +87,16 @@ def import_model(
         imported = reader.read(file)
         model = make_model(imported, path)
     receipt = Receipt(
-        f"Import from {imported.format} ({imported.architecture})", engines(),
+        f"Import from {imported.format} ({imported.architecture})", versions(),
         files=checksums(imported.files, path if path.is_dir() else path.parent),
     )  # fmt: skip
     options = Comparison(chosen, count is not None, tolerance, agreement, quiet)
     try:
         verify(model, name, lambda: reader.oracle(file, imported), receipt, options)
     except NotCompared as error:  # the source may be fine, so it is imported nevertheless
-        receipt.note = f"The engines were not compared: {error}."
+        started = receipt.same_tokenization is not None
+        what = "comparison was not completed" if started else "engines were not compared"
+        receipt.note = f"The {what}: {error}."
     refuse(receipt, path)
     with progress(f"writing {folder.name}", None, quiet):
         card = model_card(imported, model, path, receipt)
@@ -142,7 +144,7 @@ def export_model(
     writer = find_writer(target)
     with progress(f"loading {model}", None, quiet):
         opened = load(model, "cpu", "float32")
-    receipt = Receipt(f"Export to {NAMES[target]}", engines())
+    receipt = Receipt(f"Export to {NAMES[target]}", versions())
     options = Comparison(chosen, count is not None, tolerance, agreement, quiet)
     with new_folder(folder) as new:
         with progress(f"writing {folder.name}", None, quiet):
@@ -213,7 +215,7 @@ def check_new(folder: Path) -> None:
         raise InputError(f"{folder} exists and is not empty: choose a different --out")
 
 
-def engines() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """The versions of regard and torch."""
     return {"regard": f"{__version__} (torch {torch.__version__})"}
 

@@ -294,7 +294,7 @@ def readme(model: Model, files: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- the proof --------------------------------------------------------------------------------
+# ---- verification ------------------------------------------------------------------------------
 
 
 class CTranslate2Oracle(FolderTokenizers):

@@ -121,8 +121,10 @@ class Receipt:
 
     @property
     def passed(self) -> bool | None:
-        """Whether no limit is exceeded; None if nothing was compared."""
-        return None if self.same_tokenization is None else not self.failures
+        """Whether no limit is exceeded; None if that is not known because of the `note`."""
+        if self.failures:
+            return False
+        return None if self.note else True
 
     def to_json(self) -> bytes:
         """The content of conversion.json."""

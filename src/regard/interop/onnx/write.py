@@ -180,7 +180,7 @@ def cache_shape(config: ModelConfig, length: str) -> Sequence[int | str]:
     return "B", config.key_value_heads, length, config.head_size
 
 
-# ---- the proof --------------------------------------------------------------------------------
+# ---- verification ------------------------------------------------------------------------------
 
 
 def oracle(folder: Path, model: Model) -> OnnxOracle | None:
