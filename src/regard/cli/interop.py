@@ -26,8 +26,8 @@ def proof_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     verb.add_argument(
         "--count", type=bounded(int, 1, 100_000), default=None, metavar="N",
-        help="number of texts for every comparison (default: 200 for token ids, 24 for outputs, "
-        "8 for greedy decoding)",
+        help="number of texts for every comparison (default: all lines of the file or 200 built-in "
+        "texts for token ids, 24 for outputs, 8 for greedy decoding)",
     )  # fmt: skip
     verb.add_argument(
         "--tolerance", type=bounded(float, 0, 1e6), metavar="X",
@@ -106,7 +106,7 @@ def read_texts(path: Path | None) -> list[str] | None:
 
     content = read_bounded(path, LARGEST_TEXTS, "a file with texts")
     try:
-        lines = content.decode("utf-8").splitlines()
+        lines = content.decode("utf-8").replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 (byte {error.start})") from None
     if not (texts := [line for line in lines if line.strip()]):

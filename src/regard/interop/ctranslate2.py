@@ -8,7 +8,7 @@ limited to the length of the table (`table_length`).
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.files import write_file
-from regard.interop.expressible import TRAINING_ONLY, Rules, any_value, check, only
+from regard.interop.expressible import ANY, TRAINING_ONLY, Values, check
 from regard.interop.runtime_files import (
     Array,
-    FolderTokenizer,
+    FolderTokenizers,
     frame_of,
     rounding_tolerance,
     token_names,
@@ -44,26 +44,28 @@ ACTIVATIONS = {
     "relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": "SWISH", "swiglu": "SWISH",
 }  # fmt: skip
 
-EXPRESSED = (
-    "vocabulary_size", "source_vocabulary_size", "encoder_layers", "decoder_layers", "d_model",
-    "head_size", "key_value_heads", "d_ff", "norm_first", "norm", "norm_epsilon", "embedding_norm",
-    "bias", "query_key_value_bias", "position_base", "max_length", "scale_embeddings",
-    "tie_embeddings", "output_bias",
-)  # fmt: skip
-WITHOUT_MODEL = ("kernel", "classes", "classifier_activation", "pooling")  # for refused parts
-RULES: Rules = {
+VALUES: Mapping[str, Values] = {
     **TRAINING_ONLY,
-    **dict.fromkeys((*EXPRESSED, *WITHOUT_MODEL), any_value),
-    "style": only("style", "encoder-decoder", "decoder", reason="only translators and generators"),
-    "head": only("head", "language-model"),
-    "heads": lambda config: None if config.heads <= MOST_HEADS else f"at most {MOST_HEADS:,}",
-    "activation": only("activation", *ACTIVATIONS),
-    "positions": only("positions", "sinusoidal", "learned", "rotary", "none"),
-    "attention": only("attention", "dot-product"),
-    "mixer": only("mixer", "attention"),
-    "decoder_mixer": only("decoder_mixer", "attention"),
-    "window": only("window", None, reason="it cannot limit attention to a window"),
-}
+    **dict.fromkeys(
+        (
+            "vocabulary_size", "source_vocabulary_size", "encoder_layers", "decoder_layers",
+            "d_model", "head_size", "key_value_heads", "d_ff", "norm_first", "norm", "norm_epsilon",
+            "embedding_norm", "bias", "query_key_value_bias", "position_base", "max_length",
+            "scale_embeddings", "tie_embeddings", "output_bias",
+        ),
+        ANY,
+    ),
+    **dict.fromkeys(("kernel", "classes", "classifier_activation", "pooling"), ANY),  # not used
+    "style": ("encoder-decoder", "decoder"),
+    "head": ("language-model",),
+    "heads": lambda config: (min(config.heads, MOST_HEADS),),
+    "activation": tuple(ACTIVATIONS),
+    "positions": ("sinusoidal", "learned", "rotary", "none"),
+    "attention": ("dot-product",),
+    "mixer": ("attention",),
+    "decoder_mixer": ("attention",),
+    "window": (None,),
+}  # fmt: skip
 
 
 def write(model: Model, folder: Path) -> None:
@@ -77,7 +79,7 @@ def write(model: Model, folder: Path) -> None:
         InputError: CTranslate2 cannot express the model, or is not installed.
     """
     config = model.config.model
-    check(TARGET, RULES, config)
+    check(TARGET, VALUES, config)
     spec = make_spec(config)
     fill(spec, model)
     names = {file: token_names(tokenizer) for file, tokenizer in tokenizers_of(model).items()}
@@ -292,10 +294,10 @@ def readme(model: Model, files: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---- the proof --------------------------------------------------------------------------------
+# ---- verification ------------------------------------------------------------------------------
 
 
-class CTranslate2Oracle:
+class CTranslate2Oracle(FolderTokenizers):
     """An exported folder in CTranslate2, for the comparison with regard (`interop.model.Oracle`).
 
     Args:
@@ -308,8 +310,8 @@ class CTranslate2Oracle:
     def __init__(self, folder: Path, model: Model) -> None:
         import ctranslate2
 
+        super().__init__(folder, model)
         self.version: str = ctranslate2.__version__
-        self.model, self.encode = model, FolderTokenizer(folder, model)
         self.tolerance = rounding_tolerance(model.config.model)
         self.source = token_names(model.source_tokenizer)
         self.target = token_names(model.target_tokenizer)
@@ -317,9 +319,6 @@ class CTranslate2Oracle:
         kind = ctranslate2.Translator if model.config.model.has_encoder else ctranslate2.Generator
         threads = torch.get_num_threads()
         self.engine: Any = kind(str(folder), compute_type="float32", intra_threads=threads)
-
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.encode(list(texts))
 
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]] | None:
         if not self.model.config.model.has_encoder:

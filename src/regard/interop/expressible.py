@@ -1,19 +1,17 @@
-"""What an export target can express: a rule for every field of `ModelConfig`.
+"""What an export target can express: a table with the values of every field of `ModelConfig`.
 
-A target without a rule for some field refuses every model, so a new option of `ModelConfig` is
-never dropped silently. A test of each target checks that no rule is missing (`missing`).
-
-    RULES = {
+    VALUES = {
         **TRAINING_ONLY,
-        "d_model": any_value,
-        "mixer": only("mixer", "attention"),
-        "window": only("window", None, reason="its attention has no window"),
-        "heads": lambda config: "more than 255 heads" if config.heads > 255 else None,
+        "d_model": ANY,
+        "mixer": ("attention",),
+        "window": (None,),
+        "head_size": lambda config: (config.d_model // config.heads,),
     }
-    check("onnx", RULES, config)
+    check("onnx", VALUES, config)
 
-A target with several architectures has a table of values for each of them (`Values`), and chooses
-the first architecture that expresses the model (`choose`).
+A field without values is refused, so a new option of `ModelConfig` is never dropped silently. A
+test of each target checks that its table is complete. A target with several architectures has a
+table for each of them, and chooses the first one that expresses the model (`choose`).
 """
 
 from __future__ import annotations
@@ -27,77 +25,14 @@ from regard.errors import InputError
 from regard.model.overrides import find_override
 from regard.model.transformer import Transformer
 
-# Returns None if the target can express the value of the field, and the reason if it cannot. The
-# reason is empty if the name and the value of the option are explanation enough.
-Rule = Callable[[ModelConfig], str | None]
-Rules = Mapping[str, Rule]
-
-
-def any_value(config: ModelConfig) -> str | None:
-    """The rule for a field of which the target can express every value."""
-    return None
-
-
-def only(field: str, *values: Any, reason: str = "") -> Rule:
-    """The rule for a field of which the target can express only these values.
-
-    Args:
-        field: the name of the field.
-        *values: the values that the target can express.
-        reason: why it cannot express the others; may be empty if this is obvious.
-
-    Returns:
-        The rule.
-    """
-    return lambda config: None if getattr(config, field) in values else reason
-
-
+ANY = "any value"  # the target expresses every value
+Values = str | tuple[Any, ...] | Callable[[ModelConfig], tuple[Any, ...]]  # those that it expresses
+Differing = Mapping[str, tuple[Any, ...]]
+A = TypeVar("A")
 # These options affect training but not the trained model.
-TRAINING_ONLY: Rules = dict.fromkeys(
-    ("dropout", "attention_dropout", "feed_forward_dropout"), any_value
+TRAINING_ONLY: Mapping[str, Values] = dict.fromkeys(
+    ("dropout", "attention_dropout", "feed_forward_dropout"), ANY
 )
-
-
-def missing(rules: Rules) -> list[str]:
-    """The fields of `ModelConfig` that have no rule, and the rules that have no field."""
-    names = {field.name for field in fields(ModelConfig)}
-    return sorted(names ^ rules.keys())
-
-
-def refusals(rules: Rules, config: ModelConfig) -> dict[str, str]:
-    """The options of a model that a target cannot express.
-
-    Args:
-        rules: the rules of the target.
-        config: the architecture of the model.
-
-    Returns:
-        The reason for each option, by its name and value, for example {"model.window=8": "..."}.
-    """
-    reasons = {}
-    for field in fields(ModelConfig):
-        rule = rules.get(field.name)
-        reason = "the exporter does not know this option" if rule is None else rule(config)
-        if reason is not None:
-            reasons[f"model.{field.name}={_text(getattr(config, field.name))}"] = reason
-    return reasons
-
-
-def check(target: str, rules: Rules, config: ModelConfig) -> None:
-    """Refuse a model that a target cannot express exactly.
-
-    Args:
-        target: the name of the target, as in `regard export --to`.
-        rules: the rules of the target.
-        config: the architecture of the model.
-
-    Raises:
-        InputError: the target cannot express some options; the message names all of them.
-    """
-    reasons = refusals(rules, config)
-    if reasons:
-        parts = [f"{option} ({why})" if why else option for option, why in reasons.items()]
-        raise InputError(f"{target} cannot express {', '.join(parts)}: choose a different target")
 
 
 def check_unchanged(model: Transformer) -> None:
@@ -108,13 +43,6 @@ def check_unchanged(model: Transformer) -> None:
     """
     if (reason := find_override(model)) is not None:
         raise InputError(f"this model cannot be exported: {reason}")
-
-
-# ---- targets with several architectures ---------------------------------------------------------
-
-ANY = "any value"  # the architecture expresses every value
-Values = str | tuple[Any, ...] | Callable[[ModelConfig], tuple[Any, ...]]  # those that it expresses
-A = TypeVar("A")
 
 
 def misfits(values: Mapping[str, Values], config: ModelConfig) -> dict[str, tuple[Any, ...]]:
@@ -134,6 +62,22 @@ def misfits(values: Mapping[str, Values], config: ModelConfig) -> dict[str, tupl
         if getattr(config, field.name) not in fits:
             differing[field.name] = fits
     return differing
+
+
+def check(target: str, values: Mapping[str, Values], config: ModelConfig) -> None:
+    """Refuse a model that a target with one architecture cannot express exactly.
+
+    Args:
+        target: the name of the target, for the message.
+        values: what the target expresses.
+        config: the architecture of the model.
+
+    Raises:
+        InputError: the target cannot express some options; the message names all of them, and the
+            values that it can express.
+    """
+    if differing := misfits(values, config):
+        raise refusal(target, differing, config, "it")
 
 
 def choose(
@@ -157,16 +101,19 @@ def choose(
     nearest = min(differing, key=lambda name: len(differing[name]))
     if not differing[nearest]:
         return architectures[nearest][0]
-    own = ", ".join(f"model.{name}={_text(getattr(config, name))}" for name in differing[nearest])
+    raise refusal(target, differing[nearest], config, f"the nearest architecture, {nearest},")
+
+
+def refusal(target: str, differing: Differing, config: ModelConfig, subject: str) -> InputError:
+    """The error for the options of a model that a target cannot express."""
+    own = ", ".join(f"model.{name}={_text(getattr(config, name))}" for name in differing)
     fitting = [
-        f"model.{name}={' or '.join(map(_text, fits))}"
-        for name, fits in differing[nearest].items()
-        if fits
+        f"model.{name}={' or '.join(map(_text, fits))}" for name, fits in differing.items() if fits
     ]
-    needed = ", ".join(fitting) or "a model.d_model that is a multiple of model.heads"
-    raise InputError(
-        f"{target} cannot express {own}: the nearest architecture, {nearest}, needs {needed}"
-    )
+    if not fitting and "head_size" in differing:
+        fitting = ["a model.d_model that is a multiple of model.heads"]
+    hint = f": {subject} needs {', '.join(fitting)}" if fitting else ": choose a different target"
+    return InputError(f"{target} cannot express {own}{hint}")
 
 
 def _text(value: Any) -> str:

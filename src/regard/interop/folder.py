@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.config.sections import Config, DecodingConfig, section
 from regard.errors import InputError
@@ -19,18 +20,17 @@ from regard.tasks.configuration import make_config
 from regard.tasks.registry import find_task
 from regard.text.sandbox import LARGEST_TEMPLATE
 from regard.training.checkpoint import not_finite
-from regard.training.model_folder import load_weights
-from regard.training.names import CARD
+from regard.training.model_folder import check_shapes
+from regard.training.names import CARD, CHAT_TEMPLATE
 
-TEMPLATE = "chat_template.jinja"
-LONGEST = 4_096  # tokens of an input, even if the model supports more
+LONGEST = 4_096  # tokens of an input by default, even if the model supports more
 
 
 def make_model(imported: ImportedModel, source: Path) -> Model:
     """Create a `Model` with the weights of an imported model, in float32 on the CPU.
 
     Args:
-        imported: what a reader returned.
+        imported: what a reader returned; its tensors become the parameters of the model.
         source: the file or folder that was read, for messages.
 
     Returns:
@@ -47,15 +47,29 @@ def make_model(imported: ImportedModel, source: Path) -> Model:
         )
     with torch.device("meta"):
         transformer = Transformer(imported.config)
-    transformer = transformer.to_empty(device="cpu")
-    load_weights(transformer, imported.tensors, source)
+    shapes = {name: tuple(x.shape) for name, x in imported.tensors.items()}
+    check_shapes(transformer, shapes, source)
     if name := not_finite(imported.tensors):
         raise InputError(f"{source}: {name} contains NaN or infinity: the file is damaged")
+    imported.tensors = alone(imported.tensors)
+    transformer.load_state_dict(imported.tensors, assign=True)  # without a second copy
     config = config_of(imported)
     task_class = find_task(imported.task)
     known: dict[str, Any] = {"labels": list(imported.labels)} if imported.labels else {}
     task = task_class.make(config, imported.tokenizers, **known)
     return Model(config, transformer.eval(), task)
+
+
+def alone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in float32, with copies of those that share memory with another one."""
+    result, places = {}, set()
+    for name, tensor in tensors.items():
+        x = tensor.to(torch.float32).contiguous()
+        memory = x.untyped_storage()
+        own = memory.nbytes() == x.nbytes and memory.data_ptr() not in places
+        result[name] = x if own else x.clone()
+        places.add(memory.data_ptr())
+    return result
 
 
 def config_of(imported: ImportedModel) -> Config:
@@ -95,5 +109,5 @@ def write_model(
     """
     added = {CARD: card.encode(), **files}
     if imported.chat_template is not None:
-        added[TEMPLATE] = imported.chat_template.encode()
+        added[CHAT_TEMPLATE] = imported.chat_template.encode()
     save_model(model, folder, added)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import InputError
+from regard.files import open_regular
 from regard.training.names import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ GGUF, MARIAN = b"GGUF", struct.pack("<Q", 1)  # the first bytes of a file
 
 @dataclass(frozen=True)
 class Reader:
-    """The functions of a format that read a model."""
+    """The functions of a format that read a model.
+
+    `oracle` returns None if the package of the other engine is not installed. It raises
+    `NotCompared` if the engine does not run models of this kind.
+    """
 
     read: Callable[[Path], ImportedModel]
     oracle: Callable[[Path, ImportedModel], Oracle | None]
@@ -47,7 +52,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Writer:
-    """The functions of a format that write a model."""
+    """The functions of a format that write a model; `oracle` as in `Reader`."""
 
     write: Callable[[Any, Path], None]
     oracle: Callable[[Path, Any], Oracle | None]
@@ -84,51 +89,64 @@ def missing_package(name: str) -> InputError:
     return InputError(f"the package {name} is not installed: run: pip install 'regard[interop]'")
 
 
-def recognise(source: Path) -> str:
-    """The format of a file or folder: a name of READERS, or "vocabulary".
+def recognise(source: Path) -> tuple[str, Path]:
+    """The format of a file or folder.
+
+    Args:
+        source: the file or folder.
+
+    Returns:
+        A name of READERS, or "vocabulary"; and the path to read, which is the GGUF file if the
+        source is a folder that contains one.
 
     Raises:
-        InputError: the format is unknown.
+        InputError: the format is unknown, or the folder contains several GGUF files.
     """
     if not source.exists():
         raise InputError(f"{source} does not exist")
-    if source.is_file():
-        start = first_bytes(source)
-        if start[:4] == GGUF:
-            return "gguf"
-        if start == MARIAN:
-            return "marian"
-        if source.suffix in VOCABULARIES or source.name in ("vocab.txt", "merges.txt"):
-            return "vocabulary"
-        if source.suffix == ".gguf":
-            raise InputError(f"{source}: not a GGUF file: it does not begin with GGUF")
-        if (source.parent / "config.json").is_file():
-            raise InputError(f"{source}: name the folder of the model: {source.parent}")
-        raise InputError(
-            f"{source}: unknown format; known: a Hugging Face folder, GGUF, Marian (.bin), and "
-            "vocabularies (.spm, .model, vocab.txt, merges.txt)"
-        )
+    if not source.is_dir():
+        return recognise_file(source), source
     if any((source / name).is_file() for name in ("config.json", "modules.json")):
-        return "hf"
+        return "hf", source
     if all((source / name).is_file() for name in (CONFIG, WEIGHTS)):
-        raise InputError(f"{source} is a model of regard already: use it with -m")
-    files = [path for path in sorted(source.iterdir()) if path.is_file()]
-    for name, magic in (("gguf", GGUF), ("marian", MARIAN)):
-        matching = [path for path in files if first_bytes(path)[: len(magic)] == magic]
-        if len(matching) > 1:
-            raise InputError(
-                f"{source} contains {len(matching)} {NAMES[name]} models: choose one of "
-                f"{', '.join(path.name for path in matching[:5])}"
-            )
-        if matching:
-            return name
+        raise InputError(f"{source} is already a regard model; pass it with -m")
+    starts = {path: first_bytes(path) for path in sorted(source.iterdir()) if path.is_file()}
+    files = [path for path, start in starts.items() if start[:4] == GGUF]
+    if len(files) > 1:
+        raise InputError(
+            f"{source} contains {len(files)} GGUF models: choose one of "
+            f"{', '.join(path.name for path in files[:5])}"
+        )
+    if files:
+        return "gguf", files[0]
+    if MARIAN in starts.values():
+        return "marian", source
     raise InputError(
         f"{source}: not a model of a known format: there is no config.json (Hugging Face), no GGUF "
         "file and no Marian file in this folder"
     )
 
 
+def recognise_file(source: Path) -> str:
+    """`recognise` for a file."""
+    start = first_bytes(source)
+    if start[:4] == GGUF:
+        return "gguf"
+    if start == MARIAN:
+        return "marian"
+    if source.suffix in VOCABULARIES or source.name in ("vocab.txt", "merges.txt"):
+        return "vocabulary"
+    if source.suffix == ".gguf":
+        raise InputError(f"{source}: not a GGUF file: it does not begin with GGUF")
+    if (source.parent / "config.json").is_file():
+        raise InputError(f"{source}: pass the model folder instead: {source.parent}")
+    raise InputError(
+        f"{source}: unknown format; known: a Hugging Face folder, GGUF, Marian (.bin), and "
+        "vocabularies (.spm, .model, vocab.txt, merges.txt)"
+    )
+
+
 def first_bytes(path: Path) -> bytes:
-    """The first eight bytes of a file."""
-    with path.open("rb") as file:
+    """The first eight bytes of a regular file; a pipe or a device is an InputError."""
+    with open_regular(path) as file:
         return file.read(8)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -52,6 +51,10 @@ class ImportedModel:
 class Oracle(Protocol):
     """Another engine that runs the same model; proof.py compares regard with it.
 
+    Two members are optional. `agreement` is the required fraction of equal greedy tokens.
+    `tokenize_target(texts)` returns the token ids of texts in the target vocabulary, without
+    special tokens; it is called if the model has two vocabularies.
+
     Attributes:
         name: the package of the engine, for example "transformers".
         version: its version.
@@ -63,7 +66,8 @@ class Oracle(Protocol):
     tolerance: float
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids that the model reads for each text, with its special tokens."""
+        """The token ids that the model reads for each text, with the special tokens of its task
+        (`proof.read_row`)."""
         ...
 
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]] | None:
@@ -77,8 +81,3 @@ class Oracle(Protocol):
         """For each row, the tokens of greedy decoding without the row itself and without the token
         that ends it, at most `steps` of them. None if the model has no decoder."""
         ...
-
-
-def as_float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors as contiguous float32 copies; a tensor that occurs twice is copied twice."""
-    return {name: x.to(torch.float32, copy=True).contiguous() for name, x in tensors.items()}

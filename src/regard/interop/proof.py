@@ -21,17 +21,23 @@ from numpy.typing import NDArray
 from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.search import decode
+from regard.errors import ConversionFailed, InputError
+from regard.interop.engines import third_party
 from regard.interop.model import Oracle
 from regard.predictor.model import Model
+from regard.tasks.embed import Embed
+from regard.tasks.sequences import Sequences, input_ids
 from regard.text.batching import Packed
-from regard.text.builtin import builtin_corpus
+from regard.text.builtin import SIZES, builtin_corpus
 
+RECEIPT = "conversion.json"
 AGREEMENT = 0.99  # of greedy tokens; rounding can decide near ties differently
 ROWS = 8  # texts for which both engines compute outputs at once
 LONGEST_ROW = 128  # tokens of a text for which outputs are compared
 TEXTS = 200  # whose token ids are compared by default
 OUTPUTS, DECODED = 24, 8  # texts whose outputs, and whose greedy tokens, are compared by default
 STEPS = 32  # tokens of greedy decoding
+LONGEST_TEXT = 60  # characters of a text in a message
 # Texts that are difficult for a tokenizer.
 DIFFICULT = (
     "It's 3.14, isn't it? (No!)  Two  spaces, 1,000,000 items; e-mail: a.b@example.org",
@@ -51,10 +57,12 @@ class Receipt:
     """What was compared, and the result.
 
     Attributes:
-        conversion: for example "import from Hugging Face (bert)".
+        conversion: what was converted, for example "Import from Hugging Face (bert)".
         engines: the version of each engine.
         texts: the number of texts.
         same_tokenization: the fraction of texts with the same token ids in both engines.
+        same_target_tokenization: the same for the target vocabulary, if the model has two.
+        different_text: the beginning of the first text with different token ids.
         compared_outputs: the number of outputs (logits, or features of vectors).
         largest_difference: the largest absolute difference between two outputs.
         mean_difference: the mean of the absolute differences.
@@ -71,6 +79,8 @@ class Receipt:
     engines: dict[str, str]
     texts: int = 0
     same_tokenization: float | None = None
+    same_target_tokenization: float | None = None
+    different_text: str = ""
     compared_outputs: int = 0
     largest_difference: float | None = None
     mean_difference: float | None = None
@@ -85,30 +95,52 @@ class Receipt:
     def failures(self) -> list[str]:
         """A sentence for each limit that is exceeded."""
         failures = []
-        if self.same_tokenization is not None and self.same_tokenization < 1:
-            count = round((1 - self.same_tokenization) * self.texts)
-            failures.append(f"{count} of {self.texts} texts have different token ids")
+        for same, where in (
+            (self.same_tokenization, ""),
+            (self.same_target_tokenization, " in the target vocabulary"),
+        ):
+            if same is not None and same < 1:
+                count = round((1 - same) * self.texts)
+                failures.append(
+                    f"{count} of {self.texts} texts have different token ids{where}, for example "
+                    f"{self.different_text!r}"
+                )
         difference, tolerance = self.largest_difference, self.tolerance
         if difference is not None and tolerance is not None and not difference <= tolerance:
-            failures.append(f"the outputs differ by {difference:.2g}, more than {tolerance:.2g}")
+            failures.append(
+                f"the outputs differ by {difference:.2g}, more than {tolerance:.2g} (--tolerance "
+                "changes this limit)"
+            )
         agreement, required = self.same_greedy_tokens, self.required_agreement
         if agreement is not None and required is not None and agreement < required:
-            failures.append(f"{agreement:.2%} of the greedy tokens agree, less than {required:.2%}")
+            failures.append(
+                f"{agreement:.2%} of the greedy tokens agree, less than {required:.2%} "
+                "(--agreement changes this limit)"
+            )
         return failures
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether no limit is exceeded; None if that is not known because of the `note`."""
+        if self.failures:
+            return False
+        return None if self.note else True
 
     def to_json(self) -> bytes:
         """The content of conversion.json."""
-        content = asdict(self) | {"passed": not self.failures}
+        content = asdict(self) | {"passed": self.passed}
         return (json.dumps(content, indent=1) + "\n").encode()
 
     def sentences(self) -> list[str]:
         """The receipt as text, for the terminal and the model card."""
         engines = " and ".join(f"{name} {version}" for name, version in self.engines.items())
         lines = [f"{self.conversion}; engines: {engines}."]
-        if self.same_tokenization is not None:
-            lines.append(
-                f"Token ids: {self.same_tokenization:.2%} of {self.texts} texts are equal."
-            )
+        for same, what in (
+            (self.same_tokenization, "Token ids"),
+            (self.same_target_tokenization, "Token ids in the target vocabulary"),
+        ):
+            if same is not None:
+                lines.append(f"{what}: {same:.2%} of {self.texts} texts are equal.")
         if self.largest_difference is not None and self.mean_difference is not None:
             lines.append(
                 f"Outputs: {self.compared_outputs:,} numbers, largest difference "
@@ -126,10 +158,56 @@ class Receipt:
 
 
 def default_texts(count: int) -> list[str]:
-    """Built-in texts: difficult ones, then sentences in English and German."""
-    pairs = builtin_corpus("train", max(1, (count - len(DIFFICULT) + 1) // 2))
+    """Built-in texts: difficult ones, then sentences in English and German; there can be fewer than
+    `count`."""
+    pairs = builtin_corpus("train", min(SIZES["train"], max(1, (count - len(DIFFICULT) + 1) // 2)))
     sentences = [text for pair in pairs for text in pair]
     return [*DIFFICULT, *sentences][:count]
+
+
+def choose_texts(texts: Sequence[str] | None, count: int | None, default: int) -> list[str]:
+    """The texts for a comparison.
+
+    Args:
+        texts: the texts of the user; None: built-in texts.
+        count: the number of texts; None: all texts of the user, or `default` built-in texts.
+        default: the number of built-in texts.
+
+    Returns:
+        The texts.
+
+    Raises:
+        InputError: there are no texts, or fewer than `count`.
+    """
+    if texts is not None and not texts:
+        raise InputError("there are no texts to compare: leave them out to use the built-in texts")
+    if count is not None and count < 1:
+        raise InputError(f"count is {count}, but it must be at least 1")
+    number = default if count is None else count
+    chosen = default_texts(number) if texts is None else list(texts)
+    if count is not None and count > len(chosen):
+        kind = "built-in texts" if texts is None else "texts"
+        raise InputError(f"count is {count:,}, but there are only {len(chosen):,} {kind}")
+    return chosen[:count]
+
+
+def read_row(model: Model, ids: Sequence[int]) -> list[int]:
+    """The row of tokens that a model reads for a text.
+
+    Args:
+        model: the model.
+        ids: the token ids of the text.
+
+    Returns:
+        The ids with the special tokens of the task of the model: a decoder that translates, for
+        example, reads a separator after the text.
+    """
+    tokenizer, style = model.source_tokenizer, model.config.model.style
+    if isinstance(model.task, Sequences):
+        return input_ids(tokenizer, style, ids)
+    if isinstance(model.task, Embed):
+        return tokenizer.frame_pooled(ids, style)
+    return tokenizer.frame(ids, style)
 
 
 def compare(
@@ -151,16 +229,17 @@ def compare(
 
     Returns:
         The receipt.
+
+    Raises:
+        EngineFailed: the other engine raised an error.
     """
     receipt.engines[oracle.name] = oracle.version
+    rows = [read_row(model, ids) for ids in model.source_tokenizer.encode_batch(list(texts))]
+    with third_party(oracle.name, oracle.version):
+        theirs = oracle.tokenize(texts)
     receipt.texts = len(texts)
-    style, tokenizer = model.config.model.style, model.source_tokenizer
-    encoded = tokenizer.encode_batch(list(texts))
-    # An oracle may know the special tokens of the task; `Tokenizer.frame` knows those of the style.
-    frame = getattr(oracle, "frame", lambda ids: tokenizer.frame(ids, style))
-    rows = [frame(ids) for ids in encoded]
-    same = [ours == theirs for ours, theirs in zip(rows, oracle.tokenize(texts), strict=True)]
-    receipt.same_tokenization = sum(same) / max(1, len(same))
+    receipt.same_tokenization = compare_tokens(rows, theirs, texts, receipt)
+    compare_targets(model, oracle, texts, receipt)
     longest = min(LONGEST_ROW, model.config.longest_input)
     rows = [row for row in rows if 0 < len(row) <= longest]
     if not rows:
@@ -177,6 +256,29 @@ def compare(
     return receipt
 
 
+def compare_tokens(
+    ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], texts: Sequence[str],
+    receipt: Receipt,
+) -> float:  # fmt: skip
+    """The fraction of texts with the same token ids; the receipt receives the first other text."""
+    different = [text for text, a, b in zip(texts, ours, theirs, strict=True) if list(a) != list(b)]
+    if different and not receipt.different_text:
+        cut = len(different[0]) > LONGEST_TEXT
+        receipt.different_text = different[0][:LONGEST_TEXT] + ("…" if cut else "")
+    return 1 - len(different) / len(texts)
+
+
+def compare_targets(model: Model, oracle: Oracle, texts: Sequence[str], receipt: Receipt) -> None:
+    """Compare the token ids in the target vocabulary, if the model has two vocabularies."""
+    tokenize = getattr(oracle, "tokenize_target", None)
+    if tokenize is None or model.source_tokenizer is model.target_tokenizer:
+        return
+    with third_party(oracle.name, oracle.version):
+        theirs = tokenize(texts)
+    ours = model.target_tokenizer.encode_batch(list(texts))
+    receipt.same_target_tokenization = compare_tokens(ours, theirs, texts, receipt)
+
+
 def compare_outputs(
     model: Model, oracle: Oracle, rows: Sequence[list[int]], receipt: Receipt,
     advance: Callable[[float], None],
@@ -185,7 +287,8 @@ def compare_outputs(
     largest, total, count = 0.0, 0.0, 0
     for start in range(0, len(rows), ROWS):
         batch = rows[start : start + ROWS]
-        theirs = oracle.outputs(batch)
+        with third_party(oracle.name, oracle.version):
+            theirs = oracle.outputs(batch)
         if theirs is None:
             return
         for row, expected in zip(batch, theirs, strict=True):
@@ -226,7 +329,8 @@ def compare_decoding(
     """Compare the tokens of greedy decoding."""
     if not model.config.model.has_decoder:
         return
-    theirs = oracle.generate(rows, STEPS)
+    with third_party(oracle.name, oracle.version):
+        theirs = oracle.generate(rows, STEPS)
     if theirs is None:
         return
     ours = greedy(model, rows, STEPS)
@@ -257,6 +361,12 @@ def greedy(model: Model, rows: Sequence[Sequence[int]], steps: int) -> list[list
     ]
 
 
+def refuse(receipt: Receipt, path: Path) -> None:
+    """Raise ConversionFailed if a limit is exceeded."""
+    if receipt.failures:
+        raise ConversionFailed(f"{path}: {'; '.join(receipt.failures)}: nothing was written")
+
+
 def checksums(files: Iterable[Path], base: Path) -> dict[str, str]:
     """The SHA-256 checksums of files, by their path relative to a folder."""
     sums = {}
@@ -269,4 +379,4 @@ def checksums(files: Iterable[Path], base: Path) -> dict[str, str]:
 
 def fields(receipt: Receipt) -> dict[str, Any]:
     """The receipt for `--json`."""
-    return asdict(receipt) | {"passed": not receipt.failures, "failures": receipt.failures}
+    return asdict(receipt) | {"passed": receipt.passed, "failures": receipt.failures}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,20 @@ import tokenizers
 from numpy.typing import NDArray
 
 from regard.config.model import ModelConfig
-from regard.files import read_bounded, write_file
+from regard.files import write_file
 from regard.interop.expressible import check_unchanged
-from regard.interop.folder import TEMPLATE
-from regard.interop.hf.tokenizer import LARGEST_TEMPLATE
 from regard.interop.hf.write_tokenizer import library_of
+from regard.interop.proof import read_row
 from regard.predictor.model import Model
+from regard.tasks.classify import Classify
 from regard.tasks.embed import Embed
 from regard.tasks.sequences import Sequences
 from regard.text.external import ExternalTokenizer
 from regard.text.framing import SPECIALS
 from regard.text.tokenizer import Tokenizer
+from regard.training.names import CHAT_TEMPLATE, SOURCE_TOKENIZER, TOKENIZER
 
 Array = NDArray[np.float32]
-TOKENIZER, SOURCE_TOKENIZER = "tokenizer.json", "source-tokenizer.json"
 
 
 def weights_of(model: Model) -> dict[str, Array]:
@@ -44,6 +44,11 @@ def weights_of(model: Model) -> dict[str, Array]:
 def rounding_tolerance(config: ModelConfig) -> float:
     """The largest difference between two logits that rounding explains; it grows with depth."""
     return 1e-4 * max(1.0, (config.encoder_layers + config.decoder_layers) / 12)
+
+
+def temperature_of(model: Model) -> float:
+    """The number by which the logits of a classifier are divided; 1 for other models."""
+    return model.task.temperature if isinstance(model.task, Classify) else 1.0
 
 
 # ---- tokens -----------------------------------------------------------------------------------
@@ -124,8 +129,8 @@ def write_tokenizers(model: Model, folder: Path) -> list[str]:
     Returns:
         The names of the tokenizer files; a tokenizer that is a Python object has none.
     """
-    if model.folder is not None and (path := model.folder / TEMPLATE).is_file():
-        write_file(folder / TEMPLATE, read_bounded(path, LARGEST_TEMPLATE, "a chat template"))
+    if model.chat_template is not None:
+        write_file(folder / CHAT_TEMPLATE, model.chat_template.source)
     names = []
     for name, tokenizer in tokenizers_of(model).items():
         if (library := library_tokenizer(tokenizer)) is not None:
@@ -134,27 +139,31 @@ def write_tokenizers(model: Model, folder: Path) -> list[str]:
     return names
 
 
-class FolderTokenizer:
-    """The source tokenizer of an exported folder, for the comparison.
+class FolderTokenizers:
+    """The tokenizers of an exported folder, for the comparison.
 
     Args:
         folder: the exported folder.
-        model: the exported model, for its special tokens.
+        model: the exported model.
     """
 
     def __init__(self, folder: Path, model: Model) -> None:
-        name, tokenizer = next(iter(tokenizers_of(model).items()))
-        self.tokenizer, self.offset = tokenizer, id_offset(tokenizer)
-        self.style = model.config.model.style
-        self.library: Any = None
-        if (folder / name).is_file():
-            self.library = tokenizers.Tokenizer.from_file(str(folder / name))
-            self.library.encode_special_tokens = True
+        self.folder, self.model = folder, model
 
-    def __call__(self, texts: list[str]) -> list[list[int]]:
-        if self.library is None:
-            rows = self.tokenizer.encode_batch(texts)
-        else:
-            encodings = self.library.encode_batch(texts, add_special_tokens=False)
-            rows = [[self.offset + id for id in encoding.ids] for encoding in encodings]
-        return [self.tokenizer.frame(row, self.style) for row in rows]
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Oracle.tokenize`."""
+        name, tokenizer = next(iter(tokenizers_of(self.model).items()))
+        return [read_row(self.model, row) for row in self._encode(name, tokenizer, texts)]
+
+    def tokenize_target(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Oracle`."""
+        return self._encode(TOKENIZER, self.model.target_tokenizer, texts)
+
+    def _encode(self, name: str, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+        if not (self.folder / name).is_file():  # a Python object, which is not exported
+            return tokenizer.encode_batch(list(texts))
+        library: Any = tokenizers.Tokenizer.from_file(str(self.folder / name))
+        library.encode_special_tokens = True
+        offset = id_offset(tokenizer)
+        encodings = library.encode_batch(list(texts), add_special_tokens=False)
+        return [[offset + id for id in encoding.ids] for encoding in encodings]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.files import open_regular
-from regard.training.checkpoint import not_finite, read_header
+from regard.training.checkpoint import read_header
 
 # Safetensors types that float32 can represent; float64 is accepted if its values fit in float32.
 TYPES = {"F32", "F16", "BF16", "F64"}
@@ -163,8 +163,8 @@ class Take:
         first, second = self(name, *shape), self(other, *shape)
         if not self._dry and not torch.equal(first, second):
             raise InputError(
-                f"{name} differs from {other}, but config.json states that they are tied "
-                "(tie_word_embeddings)"
+                f"{self._weights.files[0].parent}: {name} differs from {other}, but config.json "
+                "states that they are tied (tie_word_embeddings)"
             )
 
 
@@ -186,7 +186,8 @@ def convert(
         The tensors, contiguous and in float32.
 
     Raises:
-        InputError: tensors are missing, unexpected or have wrong shapes, or contain NaN.
+        InputError: tensors are missing, unexpected, have wrong shapes, or differ although they are
+            tied.
     """
     where = where or weights.files[0].parent
     plan = Take(weights, dry=True)
@@ -208,10 +209,7 @@ def convert(
     ]  # fmt: skip
     if errors:
         raise InputError(f"{where}: the weights do not match config.json: {'; '.join(errors)}")
-    tensors = {name: x.contiguous() for name, x in conversion(Take(weights, dry=False)).items()}
-    if name := not_finite(tensors):
-        raise InputError(f"{where}: {name} contains NaN or infinity")
-    return tensors
+    return {name: x.contiguous() for name, x in conversion(Take(weights, dry=False)).items()}
 
 
 def listed(names: Sequence[str]) -> str:
@@ -259,7 +257,7 @@ def read_pickle(file: Path) -> Mapping[str, Tensor]:
     if total > MOST_SHARED * os.path.getsize(file):
         raise InputError(
             f"{file}: its tensors are views that are larger than the file: use a model in the "
-            "format safetensors"
+            "safetensors format"
         )
     return content
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.files import open_regular, reason, temporary_name
+from regard.files import open_regular
 from regard.interop.gguf.types import BLOCKS, NAMES, dequantise
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -260,16 +260,13 @@ class _Parser:
 
 
 def write_file(path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, Tensor]) -> None:
-    """Write a GGUF file with tensors of type F32, atomically.
+    """Write a GGUF file with tensors of type F32.
 
     Args:
-        path: the file.
+        path: the file, in a folder that is renamed when it is complete (`files.new_folder`).
         metadata: numbers, strings, and lists of one of these; an integer becomes a UINT32 (in a
             list an INT32), a float becomes a FLOAT32.
         tensors: the tensors by name.
-
-    Raises:
-        InputError: the file cannot be written.
     """
     parts = [MAGIC, struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(metadata))]
     for key, value in metadata.items():
@@ -281,22 +278,12 @@ def write_file(path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, 
         parts.append(struct.pack("<IQ", 0, offset))
         offset += -(-4 * tensor.numel() // ALIGNMENT) * ALIGNMENT
     header = b"".join(parts)
-    temporary = temporary_name(path)
-    try:
-        with temporary.open("wb") as file:
-            file.write(header + bytes(-len(header) % ALIGNMENT))
-            for tensor in tensors.values():
-                data = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
-                file.write(data.data)
-                file.write(bytes(-data.nbytes % ALIGNMENT))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise InputError(f"{path}: cannot be written ({reason(error)})") from None
-        raise
+    with path.open("wb") as file:
+        file.write(header + bytes(-len(header) % ALIGNMENT))
+        for tensor in tensors.values():
+            data = tensor.detach().to("cpu", torch.float32).contiguous().numpy()
+            file.write(data.data)
+            file.write(bytes(-data.nbytes % ALIGNMENT))
 
 
 def _string(text: str) -> bytes:

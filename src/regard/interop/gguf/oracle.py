@@ -163,7 +163,7 @@ def load_oracle(path: Path, specials: SpecialTokens) -> GgufOracle | None:
     """The engine for a file.
 
     Args:
-        path: the file; it must have been read by `gguf_read.read`, which checks it.
+        path: the file; it must have been read by `read.read`, which checks it.
         specials: the special tokens of the model.
 
     Returns:

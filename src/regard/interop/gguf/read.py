@@ -19,8 +19,7 @@ from torch import Tensor
 
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.interop.formats import first_bytes
-from regard.interop.gguf.file import MAGIC, GgufFile, read_file
+from regard.interop.gguf.file import GgufFile, read_file
 from regard.interop.gguf.oracle import GgufOracle, load_oracle
 from regard.interop.gguf.tokenizer import CHAT_TEMPLATE, read_tokenizer
 from regard.interop.gguf.types import NAMES
@@ -51,16 +50,18 @@ class Architecture:
     Attributes:
         rotary: rotary positions, RMSNorm and SwiGLU; otherwise learned positions, LayerNorm, GELU.
         query_key_value_bias: queries, keys and values have biases.
+        halves: rotary positions pair feature i of a head with i + K/2, not 2 i with 2 i + 1.
     """
 
     rotary: bool
     query_key_value_bias: bool
+    halves: bool
 
 
 ARCHITECTURES = {
-    "llama": Architecture(True, False),
-    "qwen2": Architecture(True, True),
-    "gpt2": Architecture(False, True),
+    "llama": Architecture(rotary=True, query_key_value_bias=False, halves=False),
+    "qwen2": Architecture(rotary=True, query_key_value_bias=True, halves=True),
+    "gpt2": Architecture(rotary=False, query_key_value_bias=True, halves=False),
 }
 
 
@@ -68,7 +69,7 @@ def read(path: Path) -> ImportedModel:
     """Read a GGUF file.
 
     Args:
-        path: the file, or a folder with one GGUF file.
+        path: the file.
 
     Returns:
         The model with float32 weights, its tokenizer and its chat template.
@@ -77,7 +78,6 @@ def read(path: Path) -> ImportedModel:
         InputError: the file is damaged, or has an architecture, a type of weights, a tokenizer or
             an option that regard does not support; the message names it.
     """
-    path = file_of(path)
     file = read_file(path)
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -98,7 +98,7 @@ def read(path: Path) -> ImportedModel:
     noted = {key: file.metadata[key] for key in NOTED if key in file.metadata}
     return ImportedModel(
         format="GGUF", architecture=name, task="generate", config=config,
-        tensors=to_regard(weights, config), tokenizers=(tokenizer, tokenizer),
+        tensors=to_regard(weights, config, name), tokenizers=(tokenizer, tokenizer),
         max_length=reader.number("context_length"), chat_template=template,
         options={"types": ", ".join(types), **noted}, files=[path],
     )  # fmt: skip
@@ -112,20 +112,9 @@ def oracle(path: Path, model: ImportedModel) -> GgufOracle | None:
         model: the model that `read` returned.
 
     Returns:
-        The engine, or None if it is not installed or does not read this architecture.
+        The engine, or None if it is not installed.
     """
-    return load_oracle(file_of(path), model.tokenizers[0].specials)
-
-
-def file_of(path: Path) -> Path:
-    """The GGUF file itself, or the only one in a folder."""
-    if not path.is_dir():
-        return path
-    files = [file for file in sorted(path.iterdir()) if file.is_file()]
-    files = [file for file in files if first_bytes(file)[:4] == MAGIC]
-    if len(files) != 1:
-        raise InputError(f"{path} contains {len(files)} GGUF files, not one: name the file")
-    return files[0]
+    return load_oracle(path, model.tokenizers[0].specials)
 
 
 class _Reader:
@@ -312,17 +301,15 @@ def regard_names(config: ModelConfig) -> dict[str, list[str]]:
     return names
 
 
-def has_halves(config: ModelConfig) -> bool:
-    """Whether the file of a model pairs feature i of a head with i + K/2 (architecture qwen2)."""
-    return config.positions == "rotary" and config.query_key_value_bias
-
-
-def to_regard(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def to_regard(
+    tensors: Mapping[str, Tensor], config: ModelConfig, architecture: str
+) -> dict[str, Tensor]:
     """Convert the tensors of a file to the layout of regard.
 
     Args:
         tensors: the tensors of the file, float32.
         config: the configuration of the model.
+        architecture: a name of ARCHITECTURES.
 
     Returns:
         The tensors with the names and layouts of `Transformer.state_dict()`.
@@ -330,7 +317,7 @@ def to_regard(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, T
     result = {}
     for own, sources in regard_names(config).items():
         parts = [tensors[source] for source in sources]
-        if has_halves(config) and "query_key_value" in own:
+        if ARCHITECTURES[architecture].halves and "query_key_value" in own:
             parts[:2] = [pairs_of_halves(part, config.head_size) for part in parts[:2]]
         result[own] = torch.cat(parts) if len(parts) > 1 else parts[0]
     return result

@@ -16,15 +16,14 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from regard.errors import InputError, unknown
+from regard.interop.sentencepiece.merges import merges_of_scores
 from regard.text.imported import ImportedTokenizer, SpecialTokens
 from regard.text.tokenizer import MOST_TOKENS, SPECIALS, Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
 LONGEST_TOKEN = 1_024  # characters
+LONGEST_NAME = 60  # characters of an unknown name in a message
 MOST_ADDED = 20_000  # tokens that are matched before BPE
-# Limits of a SentencePiece vocabulary: every split of a token can be a merge. The largest known
-# vocabularies, with 256,000 tokens, need a third of them.
-MOST_MERGES, MOST_CHARACTERS = 2_000_000, 60_000_000
 SPACE = "\u2581"  # replaces a space in the tokens of SentencePiece
 
 # How a text is split before BPE: regular expressions that are applied in turn, each to the parts
@@ -83,7 +82,7 @@ class _Reader:
     def tokenizer(self) -> ImportedTokenizer:
         model = self.get("model", str)
         if model not in ("gpt2", "llama"):
-            raise unknown(PREFIX + "model", str(model), ("gpt2", "llama"))
+            raise unknown(PREFIX + "model", str(model)[:LONGEST_NAME], ("gpt2", "llama"))
         self.tokens, self.types = self.vocabulary()
         self.ids = {token: id for id, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
@@ -139,7 +138,7 @@ class _Reader:
 
     def byte_level(self, pre: str) -> tokenizers.Tokenizer:
         if pre not in PRE:
-            raise unknown(PREFIX + "pre", pre, PRE)
+            raise unknown(PREFIX + "pre", pre[:LONGEST_NAME], PRE)
         merges = self.get("merges", list)
         if merges is None:
             raise InputError(f"{PREFIX}merges is missing")
@@ -192,23 +191,6 @@ def sentencepiece_normalizer(prefix: bool) -> normalizers.Normalizer:
 def sentencepiece_decoder(prefix: bool) -> decoders.Decoder:
     parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if prefix else parts)
-
-
-def merges_of_scores(scores: Mapping[str, float]) -> list[tuple[str, str]]:
-    """The merges of a SentencePiece vocabulary: every pair of tokens that forms a token, sorted by
-    decreasing score, then by increasing length of the left token."""
-    if sum(len(token) ** 2 for token in scores) > MOST_CHARACTERS:
-        raise InputError(f"the merges of {PREFIX}tokens have over {MOST_CHARACTERS:,} characters")
-    ranked = []
-    for number, (token, score) in enumerate(scores.items()):
-        for i in range(1, len(token)):
-            left, right = token[:i], token[i:]
-            if left in scores and right in scores:
-                ranked.append((-score, number, i, left, right))
-        if len(ranked) > MOST_MERGES:
-            raise InputError(f"{PREFIX}tokens have more than {MOST_MERGES:,} merges")
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
 
 
 # ---- writing ------------------------------------------------------------------------------

@@ -19,15 +19,13 @@ from torch import Tensor
 
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.files import read_bounded
 from regard.interop import expressible
 from regard.interop.expressible import ANY, Values
-from regard.interop.folder import TEMPLATE
 from regard.interop.gguf.file import write_file
 from regard.interop.gguf.oracle import GgufOracle, load_oracle
 from regard.interop.gguf.read import (
+    ARCHITECTURES,
     halves_of_pairs,
-    has_halves,
     read,
     regard_names,
     shortest,
@@ -36,9 +34,9 @@ from regard.interop.gguf.read import (
 from regard.interop.gguf.tokenizer import CHAT_TEMPLATE, specials_of, write_tokenizer
 from regard.model.positions import sinusoids
 from regard.predictor.model import Model
+from regard.tasks.sequences import Sequences
 
 FILE = "model.gguf"
-LARGEST_TEMPLATE = 2**20  # bytes
 
 COMMON: Mapping[str, Values] = {
     "style": ("decoder",), "head": ("language-model",), "vocabulary_size": ANY,
@@ -80,6 +78,11 @@ def write(model: Model, folder: Path) -> None:
     Raises:
         InputError: GGUF cannot express the model; the message names the options.
     """
+    if isinstance(model.task, Sequences):
+        raise InputError(
+            f"GGUF cannot express the task {model.task.name}: the model reads a separator after "
+            "its input, for which GGUF has no setting; choose a different target"
+        )
     architecture = choose(model.config.model)
     expressible.check_unchanged(model.transformer)
     state = {name: x.float().cpu() for name, x in model.transformer.state_dict().items()}
@@ -90,10 +93,10 @@ def write(model: Model, folder: Path) -> None:
         "general.name": model.folder.name if model.folder else "regard", "general.file_type": 0,
         **architecture_metadata(architecture, config, model.longest), **tokenizer,
     }  # fmt: skip
-    if (template := chat_template(model)) is not None:
-        metadata[CHAT_TEMPLATE] = template
+    if (template := model.chat_template) is not None:
+        metadata[CHAT_TEMPLATE] = template.source
     path = folder / FILE
-    write_file(path, metadata, from_regard(state, config))
+    write_file(path, metadata, from_regard(state, config, architecture))
     check(path, config, state)
 
 
@@ -141,7 +144,7 @@ def normal_form(
         longest: the largest number of tokens in an input.
 
     Returns:
-        The architecture and the tensors, as `gguf_read.read` returns them for the file.
+        The architecture and the tensors, as `read.read` returns them for the file.
     """
     state = dict(state)
     changes: dict[str, Any] = {"scale_embeddings": False, "dropout": 0.0, "attention_dropout": 0.0}
@@ -171,12 +174,15 @@ def normal_form(
     return result, state
 
 
-def from_regard(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """The inverse of `gguf_read.to_regard`.
+def from_regard(
+    state: Mapping[str, Tensor], config: ModelConfig, architecture: str
+) -> dict[str, Tensor]:
+    """The inverse of `read.to_regard`.
 
     Args:
         state: the tensors with the names of `Transformer.state_dict()`.
-        config: the architecture.
+        config: the options of the model.
+        architecture: a name of ARCHITECTURES.
 
     Returns:
         The tensors of a file, in its order.
@@ -185,7 +191,7 @@ def from_regard(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, T
     tensors: dict[str, Tensor] = {}
     for own, sources in regard_names(config).items():
         parts = list(state[own].split([shapes[name][0] for name in sources]))
-        if has_halves(config) and "query_key_value" in own:
+        if ARCHITECTURES[architecture].halves and "query_key_value" in own:
             parts[:2] = [halves_of_pairs(part, config.head_size) for part in parts[:2]]
         tensors |= dict(zip(sources, parts, strict=True))
     return {name: tensors[name] for name in shapes}
@@ -228,14 +234,6 @@ def _float32(config: ModelConfig, option: str) -> float:
     if shortest(value) != value:
         raise InputError(f"GGUF cannot express model.{option}={value}: it stores float32 numbers")
     return value
-
-
-def chat_template(model: Model) -> str | None:
-    """The chat template in the folder of a model."""
-    path = None if model.folder is None else model.folder / TEMPLATE
-    if path is None or not path.is_file():
-        return None
-    return read_bounded(path, LARGEST_TEMPLATE, "a chat template").decode()
 
 
 def check(path: Path, config: ModelConfig, state: Mapping[str, Tensor]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from regard.config.settings import parse_yaml
 from regard.errors import InputError
 from regard.files import read_bounded
+from regard.interop.formats import MARIAN, first_bytes
 
 LARGEST_OPTIONS = 2**20  # bytes of a configuration file of the engine
 
@@ -40,19 +41,13 @@ def find_files(path: Path) -> Files:
             models, options, used = [model], values, [name]
             break
     if path.is_dir() and not options:
-        models = [model for model in models if model.is_file() and is_marian(model)]
+        models = [model for model in models if model.is_file() and first_bytes(model) == MARIAN]
     if len(models) != 1:
         names = ", ".join(model.name for model in models[:5]) or "none"
         raise InputError(f"{folder} must contain one Marian model (.bin); it contains: {names}")
     source, target = find_vocabularies(folder, options, used)
     every = (models[0], *dict.fromkeys((source, target)), *used)
     return Files(folder, models[0], source, target, options, every)
-
-
-def is_marian(path: Path) -> bool:
-    """Whether a file begins like a Marian model; a lexical shortlist does not."""
-    with path.open("rb") as file:
-        return file.read(8) == (1).to_bytes(8, "little")
 
 
 def find_vocabularies(folder: Path, options: dict[str, Any], used: list[Path]) -> tuple[Path, Path]:

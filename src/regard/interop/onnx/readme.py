@@ -98,7 +98,7 @@ def describe(model: Model) -> list[str]:
     if config.head != "language-model":
         output = {
             "masked-language-model": "`logits` [B, T, V]",
-            "classifier": "`logits` [B, classes]",
+            "classifier": "`logits` [B, classes] (softmax gives the probabilities)",
             "pooling": "`sentence_embedding` [B, D] of unit length",
         }[config.head]
         return [

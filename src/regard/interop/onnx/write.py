@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.config.model import ModelConfig
 from regard.files import write_file
-from regard.interop.expressible import TRAINING_ONLY, Rules, any_value, check, only
+from regard.interop.expressible import ANY, TRAINING_ONLY, Values, check
 from regard.interop.onnx.graph import POSITIONS, Graph
 from regard.interop.onnx.model import Builder
 from regard.interop.onnx.readme import readme
@@ -24,6 +24,7 @@ from regard.interop.runtime_files import (
     frame_of,
     id_offset,
     special_ids,
+    temperature_of,
     weights_of,
     write_tokenizers,
 )
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 
 TARGET = "onnx"
 ENCODER, DECODER = "encoder.onnx", "decoder_step.onnx"
-REFUSED_PARTS = ("kernel",)  # options of parts that are refused
-RULES: Rules = {
+VALUES: Mapping[str, Values] = {
     **TRAINING_ONLY,
     **dict.fromkeys(
         (
@@ -44,15 +44,16 @@ RULES: Rules = {
             "decoder_layers", "d_model", "heads", "head_size", "key_value_heads", "d_ff",
             "norm_first", "norm", "norm_epsilon", "embedding_norm", "bias", "query_key_value_bias",
             "position_base", "max_length", "window", "scale_embeddings", "tie_embeddings", "head",
-            "output_bias", "classes", "classifier_activation", "pooling", *REFUSED_PARTS,
+            "output_bias", "classes", "classifier_activation", "pooling",
         ),
-        any_value,
+        ANY,
     ),
-    "activation": only("activation", "relu", "gelu", "gelu-tanh", "silu", "swiglu"),
-    "positions": only("positions", "sinusoidal", "learned", "rotary", "none"),
-    "attention": only("attention", "dot-product"),
-    "mixer": only("mixer", "attention"),
-    "decoder_mixer": only("decoder_mixer", "attention"),
+    "kernel": ANY,  # of the mixer "convolution", which is refused
+    "activation": ("relu", "gelu", "gelu-tanh", "silu", "swiglu"),
+    "positions": ("sinusoidal", "learned", "rotary", "none"),
+    "attention": ("dot-product",),
+    "mixer": ("attention",),
+    "decoder_mixer": ("attention",),
 }  # fmt: skip
 
 
@@ -67,8 +68,13 @@ def write(model: Model, folder: Path) -> None:
         InputError: the model has a part that cannot be exported to ONNX.
     """
     config = model.config.model
-    check(TARGET, RULES, config)
+    check(TARGET, VALUES, config)
     weights, properties = weights_of(model), metadata(model)
+    if config.head == "classifier":  # so that the softmax of the logits is the probability
+        for part in ("weight", "bias"):
+            weights[f"head.classes.{part}"] = weights[f"head.classes.{part}"] / temperature_of(
+                model
+            )
     if config.head != "language-model":
         one_stack(config, weights).save(folder / ENCODER, properties)
     else:
@@ -95,7 +101,7 @@ def metadata(model: Model) -> dict[str, str]:
         "max_length": model.config.longest_input,
     }
     if config.head == "classifier" and isinstance(model.task, Classify):
-        values |= {"labels": list(model.task.labels), "temperature": model.task.temperature}
+        values["labels"] = list(model.task.labels)
     return {f"regard.{name}": json.dumps(value) for name, value in values.items()}
 
 
@@ -174,7 +180,7 @@ def cache_shape(config: ModelConfig, length: str) -> Sequence[int | str]:
     return "B", config.key_value_heads, length, config.head_size
 
 
-# ---- the proof --------------------------------------------------------------------------------
+# ---- verification ------------------------------------------------------------------------------
 
 
 def oracle(folder: Path, model: Model) -> OnnxOracle | None:

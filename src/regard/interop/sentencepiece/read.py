@@ -26,6 +26,7 @@ import tokenizers
 
 from regard.errors import InputError, warn_user
 from regard.files import read_bounded
+from regard.interop.sentencepiece.merges import merges_of_scores
 from regard.interop.sentencepiece.protobuf import fields
 from regard.interop.sentencepiece.table import Normalisation
 from regard.text.tokenizer import LARGEST_FILE, MOST_TOKENS
@@ -222,13 +223,13 @@ def make_tokenizer(
     else:
         model, ids = _with_ids(model, path, ids)
     unigram = model.algorithm == Algorithm.UNIGRAM
-    whole: dict[str, Any] = {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
-        "normalizer": _normalizer(model), "pre_tokenizer": _pre_tokenizer(model),
-        "post_processor": None, "decoder": _decoder(model),
-        "model": _unigram(model, ids) if unigram else _bpe(model, ids),
-    }  # fmt: skip
     try:
+        whole: dict[str, Any] = {
+            "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+            "normalizer": _normalizer(model), "pre_tokenizer": _pre_tokenizer(model),
+            "post_processor": None, "decoder": _decoder(model),
+            "model": _unigram(model, ids) if unigram else _bpe(model, ids),
+        }  # fmt: skip
         return tokenizers.Tokenizer.from_str(json.dumps(whole, ensure_ascii=False))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise InputError(f"{path}: damaged SentencePiece model ({error!s:.100})") from None
@@ -289,23 +290,13 @@ def _unigram(model: SentencePieceModel, ids: Mapping[str, int]) -> dict[str, Any
 
 
 def _bpe(model: SentencePieceModel, ids: Mapping[str, int]) -> dict[str, Any]:
-    """SentencePiece joins the two neighbours whose union has the highest score; the library needs
-    the list of all such pairs."""
     pieces = {piece.text: piece.score for piece in model.pieces if piece.kind == Kind.NORMAL}
-    merges = []
-    if model.algorithm == Algorithm.BPE:
-        for text, score in pieces.items():
-            for i in range(1, len(text)):
-                left, right = text[:i], text[i:]
-                if left in pieces and right in pieces:
-                    merges.append((-score, ids[left], ids[right], [left, right]))
-        merges.sort(key=lambda merge: merge[:3])
     [unknown] = (piece.text for piece in model.pieces if piece.kind == Kind.UNKNOWN)
     return {
         "type": "BPE", "dropout": None, "unk_token": unknown, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": model.byte_fallback,
         "ignore_merges": bool(_symbols(model)), "vocab": dict(ids),
-        "merges": [merge[3] for merge in merges],
+        "merges": merges_of_scores(pieces) if model.algorithm == Algorithm.BPE else [],
     }  # fmt: skip
 
 
