@@ -15,7 +15,7 @@ from regard.config.sections import DecodingConfig
 from regard.errors import InputError
 from regard.tasks.lazy import runtime
 from regard.text.chat import ChatTemplate, TurnEnds
-from regard.text.messages import Message, check_messages
+from regard.text.messages import Message
 
 if TYPE_CHECKING:
     from regard.tasks.generate import Generate
@@ -69,13 +69,11 @@ def chat_prompt(
 
     Raises:
         InputError: the model has no chat template, the template refuses the conversation, or the
-            last message is too long.
+            last message is too long. A model that was trained on lines (data.dialogue) reads the
+            end of a message that is too long.
     """
     template, tokenizer = template_of(task), task.tokenizer
     room = max(1, min(max_length, longest // ANSWER_SHARE))
-    messages = check_messages(messages)
-    if not any(message["content"].strip() for message in messages):
-        raise InputError("all messages are empty: at least one must contain text")
     ids, dropped = template.fit(tokenizer, messages, max(1, longest - room))
     if not ids:
         raise InputError("the chat template produces no text for this conversation")
