@@ -5,8 +5,10 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from regard import InputError
 from regard.text.imported import MOST_ADDED, ImportedTokenizer, SpecialTokens
@@ -276,3 +278,18 @@ def test_wrong_sizes_are_refused():
         ImportedTokenizer(word_piece(), SpecialTokens(), 10)
     with pytest.raises(InputError, match="outside the vocabulary"):
         ImportedTokenizer(word_piece(), SpecialTokens(eos=1000), 404)
+
+
+def test_stream_continues_after_the_decoder_changed_returned_text():
+    words = ["[UNK]", "he", "'", "s", "here", "now"]
+    library = tokenizers.Tokenizer(
+        models.WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    library.decoder = decoders.Sequence(
+        [decoders.WordPiece(cleanup=False), decoders.Fuse(), decoders.Replace(" ' ", "'")]
+    )
+    tokenizer = ImportedTokenizer(library, SpecialTokens(unk=0), len(words))
+    stream, ids = TextStream(tokenizer), [1, 2, 3, 4, 5]
+    assert tokenizer.decode(ids) == "he's here now"
+    assert [stream.add(id) for id in ids] == ["he", " '", "", " here", " now"]
+    assert stream.end() == ""
