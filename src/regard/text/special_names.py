@@ -59,18 +59,18 @@ class Protected:
     def __init__(self, names: SpecialNames, messages: list[dict[str, str]]) -> None:
         pattern = names.pattern_of_any_case
         contents = [message["content"] for message in messages]
-        found = sorted({name for text in contents for name in pattern.findall(text)})
+        spellings = sorted({name for text in contents for name in pattern.findall(text)})
         self.hidden: dict[int, str] = {}
         self.messages = messages
-        if found:
+        if spellings:
             used = set().union(*contents)
             free = [code for code in PRIVATE if chr(code) not in used]
-            if len(found) > len(free):
+            if len(spellings) > len(free):
                 raise InputError(
-                    f"the messages contain {len(found):,} spellings of names of special tokens: "
+                    f"the messages contain {len(spellings):,} spellings of names of special tokens: "
                     f"at most {len(free):,} are possible"
                 )
-            self.hidden = dict(zip(free, found, strict=False))
+            self.hidden = dict(zip(free, spellings, strict=False))
             signs = {name: chr(code) for code, name in self.hidden.items()}
             self.messages = [
                 {**message, "content": pattern.sub(lambda m: signs[m[0]], message["content"])}
