@@ -223,7 +223,7 @@ def test_too_many_spellings_of_a_special_token(monkeypatch):
         if count == 3:
             ChatTemplate(CHATML).encode(TOKENIZER, messages)
             continue
-        with pytest.raises(InputError, match="4 spellings of names .* at most 3"):
+        with pytest.raises(InputError, match="4 different spellings of .* at most 3"):
             ChatTemplate(CHATML).encode(TOKENIZER, messages)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
+from learned import BYTE
 from regard import InputError
 from regard.text.imported import MOST_ADDED, ImportedTokenizer, SpecialTokens
 from regard.text.loading import load_tokenizer
@@ -154,6 +155,16 @@ def test_spelling_of_decoders_without_a_known_form():
     assert Spelling.of(library).piece("the</w>") == b"the "
     library.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
     assert not Spelling.of(library).exact
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("style", ["encoder", "decoder", "encoder-decoder"])
+@pytest.mark.parametrize("ids", [[], [5, 6, 7]])
+def test_arrays_have_the_same_special_tokens(kind, style, ids):
+    for tokenizer in (imported(kind), BYTE):
+        row = tokenizer.frame_array(np.array(ids, dtype=np.uint16), style)
+        assert row.tolist() == tokenizer.frame(ids, style)
+        assert row.dtype == np.int64
 
 
 # ---- streams ----------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def counted_filter(name: str, function: Callable[..., Any], budget: Budget) -> C
     return counted
 
 
-def counted_test(function: Callable[..., Any], budget: Budget) -> Callable[..., Any]:
+def counted_test(function: Any, budget: Budget) -> Callable[..., Any]:
     """A test, such as `in` or `defined`, that counts as a step."""
 
     @wraps(function)
