@@ -67,8 +67,8 @@ class Protected:
             free = [code for code in PRIVATE if chr(code) not in used]
             if len(spellings) > len(free):
                 raise InputError(
-                    f"the messages contain {len(spellings):,} different spellings of special tokens, "
-                    f"but at most {len(free):,} are allowed"
+                    f"the messages contain {len(spellings):,} different spellings of special "
+                    f"tokens, but at most {len(free):,} are allowed"
                 )
             self.hidden = dict(zip(free, spellings, strict=False))
             signs = {name: chr(code) for code, name in self.hidden.items()}
