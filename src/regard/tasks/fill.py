@@ -93,8 +93,8 @@ class Fill(Documents):
         self.tokenizer.require(self.name, "mask")
 
     @property
-    def around(self) -> int:
-        return self.longest - self.text_room()
+    def window(self) -> int:
+        return self.text_room()
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers) -> Fill:
