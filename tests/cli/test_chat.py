@@ -30,7 +30,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model that has learned to answer these four conversations."""
+    """A model that has learned to reply in these four conversations."""
     sizes = {"d_model": 32, "heads": 2, "d_ff": 64, "decoder_layers": 1, "positions": "rotary"}
     trained = regard.train(
         "generate", ROWS, out=tmp_path_factory.mktemp("chat") / "run", steps=60, warmup=10,
@@ -70,9 +70,25 @@ def test_saved_conversation_is_continued(chat, tmp_path):
     path.write_text(json.dumps({"messages": ROWS[2]["messages"][:3]}))
     assert chat("now blue\n", path, system="")[0] == "also blue\n"
     assert f"{path} exists: choose a different name" in chat(f"say red\n/save {path}\n")[1]
+    # The opened file may be replaced, and /reset keeps its instructions.
+    _, err, code = chat(f"/reset\nsay red\n/save {path}\n", path, system="")
+    assert (err, code) == (f"regard: {path}: 3 messages\n", 0)
+    assert json.loads(path.read_text())["messages"] == ROWS[0]["messages"][:3]
     assert "--system cannot be combined with" in chat("", path)[1]
     path.write_text("\n".join([json.dumps(ROWS[0])] * 2))
     assert "several conversations" in chat("", path, system="")[1]
+
+
+def test_conversation_without_a_reply_is_continued(chat, tmp_path):
+    path = tmp_path / "instructions.jsonl"
+    path.write_text(json.dumps({"messages": ROWS[0]["messages"][:1]}))
+    assert chat("say blue\n", path, system="")[::2] == ("fine blue\n", 0)
+
+
+def test_conversation_is_saved_in_the_home_folder(chat, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert chat("say blue\n/save ~/talk.jsonl\n")[2] == 0
+    assert (tmp_path / "talk.jsonl").exists()
 
 
 def test_old_messages_that_do_not_fit_are_left_out(chat, monkeypatch):
@@ -87,7 +103,8 @@ def test_old_messages_that_do_not_fit_are_left_out(chat, monkeypatch):
     ("text", "message"),
     [("/nothing\n", "unknown command '/nothing'"), ("/save\n", "/save needs a file name"),
      ("/save x\n", "there is nothing to save"), (b"\xff\n", "standard input:1: not UTF-8"),
-     ("x" * 9_000, "the last message has")],
+     ("x" * 9_000, "the last message has"), ("\\\n" * 10_001, "a turn of more than 10,000 lines"),
+     ("x" * 1_000_001, "standard input:1: line longer than 1,000,000 bytes")],
 )  # fmt: skip
 def test_errors_in_a_pipe(chat, text, message):
     out, err, code = chat(text)
@@ -99,7 +116,7 @@ def test_errors_in_a_pipe(chat, text, message):
 def test_models_and_options_that_cannot_chat(model):
     assert error_of("chat", "-m", "box:generate").startswith("box:generate has no chat template: ")
     assert error_of("chat").startswith("-m is required")
-    assert "a conversation has one answer" in error_of("chat", "-m", model, "--n-best", "2")
+    assert "a conversation has one reply" in error_of("chat", "-m", model, "--n-best", "2")
 
 
 class Terminal:
@@ -158,8 +175,8 @@ def test_terminal(model, tmp_path):
         terminal.wait_for("unknown command")
         terminal.wait_for("> ")
         terminal.write("say blue\n")
-        # The answer has begun, and would be long.
-        answer = terminal.wait_for(r"say blue\r\n(.|\s){20}")
+        # The reply has begun, and would be long.
+        reply = terminal.wait_for(r"say blue\r\n(.|\s){20}")
         terminal.write("\x03")
         terminal.wait_for("> ")
         terminal.write(f"/save {saved}\n")
@@ -169,7 +186,7 @@ def test_terminal(model, tmp_path):
         written = messages[2]["content"]
         assert 20 <= len(written) < 7_000
         # Ctrl-C discards output that the terminal has not shown yet.
-        assert written[:10] in answer.replace("\r\n", "\n")
+        assert written[:10] in reply.replace("\r\n", "\n")
         terminal.wait_for("> ")
         terminal.write("\x04")  # Ctrl-D
         assert terminal.process.wait(timeout=30) == 0

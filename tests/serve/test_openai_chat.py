@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import replace
 
 import openai
@@ -9,6 +11,7 @@ import pytest
 
 import regard
 from regard.config.sections import Config
+from regard.tasks.chatting import chat_prompt
 from regard.text.chat import ChatTemplate
 from serve.live import boxed, serve
 
@@ -162,6 +165,26 @@ def test_invalid_requests_name_the_field(client, options, field):
         client.chat.completions.create(**{"model": "dialogue", "messages": messages, **options})
     assert error.value.status_code in (400, 413)
     assert error.value.param == field
+
+
+def test_end_of_a_long_message_is_read(chat, model):
+    long, whole = "say red, or " * 9 + "say blue", chat("say blue", temperature=0)
+    response = chat(long, temperature=0)
+    assert whole.usage.prompt_tokens < response.usage.prompt_tokens < model.longest
+    assert response.choices[0].finish_reason in ("stop", "length")
+
+
+def test_templates_are_not_rendered_in_the_event_loop(chat, monkeypatch):
+    loops = []
+
+    def render(*arguments):
+        with suppress(RuntimeError):
+            loops.append(asyncio.get_running_loop())
+        return chat_prompt(*arguments)
+
+    monkeypatch.setattr("regard.serve.openai_chat.chat_prompt", render)
+    assert chat("say blue", temperature=0).choices[0].message.content == "fine: blue"
+    assert loops == []
 
 
 def test_model_with_a_chat_template(model):

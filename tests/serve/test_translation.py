@@ -144,3 +144,15 @@ def test_detection_of_real_sentences():
             sentences = [next(file) for _ in range(200)]
         correct = sum(detect(sentence, pool).language == language for sentence in sentences)
         assert correct >= 198
+
+
+@pytest.mark.parametrize("markup", ["", "html"])
+def test_early_check_of_the_queue_expects_no_more_tokens_than_the_text_has(markup):
+    text = "A man is riding a bicycle, and two young children are playing outside. " * 20
+    if markup:
+        text = f"<style>{'a {b: c} ' * 2_000}</style><p>{text}</p>"
+    checked, pool = [], pool_of(ScriptedModel(copy))
+    pool.scheduler.check_room = checked.append
+    run(pool, [text], form=Format(markup))
+    read = text.partition("<p>")[2] if markup else text
+    assert sum(checked) < 2 * len(boxed("translate").tokenizer.encode(read))

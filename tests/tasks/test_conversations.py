@@ -16,7 +16,7 @@ from regard.decoding.requests import Request
 from regard.errors import InputError
 from regard.interop.folder import make_model, write_model
 from regard.interop.model import ImportedModel
-from regard.tasks.chatting import AnswerText, ChatPrompt
+from regard.tasks.chatting import ChatPrompt, ReplyText
 from regard.tasks.configuration import make_config
 from regard.tasks.generate import Generate
 from regard.text.chat import ChatTemplate, TurnEnds
@@ -291,13 +291,13 @@ def test_chat_continues_the_conversation(imported):
     ("tokens", "expected"),
     [("ab*c", "ab"), ("ab\n\nc", "ab"), ("a\nb", "a\nb"), ("a\n", "a\n"), ("*", ""), ("äb!", "äb")],
 )
-def test_answer_ends_with_a_token_or_a_text(tokens, expected):
+def test_reply_ends_with_a_token_or_a_text(tokens, expected):
     ends = TurnEnds((BYTE.encode("*")[0], BYTE.encode("!")[0]), ("\n\n",))
-    answer = AnswerText(BYTE, ChatPrompt(Request([BYTE.bos]), ends, 0))
+    reply = ReplyText(BYTE, ChatPrompt(Request([BYTE.bos]), ends, 0))
     ids, parts = BYTE.encode(tokens), []
     for count in range(1, len(ids) + 1):
-        if not answer.ended:
-            parts += answer.add(ids[:count])
+        if not reply.ended:
+            parts += reply.add(ids[:count])
             assert "".join(parts) == expected[: len("".join(parts))]
-    parts += answer.finish()
+    parts += reply.finish()
     assert "".join(parts) == expected

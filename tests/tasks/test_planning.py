@@ -7,7 +7,14 @@ import pytest
 from regard.config.sections import Config
 from regard.tasks import planning
 from regard.tasks.configuration import make_config
-from regard.tasks.planning import Amount, describe_seconds, plan_run, suitable_preset, time_warning
+from regard.tasks.planning import (
+    Amount,
+    describe_seconds,
+    plan_run,
+    setting_warnings,
+    suitable_preset,
+    time_warning,
+)
 from regard.text.builtin import builtin_corpus
 
 
@@ -116,6 +123,14 @@ def test_options_that_contradict_the_start_model_cause_a_warning(files):
     assert plan(files, "base", start).config.model.d_model == 128
     [warning] = plan(files, None, start, model={"norm_first": False}).warnings
     assert warning.startswith("model.norm_first=false differs from the model to start from (true)")
+
+
+def test_every_option_that_changes_no_shape_is_compared_with_the_start_model():
+    start = make_config("classify", "tiny", {"model": {"style": "encoder"}})
+    changed = replace(start.model, classifier_activation="relu")
+    config = replace(start, model=changed)
+    [warning] = setting_warnings(config, {"classifier_activation": "relu"}, start)
+    assert warning.startswith("model.classifier_activation=relu differs from the model")
 
 
 def test_long_training_on_a_cpu_causes_a_warning_with_suggestions(files):

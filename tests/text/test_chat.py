@@ -1,6 +1,8 @@
 """Chat templates: the ids of a conversation, the turns of the assistant, and forged tokens."""
 
 import re
+import time
+from itertools import product
 
 import pytest
 import tokenizers
@@ -13,10 +15,11 @@ from chatml import SPECIAL, TEMPLATE, chatml_tokenizer, conversation
 from learned import BPE, BYTE
 from regard.errors import InputError
 from regard.text.byte_level import SIGNS
-from regard.text.chat import ChatTemplate, default_template, special_tokens
+from regard.text.chat import ChatTemplate, default_template
 from regard.text.external import ExternalTokenizer
 from regard.text.imported import ImportedTokenizer, SpecialTokens
 from regard.text.messages import check_messages
+from regard.text.special_names import special_tokens
 from regard.text.templates import CHATML, LINES, TEXT_ROLES, TURNS
 
 TOKENIZER = chatml_tokenizer()
@@ -162,6 +165,109 @@ def test_template_that_changes_earlier_turns_cannot_be_used_for_training():
         template.encode_training(TOKENIZER, conversation("a", "b", "c", "d"))
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        # Earlier turns lose their thoughts, completely or in part.
+        ("{% for m in messages %}{{ m.role + ':' + (m.content if loop.last else m.content.split('</think>')[-1]) + '<|im_end|>' }}{% endfor %}"
+         "{{ 'assistant:' if add_generation_prompt }}", r"changes earlier turns \(message 2\)"),
+        ("{% for m in messages %}{{ m.content if loop.last else m.content[:3] }}<|im_end|>{% endfor %}", r"changes earlier turns \(message 2\)"),
+        # The template does not write the turns of the assistant.
+        ("{% for m in messages if m.role == 'user' %}{{ m.content + '<|im_end|>' }}{% endfor %}", "message 2 has no tokens of its own"),
+    ],
+)  # fmt: skip
+def test_no_turn_is_left_out_of_the_loss_silently(source, message):
+    template = ChatTemplate(source)
+    messages = conversation("a", "<think>b</think>c", "d", "e")
+    with pytest.raises(InputError, match=message):
+        template.encode_training(TOKENIZER, messages)
+
+
+def test_template_may_write_special_tokens_after_the_last_turn():
+    source = (
+        "{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
+        "{{ 'assistant:' if add_generation_prompt else '<|endoftext|>\n' }}"
+    )
+    encoded = ChatTemplate(source).encode_training(TOKENIZER, conversation("a", "b", "c", "d"))
+    texts = [TOKENIZER.decode(encoded.ids[start:end]) for start, end in encoded.spans]
+    assert texts == ["b\n", "d\n"]
+    assert encoded.ids[encoded.spans[-1][1] - 1] == 0
+
+
+def test_training_tokens_do_not_depend_on_the_date(monkeypatch):
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}" + CHATML)
+    ids = template.encode_training(TOKENIZER, conversation("a", "b")).ids
+    assert TOKENIZER.decode(ids).startswith("01 Jan 2025")
+    assert template.encode(TOKENIZER, conversation("a", "b"), False) != ids
+
+
+def test_many_spellings_of_a_special_token():
+    name = "abcdefghijklmno"
+    library = type(TOKENIZER.fast).from_str(TOKENIZER.fast.to_str())
+    library.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+    tokenizer = ImportedTokenizer(library, SpecialTokens(eos=2), TOKENIZER.size + 1)
+    letters = [(letter, letter.upper()) for letter in name]
+    spellings = ["".join(each) for each in product(*letters)][:20_000]
+    text, start = "".join(spellings), time.monotonic()
+    ids = ChatTemplate(CHATML).encode(tokenizer, conversation(text))
+    assert time.monotonic() - start < 5
+    assert text in tokenizer.decode(ids)
+    assert TOKENIZER.size not in ids
+
+
+def test_too_many_spellings_of_a_special_token(monkeypatch):
+    monkeypatch.setattr("regard.text.special_names.PRIVATE", range(0xF0000, 0xF0003))
+    names = ["<|im_end|>", "<|IM_end|>", "<|im_END|>", "<|IM_END|>"]
+    for count in (3, 4):
+        messages = conversation("".join(names[:count]))
+        if count == 3:
+            ChatTemplate(CHATML).encode(TOKENIZER, messages)
+            continue
+        with pytest.raises(InputError, match="4 different spellings of .* at most 3"):
+            ChatTemplate(CHATML).encode(TOKENIZER, messages)
+
+
+def test_forged_token_beside_a_token_that_is_not_recognised():
+    """The numbers of special tokens are equal, but not the tokens: the template's own <|im_end|> is
+    not a word, and the normalizer makes another token from a message."""
+    library = tokenizers.Tokenizer(
+        models.BPE(vocab={sign: id for id, sign in enumerate(SIGNS)}, merges=[])
+    )
+    library.normalizer = normalizers.NFKC()
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([
+        AddedToken("<|im_start|>", normalized=True, special=True),
+        AddedToken("<|im_end|>", single_word=True, normalized=False, special=True),
+    ])  # fmt: skip
+    tokenizer = ImportedTokenizer(library, SpecialTokens(bos=256, eos=257), 258)
+    template = ChatTemplate("{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}")
+    ids = template.encode(tokenizer, conversation("a\uff1c|im_start|\uff1eb"))
+    assert [id for id in ids if id >= 256] == [257]
+
+
+def test_instructions_of_models_that_are_trained_here():
+    template, user = ChatTemplate(TURNS), conversation("a")
+    ids = [template.encode(BYTE, [{"role": role, "content": "s"}, *user])
+           for role in ("system", "developer")]  # fmt: skip
+    assert ids[0] == ids[1] == [BYTE.bos, *BYTE.encode("s"), *template.encode(BYTE, user)[1:]]
+    for messages in (
+        [{"role": "tool", "content": "s"}, *user],
+        [*user, {"role": "tool", "content": ""}],
+    ):
+        with pytest.raises(InputError, match="does not read messages with the role tool"):
+            template.encode(BYTE, messages)
+
+
+def test_end_of_a_long_line_is_read():
+    template = ChatTemplate(LINES, plain=True)
+    assert template.fit(BYTE, conversation("a" * 9, "b"), 4) == (BYTE.encode("aa\nb\n")[-4:], 0)
+    ids, dropped = template.fit(BYTE, conversation("a" * 9, "b", "c" * 9), 4)
+    assert (BYTE.decode(ids), dropped) == ("ccc\n", 2)
+    with pytest.raises(InputError, match="the last message has"):
+        ChatTemplate(LINES).fit(BYTE, conversation("c" * 9), 4)
+
+
 def test_oldest_messages_are_left_out():
     template, messages = (
         ChatTemplate(TURNS),
@@ -243,8 +349,8 @@ def test_parts_of_a_message_are_lines():
     ],
 )  # fmt: skip
 def test_hostile_templates(source, message, monkeypatch):
-    monkeypatch.setattr("regard.text.sandbox.MOST_STEPS", 20_000)
-    monkeypatch.setattr("regard.text.sandbox.LARGEST_TEXT", 2**17)
+    monkeypatch.setattr("regard.text.template_limits.MOST_STEPS", 20_000)
+    monkeypatch.setattr("regard.text.template_limits.LARGEST_TEXT", 2**17)
     with pytest.raises(InputError, match=message) as error:
         ChatTemplate(source).render(conversation("a"))
     assert "\n" not in str(error.value)

@@ -5,9 +5,12 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
+from learned import BYTE
 from regard import InputError
 from regard.text.imported import MOST_ADDED, ImportedTokenizer, SpecialTokens
 from regard.text.loading import load_tokenizer
@@ -154,6 +157,16 @@ def test_spelling_of_decoders_without_a_known_form():
     assert not Spelling.of(library).exact
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("style", ["encoder", "decoder", "encoder-decoder"])
+@pytest.mark.parametrize("ids", [[], [5, 6, 7]])
+def test_arrays_have_the_same_special_tokens(kind, style, ids):
+    for tokenizer in (imported(kind), BYTE):
+        row = tokenizer.frame_array(np.array(ids, dtype=np.uint16), style)
+        assert row.tolist() == tokenizer.frame(ids, style)
+        assert row.dtype == np.int64
+
+
 # ---- streams ----------------------------------------------------------------------------
 
 
@@ -276,3 +289,18 @@ def test_wrong_sizes_are_refused():
         ImportedTokenizer(word_piece(), SpecialTokens(), 10)
     with pytest.raises(InputError, match="outside the vocabulary"):
         ImportedTokenizer(word_piece(), SpecialTokens(eos=1000), 404)
+
+
+def test_stream_continues_after_the_decoder_changed_returned_text():
+    words = ["[UNK]", "he", "'", "s", "here", "now"]
+    library = tokenizers.Tokenizer(
+        models.WordPiece({word: id for id, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    library.decoder = decoders.Sequence(
+        [decoders.WordPiece(cleanup=False), decoders.Fuse(), decoders.Replace(" ' ", "'")]
+    )
+    tokenizer = ImportedTokenizer(library, SpecialTokens(unk=0), len(words))
+    stream, ids = TextStream(tokenizer), [1, 2, 3, 4, 5]
+    assert tokenizer.decode(ids) == "he's here now"
+    assert [stream.add(id) for id in ids] == ["he", " '", "", " here", " now"]
+    assert stream.end() == ""

@@ -1,6 +1,6 @@
 """`regard chat`: have a conversation with a model.
 
-In a terminal, an answer appears while the model writes it. Ctrl-C stops an answer and keeps what
+In a terminal, a reply appears while the model writes it. Ctrl-C stops a reply and keeps what
 was written; Ctrl-D exits. In a pipe, each line is one user turn, and no prompts are shown.
 """
 
@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from regard.config.sections import DTYPES
 from regard.console import as_json, visible, warn
 from regard.errors import InputError
 from regard.files import write_result
+from regard.text.messages import INSTRUCTIONS
 
 if TYPE_CHECKING:
     from regard.predictor.model import Model
@@ -32,7 +34,7 @@ HELP = """\
 /save FILE  save the conversation to a file; `regard chat FILE` continues it
 /help       show this list
 /quit       exit (also: Ctrl-D)
-Ctrl-C stops an answer. A line that ends with \\ continues on the next line. To send a text that
+Ctrl-C stops a reply. A line that ends with \\ continues on the next line. To send a text that
 begins with /, write // instead."""
 
 
@@ -58,7 +60,7 @@ def chat(options: argparse.Namespace) -> int:
     """Have a conversation with a model, one turn per line."""
     decoding = shared.chosen_decoding(options)
     if decoding.get("n_best", 1) != 1:
-        raise InputError("--n-best cannot be used here: a conversation has one answer per turn")
+        raise InputError("--n-best cannot be used here: a conversation has one reply per turn")
     if options.model is None:
         raise InputError("-m is required: none of the shipped models has a chat template")
     messages = read_conversation(options.file) if options.file is not None else []
@@ -76,20 +78,24 @@ def chat(options: argparse.Namespace) -> int:
         )
     model.chat_template.check()
     model.decoding(decoding)
-    session = Session(model, decoding, options.system, messages, options.json)
+    if options.system is not None:
+        messages = [{"role": "system", "content": options.system}]
+    session = Session(model, decoding, messages, options.json)
+    if options.file is not None and options.file.suffix == ".jsonl":  # the format of /save
+        session.saved.add(options.file.absolute())
     if sys.stdin.isatty():
         with Interrupts() as interrupts:
-            session.talk(terminal_turns(interrupts, options.quiet), interrupts)
+            session.talk(terminal_turns(options.quiet), interrupts)
     else:
         session.talk(piped_turns(), None)
     return 0
 
 
 class Interrupts:
-    """Ctrl-C in a terminal: it stops an answer, or clears the line that is being written."""
+    """Ctrl-C in a terminal: it stops a reply, or clears the line that is being written."""
 
     def __init__(self) -> None:
-        self.answering, self.pressed = False, False
+        self.replying, self.pressed = False, False
 
     def __enter__(self) -> Interrupts:
         self._previous = signal.signal(signal.SIGINT, self._handle)
@@ -99,19 +105,19 @@ class Interrupts:
         signal.signal(signal.SIGINT, self._previous)
 
     def _handle(self, _: int, __: FrameType | None) -> None:
-        # The first Ctrl-C ends the answer after the current token; the second one does not wait.
-        if self.pressed or not self.answering:
+        # The first Ctrl-C ends the reply after the current token; the second one does not wait.
+        if self.pressed or not self.replying:
             raise KeyboardInterrupt
         self.pressed = True
 
     @contextmanager
-    def answer(self) -> Iterator[None]:
+    def reply(self) -> Iterator[None]:
         """Make Ctrl-C set `pressed` inside this block."""
-        self.answering, self.pressed = True, False
+        self.replying, self.pressed = True, False
         try:
             yield
         finally:
-            self.answering = False
+            self.replying = False
 
 
 class Session:
@@ -120,44 +126,44 @@ class Session:
     Args:
         model: the model.
         decoding: the decoding options.
-        system: the instructions for the model, if any.
-        messages: an earlier conversation to continue.
-        as_objects: whether to print each answer as a JSON object.
+        messages: an earlier conversation to continue, or only instructions for the model. /reset
+            keeps the instructions at its beginning.
+        as_objects: whether to print each reply as a JSON object.
     """
 
     def __init__(
-        self, model: Model, decoding: dict[str, object], system: str | None,
-        messages: list[dict[str, str]], as_objects: bool,
+        self, model: Model, decoding: dict[str, object], messages: list[dict[str, str]],
+        as_objects: bool,
     ) -> None:  # fmt: skip
         self.model, self.decoding, self.as_objects = model, decoding, as_objects
-        self.first = [] if system is None else [{"role": "system", "content": system}]
-        self.messages = messages or list(self.first)
-        self.saved: set[Path] = set()
+        self.first = list(takewhile(lambda each: each["role"] in INSTRUCTIONS, messages))
+        self.messages = messages
+        self.saved: set[Path] = set()  # files that /save may replace
         self.shortened = False  # whether the note about omitted messages was shown
 
     def talk(self, turns: Iterator[str], interrupts: Interrupts | None) -> None:
-        """Answer each turn until the user exits."""
+        """Reply to each turn until the user exits."""
         for turn in turns:
             try:
                 if turn.startswith("/") and not turn.startswith("//"):
                     if not self.command(turn):
                         return
                 elif turn.strip():
-                    self.answer(turn.removeprefix("/") if turn.startswith("//") else turn,
-                                interrupts)  # fmt: skip
+                    self.reply(turn.removeprefix("/") if turn.startswith("//") else turn,
+                               interrupts)  # fmt: skip
             except InputError as error:
                 if interrupts is None:
                     raise
                 warn(str(error))
 
-    def answer(self, turn: str, interrupts: Interrupts | None) -> None:
-        """Print the answer to a user turn, and add both to the conversation."""
+    def reply(self, turn: str, interrupts: Interrupts | None) -> None:
+        """Print the reply to a user turn, and add both to the conversation."""
         messages = [*self.messages, {"role": "user", "content": turn}]
         parts: list[str] = []
         if interrupts is None:
             self.write(messages, parts, lambda: False)
         else:
-            with suppress(KeyboardInterrupt), interrupts.answer():
+            with suppress(KeyboardInterrupt), interrupts.reply():
                 self.write(messages, parts, lambda: interrupts.pressed)
         text = "".join(parts)
         if self.as_objects:
@@ -171,7 +177,7 @@ class Session:
     def write(
         self, messages: list[dict[str, str]], parts: list[str], stopped: Callable[[], bool]
     ) -> None:
-        """Print an answer part by part, and add the parts to a list."""
+        """Print a reply part by part, and add the parts to a list."""
         readable = visible if sys.stdout.isatty() else str
         for part in self.model.stream_chat(messages, warn=self.note, **self.decoding):  # type: ignore[arg-type]
             parts.append(part)
@@ -207,7 +213,7 @@ class Session:
             raise InputError("/save needs a file name: /save FILE")
         if len(self.messages) == len(self.first):
             raise InputError("there is nothing to save: the conversation is empty")
-        path = Path(name)
+        path = Path(name).expanduser()
         if path.exists() and path.absolute() not in self.saved:
             raise InputError(f"{path} exists: choose a different name")
         write_result(path, as_json({"messages": self.messages}) + "\n")
@@ -216,21 +222,21 @@ class Session:
 
 
 def read_conversation(path: Path) -> list[dict[str, str]]:
-    """The messages of a file that /save wrote.
+    """The messages of a file with one conversation.
 
     Raises:
         InputError: the file cannot be read, or is not one conversation.
     """
-    from regard.text.conversations import CONVERSATIONS
+    from regard.text.conversations import ANY_CONVERSATION
 
-    rows = list(zip(CONVERSATIONS.read(path), range(2), strict=False))
+    rows = list(zip(ANY_CONVERSATION.read(path), range(2), strict=False))
     if len(rows) != 1:
         number = "no conversation" if not rows else "several conversations"
         raise InputError(f"{path} contains {number}: regard chat continues exactly one")
     return rows[0][0].objects
 
 
-def terminal_turns(interrupts: Interrupts, quiet: bool) -> Iterator[str]:
+def terminal_turns(quiet: bool) -> Iterator[str]:
     """The turns that the user types; the iterator ends at Ctrl-D."""
     with suppress(ImportError):  # line editing and history, if Python has them
         import readline
@@ -260,7 +266,7 @@ def ask(prompt: str) -> str:
     """One line from the terminal."""
     if sys.stdout.isatty():
         return input(prompt)
-    print(prompt, end="", file=sys.stderr, flush=True)  # only answers go to standard output
+    print(prompt, end="", file=sys.stderr, flush=True)  # only replies go to standard output
     line = sys.stdin.readline()
     if not line:
         raise EOFError
@@ -271,13 +277,15 @@ def piped_turns() -> Iterator[str]:
     """The turns on standard input, one per line.
 
     Raises:
-        InputError: a line is too long or not UTF-8.
+        InputError: a line or turn is too long, or a line is not UTF-8.
     """
     number, lines = 0, list[str]()
     while content := sys.stdin.buffer.readline(LONGEST_LINE + 1):
         number += 1
-        if len(content) > LONGEST_LINE or len(lines) > MOST_LINES:
+        if len(content) > LONGEST_LINE:
             raise InputError(f"standard input:{number}: line longer than {LONGEST_LINE:,} bytes")
+        if len(lines) >= MOST_LINES:
+            raise InputError(f"standard input:{number}: a turn of more than {MOST_LINES:,} lines")
         try:
             line = content.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:

@@ -19,7 +19,7 @@ from regard.predictor.inputs import (
 )
 from regard.predictor.options import DecodingOptions, chosen_options, decoding_keywords
 from regard.tasks.answer import Questions
-from regard.tasks.chatting import chat_prompt, dropped_note, stream_answer
+from regard.tasks.chatting import chat_prompt, dropped_note, stream_reply
 from regard.tasks.generate import Generate
 from regard.tasks.task import Context, Task, Warn
 from regard.tasks.translate import Translate
@@ -270,7 +270,7 @@ class WritingMethods(BaseModel):
         prompt = chat_prompt(task, messages, self.longest, decoding.max_length)
         if prompt.dropped:
             warn(0, dropped_note(prompt.dropped, self.longest))
-        return stream_answer(self.transformer, prompt, decoding, task.tokenizer)
+        return stream_reply(self.transformer, prompt, decoding, task.tokenizer)
 
     @overload
     def score(self, pairs: tuple[str, str], *, warn: Warn = ...) -> Prediction: ...

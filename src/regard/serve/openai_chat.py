@@ -6,6 +6,7 @@ ends a turn. If a conversation is too long, its oldest messages are left out.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -18,7 +19,7 @@ from regard.errors import InputError
 from regard.serve.endpoint import Call, check_texts
 from regard.serve.errors import bad_request
 from regard.serve.events import stream_events
-from regard.serve.models import ServedModel, in_thread
+from regard.serve.models import ServedModel
 from regard.serve.openai_choices import (
     Choice,
     Part,
@@ -209,10 +210,8 @@ async def read_prompt(call: Call, model: ServedModel, request: ChatRequest) -> C
     check_texts(call, [everything], "messages")
     messages, most = [each.to_dict() for each in request.messages], max_tokens(model, request)
     task, longest = model.model.of(Generate), model.model.longest
-    try:
-        return await in_thread(
-            lambda: chat_prompt(task, messages, longest, most), len(everything) + len(messages)
-        )
+    try:  # the time that a template needs does not depend on the length of the messages
+        return await asyncio.to_thread(chat_prompt, task, messages, longest, most)
     except InputError as error:
         raise bad_request(f"messages: {error}", "messages") from None
 

@@ -19,8 +19,9 @@ from regard.serve.passage import SEPARATE, Candidate, Output, Sentence
 from regard.tasks.joining import best_combinations
 
 AUTO = "auto"
-CHARACTERS = 2  # at most, per token in the queue: each token counts twice, as input and as output,
-# and most tokens of a text have at most four characters
+# Characters of plain text per queue token, for a lower bound on the queue tokens of a request: a
+# token has at most 8 characters on average, and counts twice, as input and as output.
+CHARACTERS = 4
 MOST_ALTERNATIVES = 9
 PLAIN = Format()
 
@@ -69,7 +70,8 @@ async def translate(
         Overloaded: the queue is full.
     """
     size = sum(map(len, texts))
-    pool.scheduler.check_room(size // CHARACTERS)
+    if not form.markup:  # the size of a text with markup says little about its tokens
+        pool.scheduler.check_room(size // CHARACTERS)
     documents = await in_thread(lambda: [read_document(text, form) for text in texts], size)
     detected: list[DetectedLanguage | None] = [None] * len(texts)
     if source == AUTO:

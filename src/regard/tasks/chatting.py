@@ -1,7 +1,7 @@
 """Chat with a model: generate the next assistant turn.
 
 The chat template of the model turns the messages into tokens. If a conversation is too long, its
-oldest messages are left out. An answer ends at <eos>, at the token or text that ends a turn in the
+oldest messages are left out. A reply ends at <eos>, at the token or text that ends a turn in the
 template, or at the length limit.
 """
 
@@ -15,13 +15,13 @@ from regard.config.sections import DecodingConfig
 from regard.errors import InputError
 from regard.tasks.lazy import runtime
 from regard.text.chat import ChatTemplate, TurnEnds
-from regard.text.messages import Message, check_messages
+from regard.text.messages import Message
 
 if TYPE_CHECKING:
     from regard.tasks.generate import Generate
     from regard.tasks.runtime import Request, Tokenizer, Transformer
 
-ANSWER_SHARE = 4  # at least 1/4 of the tokens that a model can read is reserved for the answer
+REPLY_SHARE = 4  # at least 1/4 of the tokens that a model can read is reserved for the reply
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,19 @@ def chat_prompt(
     Args:
         task: the task of the model.
         messages: the messages, each with `role` and `content`.
-        longest: the largest number of tokens of the conversation including the answer.
-        max_length: the largest number of tokens of the answer.
+        longest: the largest number of tokens of the conversation including the reply.
+        max_length: the largest number of tokens of the reply.
 
     Returns:
-        The prompt; its request has room for the answer.
+        The prompt; its request has room for the reply.
 
     Raises:
         InputError: the model has no chat template, the template refuses the conversation, or the
-            last message is too long.
+            last message is too long. A model that was trained on lines (data.dialogue) reads the
+            end of a message that is too long.
     """
     template, tokenizer = template_of(task), task.tokenizer
-    room = max(1, min(max_length, longest // ANSWER_SHARE))
-    messages = check_messages(messages)
-    if not any(message["content"].strip() for message in messages):
-        raise InputError("all messages are empty: at least one must contain text")
+    room = max(1, min(max_length, longest // REPLY_SHARE))
     ids, dropped = template.fit(tokenizer, messages, max(1, longest - room))
     if not ids:
         raise InputError("the chat template produces no text for this conversation")
@@ -91,7 +89,7 @@ def dropped_note(count: int, longest: int) -> str:
     return f"the oldest {noun} left out: the model reads at most {longest:,} tokens"
 
 
-def stream_answer(
+def stream_reply(
     model: Transformer, prompt: ChatPrompt, options: DecodingConfig, tokenizer: Tokenizer
 ) -> Iterator[str]:
     """Yield the next assistant turn in parts, each as soon as it is final.
@@ -103,7 +101,7 @@ def stream_answer(
         tokenizer: the tokenizer of the model.
     """
     search = runtime.Search(model, [prompt.request], options)
-    text = AnswerText(tokenizer, prompt)
+    text = ReplyText(tokenizer, prompt)
     for _ in search:
         yield from text.add(search.settled())
         if text.ended:
@@ -112,8 +110,8 @@ def stream_answer(
     yield from text.finish()
 
 
-class AnswerText:
-    """The text of an answer, which grows token by token until the turn ends.
+class ReplyText:
+    """The text of a reply, which grows token by token until the turn ends.
 
     Attributes:
         ended: whether a token or a text that ends a turn has appeared.
@@ -125,7 +123,7 @@ class AnswerText:
         self._waiting = ""  # text that may be the beginning of one that ends the turn
 
     def add(self, tokens: Sequence[int]) -> Iterator[str]:
-        """Yield the new text. tokens: all tokens of the answer so far."""
+        """Yield the new text. tokens: all tokens of the reply so far."""
         for token in tokens[self.count :]:
             self.count += 1
             if token in self.ends.ids:

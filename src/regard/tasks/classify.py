@@ -218,7 +218,7 @@ class Classify(Task):
         if self.style != "encoder":
             tokenizers, labels = (self.tokenizer,) * 2, [self._written[i] for i in numbers]
             return arrange(tokenizers, self.style, texts, labels, device)
-        rows = [np.array(self.tokenizer.frame(text[:-1].tolist(), self.style)) for text in texts]
+        rows = [self.tokenizer.frame_array(text[:-1], self.style) for text in texts]
         return runtime.Batch(
             runtime.packed(rows, device), None, torch.from_numpy(numbers).to(device)
         )

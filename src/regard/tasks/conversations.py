@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from regard.tasks.runtime import Batch, Chunk, Store
 
 C = TypeVar("C", bound="Conversations")
+DIALOGUE = ChatTemplate(LINES, plain=True)
 RUNS = 1  # the side of a store that bounds the tokens to learn
 
 
@@ -60,7 +61,7 @@ class Conversations(Documents):
     def chat_template(self) -> ChatTemplate | None:
         """The template with which the model reads a conversation; None if it cannot read one."""
         if self.template is None and self.dialogue:
-            return ChatTemplate(LINES)
+            return DIALOGUE
         return self.template
 
     # ---- creation -----------------------------------------------------------------------

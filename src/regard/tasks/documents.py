@@ -87,19 +87,19 @@ class Documents(Task):
         """Return the windows of all documents of a store."""
         if store.fingerprint not in self._windows:
             lengths = self._lengths(store)
-            self._windows[store.fingerprint] = windows(lengths, self.longest - self.around)
+            self._windows[store.fingerprint] = windows(lengths, self.window)
         return self._windows[store.fingerprint]
 
     @property
-    def around(self) -> int:
-        """The number of special tokens that the model reads in addition to a window."""
-        return 0
+    def window(self) -> int:
+        """The largest number of tokens of a window."""
+        return self.longest
 
     def _lengths(self, store: Store) -> Array:
         return store.lengths[0] - (1 - self.ends)
 
     def sizes(self, store: Store) -> list[Array]:
-        return [self.windows(store).lengths + self.around]
+        return [self.windows(store).lengths + self.longest - self.window]
 
     def chosen(self, store: Store, examples: Ids, seed: int) -> Windows:
         """Return the windows of a batch, shifted at random unless the seed is 0."""

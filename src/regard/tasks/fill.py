@@ -93,8 +93,8 @@ class Fill(Documents):
         self.tokenizer.require(self.name, "mask")
 
     @property
-    def around(self) -> int:
-        return self.longest - self.text_room()
+    def window(self) -> int:
+        return self.text_room()
 
     @classmethod
     def make(cls, config: Config, tokenizers: Tokenizers) -> Fill:
@@ -105,7 +105,7 @@ class Fill(Documents):
         rows = []
         for document, start, length in zip(*self.chosen(store, examples, seed), strict=True):
             ids = store.tokens(0, int(document))[start : start + length]
-            rows.append(np.array(self.tokenizer.frame(ids.tolist(), self.style)))
+            rows.append(self.tokenizer.frame_array(ids, self.style))
         return self.hide(rows, device, seed or HELD_OUT)
 
     def hide(self, rows: list[Array], device: torch.device, seed: int) -> Batch:
@@ -194,8 +194,9 @@ class Fill(Documents):
         def read(row: Packed, hidden: torch.Tensor) -> list[Any]:
             gaps = row.tokens == self.tokenizer.mask
             logits = model.head(hidden[gaps], None, matrix)
-            others = torch.ones_like(logits, dtype=torch.bool).index_fill_(1, words, False)
-            logits = logits.masked_fill(others, -math.inf)  # special tokens are not words
+            special = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+            special[words] = False
+            logits = logits.masked_fill(special, -math.inf)  # special tokens are not words
             most = min(top, len(words))
             best = logits.softmax(-1, dtype=torch.float32).topk(most)
             counts = [int(part.sum()) for part in row.split(gaps)]

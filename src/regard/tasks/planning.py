@@ -35,8 +35,8 @@ EFFICIENCY = 0.4  # fraction of the peak of a CPU that training reaches
 MANY_EPOCHS, ENOUGH_EPOCHS = 100, 40
 # Options that do not change the shapes of tensors: weights load without an error for any value.
 SILENT = (
-    "norm_first", "norm", "norm_epsilon", "activation", "positions", "position_base", "window",
-    "heads", "scale_embeddings", "pooling",
+    "norm_first", "norm", "norm_epsilon", "activation", "classifier_activation", "positions",
+    "position_base", "window", "heads", "scale_embeddings", "pooling",
 )  # fmt: skip
 
 

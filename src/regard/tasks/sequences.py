@@ -100,7 +100,7 @@ def arrange(
     if style == "encoder-decoder":
         reader = tokenizers[0]
         if reader.frame([0], style) != [0, reader.end]:  # differs from the row in the stored corpus
-            sources = [np.array(reader.frame(ids[:-1].tolist(), style)) for ids in sources]
+            sources = [reader.frame_array(ids[:-1], style) for ids in sources]
         shifted = np.concatenate([flat[:1], flat[:-1]])
         starts = runtime.bounds(targets)
         shifted[starts[:-1]] = tokenizer.bos

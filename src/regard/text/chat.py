@@ -9,23 +9,26 @@ Models that regard trains use the same mechanism with a built-in template (`defa
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from regard.errors import InputError
 from regard.text.messages import INSTRUCTIONS, Message, check_messages
-from regard.text.sandbox import TemplateError, check_template, render
+from regard.text.sandbox import Sandbox, check_template
+from regard.text.special_names import Protected, SpecialNames, special_tokens
+from regard.text.template_limits import TemplateError
 from regard.text.templates import CHATML, TEXT_ROLES, TURNS
 
 if TYPE_CHECKING:
     from regard.text.tokenizer import Tokenizer
 
-PRIVATE = range(0xF0000, 0xFFFFE)  # private-use code points
-PROBE = "Zq7x"  # an answer text that no template contains
+PROBE = "Zq7x"  # the text of a reply; no template contains it
+# The date for templates that write the current date, in training: the same tokens on each day.
+TRAINING_DATE = datetime(2025, 1, 1, 12)
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,18 @@ class ChatTemplate:
 
     Args:
         source: the Jinja template.
+        plain: whether the template only joins the messages, so that the model can continue the end
+            of a text that is too long.
 
-    The template is compiled when it is first used; see `check`.
+    The template is compiled when it is first used; see `check`. What depends on a tokenizer is
+    computed once for each tokenizer.
     """
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, plain: bool = False) -> None:
+        self.source, self.plain = source, plain
         self._libraries: WeakKeyDictionary[Tokenizer, Any] = WeakKeyDictionary()
+        self._names: WeakKeyDictionary[Tokenizer, SpecialNames] = WeakKeyDictionary()
+        self._ends: WeakKeyDictionary[Tokenizer, TurnEnds] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"ChatTemplate({len(self.source):,} characters)"
@@ -109,10 +117,8 @@ class ChatTemplate:
         Raises:
             InputError: a message is not valid, or the template refuses the conversation.
         """
-        return render(self.source, {
-            "tools": None, "documents": None, **variables,
-            "messages": check_messages(messages), "add_generation_prompt": add_generation_prompt,
-        })  # fmt: skip
+        writer = _Writer(Sandbox(self.source), variables)
+        return writer.write(check_messages(messages), add_generation_prompt)
 
     def encode(
         self, tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool = True
@@ -133,9 +139,9 @@ class ChatTemplate:
         Raises:
             InputError: a message is not valid, or the template refuses the conversation.
         """
-        protected = _Protected(tokenizer, check_messages(messages))
-        text = self._render(tokenizer, protected.messages, add_generation_prompt)
-        return [id for id, _ in self._tokens(tokenizer, text, protected)]
+        return self._encode(
+            tokenizer, check_messages(messages), self._writer(tokenizer), add_generation_prompt
+        )
 
     def encode_training(
         self, tokenizer: Tokenizer, messages: Sequence[Message]
@@ -150,34 +156,55 @@ class ChatTemplate:
             The token ids and the spans.
 
         Raises:
-            InputError: a message is not valid, the template rejects the conversation, or the text
-                of earlier turns depends on later ones.
+            InputError: a message is not valid, the template rejects the conversation, the text of
+                earlier turns depends on later ones, or a turn has no tokens.
         """
-        protected = _Protected(tokenizer, check_messages(messages))
-        every = protected.messages
-        text = self._render(tokenizer, every, False)
+        protected = Protected(self._special_names(tokenizer), check_messages(messages))
+        every, date = protected.messages, {"strftime_now": TRAINING_DATE.strftime}
+        writer = self._writer(tokenizer, renewed=True, **date)
+        text = writer.write(every, False)
         places = []  # characters of each turn of the assistant
         for i, message in enumerate(every):
-            if message["role"] != "assistant":
-                continue
-            before = self._render(tokenizer, every[:i], True)
-            until = self._render(tokenizer, every[: i + 1], False)
-            if not text.startswith(before) or not until.startswith(before):
-                raise InputError(
-                    f"the chat template changes earlier turns (message {i + 1}), so it cannot be "
-                    "used for training"
-                )
-            same = next((n for n, (a, b) in enumerate(zip(text, until, strict=False)) if a != b),
-                        min(len(text), len(until)))  # fmt: skip
-            places.append((len(before), same))
-        tokens = list(self._tokens(tokenizer, text, protected, {at for p in places for at in p}))
+            if message["role"] == "assistant":
+                before, until = writer.write(every[:i], True), writer.write(every[: i + 1], False)
+                if (end := self._end_of_turn(tokenizer, text, before, until)) < 0:
+                    raise InputError(
+                        f"the chat template changes earlier turns (message {i + 1}), so it cannot "
+                        "be used for training"
+                    )
+                places.append((i + 1, len(before), end))
+        cuts = {at for _, *place in places for at in place}
+        tokens = list(self._tokens(tokenizer, text, protected, cuts))
         starts, ids = [start for _, start in tokens], [id for id, _ in tokens]
         ends, spans = set(self.turn_ends(tokenizer).ids), []
-        for start, end in places:
+        for number, start, end in places:
             first, last = bisect_left(starts, start), bisect_left(starts, end)
+            if first == last:
+                raise InputError(
+                    f"message {number} has no tokens of its own in the text that the chat template "
+                    "writes"
+                )
             ending = next((n for n in range(first, last) if ids[n] in ends), last - 1)
             spans.append((first, ending + 1))
         return EncodedConversation(ids, spans)
+
+    def _end_of_turn(self, tokenizer: Tokenizer, text: str, before: str, until: str) -> int:
+        """The position in a conversation at which a turn ends; -1 if the template writes the turn
+        differently when others follow. At the end of a conversation, a template may write further
+        white space and special tokens.
+
+        Args:
+            tokenizer: the tokenizer.
+            text: the conversation.
+            before: the conversation before the turn.
+            until: the conversation up to the end of the turn.
+        """
+        if not text.startswith(before) or not until.startswith(before):
+            return -1
+        pairs = enumerate(zip(text, until, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), min(len(text), len(until)))
+        rest = self._special_names(tokenizer).pattern.sub("", until[same:])
+        return -1 if rest.strip() else same
 
     def turn_ends(self, tokenizer: Tokenizer) -> TurnEnds:
         """What ends an assistant turn: <eos>, and what the template writes after a turn.
@@ -186,20 +213,25 @@ class ChatTemplate:
             tokenizer: the tokenizer of the model.
 
         Returns:
-            The tokens and the texts at which an answer ends.
+            The tokens and the texts at which a reply ends.
         """
+        if tokenizer not in self._ends:
+            self._ends[tokenizer] = self._find_ends(tokenizer)
+        return self._ends[tokenizer]
+
+    def _find_ends(self, tokenizer: Tokenizer) -> TurnEnds:
         ids = [tokenizer.eos] if tokenizer.eos >= 0 else []
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE}]
         try:
-            text = self._render(tokenizer, turns, False)
+            text = self._writer(tokenizer).write(turns, False)
         except TemplateError:
             return TurnEnds(tuple(ids))
         after = text[text.rfind(PROBE) + len(PROBE) :] if PROBE in text else ""
-        specials = special_tokens(tokenizer)
-        match = _pattern(specials).search(after)
+        names = self._special_names(tokenizer)
+        match = names.pattern.search(after)
         if match is None:
             return TurnEnds(tuple(ids), (after,) if after else ())
-        id = specials[match[0]]
+        id = names.ids[match[0]]
         if not after[: match.start()].strip():
             ids = [id, *(other for other in ids if other != id)]
         return TurnEnds(tuple(ids))
@@ -221,55 +253,66 @@ class ChatTemplate:
             The token ids, and the number of messages that were left out.
 
         Raises:
-            InputError: the instructions and the last message alone have too many tokens.
+            InputError: a message is not valid, all messages are empty, the template refuses the
+                conversation, or the instructions and the last message alone have too many tokens
+                and the template is not `plain`.
         """
-        every = check_messages(messages)
-        ids = self.encode(tokenizer, every)
+        every, writer = check_messages(messages), self._writer(tokenizer)
+        if not any(message["content"].strip() for message in every):
+            raise InputError("all messages are empty: at least one must contain text")
+        ids = self._encode(tokenizer, every, writer)
         if len(ids) <= longest:
             return ids, 0
         kept = next((i for i, m in enumerate(every) if m["role"] not in INSTRUCTIONS), len(every))
         starts = [i for i in range(kept + 1, len(every)) if every[i]["role"] == "user"]
 
         def shortened(start: int) -> list[int]:
-            return self.encode(tokenizer, [*every[:kept], *every[start:]])
+            return self._encode(tokenizer, [*every[:kept], *every[start:]], writer)
 
         # Find the fewest messages to leave out; a later start means fewer tokens.
         place = bisect_left(starts, True, key=lambda start: len(shortened(start)) <= longest)
-        if place == len(starts):
-            count = len(shortened(starts[-1])) if starts else len(ids)
-            raise InputError(
-                f"the last message has {count:,} tokens including the instructions, but the model "
-                f"reads at most {longest:,}: shorten it"
-            )
-        return shortened(starts[place]), starts[place] - kept
+        if place < len(starts):
+            return shortened(starts[place]), starts[place] - kept
+        if self.plain:
+            return ids[-longest:], starts[-1] - kept if starts else 0
+        count = len(shortened(starts[-1])) if starts else len(ids)
+        raise InputError(
+            f"the last message has {count:,} tokens including the instructions, but the model "
+            f"reads at most {longest:,}: shorten it"
+        )
 
-    def _render(
-        self, tokenizer: Tokenizer, messages: Sequence[Message], add_generation_prompt: bool
-    ) -> str:
-        names = {id: name for name, id in special_tokens(tokenizer).items()}
-        variables = {
-            f"{name}_token": names.get(getattr(tokenizer, name), "")
-            for name in ("bos", "eos", "unk", "sep", "cls", "mask")
-        }
-        return render(self.source, {
-            "tools": None, "documents": None, **variables, "messages": list(messages),
-            "add_generation_prompt": add_generation_prompt,
-        })  # fmt: skip
+    def _special_names(self, tokenizer: Tokenizer) -> SpecialNames:
+        if tokenizer not in self._names:
+            self._names[tokenizer] = SpecialNames(tokenizer)
+        return self._names[tokenizer]
+
+    def _writer(self, tokenizer: Tokenizer, renewed: bool = False, **variables: Any) -> _Writer:
+        return _Writer(
+            Sandbox(self.source, renewed), self._special_names(tokenizer).variables | variables
+        )
+
+    def _encode(
+        self, tokenizer: Tokenizer, messages: list[dict[str, str]], writer: _Writer,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:  # fmt: skip
+        """`encode` for messages that were checked."""
+        protected = Protected(self._special_names(tokenizer), messages)
+        text = writer.write(protected.messages, add_generation_prompt)
+        return [id for id, _ in self._tokens(tokenizer, text, protected)]
 
     def _tokens(
-        self, tokenizer: Tokenizer, text: str, protected: _Protected, cuts: set[int] | None = None
+        self, tokenizer: Tokenizer, text: str, protected: Protected, cuts: set[int] | None = None
     ) -> Iterator[tuple[int, int]]:
         """Each token of a text with the position of its first character. No token crosses a cut,
         unless the library tokenises the whole text."""
         library = None if protected.hidden else self._library(tokenizer)
-        specials, at = special_tokens(tokenizer), 0
-        matches = list(_pattern(specials).finditer(text))
+        names, at = self._special_names(tokenizer), 0
+        matches = list(names.pattern.finditer(text))
         if library is not None:
             encoding = library.encode(text, add_special_tokens=False)
             # A normalizer can turn other characters into the name of a special token.
-            ends = {tokenizer.bos, tokenizer.eos, tokenizer.cls, tokenizer.sep, tokenizer.mask}
-            reserved = tokenizer.special_ids - ({tokenizer.unk} - ends)
-            if sum(id in reserved for id in encoding.ids) <= len(matches):
+            expected = [id for match in matches if (id := names.ids[match[0]]) in names.watched]
+            if [id for id in encoding.ids if id in names.watched] == expected:
                 yield from zip(encoding.ids, (start for start, _ in encoding.offsets), strict=True)
                 return
         for match in [*matches, None]:
@@ -279,7 +322,7 @@ class ChatTemplate:
                 for id in tokenizer.encode(protected.restore(text[start : bounds[i + 1]])):
                     yield id, start
             if match is not None:
-                yield specials[match[0]], match.start()
+                yield names.ids[match[0]], match.start()
                 at = match.end()
 
     def _library(self, tokenizer: Tokenizer) -> Any:
@@ -296,64 +339,23 @@ class ChatTemplate:
                 copy.no_truncation()
                 copy.no_padding()
                 known = {t.content for t in copy.get_added_tokens_decoder().values() if t.special}
-                copy = copy if known >= special_tokens(tokenizer).keys() else None
+                copy = copy if known >= self._special_names(tokenizer).ids.keys() else None
             self._libraries[tokenizer] = copy
         return self._libraries[tokenizer]
 
 
-class _Protected:
-    """Messages in which each name of a special token is replaced by a private character.
+@dataclass(frozen=True)
+class _Writer:
+    """Writes conversations with a template and its variables."""
 
-    Attributes:
-        messages: the messages with these characters.
-        hidden: the name that each character represents.
-    """
+    sandbox: Sandbox
+    variables: Mapping[str, Any]
 
-    def __init__(self, tokenizer: Tokenizer, messages: list[dict[str, str]]) -> None:
-        # A template may change the case of a text, so the search ignores case.
-        pattern = _pattern(special_tokens(tokenizer), re.IGNORECASE)
-        contents = [message["content"] for message in messages]
-        names = sorted({name for text in contents for name in pattern.findall(text)})
-        self.hidden: dict[str, str] = {}
-        self.messages = messages
-        if names:
-            used = set().union(*contents)
-            free = (chr(code) for code in PRIVATE if chr(code) not in used)
-            self.hidden = {next(free): name for name in names}
-            signs = {name: sign for sign, name in self.hidden.items()}
-            self.messages = [
-                {**message, "content": pattern.sub(lambda m: signs[m[0]], message["content"])}
-                for message in messages
-            ]
-
-    def restore(self, text: str) -> str:
-        """The text with the names restored."""
-        for sign, name in self.hidden.items():
-            text = text.replace(sign, name)
-        return text
-
-
-def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The ids of the special tokens of a tokenizer by name."""
-    from regard.text.tokenizer import SPECIALS
-
-    first, library = getattr(tokenizer, "first", len(SPECIALS)), getattr(tokenizer, "fast", None)
-    names = {name: id for id, name in enumerate(SPECIALS)} if first else {}
-    if library is not None:
-        added = library.get_added_tokens_decoder()
-        for id, token in added.items():
-            if token.special and token.content:
-                names.setdefault(token.content, first + id)
-        for id in tokenizer.special_ids if not first else ():
-            if id not in added and (name := library.id_to_token(id)):
-                names.setdefault(name, id)
-    return names
-
-
-def _pattern(specials: Mapping[str, int], flags: int = 0) -> re.Pattern[str]:
-    """Matches the name of any special token, the longest first."""
-    names = sorted(specials, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, names)) or "(?!)", flags)
+    def write(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        return self.sandbox.render({
+            "tools": None, "documents": None, **self.variables, "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        })  # fmt: skip
 
 
 def default_template(tokenizer: Tokenizer) -> ChatTemplate:

@@ -32,21 +32,27 @@ class Conversation(NamedTuple):
         return "\n".join(content for _, content in self.messages)
 
 
-def _conversation(record: Record) -> Conversation:
+def _any_conversation(record: Record) -> Conversation:
     messages = check_messages(record.values[MESSAGES], f"{record.where}: ")
     turns = tuple((message["role"], message["content"]) for message in messages)
-    roles = [role for role, _ in turns]
+    return Conversation(record.line, turns, record.where)
+
+
+def _conversation(record: Record) -> Conversation:
+    conversation = _any_conversation(record)
+    roles = [role for role, _ in conversation.messages]
     if "assistant" not in roles:
         raise record.error("no message has the role assistant: there is nothing to learn")
     if "user" not in roles[: roles.index("assistant")]:
         raise record.error(
             "a message with the role user must come before the first one of the assistant"
         )
-    return Conversation(record.line, turns, record.where)
+    return conversation
 
 
-CONVERSATIONS = RowFormat((Field(MESSAGES, ("conversation",)),), _conversation)
-
+FIELDS = (Field(MESSAGES, ("conversation",)),)
+CONVERSATIONS = RowFormat(FIELDS, _conversation)
+ANY_CONVERSATION = RowFormat(FIELDS, _any_conversation)  # also without an assistant turn
 
 # A file has one of the two; `format_of` and `has_conversations` determine which.
 EITHER = tuple(
@@ -68,7 +74,7 @@ def format_of(names: Sequence[str], columns: Columns) -> RowFormat[Any]:
     """
     try:
         chosen = find_columns(names, EITHER, columns, "", nested=True)
-    except InputError:  # the reader of documents explains it
+    except InputError:  # read_documents reports the error
         return DOCUMENTS
     return CONVERSATIONS if MESSAGES in chosen and "text" not in chosen else DOCUMENTS
 
@@ -90,7 +96,7 @@ def has_conversations(path: Path, columns: Columns | None = None) -> bool:
     except InputError:
         if columns and MESSAGES in columns:
             raise
-        return False  # the reader of documents explains it
+        return False  # read_documents reports the error
     return first is not None and MESSAGES in first.values and "text" not in first.values
 
 

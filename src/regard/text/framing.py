@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +59,20 @@ class Framing:
 
     # Rows that a model reads
 
+    def around(self, style: str) -> tuple[Sequence[int], Sequence[int]]:
+        """The special tokens that a model reads before and after a text.
+
+        Args:
+            style: the style of the model.
+
+        Returns:
+            An encoder reads <cls> and the text, an encoder-decoder the text and <eos>, a decoder
+            <bos> and the text.
+        """
+        if style == "encoder-decoder":
+            return (), (self.eos,)
+        return (self.cls if style == "encoder" else self.bos,), ()
+
     def frame(self, ids: Sequence[int], style: str) -> list[int]:
         """The token ids that a model reads for a text: the text with its special tokens.
 
@@ -66,15 +81,28 @@ class Framing:
             style: the style of the model.
 
         Returns:
-            An encoder reads <cls> and the text, an encoder-decoder the text and <eos>, a decoder
-            <bos> and the text.
+            The token ids.
         """
-        if style == "encoder-decoder":
-            return [*ids, self.eos]
-        return [self.cls if style == "encoder" else self.bos, *ids]
+        begin, end = self.around(style)
+        return [*begin, *ids, *end]
+
+    def frame_array(self, ids: NDArray[Any], style: str) -> NDArray[np.int64]:
+        """`frame` for an array.
+
+        Args:
+            ids: the token ids of the text.
+            style: the style of the model.
+
+        Returns:
+            The token ids.
+        """
+        if not len(ids):
+            return np.array(self.frame([], style))
+        begin, end = (np.array(part, dtype=np.int64) for part in self.around(style))
+        return np.concatenate([begin, ids, end])
 
     def frame_size(self, style: str) -> int:
-        """The number of special tokens that `frame` adds.
+        """The number of special tokens that the model reads around a text.
 
         Args:
             style: the style of the model.
@@ -82,7 +110,7 @@ class Framing:
         Returns:
             The number of tokens.
         """
-        return len(self.frame([], style))
+        return sum(map(len, self.around(style)))
 
     def frame_pooled(self, ids: Sequence[int], style: str) -> list[int]:
         """The token ids that a model reads to compute the vector of a text.

@@ -103,11 +103,11 @@ class ImportedTokenizer(ExternalTokenizer):
 
     # Special tokens
 
-    def frame(self, ids: Sequence[int], style: str) -> list[int]:
-        return [*self.specials.begin, *ids, *self.specials.end] or [self.first_read]
+    def around(self, style: str) -> tuple[Sequence[int], Sequence[int]]:
+        return self.specials.begin, self.specials.end
 
-    def frame_size(self, style: str) -> int:
-        return len(self.specials.begin) + len(self.specials.end)
+    def frame(self, ids: Sequence[int], style: str) -> list[int]:
+        return super().frame(ids, style) or [self.first_read]
 
     def frame_pooled(self, ids: Sequence[int], style: str) -> list[int]:
         return self.frame(ids, style)

@@ -47,8 +47,9 @@ class TextStream:
         if token in tokenizer.byte_ids:  # a later byte can change the text of all bytes before it
             return ""
         text = tokenizer.decode(self._ids)
-        if text.endswith(UNKNOWN) or not text.startswith(self._known):
+        if text.endswith(UNKNOWN):
             return ""
+        # Some decoders change the last characters that were returned, such as " '" before "s".
         new, self._known = text[len(self._known) :], text
         if len(self._ids) > 2 * CONTEXT and new:
             self._ids = self._ids[-CONTEXT:]

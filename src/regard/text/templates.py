@@ -9,6 +9,8 @@ TURNS = """\
         {{- '<cls>' + message['content'] }}
     {%- elif message['role'] == 'assistant' %}
         {{- '<sep>' + message['content'] + eos_token }}
+    {%- elif message['role'] == 'tool' %}
+        {{- raise_exception('this model does not read messages with the role tool') }}
     {%- elif loop.first %}
         {{- message['content'] }}
     {%- else %}
