@@ -1,6 +1,6 @@
 """Import models from Hugging Face folders: config.json, weights and tokenizer files.
 
-Each family of architectures has a file `hf_*.py` with a function that turns the options of
+Each family of architectures has a file in this package with a function that turns the options of
 config.json into a `Recipe`. Code in the folder is never executed.
 """
 
@@ -79,6 +79,11 @@ def read_source(folder: Folder, sentences: Sentences | None = None) -> Source:
     kind = values.get("model_type")
     path = folder.path / "config.json"
     if not isinstance(kind, str) or kind not in FAMILIES:
+        if KEY in values:
+            raise InputError(
+                f"{path}: model_type={kind!r:.40} can be imported only from an unchanged export of "
+                "regard, but this folder was changed after regard exported it"
+            )
         raise InputError(
             f"{path}: model_type={kind!r:.40} cannot be imported: regard imports "
             f"{', '.join(FAMILIES)}"

@@ -2,7 +2,7 @@
 
 `AutoModelForSeq2SeqLM`, `ForMaskedLM`, `ForSequenceClassification` and `ForCausalLM` compute the
 same logits, and `AutoTokenizer` computes the same ids. A model that embeds texts becomes a
-`sentence-transformers` folder, which `AutoModel` loads as well. export_hf_options.py defines which
+`sentence-transformers` folder, which `AutoModel` loads as well. write_options.py defines which
 options can be expressed; an error names the others.
 """
 
@@ -24,14 +24,15 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.files import read_bounded, write_file
 from regard.interop.expressible import check_unchanged
-from regard.interop.hf.restore import KEY, SOURCE, TARGET, description
+from regard.interop.hf.restore import EXACT, KEY, SOURCE, TARGET, description
 from regard.interop.hf.write_config import config_json, generation_json
 from regard.interop.hf.write_options import Architecture, choose
-from regard.interop.hf.write_tensors import convert
+from regard.interop.hf.write_tensors import calibrated, convert, inexact
 from regard.interop.hf.write_tokenizer import (
     TEMPLATE,
     as_json,
     pad_of,
+    special_ids,
     tokenizer_files,
     write_files,
 )
@@ -57,6 +58,8 @@ def write(model: Model, folder: Path) -> None:
     files, chat_template.jinja if the model has one, and the sentence-transformers files for a model
     that embeds texts. A model with two vocabularies has two folders of tokenizer files,
     `source_tokenizer` and `target_tokenizer`, because no class of `transformers` reads both.
+    regard.safetensors has the original tensors where model.safetensors has only rounded ones; only
+    `restore` reads it.
 
     Args:
         model: the model.
@@ -73,11 +76,6 @@ def write(model: Model, folder: Path) -> None:
     if name := not_finite(state):
         raise InputError(f"{name} contains NaN or infinity, so the model cannot be exported")
     temperature = _temperature(model)
-    if (
-        temperature != 1 and config.head == "classifier"
-    ):  # transformers applies softmax to the logits as they are
-        for part in ("weight", "bias"):
-            state[f"head.classes.{part}"] = state[f"head.classes.{part}"] / temperature
     tokenizers = _tokenizers(model)
     longest = model.config.longest_input
     positions = _positions(model)
@@ -85,15 +83,17 @@ def write(model: Model, folder: Path) -> None:
         name: tokenizer_files(tokenizer, model.task.name, config.style, longest, _template(model))
         for name, tokenizer in tokenizers.items()
     }
-    ids = special_ids(model)
-    labels = model.labels if config.head == "classifier" else ()
-    values = config_json(config, architecture, positions, ids, labels)
+    ids = special_ids(model.target_tokenizer, config.style)
+    labels = model.labels if isinstance(model.task, Classify) else []
+    classes = labels if config.head == "classifier" else ()
+    values = config_json(config, architecture, positions, ids, classes)
     values[KEY] = description(
         config,
         model.task.name,
         longest,
         asdict(model.config.decoding),
-        list(labels),
+        labels,
+        temperature,
         positions,
         tokenizers,
     )
@@ -109,9 +109,10 @@ def write(model: Model, folder: Path) -> None:
     write_files(folder, files)
     for name, contents in texts.items():
         write_files(folder / name, contents)
-    write_file(
-        folder / "model.safetensors", to_bytes(convert(state, config, architecture, positions))
-    )
+    tensors = convert(calibrated(state, temperature), config, architecture, positions)
+    write_file(folder / "model.safetensors", to_bytes(tensors))
+    if names := inexact(state, config, architecture, temperature):
+        write_file(folder / EXACT, to_bytes({name: state[name] for name in names}))
 
 
 def architecture_of(model: Model) -> Architecture:
@@ -133,13 +134,6 @@ def is_qwen(tokenizer: Tokenizer) -> bool:
     return "NFC" in str(parts["normalizer"]) and QWEN in json.dumps(parts["pre_tokenizer"])
 
 
-def special_ids(model: Model) -> dict[str, int]:
-    """The ids of the special tokens that config.json contains."""
-    tokenizer, style = model.target_tokenizer, model.config.model.style
-    ids = {name: getattr(tokenizer, name) for name in ("bos", "eos", "mask")}
-    return {**ids, "pad": pad_of(tokenizer, style)}
-
-
 def _tokenizers(model: Model) -> dict[str, Any]:
     """The tokenizers, keyed by the folder that contains them."""
     source, target = model.source_tokenizer, model.target_tokenizer
@@ -153,7 +147,7 @@ def _tokenizers(model: Model) -> dict[str, Any]:
 
 
 def _temperature(model: Model) -> float:
-    """The number by which the logits of a classifier are divided."""
+    """The number by which the logits of a model that classifies are divided."""
     return model.task.temperature if isinstance(model.task, Classify) else 1.0
 
 
@@ -252,7 +246,7 @@ class TransformersOracle:
         place = folder / SOURCE
         automatic: Any = transformers.AutoTokenizer
         self.tokenizer: Any = automatic.from_pretrained(place if place.is_dir() else folder)
-        self.start = special_ids(model)["bos"]
+        self.start = model.target_tokenizer.bos
         self.prefix = list(model.target_tokenizer.target_prefix)
         self.frame = partial(read_row, model)
         self.temperature = _temperature(model)  # `write` has divided the logits by it

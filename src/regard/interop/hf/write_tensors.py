@@ -4,13 +4,14 @@ Three rearrangements are exact. If the sinusoids of the target are all sines, th
 features of the model are permuted, which changes no result. Rotary positions rotate adjacent
 features in regard and the two halves of a head in `transformers`, so the rows of queries and keys
 are permuted. If the target does not scale embeddings, the table is multiplied by the factor; the
-output matrix is then stored separately.
+output matrix is then stored separately. Float32 cannot undo a multiplication, so the export also
+writes the original tensor where the file has no copy of it (`inexact`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,8 @@ from regard.interop.hf.write_options import Architecture
 from regard.model.positions import sinusoids
 
 Tensors = dict[str, Tensor]
+CLASSES = ("head.classes.weight", "head.classes.bias")
+WORDS = ("language-model", "masked-language-model")  # heads with an output matrix of words
 
 
 @dataclass(frozen=True)
@@ -184,9 +187,9 @@ class Weights:
         """The embedding of one side, [V, D], multiplied by its factor if the target has none."""
         own = f"embeddings.{side}.weight"
         table = self.state["embeddings.shared.weight" if own not in self.state else own]
-        scaled = self.config.scale_embeddings and not self.architecture.scaled
-        if scaled and table.is_floating_point():  # not if the numbers are indices (restore)
-            table = table * math.sqrt(self.config.d_model)
+        scale = scale_of(self.config, self.architecture)
+        if scale != 1 and table.is_floating_point():  # not if the numbers are indices (restore)
+            table = table * scale
         return table[:, self.order]
 
     def output(self) -> Tensor:
@@ -216,9 +219,42 @@ class Weights:
 def tied(config: ModelConfig, architecture: Architecture) -> bool:
     """Whether the target uses the embedding of the decoder (or of the only stack) as the output
     matrix, so that both must be equal."""
-    if config.scale_embeddings and not architecture.scaled:
-        return False
-    return config.tie_embeddings in ("all", "target-output")
+    return scale_of(config, architecture) == 1 and config.tie_embeddings in ("all", "target-output")
+
+
+def scale_of(config: ModelConfig, architecture: Architecture) -> float:
+    """The factor of the embeddings that the table of the target includes."""
+    return math.sqrt(config.d_model) if config.scale_embeddings and not architecture.scaled else 1.0
+
+
+def calibrated(state: Mapping[str, Tensor], temperature: float) -> Tensors:
+    """The tensors of a model whose class logits are divided by the temperature: `transformers`
+    applies softmax to the logits as they are."""
+    return {name: x / temperature if name in CLASSES else x for name, x in state.items()}
+
+
+def inexact(
+    names: Iterable[str], config: ModelConfig, architecture: Architecture, temperature: float
+) -> list[str]:
+    """The tensors that cannot be computed from the exported file, because it contains only a
+    multiple of them that float32 has rounded.
+
+    Args:
+        names: the tensors of the model.
+        config: the configuration of the model.
+        architecture: the target.
+        temperature: the temperature of a classifier; 1 for other models.
+
+    Returns:
+        Their names.
+    """
+    rounded = math.frexp(scale_of(config, architecture))[0] != 0.5  # not a power of two
+    copied = config.head in WORDS and config.tie_embeddings in ("all", "target-output")
+    return [
+        name for name in names
+        if (name in CLASSES and temperature != 1)
+        or (name.startswith("embeddings.") and rounded and not copied)
+    ]  # fmt: skip
 
 
 def convert(
