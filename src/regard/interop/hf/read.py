@@ -115,16 +115,16 @@ def oracle(path: Path, model: ImportedModel) -> Oracle | None:
         import transformers  # noqa: F401
     except ImportError:
         return None
-    if KEY in model.options:
-        from regard.interop.folder import make_model
-        from regard.interop.hf import write as export_hf
-
-        return export_hf.oracle(path, make_model(model, path))
-    from regard.interop.hf.oracle import TransformersOracle
+    from regard.interop.hf.oracle import TransformersOracle, decode_greedily
 
     folder = Folder(path)
-    sentences = read_sentences(folder)
-    own = (
-        folder if sentences is None or not sentences.folder else folder.subfolder(sentences.folder)
+    if KEY not in model.options:
+        sentences = read_sentences(folder)
+        if sentences is not None and sentences.folder:
+            folder = folder.subfolder(sentences.folder)
+    engine = TransformersOracle(
+        folder.path, model.task, model.config, model.tokenizers, model.temperature
     )
-    return TransformersOracle(own.path, model)
+    if KEY not in model.options:
+        decode_greedily(engine, model)
+    return engine

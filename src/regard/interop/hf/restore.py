@@ -106,9 +106,12 @@ def _model_config(own: Mapping[str, Any], where: Path) -> ModelConfig:
     if not 0.01 <= own["temperature"] <= 100:
         raise InputError(f"{where}: damaged section {KEY!r} (temperature)")
     try:
-        return ModelConfig.from_dict(own["model"])
+        config = ModelConfig.from_dict(own["model"])
     except (TypeError, InputError) as error:
         raise InputError(f"{where}: damaged section {KEY!r} ({error!s:.100})") from None
+    if config.classes not in (None, len(own["labels"])):
+        raise InputError(f"{where}: damaged section {KEY!r} (labels)")
+    return config
 
 
 def _unchanged(values: Mapping[str, Any], written: Mapping[str, Any]) -> bool:

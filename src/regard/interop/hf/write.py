@@ -9,15 +9,11 @@ options can be expressed; an error names the others.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
@@ -39,16 +35,13 @@ from regard.interop.hf.write_tokenizer import (
 from regard.interop.model import Oracle
 from regard.predictor.model import Model
 from regard.tasks.classify import Classify
-from regard.tasks.embed import Embed
-from regard.tasks.sequences import Sequences, input_ids
 from regard.text.imported import ImportedTokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import not_finite
 
 LARGEST_TEMPLATE = 2**20  # bytes
-POOLING = {"mean": "mean", "cls": "cls", "last": "lasttoken"}  # names in sentence-transformers
+POOLING = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
 QWEN = json.dumps(r"|\p{N}| ?")[1:-1]  # in the pattern of Qwen2: each digit is a token
-TOLERANCE = 1e-3  # of float32 logits
 
 
 def write(model: Model, folder: Path) -> None:
@@ -178,10 +171,9 @@ def _sentence_files(model: Model) -> dict[str, str]:
     ]
     modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens",
              "weightedmean_tokens", "lasttoken")  # fmt: skip
-    chosen = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}[config.pooling]
     pooling = {
         "word_embedding_dimension": config.d_model,
-        **{f"pooling_mode_{mode}": mode == chosen for mode in modes},
+        **{f"pooling_mode_{mode}": mode == POOLING[config.pooling] for mode in modes},
         "include_prompt": True,
     }
     listed = [
@@ -212,92 +204,6 @@ def to_bytes(tensors: dict[str, Tensor]) -> bytes:
     return save(arrays, metadata={"format": "pt"})
 
 
-# ---- the proof ------------------------------------------------------------------------------
-
-
-def read_row(model: Model, ids: Sequence[int]) -> list[int]:
-    """The token ids that a model reads for a text in its task."""
-    tokenizer, style = model.source_tokenizer, model.config.model.style
-    if isinstance(model.task, Sequences):
-        return input_ids(tokenizer, style, ids)
-    frame = tokenizer.frame_pooled if isinstance(model.task, Embed) else tokenizer.frame
-    return frame(ids, style)
-
-
-class TransformersOracle:
-    """`transformers` with an exported folder, in float32."""
-
-    name, tolerance = "transformers", TOLERANCE
-
-    def __init__(self, folder: Path, model: Model) -> None:
-        import transformers
-
-        self.version = str(transformers.__version__)
-        config = model.config.model
-        self.style, self.head, self.pooling = config.style, config.head, config.pooling
-        kind = {
-            "masked-language-model": "AutoModelForMaskedLM", "pooling": "AutoModel",
-            "classifier": "AutoModelForSequenceClassification",
-        }.get(config.head, "AutoModelForCausalLM")  # fmt: skip
-        if self.style == "encoder-decoder":
-            kind = "AutoModelForSeq2SeqLM"
-        load = getattr(transformers, kind).from_pretrained
-        self.model: Any = load(folder, dtype=torch.float32, local_files_only=True).eval()
-        place = folder / SOURCE
-        automatic: Any = transformers.AutoTokenizer
-        self.tokenizer: Any = automatic.from_pretrained(place if place.is_dir() else folder)
-        self.start = model.target_tokenizer.bos
-        self.prefix = list(model.target_tokenizer.target_prefix)
-        self.frame = partial(read_row, model)
-        self.temperature = _temperature(model)  # `write` has divided the logits by it
-
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of AutoTokenizer for each text, with special tokens around it. The names of
-        special tokens in a text are text."""
-        encoded = self.tokenizer(list(texts), split_special_tokens=True, truncation=False)
-        return [[int(id) for id in ids] for ids in encoded["input_ids"]]
-
-    @torch.no_grad()
-    def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]]:
-        """The logits or the vector for each row (interop/model.py)."""
-        results = []
-        for row in rows:
-            inputs: dict[str, Any] = {"input_ids": torch.tensor([list(row)])}
-            if self.style == "encoder-decoder":
-                inputs["decoder_input_ids"] = torch.tensor([[self.start, *self.prefix]])
-            result = self.model(**inputs)
-            if self.head == "pooling":
-                hidden = result.last_hidden_state[0]
-                at = {"cls": hidden[0], "last": hidden[-1]}
-                vector = at.get(self.pooling, hidden.mean(0))
-                results.append(torch.nn.functional.normalize(vector, dim=-1).numpy())
-            elif self.style == "encoder-decoder":
-                results.append(result.logits[0, -1:].numpy())
-            else:
-                results.append(result.logits[0].numpy() * self.temperature)
-        return results
-
-    @torch.no_grad()
-    def generate(self, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]] | None:
-        """The tokens of greedy decoding for each row."""
-        if self.head != "language-model":
-            return None
-        return [self._decode(list(row), steps) for row in rows]
-
-    def _decode(self, row: list[int], steps: int) -> list[int]:
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([row])}
-        before = row
-        if self.style == "encoder-decoder":
-            before = [self.start, *self.prefix]
-            inputs["decoder_input_ids"] = torch.tensor([before])
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        output = self.model.generate(**inputs, max_new_tokens=steps)[0].tolist()[len(before) :]
-        ends = self.model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        place = next((i for i, token in enumerate(output) if token in ends), len(output))
-        return output[:place]
-
-
 def oracle(folder: Path, model: Model) -> Oracle | None:
     """The engine that reads an exported folder, for the comparison with regard.
 
@@ -312,4 +218,9 @@ def oracle(folder: Path, model: Model) -> Oracle | None:
         import transformers  # noqa: F401
     except ImportError:
         return None
-    return TransformersOracle(folder, model)
+    from regard.interop.hf.oracle import TransformersOracle
+
+    tokenizers = model.source_tokenizer, model.target_tokenizer
+    return TransformersOracle(
+        folder, model.task.name, model.config.model, tokenizers, _temperature(model)
+    )
