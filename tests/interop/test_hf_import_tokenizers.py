@@ -127,6 +127,15 @@ def test_mbart_50_needs_tokenizer_json(tmp_path, piece_models):
         imported(tmp_path, "encoder-decoder", 600, {"model_type": "mbart", "eos_token_id": 2}, 2)
 
 
+@pytest.mark.parametrize("language", ["xx_XX", ["de_DE"], {"a": 1}])
+def test_mbart_with_an_unknown_language(language, tmp_path, piece_models):
+    content = (piece_models / "unigram.model").read_bytes()
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"src_lang": language}))
+    with pytest.raises(InputError, match="src_lang=.* is not a language"):
+        imported(tmp_path, "encoder-decoder", 600, {"model_type": "mbart", "eos_token_id": 2}, 2)
+
+
 def test_marian(tmp_path):
     """Two SentencePiece models share the ids of vocab.json; an umlaut, which only the target has,
     is a token of the source as well."""

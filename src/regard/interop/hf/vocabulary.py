@@ -186,9 +186,9 @@ def _sentencepiece(
             )
         ids |= {code: len(pieces) + 1 + i for i, code in enumerate(LANGUAGES)}
         language = config.get("src_lang") or "en_XX"
-        if language not in ids:
+        if not isinstance(language, str) or language not in ids:
             raise InputError(f"{folder.path}: src_lang={language!r:.20} is not a language of mBART")
-        frame = (), ("eos_token", str(language))
+        frame = (), ("eos_token", language)
     ids["<mask>"] = max(ids.values()) + 1
     return Vocabulary(read_sentencepiece(path, ids), ids.get, FAIRSEQ, frame)
 
