@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from downloads import package
 from interop.hf_models import (
@@ -190,6 +191,12 @@ REFUSED = {
     "scaled": ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
     "scaled before": ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "linear"),
     "partial": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "scaled beside a base": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+                                       "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+    "partial beside a base": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+                                        "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "scaled in some layers": ("llama", {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+                              "each kind of layer"),
     "gate": ("llama", {"hidden_act": "gelu"}, "hidden_act"),
     "experts": ("llama", {"model_type": "mixtral"}, "mixtral.*bert, distilbert"),
     "q and k norm": ("llama", {"model_type": "qwen3"}, "qwen3"),
@@ -214,6 +221,23 @@ def test_refused(name, copy):
         read(path)
     assert len(str(error.value)) < 600
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {"type": "default"}},
+        {"rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {"rope_theta": 700.0}},
+        {"rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {}, "rope_theta": 700.0},
+        {"rope_parameters": None, "rope_theta": 700.0},
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 700.0},
+        {"rope_parameters": None},
+    ],
+)
+def test_the_base_of_rotary_positions_is_that_of_transformers(changes, copy):
+    folder = copy("llama", **changes)
+    theirs = AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"]
+    assert read(folder).config.position_base == theirs
 
 
 def sentences(

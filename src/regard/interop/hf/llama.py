@@ -104,26 +104,30 @@ def rotary_base(source: Source) -> float:
     Raises:
         InputError: the angles are scaled, which regard cannot express.
     """
+    source.refuse(partial_rotary_factor=1.0)
     for name in ("rope_parameters", "rope_scaling"):
-        values = source.values.get(name)
-        if values is None:
-            continue
+        values = source.values.get(name) or {}
         if not isinstance(values, dict):
             raise source.error(f"{name}={values!r:.40} is not a JSON object")
-        kind = values.get("rope_type", values.get("type", "default"))
-        if kind not in (None, "default"):
-            raise source.error(
-                f"rotary positions of the type {kind!r:.40} cannot be imported: regard does not "
-                "support scaled rotary positions"
-            )
+        for key in ("rope_type", "type"):
+            if values.get(key) not in (None, "default"):
+                raise source.error(
+                    f"rotary positions of the type {values[key]!r:.40} cannot be imported: regard "
+                    "does not support scaled rotary positions"
+                )
         if values.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise source.error(
                 "partial_rotary_factor cannot be imported: regard rotates all features"
             )
-        if values.get("rope_theta") is not None:
-            return Source(source.path, values).number("rope_theta", 10_000.0)
-    source.refuse(partial_rotary_factor=1.0)
-    return source.number("rope_theta", 10_000.0)
+        if any(isinstance(value, dict) for value in values.values()):
+            raise source.error(
+                f"{name} of each kind of layer cannot be imported: regard uses the same rotary "
+                "positions in all layers"
+            )
+    # Like `transformers`, which ignores rope_parameters if there is rope_scaling.
+    values = source.values.get("rope_scaling") or source.values.get("rope_parameters") or {}
+    base = source.number("rope_theta", 10_000.0)
+    return Source(source.path, values).number("rope_theta", base)
 
 
 def _tensors(
