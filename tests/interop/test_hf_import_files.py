@@ -26,7 +26,7 @@ from interop.test_hf_import import BERT, DECODERS, LLAMA, SEQ2SEQ
 from regard.errors import InputError
 from regard.interop.folder import make_model
 from regard.interop.hf.read import oracle, read
-from regard.interop.proof import Receipt, compare, default_texts
+from regard.interop.proof import Receipt, checksums, compare, default_texts
 from regard.tasks.metrics import spearman
 
 
@@ -272,6 +272,25 @@ def test_sentence_encoder(name, copy):
     )
     assert not receipt.failures
     assert receipt.compared_outputs >= 6 * 24  # texts of at most 32 tokens
+
+
+def test_sentence_encoder_in_a_subfolder(copy, tmp_path):
+    """Older sentence-transformers folders have their Transformer in 0_Transformer."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    shutil.copytree(copy("bert"), whole / "0_Transformer")
+    sentences(whole)
+    modules = json.loads((whole / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (whole / "modules.json").write_text(json.dumps(modules))
+    shutil.move(whole / "sentence_bert_config.json", whole / "0_Transformer")
+    imported = read(whole)
+    assert (imported.task, imported.max_length) == ("embed", 32)
+    receipt = compare(
+        make_model(imported, whole), oracle(whole, imported), ["A dog."], Receipt("", {})
+    )
+    assert not receipt.failures
+    assert "0_Transformer/config.json" in checksums(imported.files, whole)
 
 
 @pytest.mark.parametrize(("options", "message"), [
