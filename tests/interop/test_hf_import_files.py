@@ -317,6 +317,35 @@ def test_sentence_encoder_in_lower_case(copy):
     assert tokenizer.encode("TWO Young Men") == tokenizer.encode("two young men")
 
 
+@pytest.mark.parametrize("name", ["roberta", "distilbert", "xlm-roberta", "xlnet"])
+def test_older_names_of_the_options_of_a_sentence_encoder(name, copy):
+    folder = copy("bert")
+    sentences(folder)
+    (folder / "sentence_bert_config.json").rename(folder / f"sentence_{name}_config.json")
+    assert read(folder).max_length == 32
+
+
+@pytest.mark.parametrize(
+    ("similarity", "normalised", "accepted"),
+    [
+        ("cosine", False, True), (None, False, True), ("dot", False, False),
+        ("euclidean", False, False), (["x"], False, False), ("dot", True, True),
+        ("euclidean", True, True),
+    ],
+)  # fmt: skip
+def test_similarities(similarity, normalised, accepted, copy):
+    folder = copy("bert")
+    sentences(folder, ("Transformer", "Pooling", *(["Normalize"] if normalised else [])))
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps({"similarity_fn_name": similarity}))
+    if not accepted:
+        with pytest.raises(InputError, match="similarity_fn_name"):
+            read(folder)
+    else:
+        options = read(folder).options
+        assert ("similarity_fn_name" in options) == (similarity == "euclidean")
+
+
 def test_without_sentence_files(copy):
     assert "mean" in read(copy("bert")).options["pooling"]
 

@@ -14,8 +14,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from interop.hf_models import BERT_NAMES, save_model, save_tokenizer, wordpiece
 from interop.hf_export_models import exported, make
+from interop.hf_models import BERT_NAMES, save_model, save_tokenizer, wordpiece
 from interop.test_hf_import import BERT
 from regard.errors import InputError
 from regard.interop.hf.read import oracle, read
