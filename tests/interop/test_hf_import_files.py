@@ -346,6 +346,36 @@ def test_similarities(similarity, normalised, accepted, copy):
         assert ("similarity_fn_name" in options) == (similarity == "euclidean")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("bert", {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}, (0.2, 0.3, 0)),
+        ("gpt2", {"resid_pdrop": 0.2, "attn_pdrop": 0.3}, (0.2, 0.3, 0)),
+        ("llama", {"attention_dropout": 0.3}, (0, 0.3, 0)),
+        ("marian", {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4},
+         (0.2, 0.3, 0.4)),
+    ],
+)  # fmt: skip
+def test_dropout(name, options, expected, copy):
+    config = read(copy(name, **options)).config
+    found = config.dropout, config.attention_dropout, config.feed_forward_dropout
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "noted"),
+    [
+        ("classify", {"classifier_dropout": 0.5}, {"classifier_dropout"}),
+        ("classify", {"classifier_dropout": None}, set()),
+        ("gpt2", {"embd_pdrop": 0.5}, {"embd_pdrop"}),
+        ("marian", {"decoder_layerdrop": 0.1}, {"decoder_layerdrop"}),
+    ],
+)
+def test_dropout_that_regard_does_not_have_is_noted(name, options, noted, copy):
+    notes = read(copy(name, **options)).options
+    assert {key for key in notes if "drop" in key} == noted
+
+
 def test_without_sentence_files(copy):
     assert "mean" in read(copy("bert")).options["pooling"]
 

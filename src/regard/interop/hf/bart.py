@@ -88,7 +88,9 @@ def _encoder_decoder(
         heads=source.integer("encoder_attention_heads"), d_ff=source.integer("encoder_ffn_dim"),
         activation=source.activation("activation_function", activation), max_length=length,
         scale_embeddings=source.flag("scale_embedding"), tie_embeddings=tie, output_bias=True,
-        dropout=source.number("dropout", 0.1), **values,
+        dropout=source.number("dropout", 0.1),
+        attention_dropout=source.number("attention_dropout", 0.0),
+        feed_forward_dropout=source.number("activation_dropout", 0.0), **values,
     )  # fmt: skip
     start = source.token("decoder_start_token_id")
     start = source.token("bos_token_id") if start < 0 else start
@@ -138,8 +140,8 @@ def _notes(source: Source) -> dict[str, Any]:
             notes[name] = f"{value!r:.40}: not used"
     if any(len(entry) != 1 for entry in _setting(source, "bad_words_ids") or []):
         notes["bad_words_ids"] = "sequences of several tokens are not excluded"
-    if dropout := source.number("attention_dropout", 0.0):
-        notes["attention_dropout"] = f"{dropout:g}: not used in training"
+    for stack in ("encoder", "decoder"):
+        notes |= source.dropout_note(f"{stack}_layerdrop", 0.0, 0.0)
     return notes
 
 

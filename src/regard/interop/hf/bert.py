@@ -100,6 +100,7 @@ def distilbert(source: Source) -> Recipe:
         "activation": source.activation("activation", "gelu"),
         "max_length": source.integer("max_position_embeddings", 512),
         "dropout": source.number("dropout", 0.1),
+        "attention_dropout": source.number("attention_dropout", 0.1),
     }  # fmt: skip
     return _encoder(source, DISTILBERT, sizes, types=0)
 
@@ -117,6 +118,7 @@ def _bert_sizes(source: Source, epsilon: float) -> dict[str, Any]:
         "activation": source.activation("hidden_act", "gelu"),
         "max_length": source.integer("max_position_embeddings", 512),
         "dropout": source.number("hidden_dropout_prob", 0.1),
+        "attention_dropout": source.number("attention_probs_dropout_prob", 0.1),
     }  # fmt: skip
 
 
@@ -154,7 +156,8 @@ def _encoder(
     return Recipe(
         task, config,
         lambda take: _tensors(take, config, family, task, types, rows, offset, tied),
-        config.max_length, (*BUFFERS, *_unused(task)), labels, options=_notes(source, family, task),
+        config.max_length, (*BUFFERS, *_unused(task)), labels,
+        options=_notes(source, family, task, config.dropout),
     )  # fmt: skip
 
 
@@ -167,11 +170,12 @@ def _unused(task: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _notes(source: Source, family: Family, task: str) -> dict[str, Any]:
+def _notes(source: Source, family: Family, task: str, dropout: float) -> dict[str, Any]:
     notes: dict[str, Any] = {}
-    name = "attention_dropout" if family is DISTILBERT else "attention_probs_dropout_prob"
-    if dropout := source.number(name, 0.1):
-        notes[name] = f"{dropout:g}: not used in training"
+    if task == "classify":
+        distil = family is DISTILBERT
+        name = "seq_classif_dropout" if distil else "classifier_dropout"
+        notes = source.dropout_note(name, 0.2 if distil else dropout, dropout)
     if task == "embed" and source.pooling is None:
         notes["pooling"] = "mean: the folder has no sentence-transformers files"
     if source.architecture == "BertForPreTraining":

@@ -88,6 +88,17 @@ class Source:
             )
         return ACTIVATIONS[value]
 
+    def dropout_note(self, name: str, default: float, used: float) -> dict[str, str]:
+        """A note for the model card if regard trains with another dropout than an option states.
+
+        Args:
+            name: the option.
+            default: its value if it is missing.
+            used: the dropout of regard in the same place.
+        """
+        value = self.number(name, default)
+        return {} if value == used else {name: f"{value:g}: regard uses {used:g} in training"}
+
     def refuse(self, **defaults: Any) -> None:
         """Raise an InputError for options that regard cannot express.
 

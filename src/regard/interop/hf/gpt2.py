@@ -34,10 +34,9 @@ def gpt2(source: Source) -> Recipe:
         activation=source.activation("activation_function", "gelu_new"), positions="learned",
         max_length=source.integer("n_positions", 1_024), scale_embeddings=False,
         tie_embeddings="all" if tied else "none", dropout=source.number("resid_pdrop", 0.1),
+        attention_dropout=source.number("attn_pdrop", 0.1),
     )  # fmt: skip
-    notes = {}
-    if dropout := source.number("attn_pdrop", 0.1):
-        notes["attn_pdrop"] = f"{dropout:g}: not used in training"
+    notes = source.dropout_note("embd_pdrop", 0.1, config.dropout)
     return Recipe(
         "generate", config, lambda take: _tensors(take, config, tied), config.max_length, MASKS,
         options=notes,

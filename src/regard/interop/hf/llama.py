@@ -87,6 +87,7 @@ def _decoder(
         activation="swiglu", bias=bias, query_key_value_bias=own_bias, positions="rotary",
         position_base=rotary_base(source), window=window, scale_embeddings=False,
         tie_embeddings="all" if tied else "none", dropout=0.0,
+        attention_dropout=source.number("attention_dropout", 0.0),
     )  # fmt: skip
     notes = {}
     if bias and not {"output", "feed-forward"} <= set(biases):

@@ -82,7 +82,8 @@ def read_sentences(folder: Folder) -> Sentences | None:
         if similarity != "cosine":
             raise InputError(
                 f"{folder.path}: similarity_fn_name={similarity!r:.40} without the module "
-                "Normalize cannot be imported: regard normalises vectors and compares them by their cosine"
+                "Normalize cannot be imported: regard normalises vectors and compares them by "
+                "their cosine"
             )
         result.options["Normalize"] = "absent; regard always normalises vectors"
     elif similarity not in ("cosine", "dot", "dot_product"):  # equal for normalised vectors

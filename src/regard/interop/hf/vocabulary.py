@@ -207,8 +207,8 @@ def _with_added(
         if not token.special:  # SentencePiece would see the text after it as a new text
             raise InputError(
                 f"{folder.path}: the added token {token.content!r:.40} is not special, so it "
-                "cannot be imported with a SentencePiece model: add its tokenizer.json (load and save the "
-                "tokenizer with transformers)"
+                "cannot be imported with a SentencePiece model: add its tokenizer.json (load and "
+                "save the tokenizer with transformers)"
             )
         _add(folder, library, id, token)
         ids[token.content] = id
