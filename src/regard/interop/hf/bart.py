@@ -14,17 +14,10 @@ import torch
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf.common import Builder, Names, Recipe, Source, interleave
+from regard.interop.hf.common import Builder, Recipe, Source, interleave
+from regard.interop.hf.names import BART_DECODER, BART_ENCODER
 from regard.interop.tensors import Take
 
-ENCODER = Names(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
-    "self_attn_layer_norm", ("fc1",), "fc2", "final_layer_norm",
-)  # fmt: skip
-DECODER = Names(
-    *(ENCODER.query, ENCODER.key, ENCODER.value, ENCODER.output, ENCODER.attention_norm),
-    ENCODER.inner, ENCODER.outer, ENCODER.norm, "encoder_attn", "encoder_attn_layer_norm",
-)  # fmt: skip
 OFFSET = 2  # rows before the first position
 # A bias that keeps a logit from being the largest. It is finite because a probability of zero would
 # make the loss with label smoothing infinite.
@@ -167,7 +160,8 @@ def _tensors(
             build.table(f"embeddings.{side}", name, rows)
         take.skip(f"{shared}.weight")
     for stack, layers, names_of in (
-        ("encoder", config.encoder_layers, ENCODER), ("decoder", config.decoder_layers, DECODER),
+        ("encoder", config.encoder_layers, BART_ENCODER),
+        ("decoder", config.decoder_layers, BART_DECODER),
     ):  # fmt: skip
         source = f"model.{stack}"
         if learned:

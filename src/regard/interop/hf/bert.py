@@ -14,17 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf.common import Builder, Names, Recipe, Source, read_labels
+from regard.interop.hf import names as layer_names
+from regard.interop.hf.common import Builder, Recipe, Source, read_labels
+from regard.interop.hf.names import Names
 from regard.interop.tensors import Take
 
-LAYER = Names(
-    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-    "attention.output.LayerNorm", ("intermediate.dense",), "output.dense", "output.LayerNorm",
-)  # fmt: skip
-DISTIL_LAYER = Names(
-    "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
-    ("ffn.lin1",), "ffn.lin2", "output_layer_norm",
-)  # fmt: skip
 # Tensors of a file that a model without this head does not need.
 HEADS = (r"(^|\.)pooler\.", r"^cls\.", r"^lm_head\.", r"^vocab_(transform|layer_norm|projector)\.")
 BUFFERS = (r"position_ids$", r"token_type_ids$")
@@ -52,7 +46,7 @@ class Family:
 
 
 BERT = Family(
-    "bert.", "encoder.layer", LAYER,
+    "bert.", "encoder.layer", layer_names.BERT,
     {"BertModel": "embed", "BertForMaskedLM": "fill", "BertForPreTraining": "fill",
      "BertForSequenceClassification": "classify"},
     ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
@@ -60,7 +54,7 @@ BERT = Family(
     ("bert.pooler.dense", "classifier"),
 )  # fmt: skip
 ROBERTA = Family(
-    "roberta.", "encoder.layer", LAYER,
+    "roberta.", "encoder.layer", layer_names.BERT,
     {f"{name}{head}": task for name in ("Roberta", "XLMRoberta") for head, task in (
         ("Model", "embed"), ("ForMaskedLM", "fill"), ("ForSequenceClassification", "classify"))},
     ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.weight",
@@ -68,7 +62,7 @@ ROBERTA = Family(
     ("classifier.dense", "classifier.out_proj"),
 )  # fmt: skip
 DISTILBERT = Family(
-    "distilbert.", "transformer.layer", DISTIL_LAYER,
+    "distilbert.", "transformer.layer", layer_names.DISTILBERT,
     {"DistilBertModel": "embed", "DistilBertForMaskedLM": "fill",
      "DistilBertForSequenceClassification": "classify"},
     ("vocab_transform", "vocab_layer_norm", "vocab_projector.weight", ("vocab_projector.bias",)),

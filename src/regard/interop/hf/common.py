@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.config.model import ModelConfig
 from regard.errors import InputError
+from regard.interop.hf.names import Names
 from regard.interop.tensors import Conversion, Take
 
 ACTIVATIONS = {
@@ -84,7 +85,7 @@ class Source:
         value = self.values.get(name) or default
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise self.error(
-                f"{name}={value!r:.40} cannot be imported: regard has {', '.join(ACTIVATIONS)}"
+                f"{name}={value!r:.40} cannot be imported: regard supports {', '.join(ACTIVATIONS)}"
             )
         return ACTIVATIONS[value]
 
@@ -109,7 +110,7 @@ class Source:
             value = self.values.get(name)
             if value is not None and value != default:
                 raise self.error(
-                    f"{name}={value!r:.60} cannot be imported: regard has no such option"
+                    f"{name}={value!r:.60} cannot be imported: regard does not support this value"
                 )
 
     def model(self, **values: Any) -> ModelConfig:
@@ -141,22 +142,6 @@ class Recipe:
     target: tuple[int, ...] = ()
     decoding: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Names:
-    """The names of the tensors of one layer."""
-
-    query: str
-    key: str
-    value: str
-    output: str
-    attention_norm: str
-    inner: Sequence[str]  # two matrices for SwiGLU, the gate first
-    outer: str
-    norm: str
-    cross: str = ""  # replaces `self_attn` in cross-attention
-    cross_norm: str = ""
 
 
 def interleave(x: Tensor, dim: int, groups: int = 1) -> Tensor:
@@ -258,18 +243,10 @@ class Builder:
         self.attention(f"{target}.self_attention", source, names, rotary)
         self.norm(f"{target}.self_attention_norm.norm", source + names.attention_norm)
         if names.cross:
-            self.attention(f"{target}.cross_attention", source, cross_names(names))
+            self.attention(f"{target}.cross_attention", source, names.of_cross_attention())
             self.norm(f"{target}.cross_attention_norm.norm", source + names.cross_norm)
         self.feed_forward(f"{target}.feed_forward", source, names)
         self.norm(f"{target}.feed_forward_norm.norm", source + names.norm)
-
-
-def cross_names(names: Names) -> Names:
-    """The names of the cross-attention tensors instead of those of self-attention."""
-    old, new = "self_attn", names.cross
-    parts = (names.query, names.key, names.value, names.output)
-    query, key, value, output = (part.replace(old, new) for part in parts)
-    return Names(query, key, value, output, "", (), "", "")
 
 
 def read_labels(source: Source) -> list[str]:

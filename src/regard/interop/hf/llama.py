@@ -12,14 +12,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf.common import Builder, Names, Recipe, Source
+from regard.interop.hf.common import Builder, Recipe, Source
+from regard.interop.hf.names import LLAMA
 from regard.interop.tensors import Take
 
-LAYER = Names(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "input_layernorm", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj",
-    "post_attention_layernorm",
-)  # fmt: skip
 CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM")
 BUFFERS = (r"rotary_emb\.inv_freq$",)
 
@@ -138,7 +134,7 @@ def _tensors(
     build = Builder(take, config, biases=biases)
     build.table("embeddings.shared", "model.embed_tokens", size)
     for i in range(config.decoder_layers):
-        build.layer(f"decoder.layers.{i}", f"model.layers.{i}.", LAYER, rotary=True)
+        build.layer(f"decoder.layers.{i}", f"model.layers.{i}.", LLAMA, rotary=True)
     build.norm("decoder.final_norm", "model.norm")
     if tied:
         take.copy_of("lm_head.weight", "model.embed_tokens.weight", size, d)

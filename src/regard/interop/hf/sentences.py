@@ -111,7 +111,7 @@ def _pooling(folder: Folder, own: str) -> str:
     if len(modes) != 1 or modes[0] not in POOLING:
         listed = " and ".join(modes) or "no pooling mode"
         raise InputError(
-            f"{folder.path / name}: {listed:.120} cannot be imported: regard has "
+            f"{folder.path / name}: {listed:.120} cannot be imported: regard supports "
             f"{', '.join(POOLING)}"
         )
     return POOLING[modes[0]]

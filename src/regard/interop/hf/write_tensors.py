@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from regard.config.model import ModelConfig
+from regard.interop.hf import names as layer_names
+from regard.interop.hf.names import Names
 from regard.interop.hf.write_options import Architecture
 from regard.model.positions import sinusoids
 
@@ -26,57 +27,11 @@ CLASSES = ("head.classes.weight", "head.classes.bias")
 WORDS = ("language-model", "masked-language-model")  # heads with an output matrix of words
 
 
-@dataclass(frozen=True)
-class LayerNames:
-    """The names of the parts of a layer in `transformers`."""
-
-    query: str
-    key: str
-    value: str
-    output: str
-    attention_norm: str
-    inner: str
-    outer: str
-    feed_forward_norm: str
-    up: str = ""  # the second matrix of SwiGLU
-
-
-BART = LayerNames(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
-    "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
-)  # fmt: skip
-CROSS = LayerNames(
-    "encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj", "encoder_attn.out_proj",
-    "encoder_attn_layer_norm", "", "", "",
-)  # fmt: skip
-LLAMA = LayerNames(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "input_layernorm", "mlp.gate_proj", "mlp.down_proj", "post_attention_layernorm", "mlp.up_proj",
-)  # fmt: skip
-STARCODER = LayerNames(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "input_layernorm", "mlp.c_fc", "mlp.c_proj", "post_attention_layernorm",
-)  # fmt: skip
-DISTILBERT = LayerNames(
-    "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
-    "ffn.lin1", "ffn.lin2", "output_layer_norm",
-)  # fmt: skip
-
-
-def _bert(attention_norm: str, feed_forward_norm: str) -> LayerNames:
-    return LayerNames(
-        "attention.self.query", "attention.self.key", "attention.self.value",
-        "attention.output.dense", attention_norm, "intermediate.dense", "output.dense",
-        feed_forward_norm,
-    )  # fmt: skip
-
-
 LAYERS = {
-    "bert": _bert("attention.output.LayerNorm", "output.LayerNorm"),
-    "megatron-bert": _bert("attention.ln", "ln"),
-    "esm": _bert("attention.LayerNorm", "LayerNorm"),
-    "distilbert": DISTILBERT, "llama": LLAMA, "qwen2": LLAMA, "mistral": LLAMA,
-    "starcoder2": STARCODER,
+    "bert": layer_names.BERT, "megatron-bert": layer_names.MEGATRON_BERT, "esm": layer_names.ESM,
+    "distilbert": layer_names.DISTILBERT, "opt": layer_names.BART_ENCODER,
+    "llama": layer_names.LLAMA, "qwen2": layer_names.LLAMA, "mistral": layer_names.LLAMA,
+    "starcoder2": layer_names.STARCODER,
 }  # fmt: skip
 
 
@@ -131,7 +86,7 @@ class Weights:
             return self.state[own]
         return self.state["zero"].expand(size) if needed else None
 
-    def attention(self, own: str, names: LayerNames, prefix: str) -> None:
+    def attention(self, own: str, names: Names, prefix: str) -> None:
         """The matrices of one attention."""
         c, order = self.config, self.order
         queries, keys = c.heads * c.head_size, c.key_value_heads * c.head_size
@@ -160,18 +115,19 @@ class Weights:
             heads = heads.repeat_interleave(c.heads // c.key_value_heads, dim=0)
         return heads.flatten(0, 1)
 
-    def layer(self, own: str, names: LayerNames, prefix: str) -> None:
+    def layer(self, own: str, names: Names, prefix: str) -> None:
         """A layer: self-attention, cross-attention if there is one, feed-forward."""
         c, order = self.config, self.order
         self.attention(f"{own}.self_attention", names, prefix)
         self.norm(f"{own}.self_attention_norm.norm", f"{prefix}{names.attention_norm}")
         if f"{own}.cross_attention.output.weight" in self.state:
-            self.attention(f"{own}.cross_attention", CROSS, prefix)
-            self.norm(f"{own}.cross_attention_norm.norm", f"{prefix}{CROSS.attention_norm}")
+            cross = names.of_cross_attention()
+            self.attention(f"{own}.cross_attention", cross, prefix)
+            self.norm(f"{own}.cross_attention_norm.norm", f"{prefix}{cross.attention_norm}")
         inner = self.state[f"{own}.feed_forward.inner.weight"][:, order]
         bias = self.bias(f"{own}.feed_forward.inner.bias", len(inner))
-        gates = 2 if c.activation == "swiglu" else 1
-        for i, name in enumerate((names.inner, names.up)[:gates]):
+        gates = len(names.inner)
+        for i, name in enumerate(names.inner):
             self.result[f"{prefix}{name}.weight"] = inner.chunk(gates)[i]
             if bias is not None:
                 self.result[f"{prefix}{name}.bias"] = bias.chunk(gates)[i]
@@ -179,7 +135,7 @@ class Weights:
         bias = self.bias(f"{own}.feed_forward.outer.bias", c.d_model)
         if bias is not None:
             self.result[f"{prefix}{names.outer}.bias"] = bias[order]
-        self.norm(f"{own}.feed_forward_norm.norm", f"{prefix}{names.feed_forward_norm}")
+        self.norm(f"{own}.feed_forward_norm.norm", f"{prefix}{names.norm}")
 
     # ---- tables -------------------------------------------------------------------------
 
@@ -302,7 +258,7 @@ def _seq2seq(w: Weights) -> None:
         if c.norm_first:
             w.norm(f"{stack}.final_norm", f"{place}.layer_norm")
         for i in range(layers):
-            w.layer(f"{stack}.layers.{i}", BART, f"{place}.layers.{i}.")
+            w.layer(f"{stack}.layers.{i}", layer_names.BART_DECODER, f"{place}.layers.{i}.")
 
 
 def _encoder(w: Weights) -> None:
@@ -372,8 +328,7 @@ def _decoder(w: Weights) -> None:
         if name == "gpt2":
             _gpt2_layer(w, f"decoder.layers.{i}", f"{base}h.{i}.")
         else:
-            names = BART if name == "opt" else LAYERS[name]
-            w.layer(f"decoder.layers.{i}", names, f"{base}layers.{i}.")
+            w.layer(f"decoder.layers.{i}", LAYERS[name], f"{base}layers.{i}.")
     if c.norm_first:
         w.norm("decoder.final_norm", f"{base}{'ln_f' if name == 'gpt2' else 'norm'}")
     if c.head == "language-model" and not tied(c, w.architecture):
@@ -382,9 +337,8 @@ def _decoder(w: Weights) -> None:
 
 def _gpt2_layer(w: Weights, own: str, prefix: str) -> None:
     """A layer of GPT-2: queries, keys and values in one matrix, and all matrices transposed."""
-    names = LayerNames("q", "k", "v", "attn.c_proj", "ln_1", "mlp.c_fc", "mlp.c_proj", "ln_2")
     before = set(w.result)
-    w.layer(own, names, prefix)
+    w.layer(own, layer_names.GPT2, prefix)
     for part in ("weight", "bias"):
         parts = [w.result.pop(f"{prefix}{x}.{part}") for x in "qkv"]
         w.result[f"{prefix}attn.c_attn.{part}"] = torch.cat(parts)
