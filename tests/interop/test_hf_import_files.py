@@ -358,8 +358,8 @@ def test_similarities(similarity, normalised, accepted, copy):
 )  # fmt: skip
 def test_dropout(name, options, expected, copy):
     config = read(copy(name, **options)).config
-    found = config.dropout, config.attention_dropout, config.feed_forward_dropout
-    assert found == expected
+    dropouts = config.dropout, config.attention_dropout, config.feed_forward_dropout
+    assert dropouts == expected
 
 
 @pytest.mark.parametrize(

@@ -304,12 +304,12 @@ def test_code_in_an_exported_folder_is_ignored(tmp_path, monkeypatch):
         load = kind.from_pretrained
         monkeypatch.setattr(
             kind, "from_pretrained",
-            lambda *args, load=load, **given: options.append(given) or load(*args, **given),
+            lambda *args, load=load, **arguments: options.append(arguments) or load(*args, **arguments),
         )  # fmt: skip
     oracle(folder, read(folder)).tokenize(["A dog."])
     assert len(options) == 2
-    assert all(given["trust_remote_code"] is False for given in options)
-    assert all(given["local_files_only"] is True for given in options)
+    assert all(arguments["trust_remote_code"] is False for arguments in options)
+    assert all(arguments["local_files_only"] is True for arguments in options)
 
 
 ODD_OPTIONS = {
