@@ -81,6 +81,8 @@ def test_a_decoder_that_classifies_keeps_its_labels_and_temperature(tmp_path):
     again = make_model(imported, folder)
     assert (again.labels, again.task.temperature) == (model.labels, 3.0)
     assert again.predict("A dog.") == model.predict("A dog.")
+    receipt = compare(model, oracle(folder, model), ["A dog."], Receipt("test", {}))
+    assert receipt.largest_difference < 1e-4
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -178,6 +180,23 @@ def test_later_changes_of_the_options_are_not_ignored(style, options, changes, t
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     assert restore(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "expected"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 16}, (16, "mean")),
+        ("1_Pooling/config.json",
+         {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, (40, "cls")),
+    ],
+)  # fmt: skip
+def test_later_changes_of_the_sentence_files_are_not_ignored(file, changes, expected, tmp_path):
+    options = {**LEARNED, **NORMED, "head": "pooling", "scale_embeddings": False}
+    folder = exported(make("encoder", **options), tmp_path)
+    assert restore(folder) is not None
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changes))
+    imported = read(folder)
+    assert (imported.max_length, imported.config.pooling) == expected
 
 
 def test_the_ordinary_import_reads_the_changed_options(tmp_path):

@@ -26,6 +26,7 @@ from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.files import read_json
 from regard.interop.hf.folder import Folder
+from regard.interop.hf.sentences import read_sentences
 from regard.interop.hf.tokenizer import read_chat_template
 from regard.interop.hf.write_config import config_json
 from regard.interop.hf.write_options import ARCHITECTURES, Architecture
@@ -63,7 +64,7 @@ def restore(path: Path) -> ImportedModel | None:
 
     Returns:
         The model with its original configuration, weights and tokenizers; None if regard did not
-        export the folder, or if config.json or the weights were changed later.
+        export the folder, or if its options or weights were changed later.
 
     Raises:
         InputError: a file is damaged.
@@ -84,6 +85,11 @@ def restore(path: Path) -> ImportedModel | None:
     ids = special_ids(tokenizers[1], config.style)
     classes = labels if config.head == "classifier" else ()
     if not _unchanged(values, config_json(config, fitting[0], positions, ids, classes)):
+        return None
+    sentences = read_sentences(folder) if config.head == "pooling" else None
+    if sentences is not None and (
+        sentences.pooling, sentences.max_length, sentences.lower_case, sentences.folder
+    ) != (config.pooling, own["max_length"], False, ""):  # fmt: skip
         return None
     tensors = _state(folder, config, fitting[0], positions, temperature)
     if tensors is None:
