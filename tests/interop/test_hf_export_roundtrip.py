@@ -161,6 +161,28 @@ def test_weights_that_the_configuration_cannot_express_are_not_restored(tmp_path
     assert restore(folder) is None
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("change", ["values", "rows", "missing"])
+def test_changed_position_tables_are_not_ignored(positions, change, tmp_path):
+    """BART stores sinusoids as a table, which transformers can train."""
+    folder = exported(make("encoder-decoder", **NORMED, positions=positions), tmp_path)
+    path, name = folder / "model.safetensors", "model.decoder.embed_positions.weight"
+    tensors = load_file(path)
+    before = restore(folder).tensors
+    if change == "missing":
+        del tensors[name]
+    else:
+        tensors[name][2:] += 1  # the first two rows are not used
+        tensors[name] = tensors[name][:-1] if change == "rows" else tensors[name]
+    save_file(tensors, path)
+    imported = restore(folder)
+    if positions == "learned" and change == "values":
+        key = "decoder.positions.weight"
+        torch.testing.assert_close(imported.tensors[key], before[key] + 1)
+    else:
+        assert imported is None
+
+
 @pytest.mark.parametrize(
     ("style", "options", "changes"),
     [

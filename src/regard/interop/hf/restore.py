@@ -38,6 +38,7 @@ from regard.model.transformer import Transformer
 from regard.text.imported import ImportedTokenizer, imported_from_json
 from regard.text.tokenizer import LARGEST_FILE, MOST_TOKENS, SPECIALS, Tokenizer
 from regard.text.tokenizer import VERSION as TOKENIZER
+from regard.training.checkpoint import not_finite
 
 KEY, VERSION = "regard", 1  # of config.json
 EXACT = "regard.safetensors"  # the tensors that model.safetensors contains only rounded
@@ -45,8 +46,8 @@ SOURCE, TARGET = "source_tokenizer", "target_tokenizer"  # folders of two tokeni
 PROCESSOR = "post_processor"  # of tokenizer.json
 MOST_POSITIONS = 10_000_000
 MOST_COMPUTED = 2**24  # elements of a computed table, which a file need not contain
-# Tensors that have no effect on the output, or that the class computes.
-UNUSED = re.compile(r"contact_head\.|^pooler\.|inv_freq$|^model\.shared\.weight$|embed_positions")
+# Tensors that have no effect on the output, copies, and buffers.
+UNUSED = re.compile(r"contact_head\.|^pooler\.|inv_freq$|^model\.shared\.weight$")
 TABLES = ("word_embeddings.weight", "wte.weight", "embed_tokens.weight")
 FIELDS = {
     "task": str, "model": dict, "max_length": int, "decoding": dict, "labels": list,
@@ -145,10 +146,10 @@ def _state(
     if total > stored or table > max(stored, MOST_COMPUTED):
         return None
     names = inexact(shapes, config, architecture, temperature)
-    exact = Weights([folder.file(EXACT)]) if names and folder.has(EXACT) else None
-    if exact is None and names:
+    if names and not folder.has(EXACT):
         return None
-    if exact is not None and exact.shapes != {name: tuple(shapes[name]) for name in names}:
+    exact = Weights([folder.file(EXACT)] if names else [])
+    if exact.shapes != {name: tuple(shapes[name]) for name in names}:
         return None
     places = torch.arange(1, total + 1, dtype=torch.int32 if total < 2**31 else torch.int64)
     numbered, start = {}, 0
@@ -164,9 +165,9 @@ def _state(
     }
     del places, numbered
     for name, target in targets.items():
-        if not UNUSED.search(name) and weights.shapes.get(name) != tuple(target.shape):
+        if not _unused(name, architecture) and weights.shapes.get(name) != tuple(target.shape):
             return None
-    flat = torch.zeros(total)
+    flat = torch.full((total,), math.nan)
     scale = scale_of(config, architecture)
     # Scaled tables come first, so that an output matrix with the original values replaces them.
     for name in sorted(targets, key=lambda name: not name.endswith(TABLES)):
@@ -182,15 +183,21 @@ def _state(
     for name, shape in shapes.items():
         state[name] = flat[start : start + shape.numel()].view(shape).clone()
         start += shape.numel()
-    if exact is not None:
-        state.update({name: exact.read(name) for name in names})
+    state.update({name: exact.read(name) for name in names})
     written = convert(calibrated(state, temperature), config, architecture, positions)
     for name, x in written.items():
-        if UNUSED.search(name):
+        if _unused(name, architecture):
             continue
         if name not in weights.shapes or not torch.equal(weights.read(name), x.float()):
             return None
-    return state
+    return None if not_finite(state) else state
+
+
+def _unused(name: str, architecture: Architecture) -> bool:
+    """Whether the restored model does not depend on a tensor of the file. A target with permuted
+    sinusoids computes them itself."""
+    computed = architecture.permuted and "embed_positions" in name
+    return computed or UNUSED.search(name) is not None
 
 
 def _tokenizers(folder: Folder, own: Mapping[str, Any], where: Path) -> tuple[Tokenizer, Tokenizer]:
