@@ -13,12 +13,14 @@ from regard.interop.proof import Receipt, compare, default_texts
 from regard.text.builtin import builtin_corpus
 from tests.downloads import package
 from tests.interop.hf_export_models import exported
+from tests.interop.test_hf_export import check_return
 
 
 def test_the_translator_writes_the_same_text(tmp_path):
     model = regard.load("box:translate")
     texts = [source for source, _ in builtin_corpus("test", 20)]
     folder = exported(model, tmp_path)
+    check_return(model, read(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     hf = AutoModelForSeq2SeqLM.from_pretrained(folder)
     batch = tokenizer(texts, padding=True, return_tensors="pt")
@@ -33,10 +35,15 @@ def test_the_translator_writes_the_same_text(tmp_path):
     ("name", "architecture"),
     [("generate", "starcoder2"), ("fill", "esm"), ("classify", "esm"), ("embed", "esm")],
 )
-def test_the_other_models_have_the_same_outputs(name, architecture, tmp_path):
+def test_the_other_models_have_the_same_outputs_and_are_restored(name, architecture, tmp_path):
     model = regard.load(f"box:{name}")
     assert architecture_of(model).name == architecture
-    engine = oracle(exported(model, tmp_path), model)
+    folder = exported(model, tmp_path)
+    check_return(model, read(folder))
+    assert getattr(make_model(read(folder), folder).task, "temperature", None) == getattr(
+        model.task, "temperature", None
+    )
+    engine = oracle(folder, model)
     receipt = compare(model, engine, default_texts(4), Receipt("test", {}))
     assert not receipt.failures
     assert receipt.largest_difference < 1e-4

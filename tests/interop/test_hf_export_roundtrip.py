@@ -5,17 +5,18 @@ from resource import RUSAGE_SELF, getrusage
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from regard.errors import InputError
 from regard.interop.folder import make_model
 from regard.interop.hf.read import oracle as reading_oracle
 from regard.interop.hf.read import read
-from regard.interop.hf.restore import restore, unscaled
+from regard.interop.hf.restore import EXACT, restore
 from regard.interop.hf.write import architecture_of, oracle
 from regard.interop.proof import Receipt, compare
-from tests.interop.hf_export_models import exported, learned, make
-from tests.interop.test_hf_export import LEARNED, LLAMA, NORMED, PRE
+from tests.interop.hf_export_models import exported, learned, loaded, make
+from tests.interop.test_hf_export import LEARNED, LLAMA, NORMED, PRE, check_return
 
 
 def plain(folder):
@@ -34,15 +35,66 @@ def test_two_vocabularies_of_other_kinds_are_restored(tmp_path):
     assert [t.fingerprint for t in imported.tokenizers] == [t.fingerprint for t in pair]
 
 
-def test_a_scale_that_is_not_a_power_of_two_is_undone(tmp_path):
-    """The output of the restored model is the same bit for bit, even where the table differs in the
-    last bit."""
-    x = torch.randn(100_000) * 10.0 ** torch.randint(-5, 5, (100_000,))
-    assert torch.equal(unscaled(x * 160**0.5, 160**0.5) * 160**0.5, x * 160**0.5)
-    words = make("encoder", d_model=20, activation="gelu", **PRE)
-    imported = read(exported(words, tmp_path))
-    state = words.transformer.state_dict()
-    assert all(torch.equal(imported.tensors[key], state[key]) for key in state)
+@pytest.mark.parametrize(
+    ("style", "options", "names"),
+    [
+        ("encoder", {"head": "classifier", "classes": 2}, ["embeddings.shared.weight"]),
+        ("decoder", {"head": "pooling"}, ["embeddings.shared.weight"]),
+        ("encoder", {"activation": "gelu", "tie_embeddings": "none"}, ["embeddings.shared.weight"]),
+        ("encoder", {"activation": "gelu"}, []),  # the output matrix is the original table
+        ("decoder", {"scale_embeddings": False}, []),
+    ],
+)
+def test_tensors_that_the_export_rounds_are_restored(style, options, names, tmp_path):
+    """sqrt(160) is not a power of two, so some products in float32 have several possible factors."""
+    model = make(style, d_model=160, **PRE, **options)
+    folder = exported(model, tmp_path)
+    assert (folder / EXACT).is_file() == bool(names)
+    if names:
+        assert sorted(load_file(folder / EXACT)) == names
+        _, unmatched = loaded(folder, model.config.model)
+        assert not unmatched
+    check_return(model, restore(folder))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 3.0])
+def test_the_temperature_of_a_classifier_is_restored(temperature, tmp_path):
+    """transformers has no temperature, so its weights are divided by it."""
+    model = make("encoder", d_model=160, head="classifier", classes=2, **PRE)
+    model.task.temperature = temperature
+    folder = exported(model, tmp_path)
+    imported = restore(folder)
+    check_return(model, imported)
+    assert make_model(imported, folder).task.temperature == temperature
+    hf, _ = loaded(folder, model.config.model)
+    torch.testing.assert_close(
+        hf.classifier.weight * temperature, model.transformer.head.classes.weight.double()
+    )
+
+
+def test_a_decoder_that_classifies_keeps_its_labels_and_temperature(tmp_path):
+    model = make("decoder", task="classify", **PRE)
+    model.task.temperature = 3.0
+    folder = exported(model, tmp_path)
+    imported = restore(folder)
+    check_return(model, imported)
+    again = make_model(imported, folder)
+    assert (again.labels, again.task.temperature) == (model.labels, 3.0)
+    assert again.predict("A dog.") == model.predict("A dog.")
+    receipt = compare(model, oracle(folder, model), ["A dog."], Receipt("test", {}))
+    assert receipt.largest_difference < 1e-4
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_folder_without_the_original_tensors_is_not_restored(missing, tmp_path):
+    folder = exported(make("encoder", d_model=160, head="pooling", **PRE), tmp_path)
+    if missing:
+        (folder / EXACT).unlink()
+    else:
+        save_file({"embeddings.shared.weight": torch.zeros(3, 160)}, folder / EXACT)
+    assert restore(folder) is None
+    with pytest.raises(InputError, match="changed after regard exported it"):
+        read(folder)
 
 
 STANDARD = [
@@ -61,7 +113,7 @@ STANDARD = [
 
 @pytest.mark.parametrize(("style", "options"), STANDARD)
 def test_weights_are_restored_without_the_section_regard(style, options, tmp_path):
-    """Another program would write such a folder: hugging_face.read recognises the options."""
+    """Another program would write such a folder: the ordinary import recognises the options."""
     model = make(style, **options)
     imported = read(plain(exported(model, tmp_path)))
     expected = model.config.model.to_dict()
@@ -109,10 +161,89 @@ def test_weights_that_the_configuration_cannot_express_are_not_restored(tmp_path
     assert restore(folder) is None
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@pytest.mark.parametrize("change", ["values", "rows", "missing"])
+def test_changed_position_tables_are_not_ignored(positions, change, tmp_path):
+    """BART stores sinusoids as a table, which transformers can train."""
+    folder = exported(make("encoder-decoder", **NORMED, positions=positions), tmp_path)
+    path, name = folder / "model.safetensors", "model.decoder.embed_positions.weight"
+    tensors = load_file(path)
+    before = restore(folder).tensors
+    if change == "missing":
+        del tensors[name]
+    else:
+        tensors[name][2:] += 1  # the first two rows are not used
+        tensors[name] = tensors[name][:-1] if change == "rows" else tensors[name]
+    save_file(tensors, path)
+    imported = restore(folder)
+    if positions == "learned" and change == "values":
+        key = "decoder.positions.weight"
+        torch.testing.assert_close(imported.tensors[key], before[key] + 1)
+    else:
+        assert imported is None
+
+
+@pytest.mark.parametrize(
+    ("style", "options", "changes"),
+    [
+        ("encoder", {"head": "classifier", "classes": 2}, {"id2label": {"0": "yes", "1": "no"}}),
+        ("encoder", {"head": "classifier", "classes": 2}, {"layer_norm_eps": 0.1}),
+        ("encoder", {"activation": "gelu"}, {"hidden_act": "relu"}),
+        ("decoder", LLAMA, {"rope_theta": 500.0}),
+        ("decoder", LLAMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        ("decoder", LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        ("decoder", LLAMA, {"tie_word_embeddings": True}),
+        ("decoder", LLAMA, {"eos_token_id": 5}),
+    ],
+)
+def test_later_changes_of_the_options_are_not_ignored(style, options, changes, tmp_path):
+    folder = exported(make(style, **options, **({} if options is LLAMA else PRE)), tmp_path)
+    assert restore(folder) is not None
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert restore(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "expected"),
+    [
+        ("sentence_bert_config.json", {"max_seq_length": 16}, (16, "mean")),
+        ("1_Pooling/config.json",
+         {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, (40, "cls")),
+    ],
+)  # fmt: skip
+def test_later_changes_of_the_sentence_files_are_not_ignored(file, changes, expected, tmp_path):
+    options = {**LEARNED, **NORMED, "head": "pooling", "scale_embeddings": False}
+    folder = exported(make("encoder", **options), tmp_path)
+    assert restore(folder) is not None
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changes))
+    imported = read(folder)
+    assert (imported.max_length, imported.config.pooling) == expected
+
+
+def test_the_ordinary_import_reads_the_changed_options(tmp_path):
+    options = {**LEARNED, **NORMED, "head": "classifier", "classes": 2, "scale_embeddings": False}
+    folder = exported(make("encoder", **options), tmp_path)
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | {"id2label": {"0": "yes", "1": "no"}}
+    path.write_text(json.dumps(values))
+    assert read(folder).labels == ["yes", "no"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda own: own.update(model={}),
+        lambda own: own.update(model=[["x"]]),
+        lambda own: own.update(model={"vocabulary_size": 9, "style": ["x"]}),
+        lambda own: own.update(task=["x"]),
+        lambda own: own.update(labels="ab"),
+        lambda own: own.update(labels=[["x"]]),
+        lambda own: own.update(decoding=[["a", "b"]]),
+        lambda own: own.update(temperature=0.0),
+        lambda own: own.update(positions="9"),
+        lambda own: own.update(tokenizers=[["x"]]),
+        lambda own: own.update(tokenizers={"": ["x"]}),
         lambda own: own["model"].update(d_ff="x"),
         lambda own: own.update(max_length=None),
         lambda own: own.update(tokenizers={"../x": "bpe"}),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from downloads import package
 from interop.hf_models import (
@@ -25,7 +26,7 @@ from interop.test_hf_import import BERT, DECODERS, LLAMA, SEQ2SEQ
 from regard.errors import InputError
 from regard.interop.folder import make_model
 from regard.interop.hf.read import oracle, read
-from regard.interop.proof import Receipt, compare, default_texts
+from regard.interop.proof import Receipt, checksums, compare, default_texts
 from regard.tasks.metrics import spearman
 
 
@@ -190,6 +191,12 @@ REFUSED = {
     "scaled": ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
     "scaled before": ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "linear"),
     "partial": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "scaled beside a base": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+                                       "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear"),
+    "partial beside a base": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+                                        "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    "scaled in some layers": ("llama", {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+                              "each kind of layer"),
     "gate": ("llama", {"hidden_act": "gelu"}, "hidden_act"),
     "experts": ("llama", {"model_type": "mixtral"}, "mixtral.*bert, distilbert"),
     "q and k norm": ("llama", {"model_type": "qwen3"}, "qwen3"),
@@ -214,6 +221,23 @@ def test_refused(name, copy):
         read(path)
     assert len(str(error.value)) < 600
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {"type": "default"}},
+        {"rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {"rope_theta": 700.0}},
+        {"rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {}, "rope_theta": 700.0},
+        {"rope_parameters": None, "rope_theta": 700.0},
+        {"rope_parameters": {"rope_type": "default"}, "rope_theta": 700.0},
+        {"rope_parameters": None},
+    ],
+)
+def test_the_base_of_rotary_positions_is_that_of_transformers(changes, copy):
+    folder = copy("llama", **changes)
+    theirs = AutoConfig.from_pretrained(folder).rope_parameters["rope_theta"]
+    assert read(folder).config.position_base == theirs
 
 
 def sentences(
@@ -250,6 +274,25 @@ def test_sentence_encoder(name, copy):
     assert receipt.compared_outputs >= 6 * 24  # texts of at most 32 tokens
 
 
+def test_sentence_encoder_in_a_subfolder(copy, tmp_path):
+    """Older sentence-transformers folders have their Transformer in 0_Transformer."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    shutil.copytree(copy("bert"), whole / "0_Transformer")
+    sentences(whole)
+    modules = json.loads((whole / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (whole / "modules.json").write_text(json.dumps(modules))
+    shutil.move(whole / "sentence_bert_config.json", whole / "0_Transformer")
+    imported = read(whole)
+    assert (imported.task, imported.max_length) == ("embed", 32)
+    receipt = compare(
+        make_model(imported, whole), oracle(whole, imported), ["A dog."], Receipt("", {})
+    )
+    assert not receipt.failures
+    assert "0_Transformer/config.json" in checksums(imported.files, whole)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"modules": ("Transformer", "Pooling", "Dense")}, "Dense"),
     ({"modules": ("Transformer",)}, "must be Transformer, Pooling"),
@@ -272,6 +315,65 @@ def test_sentence_encoder_in_lower_case(copy):
     sentences(folder, do_lower_case=True)
     tokenizer = read(folder).tokenizers[0]
     assert tokenizer.encode("TWO Young Men") == tokenizer.encode("two young men")
+
+
+@pytest.mark.parametrize("name", ["roberta", "distilbert", "xlm-roberta", "xlnet"])
+def test_older_names_of_the_options_of_a_sentence_encoder(name, copy):
+    folder = copy("bert")
+    sentences(folder)
+    (folder / "sentence_bert_config.json").rename(folder / f"sentence_{name}_config.json")
+    assert read(folder).max_length == 32
+
+
+@pytest.mark.parametrize(
+    ("similarity", "normalised", "accepted"),
+    [
+        ("cosine", False, True), (None, False, True), ("dot", False, False),
+        ("euclidean", False, False), (["x"], False, False), ("dot", True, True),
+        ("euclidean", True, True),
+    ],
+)  # fmt: skip
+def test_similarities(similarity, normalised, accepted, copy):
+    folder = copy("bert")
+    sentences(folder, ("Transformer", "Pooling", *(["Normalize"] if normalised else [])))
+    path = folder / "config_sentence_transformers.json"
+    path.write_text(json.dumps({"similarity_fn_name": similarity}))
+    if not accepted:
+        with pytest.raises(InputError, match="similarity_fn_name"):
+            read(folder)
+    else:
+        options = read(folder).options
+        assert ("similarity_fn_name" in options) == (similarity == "euclidean")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("bert", {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3}, (0.2, 0.3, 0)),
+        ("gpt2", {"resid_pdrop": 0.2, "attn_pdrop": 0.3}, (0.2, 0.3, 0)),
+        ("llama", {"attention_dropout": 0.3}, (0, 0.3, 0)),
+        ("marian", {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4},
+         (0.2, 0.3, 0.4)),
+    ],
+)  # fmt: skip
+def test_dropout(name, options, expected, copy):
+    config = read(copy(name, **options)).config
+    dropouts = config.dropout, config.attention_dropout, config.feed_forward_dropout
+    assert dropouts == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "noted"),
+    [
+        ("classify", {"classifier_dropout": 0.5}, {"classifier_dropout"}),
+        ("classify", {"classifier_dropout": None}, set()),
+        ("gpt2", {"embd_pdrop": 0.5}, {"embd_pdrop"}),
+        ("marian", {"decoder_layerdrop": 0.1}, {"decoder_layerdrop"}),
+    ],
+)
+def test_dropout_that_regard_does_not_have_is_noted(name, options, noted, copy):
+    notes = read(copy(name, **options)).options
+    assert {key for key in notes if "drop" in key} == noted
 
 
 def test_without_sentence_files(copy):

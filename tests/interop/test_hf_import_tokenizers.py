@@ -103,6 +103,42 @@ def test_llama_sentencepiece(tmp_path, piece_models):
     assert tokenizer.specials.begin == (1,) == (theirs.bos_token_id,)
 
 
+def chatml(folder, piece_models, ids, **config):
+    """The tokenizer of a Llama with the tokens of ChatML in addition to its SentencePiece model."""
+    (folder / "tokenizer.model").write_bytes((piece_models / "bpe.model").read_bytes())
+    if ids:
+        (folder / "added_tokens.json").write_text(json.dumps(ids))
+    config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>",
+              "eos_token": "<|im_end|>", **config}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return imported(folder, "decoder", 502, {"model_type": "llama", "eos_token_id": 501})[0]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_added_tokens_of_a_sentencepiece_model(special, tmp_path, piece_models):
+    ids = {"<|im_start|>": 500, "<|im_end|>": 501}
+    if special:
+        table = {"<unk>": 0, "<s>": 1, "</s>": 2, **ids}
+        decoder = {str(id): {"content": text, "special": True} for text, id in table.items()}
+        tokenizer = chatml(tmp_path, piece_models, None, added_tokens_decoder=decoder)
+    else:  # the names of special tokens are in another list
+        names = {"additional_special_tokens": ["<|im_start|>"]}
+        tokenizer = chatml(tmp_path, piece_models, ids, **names)
+    assert tokenizer.fast.token_to_id("<|im_start|>") == 500
+    assert tokenizer.eos == 501
+    lines = [*text_lines(50), "<|im_start|>user", "Hi <|im_start|> you<|im_end|>\n"]
+    agree(tmp_path, tokenizer, "decoder", lines, split_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [({"<|im_end|>": 600}, "has the id 600"), ({"word": 500, "<|im_end|>": 501}, "is not special")],
+)
+def test_added_tokens_of_a_sentencepiece_model_refused(ids, message, tmp_path, piece_models):
+    with pytest.raises(InputError, match=message):
+        chatml(tmp_path, piece_models, ids)
+
+
 @pytest.mark.parametrize("kind", ["xlm-roberta", "mbart"])
 def test_fairseq_sentencepiece(kind, tmp_path, piece_models):
     (tmp_path / "sentencepiece.bpe.model").write_bytes(
@@ -124,6 +160,15 @@ def test_mbart_50_needs_tokenizer_json(tmp_path, piece_models):
     (tmp_path / "sentencepiece.bpe.model").write_bytes(content)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "MBart50Tokenizer"}')
     with pytest.raises(InputError, match="mBART-50"):
+        imported(tmp_path, "encoder-decoder", 600, {"model_type": "mbart", "eos_token_id": 2}, 2)
+
+
+@pytest.mark.parametrize("language", ["xx_XX", ["de_DE"], {"a": 1}])
+def test_mbart_with_an_unknown_language(language, tmp_path, piece_models):
+    content = (piece_models / "unigram.model").read_bytes()
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"src_lang": language}))
+    with pytest.raises(InputError, match="src_lang=.* is not a language"):
         imported(tmp_path, "encoder-decoder", 600, {"model_type": "mbart", "eos_token_id": 2}, 2)
 
 

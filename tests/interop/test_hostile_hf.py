@@ -11,12 +11,14 @@ from contextlib import suppress
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 
+from interop.hf_export_models import exported, make
 from interop.hf_models import BERT_NAMES, save_model, save_tokenizer, wordpiece
 from interop.test_hf_import import BERT
 from regard.errors import InputError
-from regard.interop.hf.read import read
+from regard.interop.hf.read import oracle, read
 
 MEMORY = 100 * 2**20  # bytes that an error may take
 WEIGHTS = "model.safetensors"
@@ -292,3 +294,43 @@ def test_code_in_the_folder_is_ignored(folder, tmp_path):
     path.write_text(json.dumps(values))
     assert read(folder).task == "embed"
     assert not (tmp_path / "executed").exists()
+
+
+def test_code_in_an_exported_folder_is_ignored(tmp_path, monkeypatch):
+    """The engine that verifies an import gets only local files and runs no code from them."""
+    folder = exported(make("decoder", norm_first=True), tmp_path)
+    options = []
+    for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        load = kind.from_pretrained
+        monkeypatch.setattr(
+            kind, "from_pretrained",
+            lambda *args, load=load, **arguments: options.append(arguments) or load(*args, **arguments),
+        )  # fmt: skip
+    oracle(folder, read(folder)).tokenize(["A dog."])
+    assert len(options) == 2
+    assert all(arguments["trust_remote_code"] is False for arguments in options)
+    assert all(arguments["local_files_only"] is True for arguments in options)
+
+
+ODD_OPTIONS = {
+    "name of a chat template": {"chat_template": [{"name": [], "template": "x"}]},
+    "chat template of a list": {"chat_template": [[[]]]},
+    "chat template of null": {"chat_template": [None, {"name": "default", "template": []}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD_OPTIONS)
+def test_odd_options_of_a_tokenizer_are_ignored(name, folder):
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | ODD_OPTIONS[name]))
+    assert read(folder).chat_template is None
+
+
+@pytest.mark.parametrize("section", [
+    {}, {"model": [["x"]]}, {"model": {"style": []}}, {"labels": 3, "positions": "x"},
+])  # fmt: skip
+def test_section_of_regard(section, folder):
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | {"regard": {"version": 1, **section}}
+    path.write_text(json.dumps(values))
+    refused(folder, "damaged section 'regard'")

@@ -55,7 +55,9 @@ def make_model(imported: ImportedModel, source: Path) -> Model:
     transformer.load_state_dict(imported.tensors, assign=True)  # without a second copy
     config = config_of(imported)
     task_class = find_task(imported.task)
-    known: dict[str, Any] = {"labels": list(imported.labels)} if imported.labels else {}
+    known: dict[str, Any] = {}
+    if imported.labels:
+        known = {"labels": list(imported.labels), "temperature": imported.temperature}
     task = task_class.make(config, imported.tokenizers, **known)
     return Model(config, transformer.eval(), task)
 

@@ -28,6 +28,7 @@ class ImportedModel:
         tokenizers: the source and target tokenizers; the same object twice if they share one.
         max_length: the largest number of tokens in an input, including special tokens.
         labels: the names of the classes of a classifier.
+        temperature: the divisor of its logits.
         chat_template: the Jinja template of a conversation, if the model has one.
         decoding: options of the section `decoding`, for example {"beam": 6}.
         options: options of the original that regard ignores, for the model card.
@@ -42,6 +43,7 @@ class ImportedModel:
     tokenizers: tuple[ImportedTokenizer, ImportedTokenizer]
     max_length: int
     labels: Sequence[str] = ()
+    temperature: float = 1.0
     chat_template: str | None = None
     decoding: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -116,12 +116,12 @@ class Weights:
         return tensor
 
 
-class Enough(Exception):
+class TooManyProblems(Exception):
     """Raised when there are enough errors for one message."""
 
 
-class Take:
-    """The tensors that a conversion uses: `take(name, *shape)`.
+class TensorReader:
+    """The tensors that a conversion uses: `reader(name, *shape)`.
 
     Args:
         weights: the tensors of the files.
@@ -147,7 +147,7 @@ class Take:
         if actual is None:
             self.missing.append(name)
             if len(self.missing) == ENOUGH:
-                raise Enough
+                raise TooManyProblems
         elif actual != shape:
             self.wrong.append(f"{name:.100} is {list(actual)!s:.60}, not {list(shape)}")
         return torch.empty(shape, device="meta")
@@ -168,7 +168,7 @@ class Take:
             )
 
 
-Conversion = Callable[[Take], dict[str, Tensor]]
+Conversion = Callable[[TensorReader], dict[str, Tensor]]
 
 
 def convert(
@@ -190,8 +190,8 @@ def convert(
             tied.
     """
     where = where or weights.files[0].parent
-    plan = Take(weights, dry=True)
-    with torch.device("meta"), suppress(Enough):
+    plan = TensorReader(weights, dry=True)
+    with torch.device("meta"), suppress(TooManyProblems):
         conversion(plan)
     patterns = [re.compile(pattern) for pattern in ignored]
     unexpected = [
@@ -209,7 +209,9 @@ def convert(
     ]  # fmt: skip
     if errors:
         raise InputError(f"{where}: the weights do not match config.json: {'; '.join(errors)}")
-    return {name: x.contiguous() for name, x in conversion(Take(weights, dry=False)).items()}
+    return {
+        name: x.contiguous() for name, x in conversion(TensorReader(weights, dry=False)).items()
+    }
 
 
 def listed(names: Sequence[str]) -> str:

@@ -14,17 +14,10 @@ import torch
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf.common import Builder, Names, Recipe, Source, interleave
-from regard.interop.tensors import Take
+from regard.interop.hf.common import Builder, Recipe, Source, interleave
+from regard.interop.hf.names import BART_DECODER, BART_ENCODER
+from regard.interop.tensors import TensorReader
 
-ENCODER = Names(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
-    "self_attn_layer_norm", ("fc1",), "fc2", "final_layer_norm",
-)  # fmt: skip
-DECODER = Names(
-    *(ENCODER.query, ENCODER.key, ENCODER.value, ENCODER.output, ENCODER.attention_norm),
-    ENCODER.inner, ENCODER.outer, ENCODER.norm, "encoder_attn", "encoder_attn_layer_norm",
-)  # fmt: skip
 OFFSET = 2  # rows before the first position
 # A bias that keeps a logit from being the largest. It is finite because a probability of zero would
 # make the loss with label smoothing infinite.
@@ -88,14 +81,16 @@ def _encoder_decoder(
         heads=source.integer("encoder_attention_heads"), d_ff=source.integer("encoder_ffn_dim"),
         activation=source.activation("activation_function", activation), max_length=length,
         scale_embeddings=source.flag("scale_embedding"), tie_embeddings=tie, output_bias=True,
-        dropout=source.number("dropout", 0.1), **values,
+        dropout=source.number("dropout", 0.1),
+        attention_dropout=source.number("attention_dropout", 0.0),
+        feed_forward_dropout=source.number("activation_dropout", 0.0), **values,
     )  # fmt: skip
     start = source.token("decoder_start_token_id")
     start = source.token("bos_token_id") if start < 0 else start
     forced = source.token("forced_bos_token_id")
     never = banned(source, own)
     return Recipe(
-        "translate", config, lambda take: _tensors(take, config, tied, never), length,
+        "translate", config, lambda reader: _tensors(reader, config, tied, never), length,
         (r"embed_positions\.weight$",) if config.positions == "sinusoidal" else (), start=start,
         target=(forced,) if forced >= 0 else (), decoding=_decoding(source), options=_notes(source),
     )  # fmt: skip
@@ -138,39 +133,42 @@ def _notes(source: Source) -> dict[str, Any]:
             notes[name] = f"{value!r:.40}: not used"
     if any(len(entry) != 1 for entry in _setting(source, "bad_words_ids") or []):
         notes["bad_words_ids"] = "sequences of several tokens are not excluded"
-    if dropout := source.number("attention_dropout", 0.0):
-        notes["attention_dropout"] = f"{dropout:g}: not used in training"
+    for stack in ("encoder", "decoder"):
+        notes |= source.dropout_note(f"{stack}_layerdrop", 0.0, 0.0)
     return notes
 
 
 def _tensors(
-    take: Take, config: ModelConfig, tied: bool, never: Sequence[int]
+    reader: TensorReader, config: ModelConfig, tied: bool, never: Sequence[int]
 ) -> dict[str, Tensor]:
     d, size = config.d_model, config.vocabulary_size
     learned = config.positions == "learned"
-    build = Builder(take, config, None if learned else interleave)
+    build = Builder(reader, config, None if learned else interleave)
     encoder, decoder = "model.encoder.embed_tokens", "model.decoder.embed_tokens"
     shared, table = "model.shared", decoder
     if config.tie_embeddings == "all":
         names = (shared, encoder, decoder)
-        table = next((name for name in names if take.has(f"{name}.weight")), shared)
+        table = next((name for name in names if reader.has(f"{name}.weight")), shared)
         build.table("embeddings.shared", table, size)
         for name in names:
-            take.copy_of(f"{name}.weight", f"{table}.weight", size, d)
+            reader.copy_of(f"{name}.weight", f"{table}.weight", size, d)
     else:
         for side, own, rows in (
             ("source", encoder, config.source_vocabulary_size), ("target", decoder, size),
         ):  # fmt: skip
-            name = own if take.has(f"{own}.weight") or not take.has(f"{shared}.weight") else shared
+            name = (
+                own if reader.has(f"{own}.weight") or not reader.has(f"{shared}.weight") else shared
+            )
             build.table(f"embeddings.{side}", name, rows)
-        take.skip(f"{shared}.weight")
+        reader.skip(f"{shared}.weight")
     for stack, layers, names_of in (
-        ("encoder", config.encoder_layers, ENCODER), ("decoder", config.decoder_layers, DECODER),
+        ("encoder", config.encoder_layers, BART_ENCODER),
+        ("decoder", config.decoder_layers, BART_DECODER),
     ):  # fmt: skip
         source = f"model.{stack}"
         if learned:
             rows = config.max_length + OFFSET
-            positions = take(f"{source}.embed_positions.weight", rows, d)
+            positions = reader(f"{source}.embed_positions.weight", rows, d)
             build.tensors[f"{stack}.positions.weight"] = positions[OFFSET:]
         if config.embedding_norm:
             build.norm(f"{stack}.embedding_norm", f"{source}.layernorm_embedding")
@@ -179,11 +177,11 @@ def _tensors(
         if config.norm_first:
             build.norm(f"{stack}.final_norm", f"{source}.layer_norm")
     if tied:
-        take.copy_of("lm_head.weight", f"{table}.weight", size, d)
+        reader.copy_of("lm_head.weight", f"{table}.weight", size, d)
     else:
         build.table("head.output", "lm_head", size)
     name = "final_logits_bias"
-    bias = take(name, 1, size)[0].clone() if take.has(name) else torch.zeros(size)
+    bias = reader(name, 1, size)[0].clone() if reader.has(name) else torch.zeros(size)
     for id in never:
         bias[id] = NEVER
     build.tensors["head.bias"] = bias

@@ -14,17 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf.common import Builder, Names, Recipe, Source, read_labels
-from regard.interop.tensors import Take
+from regard.interop.hf import names as layer_names
+from regard.interop.hf.common import Builder, Recipe, Source, read_labels
+from regard.interop.hf.names import Names
+from regard.interop.tensors import TensorReader
 
-LAYER = Names(
-    "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
-    "attention.output.LayerNorm", ("intermediate.dense",), "output.dense", "output.LayerNorm",
-)  # fmt: skip
-DISTIL_LAYER = Names(
-    "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
-    ("ffn.lin1",), "ffn.lin2", "output_layer_norm",
-)  # fmt: skip
 # Tensors of a file that a model without this head does not need.
 HEADS = (r"(^|\.)pooler\.", r"^cls\.", r"^lm_head\.", r"^vocab_(transform|layer_norm|projector)\.")
 BUFFERS = (r"position_ids$", r"token_type_ids$")
@@ -52,7 +46,7 @@ class Family:
 
 
 BERT = Family(
-    "bert.", "encoder.layer", LAYER,
+    "bert.", "encoder.layer", layer_names.BERT,
     {"BertModel": "embed", "BertForMaskedLM": "fill", "BertForPreTraining": "fill",
      "BertForSequenceClassification": "classify"},
     ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
@@ -60,7 +54,7 @@ BERT = Family(
     ("bert.pooler.dense", "classifier"),
 )  # fmt: skip
 ROBERTA = Family(
-    "roberta.", "encoder.layer", LAYER,
+    "roberta.", "encoder.layer", layer_names.BERT,
     {f"{name}{head}": task for name in ("Roberta", "XLMRoberta") for head, task in (
         ("Model", "embed"), ("ForMaskedLM", "fill"), ("ForSequenceClassification", "classify"))},
     ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder.weight",
@@ -68,7 +62,7 @@ ROBERTA = Family(
     ("classifier.dense", "classifier.out_proj"),
 )  # fmt: skip
 DISTILBERT = Family(
-    "distilbert.", "transformer.layer", DISTIL_LAYER,
+    "distilbert.", "transformer.layer", layer_names.DISTILBERT,
     {"DistilBertModel": "embed", "DistilBertForMaskedLM": "fill",
      "DistilBertForSequenceClassification": "classify"},
     ("vocab_transform", "vocab_layer_norm", "vocab_projector.weight", ("vocab_projector.bias",)),
@@ -100,6 +94,7 @@ def distilbert(source: Source) -> Recipe:
         "activation": source.activation("activation", "gelu"),
         "max_length": source.integer("max_position_embeddings", 512),
         "dropout": source.number("dropout", 0.1),
+        "attention_dropout": source.number("attention_dropout", 0.1),
     }  # fmt: skip
     return _encoder(source, DISTILBERT, sizes, types=0)
 
@@ -117,6 +112,7 @@ def _bert_sizes(source: Source, epsilon: float) -> dict[str, Any]:
         "activation": source.activation("hidden_act", "gelu"),
         "max_length": source.integer("max_position_embeddings", 512),
         "dropout": source.number("hidden_dropout_prob", 0.1),
+        "attention_dropout": source.number("attention_probs_dropout_prob", 0.1),
     }  # fmt: skip
 
 
@@ -153,8 +149,9 @@ def _encoder(
     config = source.model(**values)
     return Recipe(
         task, config,
-        lambda take: _tensors(take, config, family, task, types, rows, offset, tied),
-        config.max_length, (*BUFFERS, *_unused(task)), labels, options=_notes(source, family, task),
+        lambda reader: _tensors(reader, config, family, task, types, rows, offset, tied),
+        config.max_length, (*BUFFERS, *_unused(task)), labels,
+        options=_notes(source, family, task, config.dropout),
     )  # fmt: skip
 
 
@@ -167,11 +164,12 @@ def _unused(task: str) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _notes(source: Source, family: Family, task: str) -> dict[str, Any]:
+def _notes(source: Source, family: Family, task: str, dropout: float) -> dict[str, Any]:
     notes: dict[str, Any] = {}
-    name = "attention_dropout" if family is DISTILBERT else "attention_probs_dropout_prob"
-    if dropout := source.number(name, 0.1):
-        notes[name] = f"{dropout:g}: not used in training"
+    if task == "classify":
+        distil = family is DISTILBERT
+        name = "seq_classif_dropout" if distil else "classifier_dropout"
+        notes = source.dropout_note(name, 0.2 if distil else dropout, dropout)
     if task == "embed" and source.pooling is None:
         notes["pooling"] = "mean: the folder has no sentence-transformers files"
     if source.architecture == "BertForPreTraining":
@@ -180,18 +178,20 @@ def _notes(source: Source, family: Family, task: str) -> dict[str, Any]:
 
 
 def _tensors(
-    take: Take, config: ModelConfig, family: Family, task: str, types: int, rows: int, offset: int,
-    tied: bool,
+    reader: TensorReader, config: ModelConfig, family: Family, task: str, types: int, rows: int,
+    offset: int, tied: bool,
 ) -> dict[str, Tensor]:  # fmt: skip
     d, size = config.d_model, config.vocabulary_size
     words = "embeddings.word_embeddings"
-    prefix = family.prefix if task != "embed" or take.has(f"{family.prefix}{words}.weight") else ""
-    build = Builder(take, config)
+    prefix = (
+        family.prefix if task != "embed" or reader.has(f"{family.prefix}{words}.weight") else ""
+    )
+    build = Builder(reader, config)
     build.table("embeddings.shared", prefix + words, size)
-    positions = take(f"{prefix}embeddings.position_embeddings.weight", rows, d)[offset:]
+    positions = reader(f"{prefix}embeddings.position_embeddings.weight", rows, d)[offset:]
     if types:
         positions = (
-            positions + take(f"{prefix}embeddings.token_type_embeddings.weight", types, d)[0]
+            positions + reader(f"{prefix}embeddings.token_type_embeddings.weight", types, d)[0]
         )
     build.tensors["encoder.positions.weight"] = positions
     build.norm("encoder.embedding_norm", f"{prefix}embeddings.LayerNorm")
@@ -207,12 +207,12 @@ def _tensors(
         build.norm("head.norm", norm)
         # One bias has two names; if the matrix is not tied, the bias of the matrix applies.
         order = biases if tied else biases[::-1]
-        name = next((name for name in order if take.has(name)), order[0])
-        build.tensors["head.bias"] = take(name, size)
+        name = next((name for name in order if reader.has(name)), order[0])
+        build.tensors["head.bias"] = reader(name, size)
         for copy in biases:
-            take.copy_of(copy, name, size) if tied else take.skip(copy)
+            reader.copy_of(copy, name, size) if tied else reader.skip(copy)
         if tied:
-            take.copy_of(output, f"{prefix}{words}.weight", size, d)
+            reader.copy_of(output, f"{prefix}{words}.weight", size, d)
         else:
-            build.tensors["head.output.weight"] = take(output, size, d)
+            build.tensors["head.output.weight"] = reader(output, size, d)
     return build.tensors

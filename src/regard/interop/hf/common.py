@@ -12,7 +12,8 @@ from torch import Tensor
 
 from regard.config.model import ModelConfig
 from regard.errors import InputError
-from regard.interop.tensors import Conversion, Take
+from regard.interop.hf.names import Names
+from regard.interop.tensors import Conversion, TensorReader
 
 ACTIVATIONS = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu-tanh",
@@ -84,9 +85,20 @@ class Source:
         value = self.values.get(name) or default
         if not isinstance(value, str) or value not in ACTIVATIONS:
             raise self.error(
-                f"{name}={value!r:.40} cannot be imported: regard has {', '.join(ACTIVATIONS)}"
+                f"{name}={value!r:.40} cannot be imported: regard supports {', '.join(ACTIVATIONS)}"
             )
         return ACTIVATIONS[value]
+
+    def dropout_note(self, name: str, default: float, used: float) -> dict[str, str]:
+        """A note for the model card if regard trains with another dropout than an option states.
+
+        Args:
+            name: the option.
+            default: its value if it is missing.
+            used: the dropout of regard in the same place.
+        """
+        value = self.number(name, default)
+        return {} if value == used else {name: f"{value:g}: regard uses {used:g} in training"}
 
     def refuse(self, **defaults: Any) -> None:
         """Raise an InputError for options that regard cannot express.
@@ -98,7 +110,7 @@ class Source:
             value = self.values.get(name)
             if value is not None and value != default:
                 raise self.error(
-                    f"{name}={value!r:.60} cannot be imported: regard has no such option"
+                    f"{name}={value!r:.60} cannot be imported: regard does not support this value"
                 )
 
     def model(self, **values: Any) -> ModelConfig:
@@ -132,22 +144,6 @@ class Recipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Names:
-    """The names of the tensors of one layer."""
-
-    query: str
-    key: str
-    value: str
-    output: str
-    attention_norm: str
-    inner: Sequence[str]  # two matrices for SwiGLU, the gate first
-    outer: str
-    norm: str
-    cross: str = ""  # replaces `self_attn` in cross-attention
-    cross_norm: str = ""
-
-
 def interleave(x: Tensor, dim: int, groups: int = 1) -> Tensor:
     """Reorder features [first halves, second halves] as pairs, in each of the groups.
 
@@ -163,7 +159,7 @@ class Builder:
     """Collects the tensors of regard.
 
     Args:
-        take: reads tensors from the source.
+        reader: reads tensors from the source.
         config: the model.
         features: reorders the features of the model along a dimension, if their order differs.
         biases: which matrices have biases in the source, by kind: "attention", "output",
@@ -171,31 +167,31 @@ class Builder:
     """
 
     def __init__(
-        self, take: Take, config: ModelConfig,
+        self, reader: TensorReader, config: ModelConfig,
         features: Callable[[Tensor, int], Tensor] | None = None,
         biases: Sequence[str] = ("attention", "output", "feed-forward"),
     ) -> None:  # fmt: skip
-        self.take, self.config, self.biases = take, config, biases
+        self.reader, self.config, self.biases = reader, config, biases
         self.features = features or (lambda x, dim: x)
         self.tensors: dict[str, Tensor] = {}
 
     def table(self, target: str, source: str, rows: int) -> Tensor:
         """An embedding or an output matrix: [rows, D]."""
-        x = self.features(self.take(f"{source}.weight", rows, self.config.d_model), 1)
+        x = self.features(self.reader(f"{source}.weight", rows, self.config.d_model), 1)
         self.tensors[f"{target}.weight"] = x
         return x
 
     def norm(self, target: str, source: str) -> None:
         for name in ("weight", "bias") if self.config.norm == "layer" else ("weight",):
-            x = self.take(f"{source}.{name}", self.config.d_model)
+            x = self.reader(f"{source}.{name}", self.config.d_model)
             self.tensors[f"{target}.{name}"] = self.features(x, 0)
 
     def linear(self, target: str, source: str, outputs: int) -> None:
         """A matrix of a head, D -> outputs, with its bias."""
-        self.tensors[f"{target}.weight"] = self.take(
+        self.tensors[f"{target}.weight"] = self.reader(
             f"{source}.weight", outputs, self.config.d_model
         )
-        self.tensors[f"{target}.bias"] = self.take(f"{source}.bias", outputs)
+        self.tensors[f"{target}.bias"] = self.reader(f"{source}.bias", outputs)
 
     def attention(self, target: str, source: str, names: Names, rotary: bool = False) -> None:
         """The projections of self-attention or cross-attention."""
@@ -208,7 +204,7 @@ class Builder:
         )
         for i, (name, heads) in enumerate(parts):
             size = heads * c.head_size
-            own = [self.features(self.take(f"{source}{name}.weight", size, d), 1)]
+            own = [self.features(self.reader(f"{source}{name}.weight", size, d), 1)]
             if c.query_key_value_bias:
                 own.append(self._bias(f"{source}{name}", size, "attention"))
             if rotary and i < 2:
@@ -223,7 +219,9 @@ class Builder:
 
     def feed_forward(self, target: str, source: str, names: Names) -> None:
         c = self.config
-        matrices = [self.take(f"{source}{name}.weight", c.d_ff, c.d_model) for name in names.inner]
+        matrices = [
+            self.reader(f"{source}{name}.weight", c.d_ff, c.d_model) for name in names.inner
+        ]
         self.tensors[f"{target}.inner.weight"] = self.features(torch.cat(matrices), 1)
         if c.bias:
             biases = [self._bias(f"{source}{name}", c.d_ff, "feed-forward") for name in names.inner]
@@ -234,31 +232,23 @@ class Builder:
         """A matrix whose outputs are added to the features of the model."""
         d = self.config.d_model
         self.tensors[f"{target}.weight"] = self.features(
-            self.take(f"{source}.weight", d, inputs), 0
+            self.reader(f"{source}.weight", d, inputs), 0
         )
         if self.config.bias:
             self.tensors[f"{target}.bias"] = self.features(self._bias(source, d, kind), 0)
 
     def _bias(self, source: str, size: int, kind: str) -> Tensor:
-        return self.take(f"{source}.bias", size) if kind in self.biases else torch.zeros(size)
+        return self.reader(f"{source}.bias", size) if kind in self.biases else torch.zeros(size)
 
     def layer(self, target: str, source: str, names: Names, rotary: bool = False) -> None:
         """All tensors of a layer; each prefix ends with a dot if the names need one."""
         self.attention(f"{target}.self_attention", source, names, rotary)
         self.norm(f"{target}.self_attention_norm.norm", source + names.attention_norm)
         if names.cross:
-            self.attention(f"{target}.cross_attention", source, cross_names(names))
+            self.attention(f"{target}.cross_attention", source, names.of_cross_attention())
             self.norm(f"{target}.cross_attention_norm.norm", source + names.cross_norm)
         self.feed_forward(f"{target}.feed_forward", source, names)
         self.norm(f"{target}.feed_forward_norm.norm", source + names.norm)
-
-
-def cross_names(names: Names) -> Names:
-    """The names of the cross-attention tensors instead of those of self-attention."""
-    old, new = "self_attn", names.cross
-    parts = (names.query, names.key, names.value, names.output)
-    query, key, value, output = (part.replace(old, new) for part in parts)
-    return Names(query, key, value, output, "", (), "", "")
 
 
 def read_labels(source: Source) -> list[str]:

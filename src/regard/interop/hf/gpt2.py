@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.config.model import ModelConfig
 from regard.interop.hf.common import Builder, Recipe, Source
-from regard.interop.tensors import Take
+from regard.interop.tensors import TensorReader
 
 CLASSES = ("GPT2LMHeadModel", "GPT2Model")
 MASKS = (r"h\.\d+\.attn\.(masked_)?bias$",)  # buffers with the causal mask
@@ -34,20 +34,19 @@ def gpt2(source: Source) -> Recipe:
         activation=source.activation("activation_function", "gelu_new"), positions="learned",
         max_length=source.integer("n_positions", 1_024), scale_embeddings=False,
         tie_embeddings="all" if tied else "none", dropout=source.number("resid_pdrop", 0.1),
+        attention_dropout=source.number("attn_pdrop", 0.1),
     )  # fmt: skip
-    notes = {}
-    if dropout := source.number("attn_pdrop", 0.1):
-        notes["attn_pdrop"] = f"{dropout:g}: not used in training"
+    notes = source.dropout_note("embd_pdrop", 0.1, config.dropout)
     return Recipe(
-        "generate", config, lambda take: _tensors(take, config, tied), config.max_length, MASKS,
+        "generate", config, lambda reader: _tensors(reader, config, tied), config.max_length, MASKS,
         options=notes,
     )  # fmt: skip
 
 
-def _tensors(take: Take, config: ModelConfig, tied: bool) -> dict[str, Tensor]:
+def _tensors(reader: TensorReader, config: ModelConfig, tied: bool) -> dict[str, Tensor]:
     d, f, size = config.d_model, config.d_ff, config.vocabulary_size
-    prefix = "transformer." if take.has("transformer.wte.weight") else ""
-    build = Builder(take, config)
+    prefix = "transformer." if reader.has("transformer.wte.weight") else ""
+    build = Builder(reader, config)
     build.table("embeddings.shared", f"{prefix}wte", size)
     build.table("decoder.positions", f"{prefix}wpe", config.max_length)
     for i in range(config.decoder_layers):
@@ -60,12 +59,12 @@ def _tensors(take: Take, config: ModelConfig, tied: bool) -> dict[str, Tensor]:
             ("feed_forward.inner", "mlp.c_fc", d, f),
             ("feed_forward.outer", "mlp.c_proj", f, d),
         ):
-            matrix = take(f"{source}.{own}.weight", inputs, outputs)
+            matrix = reader(f"{source}.{own}.weight", inputs, outputs)
             build.tensors[f"{target}.{name}.weight"] = matrix.T
-            build.tensors[f"{target}.{name}.bias"] = take(f"{source}.{own}.bias", outputs)
+            build.tensors[f"{target}.{name}.bias"] = reader(f"{source}.{own}.bias", outputs)
     build.norm("decoder.final_norm", f"{prefix}ln_f")
     if tied:
-        take.copy_of("lm_head.weight", f"{prefix}wte.weight", size, d)
+        reader.copy_of("lm_head.weight", f"{prefix}wte.weight", size, d)
     else:
         build.table("head.output", "lm_head", size)
     return build.tensors

@@ -12,14 +12,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from regard.config.model import ModelConfig
-from regard.interop.hf.common import Builder, Names, Recipe, Source
-from regard.interop.tensors import Take
+from regard.interop.hf.common import Builder, Recipe, Source
+from regard.interop.hf.names import LLAMA
+from regard.interop.tensors import TensorReader
 
-LAYER = Names(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "input_layernorm", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj",
-    "post_attention_layernorm",
-)  # fmt: skip
 CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM")
 BUFFERS = (r"rotary_emb\.inv_freq$",)
 
@@ -87,13 +83,14 @@ def _decoder(
         activation="swiglu", bias=bias, query_key_value_bias=own_bias, positions="rotary",
         position_base=rotary_base(source), window=window, scale_embeddings=False,
         tie_embeddings="all" if tied else "none", dropout=0.0,
+        attention_dropout=source.number("attention_dropout", 0.0),
     )  # fmt: skip
     notes = {}
     if bias and not {"output", "feed-forward"} <= set(biases):
         missing = "mlp_bias" if "output" in biases else "attention_bias"
         notes[missing] = "false: these biases are zero"
     return Recipe(
-        "generate", config, lambda take: _tensors(take, config, biases, tied),
+        "generate", config, lambda reader: _tensors(reader, config, biases, tied),
         source.integer("max_position_embeddings", length), BUFFERS, options=notes,
     )  # fmt: skip
 
@@ -104,39 +101,43 @@ def rotary_base(source: Source) -> float:
     Raises:
         InputError: the angles are scaled, which regard cannot express.
     """
+    source.refuse(partial_rotary_factor=1.0)
     for name in ("rope_parameters", "rope_scaling"):
-        values = source.values.get(name)
-        if values is None:
-            continue
+        values = source.values.get(name) or {}
         if not isinstance(values, dict):
             raise source.error(f"{name}={values!r:.40} is not a JSON object")
-        kind = values.get("rope_type", values.get("type", "default"))
-        if kind not in (None, "default"):
-            raise source.error(
-                f"rotary positions of the type {kind!r:.40} cannot be imported: regard does not "
-                "support scaled rotary positions"
-            )
+        for key in ("rope_type", "type"):
+            if values.get(key) not in (None, "default"):
+                raise source.error(
+                    f"rotary positions of the type {values[key]!r:.40} cannot be imported: regard "
+                    "does not support scaled rotary positions"
+                )
         if values.get("partial_rotary_factor") not in (None, 1, 1.0):
             raise source.error(
                 "partial_rotary_factor cannot be imported: regard rotates all features"
             )
-        if values.get("rope_theta") is not None:
-            return Source(source.path, values).number("rope_theta", 10_000.0)
-    source.refuse(partial_rotary_factor=1.0)
-    return source.number("rope_theta", 10_000.0)
+        if any(isinstance(value, dict) for value in values.values()):
+            raise source.error(
+                f"{name} of each kind of layer cannot be imported: regard uses the same rotary "
+                "positions in all layers"
+            )
+    # Like `transformers`, which ignores rope_parameters if there is rope_scaling.
+    values = source.values.get("rope_scaling") or source.values.get("rope_parameters") or {}
+    base = source.number("rope_theta", 10_000.0)
+    return Source(source.path, values).number("rope_theta", base)
 
 
 def _tensors(
-    take: Take, config: ModelConfig, biases: Sequence[str], tied: bool
+    reader: TensorReader, config: ModelConfig, biases: Sequence[str], tied: bool
 ) -> dict[str, Tensor]:
     d, size = config.d_model, config.vocabulary_size
-    build = Builder(take, config, biases=biases)
+    build = Builder(reader, config, biases=biases)
     build.table("embeddings.shared", "model.embed_tokens", size)
     for i in range(config.decoder_layers):
-        build.layer(f"decoder.layers.{i}", f"model.layers.{i}.", LAYER, rotary=True)
+        build.layer(f"decoder.layers.{i}", f"model.layers.{i}.", LLAMA, rotary=True)
     build.norm("decoder.final_norm", "model.norm")
     if tied:
-        take.copy_of("lm_head.weight", "model.embed_tokens.weight", size, d)
+        reader.copy_of("lm_head.weight", "model.embed_tokens.weight", size, d)
     else:
         build.table("head.output", "lm_head", size)
     return build.tensors

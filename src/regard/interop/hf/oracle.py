@@ -16,14 +16,18 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+from regard.config.model import ModelConfig
 from regard.interop.hf.bart import NEVER
+from regard.interop.hf.restore import SOURCE, TARGET
 from regard.interop.model import ImportedModel
+from regard.text.tokenizer import Tokenizer
 
 CLASSES = {
-    "fill": "AutoModelForMaskedLM", "classify": "AutoModelForSequenceClassification",
-    "embed": "AutoModel", "generate": "AutoModelForCausalLM", "translate": "AutoModelForSeq2SeqLM",
+    "masked-language-model": "AutoModelForMaskedLM", "pooling": "AutoModel",
+    "classifier": "AutoModelForSequenceClassification",
 }  # fmt: skip
 OPTIONS = {"local_files_only": True, "trust_remote_code": False}
+TEXT_OPTIONS = {"split_special_tokens": True, "truncation": False, "verbose": False}
 
 
 @contextmanager
@@ -48,33 +52,54 @@ class TransformersOracle:
 
     Args:
         path: the folder of the model.
-        model: the imported model.
+        config: the architecture of the model in regard.
+        target: the target tokenizer in regard.
+        temperature: the number by which the class logits in the folder have been divided.
+
+    Attributes:
+        model: the model in `transformers`.
     """
 
     name = "transformers"
 
-    def __init__(self, path: Path, model: ImportedModel) -> None:
+    def __init__(
+        self, path: Path, config: ModelConfig, target: Tokenizer, temperature: float = 1.0
+    ) -> None:
         self.version = str(transformers.__version__)
-        self.tolerance = 1e-5 if model.task == "embed" else 1e-3  # vectors have unit length
-        factory = getattr(transformers, CLASSES[model.task])
+        self.tolerance = 1e-5 if config.head == "pooling" else 1e-3  # vectors have unit length
+        self._path, self._config = path, config
+        self._target, self._temperature = target, temperature
+        name = CLASSES.get(config.head, "AutoModelForCausalLM")
+        if config.style == "encoder-decoder":
+            name = "AutoModelForSeq2SeqLM"
         with quiet():
-            self.model: Any = factory.from_pretrained(
-                path, dtype=torch.float32, attn_implementation="eager", **OPTIONS
-            ).eval()
-        self._path, self._imported = path, model
-        self._tokenizer: Any = None
-        if model.task == "translate":  # tokens that are never generated
-            bias = model.tensors["head.bias"]
-            self.model.final_logits_bias[0, bias == NEVER] = NEVER
+            self.model: Any = (
+                getattr(transformers, name)
+                .from_pretrained(path, dtype=torch.float32, attn_implementation="eager", **OPTIONS)
+                .eval()
+            )
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids that `AutoTokenizer` computes for each text, with its special tokens. Names
         of special tokens in a text are text."""
-        if self._tokenizer is None:
-            with quiet():
-                self._tokenizer = transformers.AutoTokenizer.from_pretrained(self._path, **OPTIONS)
-        options = {"split_special_tokens": True, "verbose": False}
-        return [list(self._tokenizer(text, **options)["input_ids"]) for text in texts]
+        tokenizer = self._load_tokenizer(SOURCE)
+        return [list(tokenizer(text, **TEXT_OPTIONS)["input_ids"]) for text in texts]
+
+    def tokenize_target(self, texts: Sequence[str]) -> list[list[int]]:
+        """As in `Oracle`."""
+        tokenizer = self._load_tokenizer(TARGET)
+        options = {**TEXT_OPTIONS, "add_special_tokens": False}
+        if (self._path / TARGET).is_dir():
+            return [list(tokenizer(text, **options)["input_ids"]) for text in texts]
+        return [list(tokenizer(text_target=text, **options)["input_ids"]) for text in texts]
+
+    def _load_tokenizer(self, name: str) -> Any:
+        """The tokenizer in a subfolder of the model, or else the one of the model."""
+        place = self._path / name
+        with quiet():
+            return transformers.AutoTokenizer.from_pretrained(
+                place if place.is_dir() else self._path, **OPTIONS
+            )
 
     @torch.inference_mode()
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]]:
@@ -83,43 +108,56 @@ class TransformersOracle:
         return [self._output(torch.tensor([list(row)])).numpy() for row in rows]
 
     def _output(self, row: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones_like(row)
-        if self._imported.task == "translate":
-            read = torch.tensor([self._prefix])
-            output = self.model(input_ids=row, attention_mask=mask, decoder_input_ids=read)
+        inputs: dict[str, Any] = {"input_ids": row, "attention_mask": torch.ones_like(row)}
+        if self._config.style == "encoder-decoder":
+            output = self.model(**inputs, decoder_input_ids=torch.tensor([self._prefix]))
             return output.logits[0, -1:]
-        output = self.model(input_ids=row, attention_mask=mask)
-        if self._imported.task == "embed":
+        output = self.model(**inputs)
+        if self._config.head == "pooling":
             hidden = output.last_hidden_state[0]
-            vector = hidden[0] if self._imported.config.pooling == "cls" else hidden.mean(0)
+            ends = {"cls": hidden[0], "last": hidden[-1]}
+            vector = ends.get(self._config.pooling, hidden.mean(0))
             return torch.nn.functional.normalize(vector, dim=0)
-        return output.logits[0]
+        scale = self._temperature if self._config.head == "classifier" else 1.0
+        return output.logits[0] * scale
 
     @property
     def _prefix(self) -> list[int]:
-        specials = self._imported.tokenizers[1].specials
-        return [specials.bos, *specials.target]
+        return [self._target.bos, *self._target.target_prefix]
 
     @torch.inference_mode()
     def generate(self, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]] | None:
         """As in `Oracle`; without the tokens with which every output begins."""
-        if self._imported.task not in ("generate", "translate"):
+        if self._config.head != "language-model":
             return None
-        end = self._imported.tokenizers[1].eos
-        self.model.generation_config = transformers.GenerationConfig(
-            do_sample=False, num_beams=1, eos_token_id=end, pad_token_id=end,
-            decoder_start_token_id=self._prefix[0] if self._imported.config.has_encoder else None,
-        )  # fmt: skip
+        ends = self.model.generation_config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
         results = []
         for row in rows:
             inputs = torch.tensor([list(row)])
             options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs)}
             skipped = len(row)
-            if self._imported.task == "translate":
+            if self._config.style == "encoder-decoder":
                 options["decoder_input_ids"] = torch.tensor([self._prefix])
                 skipped = len(self._prefix)
             with quiet():
                 output = self.model.generate(inputs, max_new_tokens=steps, **options)
             tokens = output[0, skipped:].tolist()
-            results.append(tokens[: tokens.index(end)] if end in tokens else tokens)
+            place = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+            results.append(tokens[:place])
         return results
+
+
+def decode_greedily(engine: TransformersOracle, model: ImportedModel) -> None:
+    """Change the options of an engine to those that regard imports: greedy decoding without the
+    other options of generation_config.json, and without the tokens that are never generated."""
+    if not model.config.has_decoder:
+        return
+    end = model.tokenizers[1].eos
+    engine.model.generation_config = transformers.GenerationConfig(
+        do_sample=False, num_beams=1, eos_token_id=end, pad_token_id=end,
+        decoder_start_token_id=model.tokenizers[1].bos if model.config.has_encoder else None,
+    )  # fmt: skip
+    if model.config.has_encoder:
+        bias = model.tensors["head.bias"]
+        engine.model.final_logits_bias[0, bias == NEVER] = NEVER

@@ -1,6 +1,6 @@
 """Import models from Hugging Face folders: config.json, weights and tokenizer files.
 
-Each family of architectures has a file `hf_*.py` with a function that turns the options of
+Each family of architectures has a file in this package with a function that turns the options of
 config.json into a `Recipe`. Code in the folder is never executed.
 """
 
@@ -79,6 +79,11 @@ def read_source(folder: Folder, sentences: Sentences | None = None) -> Source:
     kind = values.get("model_type")
     path = folder.path / "config.json"
     if not isinstance(kind, str) or kind not in FAMILIES:
+        if KEY in values:
+            raise InputError(
+                f"{path}: model_type={kind!r:.40} can be imported only from an unchanged export of "
+                "regard, but this folder was changed after regard exported it"
+            )
         raise InputError(
             f"{path}: model_type={kind!r:.40} cannot be imported: regard imports "
             f"{', '.join(FAMILIES)}"
@@ -110,16 +115,14 @@ def oracle(path: Path, model: ImportedModel) -> Oracle | None:
         import transformers  # noqa: F401
     except ImportError:
         return None
-    if KEY in model.options:
-        from regard.interop.folder import make_model
-        from regard.interop.hf import write as export_hf
-
-        return export_hf.oracle(path, make_model(model, path))
-    from regard.interop.hf.oracle import TransformersOracle
+    from regard.interop.hf.oracle import TransformersOracle, decode_greedily
 
     folder = Folder(path)
-    sentences = read_sentences(folder)
-    own = (
-        folder if sentences is None or not sentences.folder else folder.subfolder(sentences.folder)
-    )
-    return TransformersOracle(own.path, model)
+    if KEY not in model.options:
+        sentences = read_sentences(folder)
+        if sentences is not None and sentences.folder:
+            folder = folder.subfolder(sentences.folder)
+    engine = TransformersOracle(folder.path, model.config, model.tokenizers[1], model.temperature)
+    if KEY not in model.options:
+        decode_greedily(engine, model)
+    return engine

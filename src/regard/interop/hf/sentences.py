@@ -13,6 +13,11 @@ POOLING = {
     "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }  # fmt: skip
+# Names of a file with options of the Transformer, in the order of sentence-transformers.
+OPTIONS = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 MODES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
 
 
@@ -62,10 +67,9 @@ def read_sentences(folder: Folder) -> Sentences | None:
         raise InputError(f"{path}: the modules must be Transformer, Pooling and Normalize")
     own = modules[0].get("path", "")
     result = Sentences(_pooling(folder, modules[1].get("path", "")), own)
-    if len(kinds) == 2:
-        result.options["Normalize"] = "absent; regard always normalises vectors"
     prefix = f"{own}/" if own else ""
-    options = folder.options(f"{prefix}sentence_bert_config.json")
+    names = [prefix + name for name in OPTIONS if folder.has(prefix + name)]
+    options = folder.options(names[0]) if names else {}
     length = options.get("max_seq_length")
     if length is not None:
         if type(length) is not int or length < 1:
@@ -73,6 +77,17 @@ def read_sentences(folder: Folder) -> Sentences | None:
         result.max_length = length
     result.lower_case = bool(options.get("do_lower_case", False))
     options = folder.options("config_sentence_transformers.json")
+    similarity = options.get("similarity_fn_name") or "cosine"
+    if len(kinds) == 2:
+        if similarity != "cosine":
+            raise InputError(
+                f"{folder.path}: similarity_fn_name={similarity!r:.40} without the module "
+                "Normalize cannot be imported: regard normalises vectors and compares them by "
+                "their cosine"
+            )
+        result.options["Normalize"] = "absent; regard always normalises vectors"
+    elif similarity not in ("cosine", "dot", "dot_product"):  # equal for normalised vectors
+        result.options["similarity_fn_name"] = f"{similarity!r:.40}: regard computes the cosine"
     prompts = options.get("prompts")
     if options.get("default_prompt_name") is not None:
         raise InputError(
@@ -96,7 +111,7 @@ def _pooling(folder: Folder, own: str) -> str:
     if len(modes) != 1 or modes[0] not in POOLING:
         listed = " and ".join(modes) or "no pooling mode"
         raise InputError(
-            f"{folder.path / name}: {listed:.120} cannot be imported: regard has "
+            f"{folder.path / name}: {listed:.120} cannot be imported: regard supports "
             f"{', '.join(POOLING)}"
         )
     return POOLING[modes[0]]

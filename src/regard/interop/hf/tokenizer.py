@@ -148,10 +148,7 @@ def read_chat_template(folder: Folder) -> str | None:
         return folder.text("chat_template.jinja", LARGEST_TEMPLATE)
     template = folder.options("tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
-        named = {
-            entry.get("name"): entry.get("template")
-            for entry in template
-            if isinstance(entry, dict)
-        }
-        template = named.get("default")
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        named = (entry.get("template") for entry in entries if entry.get("name") == "default")
+        template = next(named, None)
     return template if isinstance(template, str) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,7 +173,8 @@ def _sentencepiece(
     pieces = [piece.text for piece in parse_sentencepiece(path).pieces]
     if model_type not in ("xlm-roberta", "mbart"):
         ids = {piece: id for id, piece in enumerate(pieces)}
-        return Vocabulary(read_sentencepiece(path), ids.get, LLAMA, decoder_frame(config, True))
+        library = _with_added(folder, read_sentencepiece(path), config, ids)
+        return Vocabulary(library, ids.get, LLAMA, decoder_frame(config, True))
     # These models number tokens as fairseq does: the id of each piece is increased by 1.
     ids = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
     ids |= {piece: id + 1 for id, piece in enumerate(pieces) if id > 2}
@@ -186,11 +187,32 @@ def _sentencepiece(
             )
         ids |= {code: len(pieces) + 1 + i for i, code in enumerate(LANGUAGES)}
         language = config.get("src_lang") or "en_XX"
-        if language not in ids:
+        if not isinstance(language, str) or language not in ids:
             raise InputError(f"{folder.path}: src_lang={language!r:.20} is not a language of mBART")
-        frame = (), ("eos_token", str(language))
+        frame = (), ("eos_token", language)
     ids["<mask>"] = max(ids.values()) + 1
-    return Vocabulary(read_sentencepiece(path, ids), ids.get, FAIRSEQ, frame)
+    library = _with_added(folder, read_sentencepiece(path, ids), config, ids)
+    return Vocabulary(library, ids.get, FAIRSEQ, frame)
+
+
+def _with_added(
+    folder: Folder, library: tokenizers.Tokenizer, config: Mapping[str, Any], ids: dict[str, int]
+) -> tokenizers.Tokenizer:
+    """The tokenizer of a SentencePiece model with added tokens; `ids` receives their ids."""
+    for id, token in sorted(added_tokens(folder, config).items()):
+        # A control symbol has another name in the library, because no text may become one.
+        known = ids.get(token.content) == id
+        if known and not (token.special and library.token_to_id(token.content) == id):
+            continue
+        if not token.special:  # SentencePiece would see the text after it as a new text
+            raise InputError(
+                f"{folder.path}: the added token {token.content!r:.40} is not special, so it "
+                "cannot be imported with a SentencePiece model: add its tokenizer.json (load and "
+                "save the tokenizer with transformers)"
+            )
+        _add(folder, library, id, token)
+        ids[token.content] = id
+    return library
 
 
 def read_marian(folder: Folder) -> tuple[Vocabulary, Vocabulary]:
@@ -261,26 +283,41 @@ def text_of(token: Any) -> str | None:
 
 
 def _add_tokens(
-    folder: Folder, library: tokenizers.Tokenizer, config: Mapping[str, Any], names: Any
+    folder: Folder, library: tokenizers.Tokenizer, config: Mapping[str, Any], names: Iterable[str]
 ) -> None:
     """Mark special tokens, and add the tokens of tokenizer_config.json or added_tokens.json."""
     library.add_special_tokens([name for name in names if library.token_to_id(name) is not None])
+    for id, token in sorted(added_tokens(folder, config).items()):
+        _add(folder, library, id, token)
+
+
+def _add(folder: Folder, library: tokenizers.Tokenizer, id: int, token: AddedToken) -> None:
+    library.add_special_tokens([token]) if token.special else library.add_tokens([token])
+    if library.token_to_id(token.content) != id:
+        raise InputError(
+            f"{folder.path}: the added token {token.content!r:.40} has the id {id}, but the "
+            f"vocabulary ends at {library.get_vocab_size()}"
+        )
+
+
+def added_tokens(folder: Folder, config: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The tokens of tokenizer_config.json or added_tokens.json, by id. A token with a role, such as
+    eos_token, is special."""
+    named = {text_of(value) for name, value in config.items() if name.endswith("_token")}
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        more = config.get(name)
+        named |= {text_of(token) for token in more} if isinstance(more, list) else set()
     table = config.get("added_tokens_decoder")
     entries: dict[int, tuple[str, bool]] = {}
     if isinstance(table, dict):
         for id, token in table.items():
             text = text_of(token)
             if id.isdecimal() and len(id) < 10 and text is not None and isinstance(token, dict):
-                entries[int(id)] = text, bool(token.get("special", False))
+                entries[int(id)] = text, bool(token.get("special", False)) or text in named
     elif folder.has("added_tokens.json"):
-        entries = {
-            id: (token, False) for token, id in read_ids(folder, "added_tokens.json").items()
-        }
-    for id, (text, special) in sorted(entries.items()):
-        token = AddedToken(text, special=special, normalized=not special)
-        library.add_special_tokens([token]) if special else library.add_tokens([token])
-        if library.token_to_id(text) != id:
-            raise InputError(
-                f"{folder.path}: the added token {text!r:.40} has the id {id}, but the vocabulary "
-                f"ends at {library.get_vocab_size()}"
-            )
+        ids = read_ids(folder, "added_tokens.json")
+        entries = {id: (text, text in named) for text, id in ids.items()}
+    return {
+        id: AddedToken(text, special=special, normalized=not special)
+        for id, (text, special) in entries.items()
+    }

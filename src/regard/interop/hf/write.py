@@ -2,52 +2,46 @@
 
 `AutoModelForSeq2SeqLM`, `ForMaskedLM`, `ForSequenceClassification` and `ForCausalLM` compute the
 same logits, and `AutoTokenizer` computes the same ids. A model that embeds texts becomes a
-`sentence-transformers` folder, which `AutoModel` loads as well. export_hf_options.py defines which
+`sentence-transformers` folder, which `AutoModel` loads as well. write_options.py defines which
 options can be expressed; an error names the others.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
 from regard.errors import InputError
 from regard.files import read_bounded, write_file
 from regard.interop.expressible import check_unchanged
-from regard.interop.hf.restore import KEY, SOURCE, TARGET, description
+from regard.interop.hf.restore import EXACT, KEY, SOURCE, TARGET, description
 from regard.interop.hf.write_config import config_json, generation_json
 from regard.interop.hf.write_options import Architecture, choose
-from regard.interop.hf.write_tensors import convert
+from regard.interop.hf.write_tensors import calibrated, convert, inexact
 from regard.interop.hf.write_tokenizer import (
     TEMPLATE,
     as_json,
     pad_of,
+    special_ids,
     tokenizer_files,
     write_files,
 )
 from regard.interop.model import Oracle
 from regard.predictor.model import Model
 from regard.tasks.classify import Classify
-from regard.tasks.embed import Embed
-from regard.tasks.sequences import Sequences, input_ids
 from regard.text.imported import ImportedTokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.training.checkpoint import not_finite
 
 LARGEST_TEMPLATE = 2**20  # bytes
-POOLING = {"mean": "mean", "cls": "cls", "last": "lasttoken"}  # names in sentence-transformers
+POOLING = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}
 QWEN = json.dumps(r"|\p{N}| ?")[1:-1]  # in the pattern of Qwen2: each digit is a token
-TOLERANCE = 1e-3  # of float32 logits
 
 
 def write(model: Model, folder: Path) -> None:
@@ -57,6 +51,8 @@ def write(model: Model, folder: Path) -> None:
     files, chat_template.jinja if the model has one, and the sentence-transformers files for a model
     that embeds texts. A model with two vocabularies has two folders of tokenizer files,
     `source_tokenizer` and `target_tokenizer`, because no class of `transformers` reads both.
+    regard.safetensors has the original tensors where model.safetensors has only rounded ones; only
+    `restore` reads it.
 
     Args:
         model: the model.
@@ -73,11 +69,6 @@ def write(model: Model, folder: Path) -> None:
     if name := not_finite(state):
         raise InputError(f"{name} contains NaN or infinity, so the model cannot be exported")
     temperature = _temperature(model)
-    if (
-        temperature != 1 and config.head == "classifier"
-    ):  # transformers applies softmax to the logits as they are
-        for part in ("weight", "bias"):
-            state[f"head.classes.{part}"] = state[f"head.classes.{part}"] / temperature
     tokenizers = _tokenizers(model)
     longest = model.config.longest_input
     positions = _positions(model)
@@ -85,15 +76,17 @@ def write(model: Model, folder: Path) -> None:
         name: tokenizer_files(tokenizer, model.task.name, config.style, longest, _template(model))
         for name, tokenizer in tokenizers.items()
     }
-    ids = special_ids(model)
-    labels = model.labels if config.head == "classifier" else ()
-    values = config_json(config, architecture, positions, ids, labels)
+    ids = special_ids(model.target_tokenizer, config.style)
+    labels = model.labels if isinstance(model.task, Classify) else []
+    classes = labels if config.head == "classifier" else ()
+    values = config_json(config, architecture, positions, ids, classes)
     values[KEY] = description(
         config,
         model.task.name,
         longest,
         asdict(model.config.decoding),
-        list(labels),
+        labels,
+        temperature,
         positions,
         tokenizers,
     )
@@ -109,9 +102,10 @@ def write(model: Model, folder: Path) -> None:
     write_files(folder, files)
     for name, contents in texts.items():
         write_files(folder / name, contents)
-    write_file(
-        folder / "model.safetensors", to_bytes(convert(state, config, architecture, positions))
-    )
+    tensors = convert(calibrated(state, temperature), config, architecture, positions)
+    write_file(folder / "model.safetensors", to_bytes(tensors))
+    if names := inexact(state, config, architecture, temperature):
+        write_file(folder / EXACT, to_bytes({name: state[name] for name in names}))
 
 
 def architecture_of(model: Model) -> Architecture:
@@ -133,13 +127,6 @@ def is_qwen(tokenizer: Tokenizer) -> bool:
     return "NFC" in str(parts["normalizer"]) and QWEN in json.dumps(parts["pre_tokenizer"])
 
 
-def special_ids(model: Model) -> dict[str, int]:
-    """The ids of the special tokens that config.json contains."""
-    tokenizer, style = model.target_tokenizer, model.config.model.style
-    ids = {name: getattr(tokenizer, name) for name in ("bos", "eos", "mask")}
-    return {**ids, "pad": pad_of(tokenizer, style)}
-
-
 def _tokenizers(model: Model) -> dict[str, Any]:
     """The tokenizers, keyed by the folder that contains them."""
     source, target = model.source_tokenizer, model.target_tokenizer
@@ -153,7 +140,7 @@ def _tokenizers(model: Model) -> dict[str, Any]:
 
 
 def _temperature(model: Model) -> float:
-    """The number by which the logits of a classifier are divided."""
+    """The number by which the logits of a model that classifies are divided."""
     return model.task.temperature if isinstance(model.task, Classify) else 1.0
 
 
@@ -184,10 +171,9 @@ def _sentence_files(model: Model) -> dict[str, str]:
     ]
     modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens",
              "weightedmean_tokens", "lasttoken")  # fmt: skip
-    chosen = {"mean": "mean_tokens", "cls": "cls_token", "last": "lasttoken"}[config.pooling]
     pooling = {
         "word_embedding_dimension": config.d_model,
-        **{f"pooling_mode_{mode}": mode == chosen for mode in modes},
+        **{f"pooling_mode_{mode}": mode == POOLING[config.pooling] for mode in modes},
         "include_prompt": True,
     }
     listed = [
@@ -218,92 +204,6 @@ def to_bytes(tensors: dict[str, Tensor]) -> bytes:
     return save(arrays, metadata={"format": "pt"})
 
 
-# ---- the proof ------------------------------------------------------------------------------
-
-
-def read_row(model: Model, ids: Sequence[int]) -> list[int]:
-    """The token ids that a model reads for a text in its task."""
-    tokenizer, style = model.source_tokenizer, model.config.model.style
-    if isinstance(model.task, Sequences):
-        return input_ids(tokenizer, style, ids)
-    frame = tokenizer.frame_pooled if isinstance(model.task, Embed) else tokenizer.frame
-    return frame(ids, style)
-
-
-class TransformersOracle:
-    """`transformers` with an exported folder, in float32."""
-
-    name, tolerance = "transformers", TOLERANCE
-
-    def __init__(self, folder: Path, model: Model) -> None:
-        import transformers
-
-        self.version = str(transformers.__version__)
-        config = model.config.model
-        self.style, self.head, self.pooling = config.style, config.head, config.pooling
-        kind = {
-            "masked-language-model": "AutoModelForMaskedLM", "pooling": "AutoModel",
-            "classifier": "AutoModelForSequenceClassification",
-        }.get(config.head, "AutoModelForCausalLM")  # fmt: skip
-        if self.style == "encoder-decoder":
-            kind = "AutoModelForSeq2SeqLM"
-        load = getattr(transformers, kind).from_pretrained
-        self.model: Any = load(folder, dtype=torch.float32, local_files_only=True).eval()
-        place = folder / SOURCE
-        automatic: Any = transformers.AutoTokenizer
-        self.tokenizer: Any = automatic.from_pretrained(place if place.is_dir() else folder)
-        self.start = special_ids(model)["bos"]
-        self.prefix = list(model.target_tokenizer.target_prefix)
-        self.frame = partial(read_row, model)
-        self.temperature = _temperature(model)  # `write` has divided the logits by it
-
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of AutoTokenizer for each text, with special tokens around it. The names of
-        special tokens in a text are text."""
-        encoded = self.tokenizer(list(texts), split_special_tokens=True, truncation=False)
-        return [[int(id) for id in ids] for ids in encoded["input_ids"]]
-
-    @torch.no_grad()
-    def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]]:
-        """The logits or the vector for each row (interop/model.py)."""
-        results = []
-        for row in rows:
-            inputs: dict[str, Any] = {"input_ids": torch.tensor([list(row)])}
-            if self.style == "encoder-decoder":
-                inputs["decoder_input_ids"] = torch.tensor([[self.start, *self.prefix]])
-            result = self.model(**inputs)
-            if self.head == "pooling":
-                hidden = result.last_hidden_state[0]
-                at = {"cls": hidden[0], "last": hidden[-1]}
-                vector = at.get(self.pooling, hidden.mean(0))
-                results.append(torch.nn.functional.normalize(vector, dim=-1).numpy())
-            elif self.style == "encoder-decoder":
-                results.append(result.logits[0, -1:].numpy())
-            else:
-                results.append(result.logits[0].numpy() * self.temperature)
-        return results
-
-    @torch.no_grad()
-    def generate(self, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]] | None:
-        """The tokens of greedy decoding for each row."""
-        if self.head != "language-model":
-            return None
-        return [self._decode(list(row), steps) for row in rows]
-
-    def _decode(self, row: list[int], steps: int) -> list[int]:
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([row])}
-        before = row
-        if self.style == "encoder-decoder":
-            before = [self.start, *self.prefix]
-            inputs["decoder_input_ids"] = torch.tensor([before])
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        output = self.model.generate(**inputs, max_new_tokens=steps)[0].tolist()[len(before) :]
-        ends = self.model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
-        place = next((i for i, token in enumerate(output) if token in ends), len(output))
-        return output[:place]
-
-
 def oracle(folder: Path, model: Model) -> Oracle | None:
     """The engine that reads an exported folder, for the comparison with regard.
 
@@ -318,4 +218,8 @@ def oracle(folder: Path, model: Model) -> Oracle | None:
         import transformers  # noqa: F401
     except ImportError:
         return None
-    return TransformersOracle(folder, model)
+    from regard.interop.hf.oracle import TransformersOracle
+
+    return TransformersOracle(
+        folder, model.config.model, model.target_tokenizer, _temperature(model)
+    )

@@ -4,76 +4,34 @@ Three rearrangements are exact. If the sinusoids of the target are all sines, th
 features of the model are permuted, which changes no result. Rotary positions rotate adjacent
 features in regard and the two halves of a head in `transformers`, so the rows of queries and keys
 are permuted. If the target does not scale embeddings, the table is multiplied by the factor; the
-output matrix is then stored separately.
+output matrix is then stored separately. Float32 cannot undo a multiplication, so the export also
+writes the original tensor where the file has no copy of it (`inexact`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from regard.config.model import ModelConfig
+from regard.interop.hf import names as layer_names
+from regard.interop.hf.names import Names
 from regard.interop.hf.write_options import Architecture
 from regard.model.positions import sinusoids
 
 Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class LayerNames:
-    """The names of the parts of a layer in `transformers`."""
-
-    query: str
-    key: str
-    value: str
-    output: str
-    attention_norm: str
-    inner: str
-    outer: str
-    feed_forward_norm: str
-    up: str = ""  # the second matrix of SwiGLU
-
-
-BART = LayerNames(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
-    "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
-)  # fmt: skip
-CROSS = LayerNames(
-    "encoder_attn.q_proj", "encoder_attn.k_proj", "encoder_attn.v_proj", "encoder_attn.out_proj",
-    "encoder_attn_layer_norm", "", "", "",
-)  # fmt: skip
-LLAMA = LayerNames(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "input_layernorm", "mlp.gate_proj", "mlp.down_proj", "post_attention_layernorm", "mlp.up_proj",
-)  # fmt: skip
-STARCODER = LayerNames(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "input_layernorm", "mlp.c_fc", "mlp.c_proj", "post_attention_layernorm",
-)  # fmt: skip
-DISTILBERT = LayerNames(
-    "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
-    "ffn.lin1", "ffn.lin2", "output_layer_norm",
-)  # fmt: skip
-
-
-def _bert(attention_norm: str, feed_forward_norm: str) -> LayerNames:
-    return LayerNames(
-        "attention.self.query", "attention.self.key", "attention.self.value",
-        "attention.output.dense", attention_norm, "intermediate.dense", "output.dense",
-        feed_forward_norm,
-    )  # fmt: skip
+CLASSES = ("head.classes.weight", "head.classes.bias")
+WORDS = ("language-model", "masked-language-model")  # heads with an output matrix of words
 
 
 LAYERS = {
-    "bert": _bert("attention.output.LayerNorm", "output.LayerNorm"),
-    "megatron-bert": _bert("attention.ln", "ln"),
-    "esm": _bert("attention.LayerNorm", "LayerNorm"),
-    "distilbert": DISTILBERT, "llama": LLAMA, "qwen2": LLAMA, "mistral": LLAMA,
-    "starcoder2": STARCODER,
+    "bert": layer_names.BERT, "megatron-bert": layer_names.MEGATRON_BERT, "esm": layer_names.ESM,
+    "distilbert": layer_names.DISTILBERT, "opt": layer_names.BART_ENCODER,
+    "llama": layer_names.LLAMA, "qwen2": layer_names.LLAMA, "mistral": layer_names.LLAMA,
+    "starcoder2": layer_names.STARCODER,
 }  # fmt: skip
 
 
@@ -128,7 +86,7 @@ class Weights:
             return self.state[own]
         return self.state["zero"].expand(size) if needed else None
 
-    def attention(self, own: str, names: LayerNames, prefix: str) -> None:
+    def attention(self, own: str, names: Names, prefix: str) -> None:
         """The matrices of one attention."""
         c, order = self.config, self.order
         queries, keys = c.heads * c.head_size, c.key_value_heads * c.head_size
@@ -157,18 +115,19 @@ class Weights:
             heads = heads.repeat_interleave(c.heads // c.key_value_heads, dim=0)
         return heads.flatten(0, 1)
 
-    def layer(self, own: str, names: LayerNames, prefix: str) -> None:
+    def layer(self, own: str, names: Names, prefix: str) -> None:
         """A layer: self-attention, cross-attention if there is one, feed-forward."""
         c, order = self.config, self.order
         self.attention(f"{own}.self_attention", names, prefix)
         self.norm(f"{own}.self_attention_norm.norm", f"{prefix}{names.attention_norm}")
         if f"{own}.cross_attention.output.weight" in self.state:
-            self.attention(f"{own}.cross_attention", CROSS, prefix)
-            self.norm(f"{own}.cross_attention_norm.norm", f"{prefix}{CROSS.attention_norm}")
+            cross = names.of_cross_attention()
+            self.attention(f"{own}.cross_attention", cross, prefix)
+            self.norm(f"{own}.cross_attention_norm.norm", f"{prefix}{cross.attention_norm}")
         inner = self.state[f"{own}.feed_forward.inner.weight"][:, order]
         bias = self.bias(f"{own}.feed_forward.inner.bias", len(inner))
-        gates = 2 if c.activation == "swiglu" else 1
-        for i, name in enumerate((names.inner, names.up)[:gates]):
+        gates = len(names.inner)
+        for i, name in enumerate(names.inner):
             self.result[f"{prefix}{name}.weight"] = inner.chunk(gates)[i]
             if bias is not None:
                 self.result[f"{prefix}{name}.bias"] = bias.chunk(gates)[i]
@@ -176,7 +135,7 @@ class Weights:
         bias = self.bias(f"{own}.feed_forward.outer.bias", c.d_model)
         if bias is not None:
             self.result[f"{prefix}{names.outer}.bias"] = bias[order]
-        self.norm(f"{own}.feed_forward_norm.norm", f"{prefix}{names.feed_forward_norm}")
+        self.norm(f"{own}.feed_forward_norm.norm", f"{prefix}{names.norm}")
 
     # ---- tables -------------------------------------------------------------------------
 
@@ -184,9 +143,9 @@ class Weights:
         """The embedding of one side, [V, D], multiplied by its factor if the target has none."""
         own = f"embeddings.{side}.weight"
         table = self.state["embeddings.shared.weight" if own not in self.state else own]
-        scaled = self.config.scale_embeddings and not self.architecture.scaled
-        if scaled and table.is_floating_point():  # not if the numbers are indices (restore)
-            table = table * math.sqrt(self.config.d_model)
+        scale = scale_of(self.config, self.architecture)
+        if scale != 1 and table.is_floating_point():  # not if the numbers are indices (restore)
+            table = table * scale
         return table[:, self.order]
 
     def output(self) -> Tensor:
@@ -216,9 +175,42 @@ class Weights:
 def tied(config: ModelConfig, architecture: Architecture) -> bool:
     """Whether the target uses the embedding of the decoder (or of the only stack) as the output
     matrix, so that both must be equal."""
-    if config.scale_embeddings and not architecture.scaled:
-        return False
-    return config.tie_embeddings in ("all", "target-output")
+    return scale_of(config, architecture) == 1 and config.tie_embeddings in ("all", "target-output")
+
+
+def scale_of(config: ModelConfig, architecture: Architecture) -> float:
+    """The factor of the embeddings that the table of the target includes."""
+    return math.sqrt(config.d_model) if config.scale_embeddings and not architecture.scaled else 1.0
+
+
+def calibrated(state: Mapping[str, Tensor], temperature: float) -> Tensors:
+    """The tensors of a model whose class logits are divided by the temperature: `transformers`
+    applies softmax to the logits as they are."""
+    return {name: x / temperature if name in CLASSES else x for name, x in state.items()}
+
+
+def inexact(
+    names: Iterable[str], config: ModelConfig, architecture: Architecture, temperature: float
+) -> list[str]:
+    """The tensors that cannot be computed from the exported file, because it contains only a
+    multiple of them that float32 has rounded.
+
+    Args:
+        names: the tensors of the model.
+        config: the configuration of the model.
+        architecture: the target.
+        temperature: the temperature of a classifier; 1 for other models.
+
+    Returns:
+        Their names.
+    """
+    rounded = math.frexp(scale_of(config, architecture))[0] != 0.5  # not a power of two
+    copied = config.head in WORDS and config.tie_embeddings in ("all", "target-output")
+    return [
+        name for name in names
+        if (name in CLASSES and temperature != 1)
+        or (name.startswith("embeddings.") and rounded and not copied)
+    ]  # fmt: skip
 
 
 def convert(
@@ -266,7 +258,7 @@ def _seq2seq(w: Weights) -> None:
         if c.norm_first:
             w.norm(f"{stack}.final_norm", f"{place}.layer_norm")
         for i in range(layers):
-            w.layer(f"{stack}.layers.{i}", BART, f"{place}.layers.{i}.")
+            w.layer(f"{stack}.layers.{i}", layer_names.BART_DECODER, f"{place}.layers.{i}.")
 
 
 def _encoder(w: Weights) -> None:
@@ -336,8 +328,7 @@ def _decoder(w: Weights) -> None:
         if name == "gpt2":
             _gpt2_layer(w, f"decoder.layers.{i}", f"{base}h.{i}.")
         else:
-            names = BART if name == "opt" else LAYERS[name]
-            w.layer(f"decoder.layers.{i}", names, f"{base}layers.{i}.")
+            w.layer(f"decoder.layers.{i}", LAYERS[name], f"{base}layers.{i}.")
     if c.norm_first:
         w.norm("decoder.final_norm", f"{base}{'ln_f' if name == 'gpt2' else 'norm'}")
     if c.head == "language-model" and not tied(c, w.architecture):
@@ -346,9 +337,8 @@ def _decoder(w: Weights) -> None:
 
 def _gpt2_layer(w: Weights, own: str, prefix: str) -> None:
     """A layer of GPT-2: queries, keys and values in one matrix, and all matrices transposed."""
-    names = LayerNames("q", "k", "v", "attn.c_proj", "ln_1", "mlp.c_fc", "mlp.c_proj", "ln_2")
     before = set(w.result)
-    w.layer(own, names, prefix)
+    w.layer(own, layer_names.GPT2, prefix)
     for part in ("weight", "bias"):
         parts = [w.result.pop(f"{prefix}{x}.{part}") for x in "qkv"]
         w.result[f"{prefix}attn.c_attn.{part}"] = torch.cat(parts)

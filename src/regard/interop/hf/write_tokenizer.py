@@ -77,6 +77,12 @@ def pad_of(tokenizer: Tokenizer, style: str) -> int:
     return next((id for id in (tokenizer.eos, tokenizer.unk) if id >= 0), 0)
 
 
+def special_ids(tokenizer: Tokenizer, style: str) -> dict[str, int]:
+    """The ids of the special tokens that config.json contains."""
+    ids = {name: getattr(tokenizer, name) for name in ("bos", "eos", "mask")}
+    return {**ids, "pad": pad_of(tokenizer, style)}
+
+
 def names_of(tokenizer: Tokenizer) -> list[str]:
     """The names of regard's six special tokens in tokenizer.json. A special token is renamed if an
     ordinary token of the vocabulary has the same name."""
