@@ -133,7 +133,7 @@ def in_float64(model):
 
 def text_lines(number):
     """Lines of real text, half English and half German."""
-    folder = Path(os.environ.get("REGARD_DATA", "/work/shared/data")) / "multi30k"
+    folder = Path(os.environ.get("REGARD_DATA", ".")) / "multi30k"
     lines = []
     for language in ("en", "de"):
         path = folder / f"train.{language}.xz"

@@ -414,14 +414,13 @@ def test_minilm(minilm):
 
 
 @pytest.mark.download
+@pytest.mark.skipif("REGARD_DATA" not in os.environ, reason="REGARD_DATA is not set")
 def test_minilm_on_sts_b(minilm):
-    """The correlation with human scores is that of sentence-transformers 6.2.0 on these pairs. On
-    all 1,379 pairs it is 0.8203 for both."""
-    path = Path(os.environ.get("REGARD_DATA", "/work/shared/data")) / "stsb" / "test.jsonl.xz"
-    if not path.exists():
-        pytest.skip(f"{path} does not exist")
+    """The correlation with human scores is the one that sentence-transformers 6.2.0 reaches."""
+    path = Path(os.environ["REGARD_DATA"]) / "stsb" / "test.jsonl.xz"
     with lzma.open(path, "rt", encoding="utf-8") as file:
-        pairs = [json.loads(line) for line, _ in zip(file, range(300), strict=False)]
+        pairs = [json.loads(line) for line in file]
     first, second = (np.asarray(minilm[1].embed([pair[side] for pair in pairs])) for side in "ab")
     score = spearman((first * second).sum(1), [pair["score"] for pair in pairs])
-    assert abs(score - 0.93375) < 0.001
+    assert len(pairs) == 1_379
+    assert abs(score - 0.820325) < 0.001
