@@ -142,6 +142,27 @@ def test_search_equals_eager_engine(style, search, net, same, torch_decode):
     assert len({len(answer.token_ids) for answer in results}) > 1
 
 
+@pytest.mark.parametrize("mode", [{"beam": 3}, {"beam": 1, "temperature": 1.3, "n_best": 3}])
+def test_minimum_length_without_an_end_token(mode, net, model, row, same, torch_decode):
+    """Then nothing is forbidden, and no memory outside a row of logits is written."""
+    options = DecodingConfig(max_length=6, min_length=4, **mode)
+    transformer = net(dtype=torch.float32)
+    requests = [Request(request.source, eos=-1) for request in REQUESTS]
+    results = decode(transformer, requests, options)
+    same(results, torch_decode(transformer, requests, options))
+    assert {answer.stopped for answer in results} == {"length"}
+    wide = model(dtype=torch.float32, vocabulary_size=128)  # rows of logits without padding
+    compiled = cpu_model(wide)
+    cache = compiled.start(wide, row([3, 2]), row([1, 1]), 2, options.width, 4)
+    beams = Beams(options, 2, 4, 0, -1, torch.device("cpu"))
+    beams.load([3, 3], [4, 4], [[], []], [b"x", b"y"])
+    beams.restart()
+    step = CpuStep(compiled, [SearchPointers(cache, beams)])
+    step()
+    assert step.buffer.shape == (2 * options.width, 128)
+    assert step.buffer.isfinite().all()
+
+
 def test_history_equals_eager_engine(net, torch_decode):
     options, details = DecodingConfig(beam=3, max_length=5), Details(history=True)
     transformer = net(dtype=torch.float32)
