@@ -23,7 +23,10 @@ def small(model, **changes):
     return model(dtype=torch.float32, **options)
 
 
-@pytest.mark.parametrize("changes", [{}, {"window": 2, "positions": "rotary"}], ids=str)
+GROUPED = {"heads": 4, "key_value_heads": 2, "window": 2}
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 2, "positions": "rotary"}, GROUPED], ids=str)
 def test_the_padded_encoder_equals_the_packed_one(model, changes):
     net = small(model, **changes)
     tokens, lengths = padded(SOURCE, 6)

@@ -106,9 +106,10 @@ def make(style="encoder-decoder", **options):
     torch.manual_seed(1)
     stacks = {"encoder": "encoder_layers", "decoder": "decoder_layers"}
     layers = {stacks[part]: 2 for part in style.split("-")}
-    return Transformer(ModelConfig(style=style, **SIZES, **layers, **options)).eval()
+    return Transformer(ModelConfig(style=style, **{**SIZES, **layers, **options})).eval()
 
 
+GROUPED = {"heads": 4, "key_value_heads": 2}
 CUSTOM = [
     {"positions": "alibi"},
     {"positions": "buckets"},
@@ -117,6 +118,7 @@ CUSTOM = [
     {"positions": "turn"},
     {"attention": "cosine"},
     {"attention": "cosine", "positions": "alibi", "norm_first": True},
+    {"attention": "same", "positions": "buckets", **GROUPED},
     {"mixer": "shift"},
 ]
 
@@ -162,6 +164,7 @@ def test_a_sequence_does_not_depend_on_its_batch(options):
         ({"positions": "sinus"}, {"positions": "sinusoidal"}),
         ({"positions": "turn"}, {"positions": "rotary"}),
         ({"attention": "same"}, {}),
+        ({"attention": "same", **GROUPED}, GROUPED),
     ],
 )
 def test_a_copy_of_a_built_in_part_gives_the_same_output_and_gradients(custom, built_in, window):

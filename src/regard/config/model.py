@@ -161,8 +161,6 @@ class ModelConfig:
              "rotary positions rotate pairs of features, so head_size must be even"),
             (self.heads % self.key_value_heads != 0, "heads", "key_value_heads",
              "each key and value head must serve the same number of query heads"),
-            (self.key_value_heads != self.heads and self.attention != "dot-product",
-             "key_value_heads", "attention", "attention variants have one key head per query head"),
             (self.decoder_mixer == "ssru" and not self.has_decoder, "decoder_mixer", "style",
              "this style has no decoder"),
             (self.decoder_mixer == "ssru" and self.window is not None, "decoder_mixer", "window",

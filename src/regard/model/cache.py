@@ -26,6 +26,7 @@ from regard.config.model import ModelConfig
 from regard.config.registry import POSITIONS
 from regard.errors import InputError
 from regard.model.rectangles import BiasFunction, WeightFunction
+from regard.ops.heads import repeat_heads
 from regard.ops.padded import attend_rectangles, rectangle, starts
 
 if TYPE_CHECKING:
@@ -198,6 +199,7 @@ class Step:
     ) -> Tensor:  # fmt: skip
         """`attend` with weights that `weigh` computes and a position bias of the scores."""
         rows = query.unflatten(0, (-1, self.cache.width)).transpose(1, 2).to(key.dtype)
+        key, value = repeat_heads(key, rows), repeat_heads(value, rows)
         shape = (1, 1, self.cache.width, key.shape[2])
         added = key.new_zeros(shape) if mask is None else mask
         if bias is not None:
