@@ -62,7 +62,9 @@ def test_autocast_does_not_round_the_forget_gate():
         with torch.autocast("cpu", torch.bfloat16):
             results = unit.float()(x.float(), row)
     assert expected.max() > 0.04
-    torch.testing.assert_close(results.double(), expected, rtol=0, atol=0.02 * expected.max().item())
+    torch.testing.assert_close(
+        results.double(), expected, rtol=0, atol=0.02 * expected.max().item()
+    )
 
 
 def test_reading_fills_the_first_sentences_of_a_larger_cache(model, row):

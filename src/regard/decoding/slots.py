@@ -55,6 +55,6 @@ def read(
     """The prediction from the tokens of all slots: it ends with the first <eos>."""
     tokens = until_eos(tokens, request.eos)
     stopped = "end" if request.eos in tokens else "length"
-    prediction = scored_prediction(tokens, logprobs[: len(tokens)], options.length_penalty, stopped)
+    prediction = scored_prediction(tokens, logprobs[: len(tokens)], options, stopped)
     prediction.source_ids = request.source
     return prediction
