@@ -67,17 +67,6 @@ def test_autocast_does_not_round_the_forget_gate():
     )
 
 
-def test_reading_fills_the_first_sentences_of_a_larger_cache(model, row):
-    net, read = model(style="decoder", **SSRU), row([3, 5])
-    exact, larger = (net.empty_cache(n, 2, 5, 1) for n in (2, 4))
-    for cache in (exact, larger):
-        net.decode(read, cache=cache)
-    for states, more in zip(exact.states, larger.states, strict=True):
-        assert more[:2].equal(states)
-        assert states.any()
-        assert not more[2:].any()
-
-
 def test_gradients():
     row = StateRow([4, 1, 6], "cpu")
     decay = torch.rand(11, 3, dtype=torch.float64, requires_grad=True)

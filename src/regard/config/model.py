@@ -276,7 +276,7 @@ RANGES = {
     "vocabulary_size": Range(1, 10_000_000), "source_vocabulary_size": Range(1, 10_000_000),
     "encoder_layers": Range(0, 1_000), "decoder_layers": Range(0, 1_000),
     "d_model": Range(1, 1_000_000), "heads": Range(1, 100_000),
-    "key_value_heads": Range(1, 100_000), "norm_epsilon": Range(0, 1),
+    "key_value_heads": Range(1, 100_000), "norm_epsilon": Range(0, 1, above=True),
     "head_size": Range(1, 1_000_000),
     "d_ff": Range(1, 100_000_000), "kernel": Range(1, 1_000),
     "position_base": Range(1, 1e100, above=True), "max_length": Range(1, 100_000_000),

@@ -173,6 +173,9 @@ class Step:
         if seen > cache.slots:
             raise InputError(f"the cache has {cache.slots} slots, but this step needs {seen}")
         self.cache, self.seen, self.parents = cache, seen, parents
+        self.mask: Tensor | None = None  # [B, 1, W, seen]
+        if cache.states:  # recurrent layers read their state, not slots
+            return
         if parents is not None:
             rows = parents[:, :, None].expand(-1, -1, cache.slots)
             cache.visible.copy_(cache.visible.gather(1, rows))
@@ -180,7 +183,6 @@ class Step:
         window, now = cache.config.window, cache.positions[:, None]  # [B, 1]
         if cache.tracks_positions:
             cache.slot_positions.index_copy_(1, cache.next, now.expand(-1, cache.width))
-        self.mask: Tensor | None = None  # [B, 1, W, seen]
         if cache.uneven or seen > cache.used + cache.width:
             visible = cache.visible[:, :, :seen]
             if window is not None:

@@ -58,8 +58,7 @@ class StateReading:
     def states(self, decay: Tensor, added: Tensor) -> Tensor:
         """See `StateRow.states`."""
         states = self.row.states(decay, added)
-        # The cache may have room for more sentences than the row has.
-        stored = self.cache.states[self.layer][: self.row.sequences]
+        stored = self.cache.states[self.layer]
         stored.copy_(states[self.row.last][:, None].expand_as(stored))
         return states
 

@@ -31,8 +31,8 @@ from regard.ops.overrides import must_be_called
 __all__ = [
     "ATTENTION_BACKENDS", "Layout", "add_norm", "angles", "attention_backend", "attention_layout",
     "backend", "cache_dtype", "check_device", "check_dtype", "cross_entropy", "disagreement",
-    "divergence", "embed", "linear", "must_be_called", "repeat_heads", "segment_means", "split_heads",
-    "visible",
+    "divergence", "embed", "linear", "must_be_called", "repeat_heads", "segment_means",
+    "split_heads", "visible",
 ]  # fmt: skip
 
 

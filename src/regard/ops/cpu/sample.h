@@ -66,8 +66,8 @@ inline long invert(const std::vector<float>& weights, double noise, std::vector<
     return token;
 }
 
-// A token from the most probable ones: `top_k` of them, and of those the smallest set with a probability
-// of at least `top_p`. Tokens are sorted only as far as they are needed.
+// A token from the most probable ones: `top_k` of them, and of those the smallest set with a
+// probability of at least `top_p`. Tokens are sorted only as far as they are needed.
 inline long draw_from_best(const Beams& beams, double noise, SampleMemory& memory) {
     const std::vector<float>& weights = memory.weights;
     std::vector<int32_t>& order = memory.order;
