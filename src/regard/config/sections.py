@@ -257,8 +257,15 @@ class DecodingConfig:
         return self.n_best if self.temperature else self.beam
 
     def divisor(self, tokens: Any) -> Any:
-        """The length penalty: the divisor of the score of an output with this many tokens, a number
-        or an array. With length_offset=5 it is equation 14 of Wu et al. (2016)."""
+        """The length penalty, by which the log-probability of an output is divided. With
+        length_offset=5 it is equation 14 of Wu et al. (2016).
+
+        Args:
+            tokens: the number of tokens of the output, a number or an array.
+
+        Returns:
+            The divisor, of the same shape.
+        """
         offset = self.length_offset
         return ((offset + tokens) / (offset + 1)) ** self.length_penalty
 
