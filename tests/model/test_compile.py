@@ -37,9 +37,11 @@ def test_the_padded_encoder_equals_the_packed_one(model, changes):
     assert not hidden[~real].any()
 
 
-@pytest.mark.parametrize("style", ["encoder-decoder", "encoder"])
-def test_an_exported_encoder_reads_batches_of_any_size(model, style, tmp_path):
-    net = small(model, style=style)
+@pytest.mark.parametrize(
+    "changes", [{"style": "encoder-decoder"}, {"style": "encoder"}, GROUPED], ids=str
+)
+def test_an_exported_encoder_reads_batches_of_any_size(model, changes, tmp_path):
+    net = small(model, **changes)
     encoder = PaddedEncoder(net).eval()
     batch, length = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2)
     shapes = ({0: batch, 1: length}, {0: batch})

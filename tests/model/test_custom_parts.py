@@ -17,6 +17,7 @@ from regard import (
 from regard.config.registry import ATTENTION, MIXERS, POSITIONS
 from regard.decoding.engines.cpu import cpu_model
 from regard.model.positions import Rotation, sinusoids
+from regard.view.walk import walk_config
 
 ROWS = [[5, 3, 8, 4, 9], [7, 6], [11]]
 SIZES = {"d_model": 16, "heads": 2, "d_ff": 32, "vocabulary_size": 20, "dropout": 0.0}
@@ -187,6 +188,12 @@ def test_a_learned_bias_gets_gradients_and_captured_weights_show_it():
     plain = AttentionCapture()
     model(row, row, plain)
     assert not torch.allclose(plain.encoder[0][0], capture.encoder[0][0])
+
+
+@pytest.mark.parametrize("options", CUSTOM, ids=str)
+def test_the_walk_refuses_custom_parts(options):
+    with pytest.raises(InputError, match="cannot be shown: use a built-in part"):
+        walk_config("ab", None, "encoder-decoder", options)
 
 
 def test_compiled_engines_do_not_run_custom_parts():
