@@ -97,6 +97,7 @@ BAD = [
     ({"vocabulary_size": 0}, "model.vocabulary_size must be at least 1, not 0"),
     ({"dropout": 1.0}, "model.dropout must be below 1, not 1.0"),
     ({"dropout": -0.1}, "model.dropout must be at least 0, not -0.1"),
+    ({"norm_epsilon": 0.0}, "model.norm_epsilon must be above 0"),
     ({"position_base": 1.0}, "model.position_base must be above 1"),
     ({"position_base": float("inf")}, "model.position_base must be a finite number, not inf"),
     ({"position_base": 10**400}, "model.position_base must be a finite number, not inf"),

@@ -29,6 +29,7 @@ def test_suggested_options_exist_and_no_foreign_name_is_an_option():
         ("hidden_size", "model.d_model"), ("n_head", "model.heads"), ("ffn_dim", "model.d_ff"),
         ("warmup_steps", "training.warmup"), ("do_sample", "decoding.temperature"),
         ("label_smoothing_factor", "training.label_smoothing"), ("src", "data.train"),
+        ("normalize", "decoding.length_penalty"),
         ("decoding.random_seed", "decoding.seed"), ("training.random_seed", "training.seed"),
         ("steps", "training.steps"), ("model.steps", "training.steps"),
     ],
@@ -51,7 +52,7 @@ def test_a_python_keyword_of_another_toolkit_is_refused_with_the_right_name():
 def test_mistyped_key_gets_a_suggestion_and_unknown_key_lists_the_options():
     with pytest.raises(InputError, match=r"did you mean 'training.steps'\?"):
         section(TrainingConfig, "training", {"step": 4})
-    with pytest.raises(InputError, match="known: beam, length_penalty, n_best"):
+    with pytest.raises(InputError, match="known: beam, length_penalty, length_offset, n_best"):
         section(DecodingConfig, "decoding", {"xyzzy": 4})
 
 

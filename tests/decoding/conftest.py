@@ -104,7 +104,8 @@ def beam_search(following) -> Callable[..., list[tuple[list[int], float]]]:
 
 
 def divisor(tokens: int, options: DecodingConfig) -> float:
-    return math.pow((5 + tokens) / 6, options.length_penalty)
+    offset = options.length_offset
+    return math.pow((offset + tokens) / (offset + 1), options.length_penalty)
 
 
 def completes(tokens: Sequence[int], size: int) -> bool:

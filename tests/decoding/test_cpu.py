@@ -112,6 +112,7 @@ def test_row_is_bit_identical_in_any_batch(precision, model, row):
 SEARCHES = {
     "greedy": {"beam": 1},
     "beam": {"beam": 4, "n_best": 4},
+    "power of the length": {"beam": 4, "length_penalty": 0.5, "length_offset": 0.0},
     "wide beam": {"beam": 9, "n_best": 3},
     "minimum length": {"beam": 2, "min_length": 5},
     "no repeat": {"beam": 3, "no_repeat": 2, "n_best": 2},
@@ -140,6 +141,27 @@ def test_search_equals_eager_engine(style, search, net, same, torch_decode):
     results = decode(transformer, REQUESTS, options)
     same(results, torch_decode(transformer, REQUESTS, options))
     assert len({len(answer.token_ids) for answer in results}) > 1
+
+
+@pytest.mark.parametrize("mode", [{"beam": 3}, {"beam": 1, "temperature": 1.3, "n_best": 3}])
+def test_minimum_length_without_an_end_token(mode, net, model, row, same, torch_decode):
+    """Then nothing is forbidden, and no memory outside a row of logits is written."""
+    options = DecodingConfig(max_length=6, min_length=4, **mode)
+    transformer = net(dtype=torch.float32)
+    requests = [Request(request.source, eos=-1) for request in REQUESTS]
+    results = decode(transformer, requests, options)
+    same(results, torch_decode(transformer, requests, options))
+    assert {answer.stopped for answer in results} == {"length"}
+    wide = model(dtype=torch.float32, vocabulary_size=128)  # rows of logits without padding
+    compiled = cpu_model(wide)
+    cache = compiled.start(wide, row([3, 2]), row([1, 1]), 2, options.width, 4)
+    beams = Beams(options, 2, 4, 0, -1, torch.device("cpu"))
+    beams.load([3, 3], [4, 4], [[], []], [b"x", b"y"])
+    beams.restart()
+    step = CpuStep(compiled, [SearchPointers(cache, beams)])
+    step()
+    assert step.buffer.shape == (2 * options.width, 128)
+    assert step.buffer.isfinite().all()
 
 
 def test_history_equals_eager_engine(net, torch_decode):

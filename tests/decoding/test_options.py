@@ -36,7 +36,7 @@ def test_conflicting_options_are_refused_by_name(values, first, second):
         *[(name, -1) for name in ("min_length", "no_repeat", "top_k", "seed")],
         *[
             (name, value)
-            for name in ("length_penalty", "temperature")
+            for name in ("length_penalty", "length_offset", "temperature")
             for value in (-0.1, NAN, INFINITY, -INFINITY, 1001.0)
         ],
         *[("top_p", value) for value in (0.0, -0.5, 1.5, NAN, INFINITY)],

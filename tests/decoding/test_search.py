@@ -13,6 +13,13 @@ from regard.decoding.search import decode
 
 EOS = 2
 STYLES = ["encoder-decoder", "decoder"]
+PENALTIES = [
+    {"length_penalty": 0.0},
+    {"length_penalty": 0.6},
+    {"length_penalty": 1.0},
+    {"length_penalty": 1.0, "length_offset": 0.0},  # the mean log-probability of the tokens
+    {"length_penalty": 2.0, "length_offset": 0.5},
+]
 OPTIONS = [
     {},
     {"window": 2},
@@ -21,11 +28,11 @@ OPTIONS = [
 ]
 
 
-def divisor(tokens, length_penalty):
-    return ((5 + tokens) / 6) ** length_penalty
+def divisor(tokens, length_penalty, length_offset=5.0):
+    return ((length_offset + tokens) / (length_offset + 1)) ** length_penalty
 
 
-def every_answer(net, request, limit, following, length_penalty):
+def every_answer(net, request, limit, following, penalty):
     """All complete predictions with their scores, the best first: those that end within the limit and
     those of exactly `limit` tokens that do not end."""
     prefix, size = list(request.prefix), net.config.vocabulary_size
@@ -43,24 +50,24 @@ def every_answer(net, request, limit, following, length_penalty):
                 known[*path, token] = known[path] + row[token]
     complete += itertools.product(words, repeat=limit - len(prefix))
     scored = [
-        ([*prefix, *path], known[path] / divisor(len(prefix) + len(path), length_penalty))
+        ([*prefix, *path], known[path] / divisor(len(prefix) + len(path), **penalty))
         for path in complete
     ]
     return sorted(scored, key=lambda answer: -answer[1])
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
 @pytest.mark.parametrize(
     ("size", "limit", "prefix"), [(4, 4, ()), (5, 3, ()), (6, 3, ()), (5, 4, (3,)), (3, 5, (0, 1))]
 )
 @pytest.mark.parametrize("style", STYLES)
 def test_wide_beam_equals_exhaustive_enumeration(
-    style, size, limit, prefix, length_penalty, net, following, all_of
+    style, size, limit, prefix, penalty, net, following, all_of
 ):
     transformer = net(seed=size, style=style, vocabulary_size=size)
     request = Request([3 % size, 1, EOS], prefix, limit)
-    expected = every_answer(transformer, request, limit, following, length_penalty)
-    options = DecodingConfig(beam=400, n_best=400, length_penalty=length_penalty)
+    expected = every_answer(transformer, request, limit, following, penalty)
+    options = DecodingConfig(beam=400, n_best=400, **penalty)
     results = all_of(decode(transformer, [request], options)[0])
     assert [answer.token_ids for answer in results] == [tokens for tokens, _ in expected]
     np.testing.assert_allclose([a.score for a in results], [s for _, s in expected], atol=1e-5)
@@ -100,6 +107,7 @@ def test_greedy_search_is_repeated_argmax_of_full_pass(
         {"beam": 2, "n_best": 2},
         {"beam": 4, "n_best": 4, "length_penalty": 0.0},
         {"beam": 4, "n_best": 4, "length_penalty": 2.0},
+        {"beam": 4, "n_best": 4, "length_penalty": 1.0, "length_offset": 0.0},
         {"beam": 3, "n_best": 3, "min_length": 4},
         {"beam": 3, "n_best": 3, "no_repeat": 1},
         {"beam": 3, "n_best": 3, "no_repeat": 2},
@@ -180,7 +188,9 @@ def test_reported_log_probabilities_equal_teacher_forcing(
             np.testing.assert_allclose(logprobs, scored.logprobs, rtol=0, atol=1e-5)
             rows = following(transformer, request, [tokens[:i] for i in range(len(tokens))])
             np.testing.assert_allclose(logprobs, rows[range(len(tokens)), tokens], atol=1e-5)
-            expected = sum(logprobs) / divisor(len(tokens), options.length_penalty)
+            expected = sum(logprobs) / divisor(
+                len(tokens), options.length_penalty, options.length_offset
+            )
             assert hypothesis.score == pytest.approx(expected, abs=1e-9)
             assert hypothesis.logprob == pytest.approx(sum(logprobs), abs=1e-9)
         scores = [a.score for a in answers]

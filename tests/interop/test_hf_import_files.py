@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig
+from transformers import AutoConfig, MarianMTModel
 
 from downloads import package
 from interop.hf_models import (
@@ -23,6 +23,9 @@ from interop.hf_models import (
     wordpiece,
 )
 from interop.test_hf_import import BERT, DECODERS, LLAMA, SEQ2SEQ
+from regard.config.sections import DecodingConfig
+from regard.decoding.requests import Request
+from regard.decoding.search import decode
 from regard.errors import InputError
 from regard.interop.folder import make_model
 from regard.interop.hf.read import oracle, read
@@ -162,10 +165,48 @@ def test_missing_and_unexpected_tensors(copy):
     assert "\n" not in str(error.value)
 
 
-def test_tokens_that_are_never_generated(copy):
+@pytest.mark.parametrize("length_penalty", [0.3, 1.0, 2.0])
+@torch.no_grad()
+def test_beam_search_equals_that_of_transformers(length_penalty, copy):
+    """The same tokens and scores: both divide by the same power of the same length."""
+    options = {"num_beams": 4, "early_stopping": True, "length_penalty": length_penalty}
+    folder = copy("marian", **options)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["final_logits_bias"] = torch.zeros(1, len(tensors["model.shared.weight"]))
+    tensors["final_logits_bias"][0, 2] = 7  # so that outputs end at different lengths
+    save_file(tensors, path, {"format": "pt"})
+    imported = read(folder)
+    assert not set(options) & set(imported.options)
+    theirs = MarianMTModel.from_pretrained(folder, dtype=torch.float64).eval()
+    net = make_model(imported, folder).transformer.double()
+    search = DecodingConfig(**imported.decoding, n_best=4)
+    start, ends = imported.tokenizers[1].bos, set()
+    for row in ([5, 9, 3, 2], [30, 2], [17, 8, 8, 40, 25, 11, 2]):
+        expected = theirs.generate(
+            torch.tensor([row]), **options, num_return_sequences=4, max_new_tokens=9,
+            bad_words_ids=None, forced_eos_token_id=None, return_dict_in_generate=True,
+            output_scores=True,
+        )  # fmt: skip
+        request = Request(row, (), 9, start, theirs.config.eos_token_id)
+        for ours, tokens, score in zip(
+            decode(net, [request], search)[0].n_best, expected.sequences.tolist(),
+            expected.sequences_scores.tolist(), strict=True,
+        ):  # fmt: skip
+            count = len(ours.token_ids)
+            assert [start, *ours.token_ids] == tokens[: count + 1]
+            assert ours.score == pytest.approx(score, abs=1e-5)
+            ends.add((ours.stopped, count))
+    assert len(ends) > 1
+
+
+def test_tokens_that_are_never_generated(copy, templates):
     folder = copy("marian", bad_words_ids=[[1], [3, 4]], num_beams=6, no_repeat_ngram_size=3)
     imported = read(folder)
-    assert imported.decoding == {"beam": 6, "no_repeat": 3}
+    penalty = {"length_penalty": 1.0, "length_offset": 0.0}
+    assert imported.decoding == {"beam": 6, "no_repeat": 3, **penalty}
+    assert "early_stopping" in imported.options
+    assert read(templates / "marian").decoding == {"beam": 1, **penalty}
     assert imported.tensors["head.bias"][1] == -10_000
     assert "bad_words_ids" in imported.options
     receipt = compare(

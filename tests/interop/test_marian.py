@@ -277,10 +277,13 @@ def test_the_configuration_of_an_engine_names_the_files(tmp_path):
     (folder / "config.yml").write_text(lines)
     for path in (folder, folder / "model.bin"):
         imported = marian.read(path)
-        assert imported.decoding == {"beam": 6, "length_penalty": 0.8}
+        assert imported.decoding == {"beam": 6, "length_penalty": 0.8, "length_offset": 0.0}
         names = {file.name for file in imported.files}
         assert names == {"model.bin", "vocab.spm", "config.yml"}
         assert marian.oracle(path, imported) is None
+    (folder / "config.yml").write_text(lines.partition("beam-size")[0])  # the defaults of Marian
+    defaults = {"beam": 12, "length_penalty": 0.0, "length_offset": 0.0}
+    assert marian.read(folder).decoding == defaults
     (folder / "config.yml").write_text(lines.replace("vocab.spm", "../../etc/passwd"))
     with pytest.raises(InputError, match="not the name of a file in the same folder"):
         marian.read(folder)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import InputError, Packed
+from regard.ops import padded, repeat_heads
 
 OPTIONS = [
     {},
@@ -14,6 +15,8 @@ OPTIONS = [
     {"positions": "learned"},
     {"positions": "none"},
     {"window": 3},
+    {"heads": 6, "head_size": 4, "key_value_heads": 2},
+    {"heads": 4, "key_value_heads": 1, "positions": "rotary", "window": 3},
 ]
 
 
@@ -39,6 +42,30 @@ def test_stepping_equals_the_full_pass(style, options, read, model, row):
     expected = net(source, target).view(3, 7, -1)[:, read:]
     results = stepwise(net, source, target, [read] * 3)
     torch.testing.assert_close(results, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_grouped_heads_are_not_copied(rows, masked, monkeypatch):
+    query = torch.randn(2, 6, rows, 8, dtype=torch.float64)
+    key, value = torch.randn(2, 2, 2, 5, 8, dtype=torch.float64)
+    visible = torch.rand(2, 1, rows, 5) < 0.5 if masked else None
+    if visible is not None:
+        visible[..., 0] = True
+    expected = padded.attend_rectangles(
+        query, repeat_heads(key, query), repeat_heads(value, query), visible
+    )
+    keys = []
+
+    def attend(query, key, *arguments):
+        keys.append(key.data_ptr())
+        return plain(query, key, *arguments)
+
+    plain = padded.scaled_dot_product_attention
+    monkeypatch.setattr(padded, "scaled_dot_product_attention", attend)
+    results = padded.attend_rectangles(query, key, value, visible)
+    torch.testing.assert_close(results, expected, rtol=0, atol=1e-12)
+    assert keys == [key.data_ptr()]
 
 
 @pytest.mark.parametrize("style", ["encoder-decoder", "decoder"])

@@ -23,7 +23,10 @@ def small(model, **changes):
     return model(dtype=torch.float32, **options)
 
 
-@pytest.mark.parametrize("changes", [{}, {"window": 2, "positions": "rotary"}], ids=str)
+GROUPED = {"heads": 4, "key_value_heads": 2, "window": 2}
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 2, "positions": "rotary"}, GROUPED], ids=str)
 def test_the_padded_encoder_equals_the_packed_one(model, changes):
     net = small(model, **changes)
     tokens, lengths = padded(SOURCE, 6)
@@ -34,9 +37,11 @@ def test_the_padded_encoder_equals_the_packed_one(model, changes):
     assert not hidden[~real].any()
 
 
-@pytest.mark.parametrize("style", ["encoder-decoder", "encoder"])
-def test_an_exported_encoder_reads_batches_of_any_size(model, style, tmp_path):
-    net = small(model, style=style)
+@pytest.mark.parametrize(
+    "changes", [{"style": "encoder-decoder"}, {"style": "encoder"}, GROUPED], ids=str
+)
+def test_an_exported_encoder_reads_batches_of_any_size(model, changes, tmp_path):
+    net = small(model, **changes)
     encoder = PaddedEncoder(net).eval()
     batch, length = torch.export.Dim("batch", min=2), torch.export.Dim("length", min=2)
     shapes = ({0: batch, 1: length}, {0: batch})

@@ -17,6 +17,7 @@ from regard import (
 from regard.config.registry import ATTENTION, MIXERS, POSITIONS
 from regard.decoding.engines.cpu import cpu_model
 from regard.model.positions import Rotation, sinusoids
+from regard.view.walk import walk_config
 
 ROWS = [[5, 3, 8, 4, 9], [7, 6], [11]]
 SIZES = {"d_model": 16, "heads": 2, "d_ff": 32, "vocabulary_size": 20, "dropout": 0.0}
@@ -106,9 +107,10 @@ def make(style="encoder-decoder", **options):
     torch.manual_seed(1)
     stacks = {"encoder": "encoder_layers", "decoder": "decoder_layers"}
     layers = {stacks[part]: 2 for part in style.split("-")}
-    return Transformer(ModelConfig(style=style, **SIZES, **layers, **options)).eval()
+    return Transformer(ModelConfig(style=style, **{**SIZES, **layers, **options})).eval()
 
 
+GROUPED = {"heads": 4, "key_value_heads": 2}
 CUSTOM = [
     {"positions": "alibi"},
     {"positions": "buckets"},
@@ -117,6 +119,7 @@ CUSTOM = [
     {"positions": "turn"},
     {"attention": "cosine"},
     {"attention": "cosine", "positions": "alibi", "norm_first": True},
+    {"attention": "same", "positions": "buckets", **GROUPED},
     {"mixer": "shift"},
 ]
 
@@ -162,6 +165,7 @@ def test_a_sequence_does_not_depend_on_its_batch(options):
         ({"positions": "sinus"}, {"positions": "sinusoidal"}),
         ({"positions": "turn"}, {"positions": "rotary"}),
         ({"attention": "same"}, {}),
+        ({"attention": "same", **GROUPED}, GROUPED),
     ],
 )
 def test_a_copy_of_a_built_in_part_gives_the_same_output_and_gradients(custom, built_in, window):
@@ -184,6 +188,12 @@ def test_a_learned_bias_gets_gradients_and_captured_weights_show_it():
     plain = AttentionCapture()
     model(row, row, plain)
     assert not torch.allclose(plain.encoder[0][0], capture.encoder[0][0])
+
+
+@pytest.mark.parametrize("options", CUSTOM, ids=str)
+def test_the_walk_refuses_custom_parts(options):
+    with pytest.raises(InputError, match="cannot be shown: use a built-in part"):
+        walk_config("ab", None, "encoder-decoder", options)
 
 
 def test_compiled_engines_do_not_run_custom_parts():

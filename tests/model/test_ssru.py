@@ -52,6 +52,21 @@ def test_the_unit_equals_its_definition(lengths):
     torch.testing.assert_close(results, expected, rtol=0, atol=1e-12)
 
 
+def test_autocast_does_not_round_the_forget_gate():
+    """The state changes slowly where the gate is near 1, which bfloat16 cannot represent."""
+    unit, x, row = unit_of(8), torch.rand(200, 8, dtype=torch.float64), StateRow([200], "cpu")
+    with torch.no_grad():
+        unit.forget.bias.fill_(7.0)
+        unit.forget.weight.mul_(0.1)
+        expected = unit(x, row)
+        with torch.autocast("cpu", torch.bfloat16):
+            results = unit.float()(x.float(), row)
+    assert expected.max() > 0.04
+    torch.testing.assert_close(
+        results.double(), expected, rtol=0, atol=0.02 * expected.max().item()
+    )
+
+
 def test_gradients():
     row = StateRow([4, 1, 6], "cpu")
     decay = torch.rand(11, 3, dtype=torch.float64, requires_grad=True)

@@ -19,6 +19,9 @@ OPTIONS = [
     {"tie_embeddings": "none"},
     {"tie_embeddings": "target-output"},
     {"scale_embeddings": False},
+    {"heads": 4, "key_value_heads": 2, "query_key_value_bias": False},
+    {"activation": "silu", "norm_epsilon": 1e-3},
+    {"activation": "gelu-tanh", "bias": False, "query_key_value_bias": True},
 ]
 ENCODER_HEADS = [
     {"head": "classifier", "classes": 3},

@@ -135,7 +135,9 @@ def test_tokenizers_of_a_model(model, translator):
 
 def prediction_of(*outputs):
     """A prediction with an n-best list of (token ids, score)."""
-    first, *others = [scored_prediction(ids, [score], 0.0, "end") for ids, score in outputs]
+    first, *others = [
+        scored_prediction(ids, [score], DecodingConfig(), "end") for ids, score in outputs
+    ]
     first.others = others
     return first
 

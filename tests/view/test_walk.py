@@ -48,11 +48,18 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
         {"heads": 4},
         {"heads": 3, "head_size": 6},
         {"dropout": 0.3, "attention_dropout": 0.2},
+        {"heads": 4, "key_value_heads": 2, "query_key_value_bias": False},
+        {"heads": 4, "key_value_heads": 1, "positions": "rotary", "norm_first": True},
+        {"activation": "silu", "norm_epsilon": 1e-3},
+        {"activation": "gelu-tanh", "bias": False, "query_key_value_bias": True},
     )
 ] + [
     ("encoder-decoder", {"tie_embeddings": "source-target"}),
     ("encoder-decoder", {"encoder_layers": 1, "decoder_layers": 3}),
+    ("encoder-decoder", {"output_bias": True}),
+    ("decoder", {"output_bias": True}),
     ("encoder", {"head": "classifier", "classes": 3}),
+    ("encoder", {"head": "classifier", "classes": 3, "classifier_activation": "relu"}),
     ("encoder", {"head": "pooling"}),
     ("encoder", {"head": "pooling", "pooling": "cls"}),
     ("decoder", {"head": "pooling", "pooling": "last"}),

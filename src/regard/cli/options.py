@@ -211,6 +211,8 @@ def decoding_options(verb: ArgumentParser) -> None:
         ("beam", int, "number of hypotheses in beam search; 1 is greedy search"),
         ("n-best", int, "number of outputs per input, best first, separated by tabs"),
         ("length-penalty", float, "length penalty; higher values favour longer outputs"),
+        ("length-offset", float,
+         "added to the length in the length penalty; 0: divide scores by a power of the length"),
         ("max-length", int,
          "maximum number of output tokens; translate, answer: beyond the source length"),
         ("min-length", int, "minimum number of output tokens; the maximum has precedence"),

@@ -33,6 +33,7 @@ _OPTIONS: dict[Option, str] = {
     Option("decoding.beam"): "num_beams n_beams beam_size beam_width beams nbeams num_beam",
     Option("decoding.n_best"): "nbest num_return_sequences num_hypotheses n_hypotheses",
     Option("decoding.length_penalty"): "lenpen len_pen length_alpha beam_alpha",
+    Option("decoding.length_penalty", "with decoding.length_offset=0"): "normalize normalise",
     Option("decoding.max_length"): (
         "max_new_tokens max_len max_tokens max_gen_len max_decoding_length max_output_length "
         "max_output_len max_len_a max_len_b max_target_length generation_max_length"

@@ -50,7 +50,8 @@ RANGES = {
     },
     "decoding": {
         "beam": Range(1, MOST_HYPOTHESES), "n_best": Range(1, MOST_HYPOTHESES),
-        "length_penalty": Range(0, 10), "max_length": Range(1, 100_000),
+        "length_penalty": Range(0, 10), "length_offset": Range(0, 1_000),
+        "max_length": Range(1, 100_000),
         "min_length": Range(0, 100_000), "no_repeat": Range(0, 100_000),
         "temperature": Range(0, 1_000), "top_k": Range(0, 1_000_000_000),
         "top_p": Range(0, 1, above=True), "seed": SEED,
@@ -212,7 +213,9 @@ class DecodingConfig:
     """The decoding: beam search or sampling."""
 
     beam: int = 4  # hypotheses per sentence; 1 is greedy search
-    length_penalty: float = 0.6  # scores are divided by ((5 + tokens) / 6) to this power
+    length_penalty: float = 0.6  # scores are divided by ((length_offset + tokens) /
+    # (length_offset + 1)) to this power
+    length_offset: float = 5.0  # 5: the length penalty of the paper; 0: a power of the length
     n_best: int = 1  # outputs per sentence: the best of the beam, or this many samples
     max_length: int = 50  # output tokens beyond the source's length; without a source: in total
     min_length: int = 0  # output tokens before the end is allowed
@@ -252,6 +255,19 @@ class DecodingConfig:
     def width(self) -> int:
         """Hypotheses that are followed at once for each sentence."""
         return self.n_best if self.temperature else self.beam
+
+    def divisor(self, tokens: Any) -> Any:
+        """The length penalty, by which the log-probability of an output is divided. With
+        length_offset=5 it is equation 14 of Wu et al. (2016).
+
+        Args:
+            tokens: the number of tokens of the output, a number or an array.
+
+        Returns:
+            The divisor, of the same shape.
+        """
+        offset = self.length_offset
+        return ((offset + tokens) / (offset + 1)) ** self.length_penalty
 
 
 @dataclass(frozen=True, kw_only=True)

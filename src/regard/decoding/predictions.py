@@ -52,7 +52,7 @@ class Prediction:
     Attributes:
         token_ids: the token ids of the output.
         logprobs: the log-probability of each token.
-        score: the sum of `logprobs`, divided by ((5 + tokens) / 6) ** length_penalty.
+        score: the sum of `logprobs`, divided by the length penalty (`DecodingConfig.divisor`).
         stopped: why the output ended, one of STOPS.
         text: the output as text.
         source_ids: the token ids that the model read.
@@ -108,16 +108,11 @@ class Prediction:
         )
 
 
-def penalty(tokens: Any, exponent: float) -> Any:
-    """The divisor of the score of this many tokens (Wu et al. 2016, equation 14)."""
-    return ((5.0 + tokens) / 6.0) ** exponent
-
-
 def scored_prediction(
-    tokens: Sequence[int], logprobs: Sequence[float], exponent: float, stopped: str
+    tokens: Sequence[int], logprobs: Sequence[float], options: DecodingConfig, stopped: str
 ) -> Prediction:
-    """A prediction with these tokens; `exponent` is the length penalty of its score."""
-    total = sum(logprobs) / penalty(max(1, len(tokens)), exponent)
+    """A prediction with these tokens; `options` determine the length penalty of its score."""
+    total = sum(logprobs) / options.divisor(max(1, len(tokens)))
     return Prediction(list(tokens), list(logprobs), total, stopped)
 
 
@@ -215,7 +210,7 @@ class Records:
         final = (self.ended & (step <= self.last)[..., None]) | self.cut | self.blocked
         c, t, b = np.moveaxis(final, -1, 0).nonzero()
         score = self.score[t, b, c] + before[b]
-        score /= penalty(t + 1 + lengths[b], self.options.length_penalty)
+        score /= self.options.divisor(t + 1 + lengths[b])
         order = np.lexsort((c, t, -score, b))
         t, b, c, score = t[order], b[order], c[order], score[order]
         place = np.arange(len(b)) - np.searchsorted(b, b)  # rank within its sentence
@@ -306,9 +301,7 @@ def read_predictions(
         group = all_predictions[b * group_size : (b + 1) * group_size]
         predictions = [prediction for prediction in group if prediction.score > -np.inf]
         if not predictions:  # not even a first token was allowed
-            predictions = [
-                scored_prediction(old_tokens, old_logprobs, options.length_penalty, "blocked")
-            ]
+            predictions = [scored_prediction(old_tokens, old_logprobs, options, "blocked")]
         elif old_tokens:
             for prediction in predictions:
                 prediction.token_ids = [*old_tokens, *prediction.token_ids]
@@ -337,7 +330,7 @@ def read_hypothesis(
     if last < 0 or not stopped:
         return None
     old_tokens, old_logprobs = prefix
-    size = penalty(np.array([last + 1 + len(old_tokens)]), options.length_penalty)
+    size = options.divisor(np.array([last + 1 + len(old_tokens)]))
     total = (np.array([scores[last]]) + sum(old_logprobs)) / size
     logprobs = [*old_logprobs, *columns[LOGPROB][: last + 1]]
     return Prediction([*old_tokens, *tokens[: last + 1]], logprobs, float(total[0]), stopped)

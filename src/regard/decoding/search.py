@@ -262,9 +262,8 @@ class Search:
         """The best predictions so far, one for each request; `history` adds the candidates of each
         step. spares: see `read_predictions`."""
         logprobs = [scored.logprobs for scored in self.scored]
-        penalty = self.options.length_penalty
         prefixes = list(zip(self.prefixes, logprobs, strict=True))
-        predictions = [scored_prediction(*prefix, penalty, "prefix") for prefix in prefixes]
+        predictions = [scored_prediction(*prefix, self.options, "prefix") for prefix in prefixes]
         if self.engine is not None:
             old = [prefixes[i] for i in self.searched]
             records = self.engine.records()

@@ -34,12 +34,13 @@ def fill_slots(
     by_index: dict[int, Prediction] = {}
     sizes = [len(request.source) for request in requests]
     for batch in by_size(sizes, BATCH_TOKENS["cuda" if matrix.is_cuda else "cpu"]):
-        filled = [[token == requests[i].mask for token in requests[i].source] for i in batch]
-        row = Packed.of([requests[i].source for i in batch]).to(matrix.device)
-        slots = torch.tensor([slot for places in filled for slot in places], device=matrix.device)
-        logits = model.head(hidden(model, row)[slots], None, matrix)
+        row = Packed.of([requests[i].source for i in batch])
+        masks = torch.tensor([requests[i].mask for i in batch])
+        filled = row.tokens == masks.repeat_interleave(torch.tensor(row.lengths))  # [N]
+        slots = filled.nonzero()[:, 0].to(matrix.device)
+        logits = model.head(hidden(model, row.to(matrix.device))[slots], None, matrix)
         best = logits.log_softmax(-1, dtype=torch.float32).max(1)
-        counts = [sum(places) for places in filled]
+        counts = [int(part.sum()) for part in row.split(filled)]
         parts = best.indices.split(counts), best.values.split(counts)
         for i, tokens, logprobs in zip(batch, *parts, strict=True):
             max_tokens = requests[i].max_tokens(model.config, options)
@@ -55,6 +56,6 @@ def read(
     """The prediction from the tokens of all slots: it ends with the first <eos>."""
     tokens = until_eos(tokens, request.eos)
     stopped = "end" if request.eos in tokens else "length"
-    prediction = scored_prediction(tokens, logprobs[: len(tokens)], options.length_penalty, stopped)
+    prediction = scored_prediction(tokens, logprobs[: len(tokens)], options, stopped)
     prediction.source_ids = request.source
     return prediction

@@ -60,7 +60,7 @@ class Plan:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query[N, H, K], key[M, G, K], value[M, G, K] -> [N, H, K]."""
-        key, value = repeat_heads(key, query), repeat_heads(value, query)
+        key, value = ops.repeat_heads(key, query), ops.repeat_heads(value, query)
         if len(query) != self.queries or len(key) != self.keys or key.shape != value.shape:
             raise InputError(
                 f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} "
@@ -82,6 +82,7 @@ class Plan:
         bias: BiasFunction | None,
     ) -> Tensor:  # fmt: skip
         """`attend` with weights that `weigh` computes and a position bias of the scores."""
+        key, value = ops.repeat_heads(key, query), ops.repeat_heads(value, query)
         return self._rectangles.attend(query, key, value, weigh, bias)
 
     def weights(
@@ -95,7 +96,7 @@ class Plan:
         weights = []
         parts = query.split(self.query_lengths), key.split(self.key_lengths)
         for q, k in zip(*parts, strict=True):
-            k = repeat_heads(k, q)
+            k = ops.repeat_heads(k, q)
             visible = self.visibility.matrix(len(q), len(k)).to(q.device)
             if weigh is None:
                 weights.append(attention_weights(q, k, visible))
@@ -105,12 +106,6 @@ class Plan:
             mask = score_mask(visible[None], distance, bias, q.dtype)  # [H or 1, n, m]
             weights.append(weigh(q.transpose(0, 1)[None], k.transpose(0, 1)[None], mask[None])[0])
         return weights
-
-
-def repeat_heads(x: Tensor, query: Tensor) -> Tensor:
-    """Keys or values [M, G, K] for each head of query[N, H, K]: [M, H, K]."""
-    groups, rest = divmod(query.shape[1], x.shape[1])
-    return x if groups <= 1 or rest else x.repeat_interleave(groups, dim=1)
 
 
 def is_overridden(attention: nn.Module) -> bool:
@@ -127,7 +122,8 @@ SelfPlan = Plan | CachedSelf | Reading  # self-attention: the full pass, a step,
 
 
 class MultiHeadAttention(nn.Module):
-    """Section 3.2.2: H attentions in parallel, each on its own K features.
+    """Section 3.2.2: H attentions in parallel, each on its own K features. With grouped heads
+    (Ainslie et al. 2023) there are only G heads of keys and values, each shared by H / G queries.
 
     Self-attention computes queries, keys and values from the same row, cross-attention computes
     keys and values from the memory.

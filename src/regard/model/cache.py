@@ -26,6 +26,7 @@ from regard.config.model import ModelConfig
 from regard.config.registry import POSITIONS
 from regard.errors import InputError
 from regard.model.rectangles import BiasFunction, WeightFunction
+from regard.ops.heads import repeat_heads
 from regard.ops.padded import attend_rectangles, rectangle, starts
 
 if TYPE_CHECKING:
@@ -172,6 +173,9 @@ class Step:
         if seen > cache.slots:
             raise InputError(f"the cache has {cache.slots} slots, but this step needs {seen}")
         self.cache, self.seen, self.parents = cache, seen, parents
+        self.mask: Tensor | None = None  # [B, 1, W, seen]
+        if cache.states:  # recurrent layers read their state, not slots
+            return
         if parents is not None:
             rows = parents[:, :, None].expand(-1, -1, cache.slots)
             cache.visible.copy_(cache.visible.gather(1, rows))
@@ -179,7 +183,6 @@ class Step:
         window, now = cache.config.window, cache.positions[:, None]  # [B, 1]
         if cache.tracks_positions:
             cache.slot_positions.index_copy_(1, cache.next, now.expand(-1, cache.width))
-        self.mask: Tensor | None = None  # [B, 1, W, seen]
         if cache.uneven or seen > cache.used + cache.width:
             visible = cache.visible[:, :, :seen]
             if window is not None:
@@ -198,6 +201,7 @@ class Step:
     ) -> Tensor:  # fmt: skip
         """`attend` with weights that `weigh` computes and a position bias of the scores."""
         rows = query.unflatten(0, (-1, self.cache.width)).transpose(1, 2).to(key.dtype)
+        key, value = repeat_heads(key, rows), repeat_heads(value, rows)
         shape = (1, 1, self.cache.width, key.shape[2])
         added = key.new_zeros(shape) if mask is None else mask
         if bias is not None:

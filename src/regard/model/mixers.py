@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,36 @@ class RowPlan:
     """The structure of a packed row for a mixer, created once per batch for all layers."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str) -> None:
-        length, position = torch.tensor(lengths), positions_of(lengths)
-        self.before = position.to(device)  # [N]: tokens of the same sequence before each token
-        self.after = (length.repeat_interleave(length) - 1 - position).to(device)  # and after it
-        # The order of recurrence: all first tokens, then all second ones; longest sequences first.
-        rank = length.argsort(descending=True, stable=True).argsort()
-        order = (position * len(length) + rank.repeat_interleave(length)).argsort()  # [N]
-        self.order, self.back = order.to(device), order.argsort().to(device)
-        self.steps = position.bincount()  # [T] sequences that have a token at t; stays on the host
-        self.sequences, self.equal = len(lengths), len(set(lengths)) == 1
+        self.length, self.position = torch.tensor(lengths), positions_of(lengths)  # on the host
+        self.device = device
+        self.before = self.position.to(device)  # [N]: tokens of the same sequence before each token
+        after = self.length.repeat_interleave(self.length) - 1 - self.position
+        self.after = after.to(device)  # [N]: and after it
+        self.longest, self.sequences = max(lengths, default=0), len(lengths)
+        self.equal = len(set(lengths)) == 1
+
+    @cached_property
+    def last(self) -> Tensor:
+        """The row of the last token of each sequence, [B]."""
+        return (self.length.cumsum(0) - 1).to(self.device)
+
+    @cached_property
+    def steps(self) -> Tensor:
+        """The number of sequences that have a token at each position, [T], on the host."""
+        return self.position.bincount()
+
+    @cached_property
+    def order(self) -> Tensor:
+        """The order of recurrence, [N]: all first tokens, then all second ones, and so on; of the
+        longest sequences first."""
+        rank = self.length.argsort(descending=True, stable=True).argsort()
+        key = self.position * self.sequences + rank.repeat_interleave(self.length)
+        return key.argsort().to(self.device)
+
+    @cached_property
+    def back(self) -> Tensor:
+        """The inverse of `order`."""
+        return self.order.argsort()
 
     def shifted(self, x: Tensor, offset: int) -> Tensor:
         """x[N, D] -> [N, D]: at each token the vector of the one `offset` further on, or zeros

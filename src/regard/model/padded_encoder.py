@@ -85,7 +85,7 @@ class Rectangle:
         self.mask = mask
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[B*T, H, K] each -> [B*T, H, K]."""
+        """query[B*T, H, K], key and value[B*T, G, K] -> [B*T, H, K]."""
         size = self.mask.shape[-1]
         query, key, value = (split(x, size) for x in (query, key, value))
         output = attend_rectangles(query, key, value, self.mask)

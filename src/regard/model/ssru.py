@@ -32,8 +32,11 @@ class Ssru(nn.Module):
 
     def forward(self, x: Tensor, plan: StateRow | StateReading | StateStep) -> Tensor:
         """x[N, D] -> [N, D]."""
-        forget = self.forget(x).sigmoid()
-        return plan.states(forget, (1 - forget) * self.input(x)).relu().to(x.dtype)
+        # At least float32, as in the cache: in bfloat16 a forget gate near 1 would be rounded to 1.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        forget, inputs = self.forget(x).to(dtype), self.input(x).to(dtype)
+        states = plan.states(forget.sigmoid(), (-forget).sigmoid() * inputs)
+        return states.relu().to(x.dtype)
 
 
 class StateRow(RowPlan):
@@ -56,7 +59,7 @@ class StateReading:
         """See `StateRow.states`."""
         states = self.row.states(decay, added)
         stored = self.cache.states[self.layer]
-        stored.copy_(states[self.row.after == 0][:, None].expand_as(stored))
+        stored.copy_(states[self.row.last][:, None].expand_as(stored))
         return states
 
 
@@ -106,10 +109,10 @@ def scan(decay: Tensor, added: Tensor, row: RowPlan, direction: int) -> Tensor:
     """Each position combines itself with the one 1, 2, 4, ... places before it (direction -1) or
     after it (1). All factors are at most 1, so nothing overflows, and the states of a sequence do
     not depend on the other sequences of the row."""
-    distance, longest = 1, len(row.steps)
-    while distance < longest:
+    distance = 1
+    while distance < row.longest:
         added = added + decay * row.shifted(added, direction * distance)
         distance *= 2
-        if distance < longest:
+        if distance < row.longest:
             decay = decay * row.shifted(decay, direction * (distance // 2))
     return added

@@ -355,7 +355,7 @@ class Transformer(nn.Module):
             memory: [M, D], the output of the encoder.
 
         Returns:
-            The keys and the values of each layer, [M, H, K] each.
+            The keys and the values of each layer, [M, G, K] each.
         """
         return [block.cross_attention.project_memory(memory) for block in self.blocks]
 

@@ -22,7 +22,7 @@ from regard.ops.cpu import few_rows
 from regard.ops.cpu import training as cpu
 from regard.ops.cpu.build import library
 from regard.ops.cuda import training as cuda
-from regard.ops.heads import split_heads
+from regard.ops.heads import repeat_heads, split_heads
 from regard.ops.layout import Layout, visible
 from regard.ops.limits import angles, check_device, check_dtype, segment_means
 from regard.ops.losses import CrossEntropy
@@ -31,7 +31,8 @@ from regard.ops.overrides import must_be_called
 __all__ = [
     "ATTENTION_BACKENDS", "Layout", "add_norm", "angles", "attention_backend", "attention_layout",
     "backend", "cache_dtype", "check_device", "check_dtype", "cross_entropy", "disagreement",
-    "divergence", "embed", "linear", "must_be_called", "segment_means", "split_heads", "visible",
+    "divergence", "embed", "linear", "must_be_called", "repeat_heads", "segment_means",
+    "split_heads", "visible",
 ]  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def linear(
 ) -> Tensor:
     """activation(x Wᵀ + b): x[N, D], weight[V, D], bias[V] -> [N, V].
 
-    activation: none, relu or gelu.
+    activation: a key of `regard.ops.reference.ACTIVATIONS`, or none.
     """
     return implementation("linear", x)(x, weight, bias, activation)
 

@@ -66,6 +66,16 @@ def are_parts(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+def repeat_heads(x: Tensor, query: Tensor) -> Tensor:
+    """Grouped keys or values for each head of the query; a copy, unless x has all H heads.
+
+    x[M, G, K] for query[N, H, K] -> [M, H, K], or x[B, G, T, K] for query[B, H, W, K] ->
+    [B, H, T, K].
+    """
+    groups, rest = divmod(query.shape[1], x.shape[1])
+    return x if groups <= 1 or rest else x.repeat_interleave(groups, dim=1)
+
+
 def heads_contiguous(x: Tensor) -> Tensor:
     """x[N, H, K] with the heads of a row contiguous; rows may be strided."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()

@@ -99,12 +99,21 @@ def attend_rectangles(
     query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """query[S, H, T, K], key and value[S, G, T, K] -> [S, H, T, K]. cuDNN is not used, because it
+    """query[S, H, n, K], key and value[S, G, m, K], visible[S, 1, n or 1, m] -> [S, H, n, K].
+
+    With grouped heads, the H / G queries of a key are further rows of one attention, so that keys
+    and values are not copied; this cannot be combined with `causal`. cuDNN is not used, because it
     creates a plan for every new shape: steps with sentences of different lengths took ten times as
     long on an H200."""
-    if key.shape[1] != query.shape[1]:  # grouped: each key head serves several query heads
-        groups = query.shape[1] // key.shape[1]
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    heads, groups = query.shape[1], key.shape[1]
+    if heads != groups:
+        assert not causal
+        shared, rows = heads // groups, query.shape[2]
+        query = query.unflatten(1, (groups, shared)).flatten(2, 3)  # [S, G, (H / G) n, K]
+        if visible is not None and visible.shape[2] > 1:
+            visible = visible.repeat(1, 1, shared, 1)
+        output = attend_rectangles(query, key, value, visible, dropout)
+        return output.unflatten(2, (shared, rows)).flatten(1, 2)
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     eager_gpu = query.is_cuda and not torch.compiler.is_compiling()
     with sdpa_kernel(backends) if eager_gpu else nullcontext():

@@ -25,6 +25,9 @@ class DecodingOptions(TypedDict, total=False):
     length_penalty: Annotated[
         float | None, "exponent of the length penalty; larger values prefer longer outputs."
     ]
+    length_offset: Annotated[
+        float | None, "added to the length in the length penalty; 0: a power of the length."
+    ]
     max_length: Annotated[
         int | None, "largest number of output tokens beyond the length of the input."
     ]

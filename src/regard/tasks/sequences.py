@@ -252,7 +252,7 @@ class Sequences(Task):
         self,
         model: Transformer,
         pairs: Sequence[tuple[str, str]],
-        penalty: float = 0.0,
+        decoding: DecodingConfig | None = None,
         limit: int | None = None,
     ) -> list[Prediction]:
         """Compute the log-probabilities of targets.
@@ -260,7 +260,7 @@ class Sequences(Task):
         Args:
             model: the model.
             pairs: (source, target) texts.
-            penalty: length penalty of the scores.
+            decoding: options that determine the length penalty; None: there is none.
             limit: largest number of tokens of a source or target, or None.
 
         Raises:
@@ -282,9 +282,9 @@ class Sequences(Task):
                     f"pair {i + 1} has {longest} tokens, but the learned position table has "
                     f"{limit} rows"
                 )
-        scored = []
+        scored, decoding = [], decoding or DecodingConfig(length_penalty=0.0)
         for i, result in enumerate(runtime.score(model, requests, outputs)):
-            prediction = runtime.scored_prediction(outputs[i], result.logprobs, penalty, "given")
+            prediction = runtime.scored_prediction(outputs[i], result.logprobs, decoding, "given")
             prediction.source_ids = requests[i].source
             scored.append(runtime.spell(prediction, (self.source, self.target), 1))
         return scored

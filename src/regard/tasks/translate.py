@@ -275,7 +275,7 @@ class Translate(Sequences):
         """
         if score:
             limit = model.config.max_length if model.config.positions == "learned" else None
-            scored = self.score(model, inputs, context.decoding.length_penalty, limit)
+            scored = self.score(model, inputs, context.decoding, limit)
             for i, prediction in enumerate(scored):
                 if max(len(prediction.source_ids), len(prediction.token_ids)) > context.longest:
                     context.warn_long(i)

@@ -191,9 +191,8 @@ class Walk:
         query, key, value = product.unflatten(1, (-1, self.config.head_size)).split(
             (heads, shared, shared), dim=1
         )
-        first = [
-            x[at, :shared].flatten() for x in (query, key, value)
-        ]  # of all heads, or the first
+        # Of all heads; with grouped heads, only the first G heads of the query.
+        first = [x[at, :shared].flatten() for x in (query, key, value)]
         self.add(
             "query, key, value", "3.2.2", product, "N 3HK" if shared == heads else "N (H+2G)K",
             "One matrix product computes three vectors for each token: a query and a key, which "
@@ -376,6 +375,7 @@ class Walk:
         else:
             more = " (after one more layer)" if head == "masked-language-model" else ""
             table = "the embedding table" if self.model.head.output is None else "a separate table"
+            table += ", plus a bias," if self.config.output_bias else ""
             self.predictions(
                 "N V", self.row.tokens, self.names, self.row.answers,
                 f"The dot products of the output vector at each position{more} with the "

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from regard.model.attention import MultiHeadAttention, Plan
 from regard.model.stack import Stack
 from regard.model.transformer import AttentionCapture, Transformer
+from regard.ops.heads import repeat_heads
 from regard.ops.reference import attention_weights, scaled_scores
 from regard.text.batching import Packed
 
@@ -39,7 +40,8 @@ class TracedPlan:
         self.plan, self.weights = plan, plan.weights
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self.query, self.key, self.value = query, key, value  # [N, H, K], [M, H, K], [M, H, K]
+        self.query = query  # [N, H, K]
+        self.key, self.value = repeat_heads(key, query), repeat_heads(value, query)  # [M, H, K]
         self.mixed = self.plan.attend(query, key, value)  # [N, H, K]
         return self.mixed
 

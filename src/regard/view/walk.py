@@ -41,6 +41,8 @@ def walk_config(text: str, target: str | None, style: str, changes: dict[str, An
     config = ModelConfig.from_dict({**values, **changes, "vocabulary_size": size})
     if target is not None and config.style != "encoder-decoder":
         raise InputError(f"model.style={config.style} reads one text: omit --target")
+    if config.custom_parts:
+        raise InputError(f"model.{config.custom_parts[0]} cannot be shown: use a built-in part")
     if config.mixer != "attention":
         raise InputError(f"model.mixer={config.mixer} cannot be shown: set model.mixer=attention")
     if config.decoder_mixer != "attention":

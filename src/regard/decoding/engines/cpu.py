@@ -27,12 +27,12 @@ from regard.decoding.engines.cpu_weights import (
     BYTES,
     KINDS,
     BlockedWeights,
+    BlockMemory,
     CBeams,
     CCache,
     CSearch,
     CSentence,
     CSlots,
-    Memory,
     declared,
     whole_blocks,
 )
@@ -57,7 +57,7 @@ class CpuModel:
         self.encoder: BlockedWeights | None = None
         self.decoder: BlockedWeights | None = None
         size = sum(weight.numel() for weight in weights_of(model)) * BYTES[precision]
-        shared = library, model.config, precision, blocks, Memory(size)
+        shared = library, model.config, precision, blocks, BlockMemory(size)
         if model.encoder is not None:
             table = model.table("source").weight
             self.encoder = BlockedWeights(*shared, "encoder", model.encoder, table)
@@ -180,7 +180,7 @@ def groups(row: Packed) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def slots_of(layers: Sequence[tuple[Tensor, Tensor]]) -> Any:
-    """An array of CSlots: keys and values [B, H, T, K] of each layer; None if there is no layer."""
+    """An array of CSlots: keys and values [B, G, T, K] of each layer; None if there is no layer."""
     if not layers:
         return None
     each = [

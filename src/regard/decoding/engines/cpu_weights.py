@@ -103,7 +103,7 @@ class BlockedWeights:
 
     def __init__(
         self, library: ctypes.CDLL, config: ModelConfig, precision: str,
-        blocks: dict[str, Tensor], memory: Memory, name: str, stack: Stack, table: Tensor,
+        blocks: dict[str, Tensor], memory: BlockMemory, name: str, stack: Stack, table: Tensor,
         output: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:  # fmt: skip
         self.library, self.config, self.kind = library, config, KINDS[precision]
@@ -217,7 +217,7 @@ class BlockedWeights:
         return layer
 
 
-class Memory:
+class BlockMemory:
     """Memory for blocked matrices. Large models use huge pages: a step reads all weights, and one
     core reads them 1.4 times as fast as from pages of 4 KiB."""
 
@@ -246,7 +246,9 @@ def aligned(words: Tensor, size: int) -> Tensor:
     return words[-words.data_ptr() % size // 4 :]
 
 
-def to_blocks(library: ctypes.CDLL, kind: int, weight: Tensor, memory: Memory) -> dict[str, Tensor]:
+def to_blocks(
+    library: ctypes.CDLL, kind: int, weight: Tensor, memory: BlockMemory
+) -> dict[str, Tensor]:
     """The blocked layout of weight[O, I]: its tiles, and in int8 also the scale and the start of
     each output."""
     weight = weight.detach().float().contiguous()

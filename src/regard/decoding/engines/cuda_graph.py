@@ -45,7 +45,8 @@ MAX_BUFFERS = 24  # kept for a model; each needs memory, and time to create its 
 MAX_STEPS_AHEAD = 2  # of the host before the GPU
 FIXED_ROWS = 16  # sentences of buffers with fixed shapes
 SHRINK_AT = 3 / 4  # sentences that must be done before the others move to smaller buffers
-NOT_IN_GRAPHS = ("seed", "length_penalty", "max_length")  # options that no graph depends on
+# Options that no graph depends on.
+NOT_IN_GRAPHS = ("seed", "length_penalty", "length_offset", "max_length")
 
 _buffers: WeakKeyDictionary[Transformer, OrderedDict[Any, GraphBuffers]] = WeakKeyDictionary()
 _lock = RLock()  # held while buffers are chosen or created

@@ -23,8 +23,7 @@ OFFSET = 2  # rows before the first position
 # make the loss with label smoothing infinite.
 NEVER = -10_000.0
 # Generation options that change which tokens are generated and that regard does not apply.
-GENERATION = ("length_penalty", "min_length", "repetition_penalty",
-              "early_stopping", "forced_eos_token_id", "suppress_tokens")  # fmt: skip
+GENERATION = "min_length", "repetition_penalty", "forced_eos_token_id", "suppress_tokens"
 
 
 def marian(source: Source) -> Recipe:
@@ -117,7 +116,12 @@ def banned(source: Source, size: int) -> list[int]:
 
 
 def _decoding(source: Source) -> dict[str, Any]:
-    options = {}
+    """The search of `generate`; a missing option has the default of `transformers`. The score is
+    divided by a power of the number of tokens, including </s> and without the start token."""
+    options: dict[str, Any] = {"beam": 1, "length_offset": 0.0}
+    options["length_penalty"] = 1.0
+    if _is_penalty(penalty := _setting(source, "length_penalty")):
+        options["length_penalty"] = float(penalty)
     for name, own in (("num_beams", "beam"), ("no_repeat_ngram_size", "no_repeat")):
         value = _setting(source, name)
         if type(value) is int and 1 <= value <= 100:
@@ -125,8 +129,22 @@ def _decoding(source: Source) -> dict[str, Any]:
     return options
 
 
+def _is_penalty(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 10
+
+
 def _notes(source: Source) -> dict[str, Any]:
     notes = {}
+    penalty = _setting(source, "length_penalty")
+    if penalty is not None and not _is_penalty(penalty):
+        notes["length_penalty"] = f"{penalty!r:.40}: not used"
+    if _decoding(source)["beam"] > 1:
+        if (early := _setting(source, "early_stopping")) is not True:
+            notes["early_stopping"] = (
+                f"{early!r:.40}: not used; the search ends as with early_stopping=True"
+            )
+        if source.token("forced_bos_token_id") >= 0:
+            notes["forced_bos_token_id"] = "its log-probability is part of the score"
     for name in GENERATION:
         value = _setting(source, name)
         if value not in (None, 0, False, 1.0, []):

@@ -148,12 +148,13 @@ def check_options(options: Mapping[str, Any], path: Path) -> None:
 
 
 def decoding_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The search options that the engine uses."""
-    decoding: dict[str, Any] = {}
-    beam, normalise = options.get("beam-size"), options.get("normalize")
+    """The search options that the engine uses; a missing option has the default of Marian. The
+    score is divided by a power of the number of tokens, including </s>."""
+    decoding: dict[str, Any] = {"length_offset": 0.0}
+    beam, normalise = options.get("beam-size", 12), options.get("normalize", 0)
     if type(beam) is int and 1 <= beam <= 100:
         decoding["beam"] = beam
-    if isinstance(normalise, int | float) and 0 <= normalise <= 2 and beam != 1:
+    if isinstance(normalise, int | float) and 0 <= normalise <= 10:
         decoding["length_penalty"] = float(normalise)
     return decoding
 

@@ -78,8 +78,8 @@ inline Floats sums_across(const Floats* x) {
 constexpr long QUERIES = 4;  // queries that read a key together
 constexpr long SLICE = 4;  // registers of a key that are multiplied together
 
-// Attention of COUNT queries that attend to the same slots of one head. A query's result does not depend
-// on the others. scores: [COUNT, rounded number of slots].
+// Attention of COUNT queries that attend to the same slots of one head. A query's result does not
+// depend on the others. scores: [COUNT, rounded number of slots].
 template <long COUNT>
 inline void attend_queries(const float* const* queries, const Slots& slots, long at,
                            const Seen& seen, long size, float* scores, float* const* outs) {
@@ -136,8 +136,8 @@ inline void attend_queries(const float* const* queries, const Slots& slots, long
     }
 }
 
-// Attention of any number of queries that attend to the same slots of one head. scores: memory for QUERIES
-// times the rounded number of slots.
+// Attention of any number of queries that attend to the same slots of one head. scores: memory for
+// QUERIES times the rounded number of slots.
 template <long COUNT = QUERIES>
 inline void attend(long count, const float* const* queries, const Slots& slots, long at,
                    const Seen& seen, long size, float* scores, float* const* outs) {
@@ -163,8 +163,8 @@ struct Sequence {
     }
 };
 
-// Attention of all rows of a sentence, each of which sees a run of slots; `group` numbers of a row
-// are queries of these keys, of `size` numbers each. Both products use the micro-kernel of
+// Attention of all rows of a sentence, each of which sees a run of slots; each row has
+// `group / size` queries that share these keys. Both products use the micro-kernel of
 // product.h. A run needs only the blocks that it touches.
 inline void attend_all(const float* queries, long stride, long rows, long group, const Slots& slots,
                        long at, const Seen* seen, long size, float* memory, float* out,

@@ -78,24 +78,30 @@ struct RowTables {
     }
 };
 
-// Each hypothesis sees the slots of its parent and one new slot.
+// Each hypothesis sees the slots of its parent and one new slot. Recurrent layers have no slots,
+// only a state for each hypothesis.
 static void move_hypotheses(const Turn& turn, RowTables& t, bool recurrent) {
     const Cache& cache = turn.search->cache;
     const Beams& beams = turn.search->beams;
     long width = cache.width, end = cache.used + width, b = turn.index;
+    long now = cache.positions[b]++;
+    for (long w = 0; w < width; w++) {
+        long r = turn.first + w;
+        t.tokens[r] = beams.tokens[b * width + w];
+        t.parent[r] = beams.move ? beams.parents[b * width + w] : w;
+        t.position[r] = now, t.slot[r] = recurrent ? w : cache.used + w;
+    }
+    if (recurrent) return;
     uint8_t* visible = cache.visible + b * width * cache.slots;
-    long now = cache.positions[b];
     for (long w = 0; w < width; w++)
         if (cache.window) cache.slot_positions[b * cache.slots + cache.used + w] = now;
     for (long w = 0; w < width; w++) {  // read all rows before any is changed
-        long r = turn.first + w, parent = beams.move ? beams.parents[b * width + w] : w, count = 0;
+        long r = turn.first + w, count = 0;
         int32_t* numbers = turn.numbers + w * end;
         for (long s = 0; s < cache.used; s++)
-            if (visible[parent * cache.slots + s]) numbers[count++] = s;
+            if (visible[t.parent[r] * cache.slots + s]) numbers[count++] = s;
         numbers[count++] = cache.used + w;
         t.seen[r] = {numbers, count};
-        t.tokens[r] = beams.tokens[b * width + w];
-        t.position[r] = now, t.slot[r] = recurrent ? w : cache.used + w, t.parent[r] = parent;
     }
     for (long w = 0; w < width; w++) {
         Seen& seen = t.seen[turn.first + w];
@@ -109,7 +115,6 @@ static void move_hypotheses(const Turn& turn, RowTables& t, bool recurrent) {
                 read[count++] = read[i];
         seen.count = count;
     }
-    cache.positions[b]++;
 }
 
 extern "C" {

@@ -21,7 +21,7 @@ struct Norm {
 
 struct Layer {
     Norm self_norm;
-    Matrix query_key_value, self_output;  // SSRU: input and forget gate; none
+    Matrix query_key_value, self_output;  // with SSRU: its two matrices; self_output is unused
     Norm cross_norm;
     Matrix query, key_value, cross_output;  // key_value: of the memory
     Norm feed_norm;
@@ -41,7 +41,8 @@ struct Stack {
     Matrix output;  // [V, D], of a decoder
 };
 
-// Where the keys and values of one sentence are. The sentences of a call may belong to several caches.
+// Where the keys and values of one sentence are. The sentences of a call may belong to several
+// caches.
 struct Sentence {
     const Slots *own, *memory;  // of each layer; memory may be null, for all sentences. Of an SSRU,
                                 // the slots of `own` are the states of the hypotheses

@@ -4,12 +4,13 @@
 
 #include "choose.h"
 
-// Writes the tokens that hypothesis `row` may not continue with: <eos> before the minimum length, and tokens
-// that would repeat an n-gram. Returns their number; `forbidden` has room for one more than the
-// tokens of the hypothesis.
+// Writes the tokens that hypothesis `row` may not continue with: <eos> before the minimum length,
+// and tokens that would repeat an n-gram. Returns their number; `forbidden` has room for one more
+// than the tokens of the hypothesis. Without <eos>, `eos` is -1.
 inline long forbid(const Beams& beams, long b, long row, int32_t* forbidden) {
     long count = 0, size = beams.no_repeat, length = beams.prefix + *beams.time;
-    if (*beams.time < beams.min_steps[b]) forbidden[count++] = int32_t(beams.eos);
+    if (beams.eos >= 0 && *beams.time < beams.min_steps[b])
+        forbidden[count++] = int32_t(beams.eos);
     if (!size || length < size) return count;
     const int64_t* tokens = beams.sequences + row * beams.places;
     const int64_t* newest = tokens + length - size + 1;
@@ -65,8 +66,8 @@ inline long invert(const std::vector<float>& weights, double noise, std::vector<
     return token;
 }
 
-// A token from the most probable ones: `top_k` of them, and of those the smallest set with a probability
-// of at least `top_p`. Tokens are sorted only as far as they are needed.
+// A token from the most probable ones: `top_k` of them, and of those the smallest set with a
+// probability of at least `top_p`. Tokens are sorted only as far as they are needed.
 inline long draw_from_best(const Beams& beams, double noise, SampleMemory& memory) {
     const std::vector<float>& weights = memory.weights;
     std::vector<int32_t>& order = memory.order;
