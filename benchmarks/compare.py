@@ -38,6 +38,7 @@ PEERS = {  # name: its name in tables, and the packages that it needs
     "sentence-transformers": ("sentence-transformers", ["sentence_transformers"]),
     "pytorch": ("regard by PyTorch", []),  # without the C++ code, to show its gain
 }
+NOT_IN_EXTRA = {"llama_cpp": "llama-cpp-python"}  # compiled when it is installed, for minutes
 CPU_ONLY = ("ctranslate2", "onnxruntime", "pytorch")
 DTYPES = ("float32", "bfloat16", "int8")
 
@@ -191,7 +192,8 @@ def available(names: Sequence[str], device: str) -> list[str]:
         name, needed = PEERS[peer]
         missing = [package for package in needed if find_spec(package) is None]
         if missing:
-            print(f"{name} is skipped: {missing[0]} is missing (pip install -e '.[bench]')")
+            install = NOT_IN_EXTRA.get(missing[0], "-e '.[bench]'")
+            print(f"{name} is skipped: {missing[0]} is missing (pip install {install})")
         elif peer in CPU_ONLY and device != "cpu":
             print(f"{name} is skipped: it is measured on the CPU only")
         else:

@@ -95,6 +95,7 @@ def convert_to_ctranslate2(file: str, end: int, folder: Path) -> None:
     spec.config.layer_norm_epsilon = config.rms_norm_eps
     spec.validate()
     spec.optimize()
+    folder.mkdir()
     spec.save(str(folder))
 
 

