@@ -166,7 +166,7 @@ async def run_closed_loop(
             if began == math.inf and now > start + warm_up and len(answers) >= clients:
                 began, ended = now, now + seconds
             if now > min(began, start + warm_up) + seconds + GRACE:
-                raise NoAnswer(f"{open_requests} requests had no answer after {GRACE:.0f} s")
+                raise NoAnswer(f"only {len(answers)} requests were answered in {now - start:.0f} s")
             index, turn = turn % len(contents), turn + 1
             measured = began <= now < ended
             open_requests += measured
@@ -174,15 +174,16 @@ async def run_closed_loop(
             open_requests -= measured
 
     tasks = [asyncio.ensure_future(work(client)) for client in connections]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     # The first client has stopped, so there is nothing more to measure.
-    for task in tasks:
-        if task.done():
-            task.result()
-        task.cancel()
     processor = (time.process_time() - cpu) / (time.perf_counter() - start)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     for client in connections:
         client.close()
+    for task in done:
+        task.result()
     return Load(answers, began, ended, processor, clients)
 
 

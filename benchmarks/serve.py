@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
+import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -49,6 +51,7 @@ PROGRAMS: dict[str, tuple[str, Program, tuple[int, ...]]] = {
 SENTENCES = 400
 GOAL_CLIENTS, GOAL_RATIO, GOAL_OVERHEAD = 32, 1.5, 0.003  # seconds
 LONGEST = 60.0  # seconds; a program whose answers would take longer is not measured
+IDLE, IDLE_LOAD = 0.5, 0.1  # a service is idle if it uses less than 0.1 cores for 0.5 seconds
 BOTTLENECK = 0.25  # fraction of a core that the load generator may use
 OVERHEAD_TEXTS = 40
 TICKS = os.sysconf("SC_CLK_TCK")  # `ticks` in a second
@@ -121,6 +124,18 @@ def measure(
     result.add(load, processor, max(0.0, others) * TICKS / max(1, worked + idle))
 
 
+def wait_until_idle(server: Server) -> None:
+    """Wait until a service has finished the requests whose clients have disconnected, which some
+    services process to the end: they must not slow down the next program."""
+    ended = time.perf_counter() + 2 * LONGEST
+    used = -math.inf
+    while (now := server.processor_seconds()) > used + IDLE * IDLE_LOAD:
+        if time.perf_counter() > ended:
+            raise SystemExit("a service works although nobody waits for an answer")
+        used = now
+        time.sleep(IDLE)
+
+
 def start(name: str, folder: Path, beam: int) -> AbstractContextManager[Server]:
     """Start the service of a program; `folder` has the model in both formats."""
     _, program, workers = PROGRAMS[name]
@@ -167,6 +182,8 @@ def compare(preset: str, beam: int, options: argparse.Namespace, log: RatioLog) 
                         print(f"  {name} with {clients} clients is skipped: {error}")
                         del results[name]
                         continue
+                    finally:
+                        wait_until_idle(started[name])
                     first.setdefault(name, result.percentile(0.5) / clients)
             steps = round(tokens)
             limit = {
