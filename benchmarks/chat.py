@@ -61,6 +61,8 @@ def entrants(
         elif peer == "ctranslate2":
             programs.convert_to_ctranslate2(name, end, folder / peer)
             for dtype in dtypes:
+                if dtype == "bfloat16":
+                    continue  # CTranslate2 has it only with Intel's library
                 for workers in (1, 2) if threads == 2 and dtype == "int8" else (1,):
                     arguments = (str(folder / peer), dtype, threads, workers)
                     all_programs.append(
