@@ -19,6 +19,7 @@ from tools.goals import SECTIONS, Goal, reached
 
 PAGE = Path("docs/performance.md")
 TEMPLATE = Path(__file__).parent / "templates" / "performance.md"
+SPEEDS = ("tokens/s", "sentences/s", "requests/s")
 TEST = "$REGARD_DATA/multi30k/test_2016_flickr"
 
 
@@ -48,6 +49,8 @@ PARTS = {  # placeholder of the template, and key of SECTIONS where there are go
     "startup": Part((("startup", "cpu"),), "startup"),
     "latency": Part((("latency", "cpu"),), "latency"),
     "serving": Part((("serve", "cpu"),), "serve"),
+    "chat": Part((("chat", "cpu"),), "chat"),
+    "embed": Part((("embed", "cpu"),), "embed"),
 }
 
 
@@ -71,8 +74,8 @@ def section(name: str, rows: list[Row]) -> str:
 
 def tables(section_goals: list[Goal], rows: list[Row]) -> str:
     """Speeds in a table with one column per program; all other rows in a second table."""
-    fast = [row for row in rows if row.unit == "tokens/s"]
-    others = [row for row in rows if row.unit != "tokens/s"]
+    fast = [row for row in rows if row.unit in SPEEDS]
+    others = [row for row in rows if row.unit not in SPEEDS]
     goals = {(goal.benchmark, goal.work): goal for goal in section_goals}
     return "\n".join(
         ([speed_table(fast, goals)] if fast else [])
@@ -81,7 +84,7 @@ def tables(section_goals: list[Goal], rows: list[Row]) -> str:
 
 
 def speed_table(rows: list[Row], goals: dict[tuple[str, str], Goal]) -> str:
-    """Tokens per second of each program, the fraction of the limit of regard, and the ratio."""
+    """The speed of each program, the fraction of the limit of regard, and the ratio."""
     ours, peers = dict[str, None](), dict[str, None]()
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: place(row, goals)):
@@ -89,8 +92,8 @@ def speed_table(rows: list[Row], goals: dict[tuple[str, str], Goal]) -> str:
         ours[name], peers[row.peer] = None, None
         values = cells.setdefault((row.benchmark, row.work), {})
         limit = "" if row.of_limit is None else f" ({row.of_limit:.0%})"
-        values[name] = f"{row.value:,.0f}{limit}"
-        values[row.peer] = f"{row.peer_value:,.0f}"
+        values[name] = f"{speed(row.value)}{limit}"
+        values[row.peer] = speed(row.peer_value)
     names = [
         *sorted(ours, key=precision),
         *sorted(peers, key=lambda name: (name[:8], precision(name))),
@@ -102,6 +105,10 @@ def speed_table(rows: list[Row], goals: dict[tuple[str, str], Goal]) -> str:
         columns = [key[1], *(values.get(name, "-") for name in names), *verdict(rows, goal)]
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
+
+
+def speed(value: float) -> str:
+    return f"{value:,.0f}" if value >= 20 else f"{value:.1f}"
 
 
 def other_table(rows: list[Row], goals: dict[tuple[str, str], Goal]) -> str:
