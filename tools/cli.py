@@ -44,6 +44,9 @@ def section(name: str, parser: argparse.ArgumentParser) -> str:
     for action in parser._actions:
         if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
             lines.append(f"| {spelling(action)} | {explanation(action, parser)} |")
+    for group in parser._action_groups:
+        if group.description:
+            lines += ["", escaped(f"{(group.title or '').capitalize()}: {group.description}")]
     return "\n".join(lines)
 
 

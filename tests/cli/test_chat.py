@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def test_old_messages_that_do_not_fit_are_left_out(chat, monkeypatch):
     ("text", "message"),
     [("/nothing\n", "unknown command '/nothing'"), ("/save\n", "/save needs a file name"),
      ("/save x\n", "there is nothing to save"), (b"\xff\n", "standard input:1: not UTF-8"),
-     ("x" * 9_000, "the last message has"), ("\\\n" * 10_001, "a turn of more than 10,000 lines"),
+     ("x" * 9_000, "the instructions and the last message have"), ("\\\n" * 10_001, "a turn of more than 10,000 lines"),
      ("x" * 1_000_001, "standard input:1: line longer than 1,000,000 bytes")],
 )  # fmt: skip
 def test_errors_in_a_pipe(chat, text, message):
@@ -116,7 +117,18 @@ def test_errors_in_a_pipe(chat, text, message):
 def test_models_and_options_that_cannot_chat(model):
     assert error_of("chat", "-m", "box:generate").startswith("box:generate has no chat template: ")
     assert error_of("chat").startswith("-m is required")
-    assert "a conversation has one reply" in error_of("chat", "-m", model, "--n-best", "2")
+    assert "a conversation has one reply" in error_of(
+        "chat", "-m", model, "--set", "decoding.n_best=2"
+    )
+
+
+def test_invalid_template_is_named(model, tmp_path):
+    path = shutil.copytree(model, tmp_path / "model") / "chat_template.jinja"
+    path.write_text("{% if %}")
+    assert run("info", path.parent, "--accept-changes")[2] == 0
+    assert error_of("chat", "-m", path.parent).startswith(
+        f"{path}: the chat template is not valid (line 1): "
+    )
 
 
 class Terminal:

@@ -147,6 +147,23 @@ def test_a_text_with_different_token_ids_is_shown(folder, tmp_path, engine):
     assert not (tmp_path / "out").exists()
 
 
+class NoTokens(FakeEngine):
+    """An engine that computes outputs, but no token ids."""
+
+    def tokenize(self, texts):
+        raise NotCompared("a package is missing")
+
+
+def test_token_ids_that_the_engine_cannot_compute_are_not_compared(folder, tmp_path, engine):
+    engine(NoTokens)
+    receipt = export(folder, tmp_path)
+    assert (receipt.same_tokenization, receipt.passed) == (None, None)
+    assert receipt.compared_outputs > 0
+    assert receipt.note == "Token ids were not compared: a package is missing."
+    assert receipt.note in (tmp_path / "out/README.md").read_text()
+    assert not any("texts are equal" in sentence for sentence in receipt.sentences())
+
+
 def test_the_target_vocabulary_is_compared_if_it_is_a_different_one():
     model = tiny_model(tokenizers=(BPE, BYTE))
     receipt = compare(model, FakeEngine(model), TEXTS, Receipt("", {}))
@@ -327,6 +344,17 @@ def test_weights_with_nan_are_refused(tmp_path):
     imported.tensors["decoder.final_norm.weight"][0] = np.nan
     with pytest.raises(InputError, match=r"final_norm\.weight contains NaN or infinity: the file"):
         conversion.make_model(imported, tmp_path)
+
+
+def test_an_invalid_chat_template_is_refused(tmp_path):
+    imported = conversion.find_reader("gguf").read(write(tmp_path / "m.gguf"))
+    for template, message in (
+        ("{% if %}", r"is not valid \(line 1\)"),
+        ("x" * 200_000, "has more"),
+    ):
+        imported.chat_template = template
+        with pytest.raises(InputError, match=f"^{tmp_path}: the chat template {message}"):
+            conversion.make_model(imported, tmp_path)
 
 
 def test_a_pipe_is_not_a_source(tmp_path):

@@ -17,6 +17,7 @@ from regard import InputError, ModelConfig, Packed, Tokenizer
 from regard.config.model import CHOICES
 from regard.decoding.generate import generate
 from regard.interop.ctranslate2 import VALUES, oracle, write
+from regard.interop.engines import NotCompared
 from regard.interop.expressible import misfits
 from regard.interop.runtime_files import token_names
 from regard.text.external import ExternalTokenizer
@@ -169,7 +170,10 @@ def test_other_tokenizers(tmp_path):
         model.transformer, [[0, 1, 0]], [list(imported.target_prefix)], max_length=6, bos=0, eos=0
     )
     assert engine.generate([[0, 1, 0]], 6) == [actual]
-    export(tiny_model("decoder", tokenizers=(ExternalTokenizer(Words()),) * 2), tmp_path / "words")
+    model = tiny_model("decoder", tokenizers=(ExternalTokenizer(Words()),) * 2)
+    engine = export(model, tmp_path / "words")
+    with pytest.raises(NotCompared, match="the tokenizer is a Python object"):
+        engine.tokenize(["a"])
     assert not (tmp_path / "words/tokenizer.json").exists()
     assert "Python object" in (tmp_path / "words/README.md").read_text()
 

@@ -228,7 +228,8 @@ REFUSED = {
     "layers": ("bert", {"num_hidden_layers": 10**9}, "encoder_layers"),
     "width": ("bert", {"hidden_size": 10**12}, "d_model"),
     "negative": ("bert", {"num_hidden_layers": -1}, "num_hidden_layers=-1"),
-    "text": ("bert", {"num_hidden_layers": "two"}, "num_hidden_layers='two'"),
+    "text": ("bert", {"num_hidden_layers": "two"}, "num_hidden_layers='two' is not an integer from 0"),
+    "no width": ("bert", {"hidden_size": None}, "hidden_size is missing"),
     "scaled": ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "llama3"),
     "scaled before": ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "linear"),
     "partial": ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -247,7 +248,7 @@ REFUSED = {
     "quantised": ("llama", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
     "scale": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     "two widths": ("marian", {"decoder_ffn_dim": 48}, "encoder_ffn_dim and decoder_ffn_dim"),
-    "start": ("marian", {"decoder_start_token_id": 10**6}, "outside the vocabulary"),
+    "start": ("marian", {"decoder_start_token_id": 10**6}, "the special token id 1,000,000 is outside"),
 }  # fmt: skip
 
 
@@ -336,10 +337,10 @@ def test_sentence_encoder_in_a_subfolder(copy, tmp_path):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"modules": ("Transformer", "Pooling", "Dense")}, "Dense"),
-    ({"modules": ("Transformer",)}, "must be Transformer, Pooling"),
+    ({"modules": ("Transformer",)}, "must be Transformer, Pooling and optionally Normalize, in"),
     ({"mode": "max_tokens"}, "pooling_mode_max_tokens"),
     ({"mode": "lasttoken"}, "lasttoken"),
-    ({"max_seq_length": -1}, "max_seq_length"),
+    ({"max_seq_length": -1}, r"sentence_bert_config\.json: max_seq_length=-1 must be an integer"),
 ])  # fmt: skip
 def test_sentence_encoder_refused(options, message, copy):
     folder = copy("bert")
@@ -380,7 +381,9 @@ def test_similarities(similarity, normalised, accepted, copy):
     path = folder / "config_sentence_transformers.json"
     path.write_text(json.dumps({"similarity_fn_name": similarity}))
     if not accepted:
-        with pytest.raises(InputError, match="similarity_fn_name"):
+        with pytest.raises(
+            InputError, match=r"config_sentence_transformers\.json: similarity_fn_name"
+        ):
             read(folder)
     else:
         options = read(folder).options

@@ -132,7 +132,10 @@ def test_added_tokens_of_a_sentencepiece_model(special, tmp_path, piece_models):
 
 @pytest.mark.parametrize(
     ("ids", "message"),
-    [({"<|im_end|>": 600}, "has the id 600"), ({"word": 500, "<|im_end|>": 501}, "is not special")],
+    [
+        ({"<|im_end|>": 600}, "must have the id 600, but got 500: added ids must follow"),
+        ({"word": 500, "<|im_end|>": 501}, "is not special"),
+    ],
 )
 def test_added_tokens_of_a_sentencepiece_model_refused(ids, message, tmp_path, piece_models):
     with pytest.raises(InputError, match=message):

@@ -167,6 +167,13 @@ def test_index(shard, folder):
     refused(folder)
 
 
+def test_index_of_many_files(folder):
+    (folder / WEIGHTS).unlink()
+    index = {"weight_map": {str(i): f"{i}.safetensors" for i in range(1_001)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    refused(folder, "weight_map names 1,001 files, but at most 1,000 are allowed")
+
+
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "/dev/zero", "loop"])
 @pytest.mark.parametrize(
     "file", [WEIGHTS, "config.json", "tokenizer.json", "generation_config.json"]

@@ -295,7 +295,8 @@ def test_the_configuration_of_an_engine_names_the_files(tmp_path):
         ({"type": "amun"}, "type='amun'"),
         ({"transformer-postprocess": "dhn"}, "transformer-postprocess='dhn'"),
         ({"transformer-preprocess": "n"}, "transformer-preprocess='n'"),
-        ({"dec-cell": "gru"}, "dec-cell='gru'"),
+        ({"dec-cell": "gru"}, "does not support dec-cell='gru'$"),
+        ({"layer-normalization": True}, "does not support layer-normalization=True$"),
         ({"transformer-decoder-autoreg": "average-attention"}, "autoreg='average-attention'"),
         ({"transformer-ffn-activation": "gelu"}, "transformer-ffn-activation='gelu'"),
         ({"transformer-ffn-activation": ["relu"]}, "transformer-ffn-activation="),
@@ -306,6 +307,7 @@ def test_the_configuration_of_an_engine_names_the_files(tmp_path):
         ({"dim-vocabs": [V, V, V]}, "dim-vocabs is not two numbers"),
         ({"dim-emb": 7}, "dim-emb=7"),
         ({"enc-depth": 0}, "enc-depth is 0"),
+        ({"enc-depth": None}, "enc-depth is missing"),
         ({"enc-depth": 3}, "encoder_l3_self_Wq is missing"),
         ({"enc-depth": 1}, "does not support the tensor encoder_l2_"),
         ({"transformer-dim-ffn": 13}, r"ffn_W1 has the shape \[8, 12\], not \[8, 13\]"),
@@ -313,8 +315,8 @@ def test_the_configuration_of_an_engine_names_the_files(tmp_path):
 )
 def test_options_that_regard_cannot_express_are_refused_by_name(changes, reason, tmp_path):
     folder = write(tmp_path / "model", random_tensors(OPTIONS), OPTIONS)
-    content = binary(items_of(random_tensors(OPTIONS), OPTIONS | changes))
-    (folder / "model.bin").write_bytes(content)
+    options = {name: x for name, x in (OPTIONS | changes).items() if x is not None}
+    (folder / "model.bin").write_bytes(binary(items_of(random_tensors(OPTIONS), options)))
     with pytest.raises(InputError, match=reason):
         marian.read(folder)
 
@@ -334,11 +336,14 @@ def damaged():
     yield b"", "damaged|empty|not a Marian"
     yield b"\1" + bytes(7), "not a Marian"
     yield struct.pack("<2Q", 2, 0) + bytes(8), "version 2"
-    yield struct.pack("<2Q", 1, 2**60), "claims to have 1,152,921"
+    yield struct.pack("<2Q", 1, 2**60), "the header declares 1,152,921"
     yield good[:-1], "beyond the end"
     yield good[:400], "not a Marian"
-    yield good[:16] + struct.pack("<Q", 2**63) + good[24:], "a name claims"
-    yield good[:32] + struct.pack("<Q", 2**62) + good[40:], "dimensions"
+    yield (
+        good[:16] + struct.pack("<Q", 2**63) + good[24:],
+        "the header declares a name of 9,223,372",
+    )
+    yield good[:32] + struct.pack("<Q", 2**62) + good[40:], "dimensions, but 1 to 4 are"
     yield good[:40] + struct.pack("<Q", 2**62) + good[48:], "beyond the end"
     yield binary([("a", 0x404, (2, 2), bytes(16))]), "it has no special:model.yml"
     yield binary([("a", 0x404, (2**30, 2**30), bytes(16)), one]), r"has the shape \[1073741824"

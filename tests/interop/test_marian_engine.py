@@ -15,6 +15,7 @@ from regard.interop.conversion import import_model
 from regard.interop.engines import NotCompared
 from regard.interop.marian import oracle
 from regard.interop.marian import read as marian
+from regard.interop.marian.folder import find_files
 from regard.interop.marian.oracle import MarianOracle
 from tests.downloads import package
 from tests.interop.test_marian import OPTIONS, random_tensors, write
@@ -61,6 +62,31 @@ def test_the_engine_receives_only_the_files_of_the_model(tmp_path, monkeypatch):
     (folder / "tokenizer.json").write_text("{}")
     assert marian.oracle(path, imported).engine is package
     assert package.names == {"b.intgemm.alphas.bin", "vocab.spm", "tokenizer.json"}
+
+
+class FakeEngine:
+    """An engine whose translation of a text is the text itself."""
+
+    def translate(self, text):
+        return text
+
+
+def test_regard_is_not_compared_with_itself(tmp_path, monkeypatch):
+    """Without sentencepiece, no token ids are computed; translations are compared nevertheless."""
+    folder = write(tmp_path / "model", random_tensors(OPTIONS), OPTIONS)
+    imported = marian.read(folder / "model.bin")
+    other = MarianOracle(FakeEngine(), imported.tokenizers, find_files(folder / "model.bin"))
+    monkeypatch.setattr(oracle.importlib.util, "find_spec", lambda name: None)
+    text = "  two   dogs "
+    for tokenize in (other.tokenize, other.tokenize_target):
+        with pytest.raises(
+            NotCompared, match=r"sentencepiece must .*\(pip install sentencepiece\)"
+        ):
+            tokenize([text])
+    source, target = imported.tokenizers
+    row = source.frame(source.encode(text), "encoder-decoder")
+    monkeypatch.setattr(type(source), "decode", None)  # the engine receives the text itself
+    assert other.generate([row], 50) == [target.encode(text)]
 
 
 # ---- the real model ---------------------------------------------------------------------------

@@ -77,6 +77,24 @@ def test_a_vocabulary_without_its_unknown_token_is_refused(tmp_path):
         import_model(path, tmp_path / "out", texts=TEXTS)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "merges.txt",
+            "#version: 0.2\na b\na b c\n",
+            r"merges\.txt:3: each line must .*: 'a b c'$",
+        ),
+        ("vocab.json", '{"a": 0, "b": 0}', r"vocab\.json: each token needs its own id from 0 to "),
+    ],
+)
+def test_damaged_files_of_a_byte_level_vocabulary(name, content, message, tmp_path):
+    path = write_merges(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        import_model(path, tmp_path / "out", texts=TEXTS)
+
+
 def test_different_token_ids_fail_and_write_nothing(tmp_path, monkeypatch):
     path = write_merges(tmp_path)
     monkeypatch.setattr(

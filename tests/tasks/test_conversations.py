@@ -238,7 +238,7 @@ def test_options_that_cannot_be_combined(tmp_path, imported):
         regard.train("generate", [{"messages": conversation("a")}], out=tmp_path / "run")
     plain = regard.load(imported)
     plain.task.template = None
-    with pytest.raises(InputError, match="was not trained on conversations"):
+    with pytest.raises(InputError, match="row 1: this row is a conversation, but the mo"):
         plain.evaluate(ROWS)
     with pytest.raises(InputError, match="has no chat template"):
         plain.chat(conversation("a"))

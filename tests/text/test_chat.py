@@ -161,7 +161,7 @@ def test_template_that_changes_earlier_turns_cannot_be_used_for_training():
     template = ChatTemplate(
         "{% for m in messages %}{{ messages | length }}{{ m.content }}{% endfor %}"
     )
-    with pytest.raises(InputError, match=r"changes earlier turns \(message 2\)"):
+    with pytest.raises(InputError, match="writes message 2 differently when other messages fol"):
         template.encode_training(TOKENIZER, conversation("a", "b", "c", "d"))
 
 
@@ -170,10 +170,10 @@ def test_template_that_changes_earlier_turns_cannot_be_used_for_training():
     [
         # Earlier turns lose their thoughts, completely or in part.
         ("{% for m in messages %}{{ m.role + ':' + (m.content if loop.last else m.content.split('</think>')[-1]) + '<|im_end|>' }}{% endfor %}"
-         "{{ 'assistant:' if add_generation_prompt }}", r"changes earlier turns \(message 2\)"),
-        ("{% for m in messages %}{{ m.content if loop.last else m.content[:3] }}<|im_end|>{% endfor %}", r"changes earlier turns \(message 2\)"),
+         "{{ 'assistant:' if add_generation_prompt }}", "writes message 2 differently"),
+        ("{% for m in messages %}{{ m.content if loop.last else m.content[:3] }}<|im_end|>{% endfor %}", "writes message 2 differently"),
         # The template does not write the turns of the assistant.
-        ("{% for m in messages if m.role == 'user' %}{{ m.content + '<|im_end|>' }}{% endfor %}", "message 2 has no tokens of its own"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content + '<|im_end|>' }}{% endfor %}", "message 2 produces no tokens: the chat template omits"),
     ],
 )  # fmt: skip
 def test_no_turn_is_left_out_of_the_loss_silently(source, message):
@@ -264,7 +264,7 @@ def test_end_of_a_long_line_is_read():
     assert template.fit(BYTE, conversation("a" * 9, "b"), 4) == (BYTE.encode("aa\nb\n")[-4:], 0)
     ids, dropped = template.fit(BYTE, conversation("a" * 9, "b", "c" * 9), 4)
     assert (BYTE.decode(ids), dropped) == ("ccc\n", 2)
-    with pytest.raises(InputError, match="the last message has"):
+    with pytest.raises(InputError, match="^the last message has .* only 4 fit .*: shorten it$"):
         ChatTemplate(LINES).fit(BYTE, conversation("c" * 9), 4)
 
 
@@ -279,7 +279,9 @@ def test_oldest_messages_are_left_out():
     assert (shorter, dropped) == (template.encode(BYTE, messages[:1] + messages[3:]), 2)
     last, dropped = template.fit(BYTE, messages, 6)
     assert (BYTE.decode(last), dropped) == ("ssw", 6)
-    with pytest.raises(InputError, match="the last message has 6 tokens .* at most 5"):
+    with pytest.raises(
+        InputError, match="the instructions and the last message have 6 tok.* only 5 fit"
+    ):
         template.fit(BYTE, messages, 5)
 
 
@@ -298,11 +300,11 @@ def test_default_template():
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ("text", "messages must be a list, not str"), ([], "there are no messages"), ([1], "message 1 must be an object"),
+        ("text", "messages must be a list, not str"), ([], "there are no messages"), ([1], "message 1 must be an object with"),
         ([{"role": "robot", "content": ""}], "role must be one of system, .*, not 'robot'"),
-        ([{"role": "user"}], "message 1: content must be a string, not NoneType"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "content must be a string"),
-        ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
+        ([{"role": "user"}], "message 1: content must be a string or a list of text parts, not NoneType"),
+        ([{"role": "user", "content": [{"type": "image"}]}], 'message 1: content has a part without text; only {"type"'),
+        ([{"role": "user", "content": "\ud800"}], "contains a lone surrogate .*: remove it"),
     ],
 )  # fmt: skip
 def test_messages_that_are_not_valid(messages, message):
@@ -319,21 +321,21 @@ def test_parts_of_a_message_are_lines():
     ("source", "message"),
     [
         ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "needs more than"),
-        ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError|needs more than"),
-        ("{{ 'a' * 10**9 }}", "writes more than"), ("{{ 'a'.center(10**9) }}", "unsafe|calls center"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes more than .*: shorten the conversation or"),
+        ("{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}", "RecursionError|takes more than"),
+        ("{{ 'a' * 10**9 }}", "creates a text or list of more than"), ("{{ 'a'.center(10**9) }}", "unsafe|calls center"),
         ("{{ '{:1000000000}'.format(1) }}", "calls format"), ("{{ '%1000000000d' % 1 }}", "formats a text"),
         ("{{ 2 ** 1000000 }}", "too large"), ("{{ 'a' | indent(10**9) }}", "No filter named 'indent'"),
-        ("{{ messages | tojson(indent=10**9) }}", "indents JSON"), ("{{ lipsum(10**9) }}", "undefined"),
+        ("{{ messages | tojson(indent=10**9) }}", "indents JSON by 1000000000, but only 0 to 32"), ("{{ messages | tojson(indent=-1) }}", "indents JSON by -1"), ("{{ lipsum(10**9) }}", "undefined"),
         *(
             ("{% set n = namespace(x='aa') %}{% for i in range(60) %}{% set n.x = " + grow + " %}{% endfor %}{{ n.x }}",
-             "writes more than|needs more than")
+             "creates a text or list of more than|takes more than")
             for grow in ("n.x ~ n.x", "n.x + n.x", "[n.x, n.x] | join(n.x)", "n.x | replace('a', n.x)", "n.x.replace('a', n.x)",
                          "[n.x, n.x]", "(n.x, n.x)", "{'a': n.x, 'b': n.x}", "dict(a=n.x, b=n.x)")
         ),
-        ("{% set n = namespace(x=1) %}{% for i in range(60) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}", "writes more than"),
+        ("{% set n = namespace(x=1) %}{% for i in range(60) %}{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}{% endfor %}", "creates a text or list of more than"),
         *(
-            ("{% set s = 'a' * 100000 %}" + use, "writes more than|too large|is refused|unsafe|adds lists|with a long text|is not allowed")
+            ("{% set s = 'a' * 100000 %}" + use, "creates a text or list of more than|creates too much|too large|is refused|unsafe|adds lists|with a long text|is not allowed")
             for use in (
                 "{{ [s] * 1000 }}", "{{ [s, s] }}", "{{ dict(a=s, b=s) }}", "{{ s | replace(old='a', new=s) }}",
                 "".join(f"{{% set a{i} = s[1:] %}}" for i in range(20)), "".join(f"{{% set a{i} = s + 'a' %}}" for i in range(20)),
@@ -344,7 +346,7 @@ def test_parts_of_a_message_are_lines():
         ),
         ("{% include '/etc/passwd' %}", "no loader"), ("{{ messages.__class__.__mro__[1] }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"), ("{{ raise_exception('no\nway') }}", "refuses the conversation: no way"),
-        ("{% if %}", "not valid in line 1"), ("{{ missing.name }}", "'missing' is undefined"), ("x" * 140_000, "more than 131,072"),
+        ("{% if %}", r"not valid \(line 1\): "), ("{{ missing.name }}", "'missing' is undefined"), ("x" * 140_000, "more than 131,072"),
         ("{{ " + "(" * 3000 + ")" * 3000 + " }}", "not valid"),
     ],
 )  # fmt: skip

@@ -90,7 +90,7 @@ def test_missing_special_tokens_are_refused_by_name():
         imported("gpt2").require("fill", "mask")
     imported("bert").require("fill", "mask", "sep")
     none = ImportedTokenizer(word_piece(), SpecialTokens(), 404)
-    with pytest.raises(InputError, match="no token that begins a text"):
+    with pytest.raises(InputError, match="the text is empty, and this model has no start token"):
         none.frame([], "encoder")
     assert none.frame([7], "encoder") == [7]
 
@@ -237,12 +237,12 @@ def test_save_and_load(kind, tmp_path):
         ({"specials": None}, "specials or size is missing"),
         ({"size": "404"}, "specials or size is missing"),
         ({"size": True}, "specials or size is missing"),
-        ({"size": 5}, "tokens for a model of 5 tokens"),
-        ({"size": 2_000_000}, "a tokenizer of"),
+        ({"size": 5}, "but the model has 5: they must belong together"),
+        ({"size": 2_000_000}, "the model has 2,000,000 tokens, but at most"),
         ({"specials__mask": None}, "specials.mask is not a token id"),
         ({"specials__mask": 1.5}, "specials.mask is not a token id"),
         ({"specials__eos": -2}, "specials.eos is not a token id"),
-        ({"specials__cls": 404}, "outside the vocabulary"),
+        ({"specials__cls": 404}, "special token id 404 is outside the vocabulary of 404"),
         ({"specials__begin": None}, "specials.begin is not a list"),
         ({"specials__begin": [1] * (MOST_ADDED + 1)}, "specials.begin is not a list"),
         ({"specials__end": ["a"]}, "specials.end has an entry"),
@@ -285,7 +285,7 @@ def test_errors_of_the_library_are_input_errors(tmp_path):
 
 
 def test_wrong_sizes_are_refused():
-    with pytest.raises(InputError, match="for a model of 10 tokens"):
+    with pytest.raises(InputError, match="but the model has 10: they must belong together"):
         ImportedTokenizer(word_piece(), SpecialTokens(), 10)
     with pytest.raises(InputError, match="outside the vocabulary"):
         ImportedTokenizer(word_piece(), SpecialTokens(eos=1000), 404)

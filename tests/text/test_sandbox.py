@@ -21,7 +21,7 @@ except template_limits.TemplateError as error:
     print(error)
 """
 BIG = "{% set b = 'a' * 8000000 %}"
-LARGE, SLOW = "writes more than 16,777,216 characters", "steps or 0.5 seconds"
+LARGE, SLOW = "a text or list of more than 16,777,216 characters", "steps or 0.5 seconds"
 TEMPLATES = {
     "join of a text": (BIG + "{{ b.join('b' * 600) }}", LARGE),
     "join of a generator": (BIG + "{{ b.join(('b' * 600) | map('upper')) }}", LARGE),
@@ -35,7 +35,7 @@ TEMPLATES = {
     ),
     "method": (BIG + "{{ [(b | safe).join] * 1000 }}", LARGE),
     "split": ("{{ ('ab ' * 5500000).split() }}", LARGE),
-    "many lists": ("".join(f"{{% set a{i} = ('ab' * 800000).split('a') %}}" for i in range(90)), "needs more than|writes more than"),
+    "many lists": ("".join(f"{{% set a{i} = ('ab' * 800000).split('a') %}}" for i in range(90)), "takes more than|creates too much text and too many lists"),
     "indented JSON": (
         "{% set n = namespace(x=[1] * 900) %}{% for i in range(60) %}{% set n.x = [n.x] %}"
         "{% endfor %}{{ ([n.x] * 200) | tojson(indent=32) }}", LARGE,

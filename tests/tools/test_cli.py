@@ -29,3 +29,18 @@ def test_a_section_lists_options_with_values_defaults_and_explanations():
     assert "| `-m MODEL`, `--model MODEL` | folder (default: None), required |" in lines
     assert "| `--kind {a,b}` |  |" in lines
     assert not any("--old" in line for line in lines)
+
+
+def test_a_section_contains_the_description_of_a_group():
+    parser = argparse.ArgumentParser(prog="regard test")
+    parser.add_argument_group("several", "These options are new.").add_argument("--new")
+    assert section("regard test", parser).endswith("\n\nSeveral: These options are new.")
+
+
+def test_defaults_of_decoding_are_those_of_the_task():
+    commands = {name: parser for name, _, parser in parsers(build_parser())}
+    for name, beam in (("regard translate", 4), ("regard generate", 1), ("regard chat", 1)):
+        text = section(name, commands[name])
+        assert f"1 is greedy search (default: {beam})" in text
+        assert "The section `decoding` of the model's config.yaml overrides the defaults" in text
+        assert ("--n-best" in text) == (name != "regard chat")

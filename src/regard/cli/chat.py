@@ -22,6 +22,7 @@ from regard.console import as_json, visible, warn
 from regard.errors import InputError
 from regard.files import write_result
 from regard.text.messages import INSTRUCTIONS
+from regard.training.names import CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from regard.predictor.model import Model
@@ -53,14 +54,14 @@ def chat_options(verb: argparse.ArgumentParser) -> None:
         help="data type of the weights (default: auto, bfloat16 on CUDA, otherwise float32)",
     )  # fmt: skip
     shared.machine_options(verb)
-    shared.decoding_options(verb)
+    shared.decoding_options(verb, "generate", one_output=True)
 
 
 def chat(options: argparse.Namespace) -> int:
     """Have a conversation with a model, one turn per line."""
     decoding = shared.chosen_decoding(options)
     if decoding.get("n_best", 1) != 1:
-        raise InputError("--n-best cannot be used here: a conversation has one reply per turn")
+        raise InputError("decoding.n_best cannot be set: a conversation has one reply per turn")
     if options.model is None:
         raise InputError("-m is required: none of the shipped models has a chat template")
     messages = read_conversation(options.file) if options.file is not None else []
@@ -76,7 +77,10 @@ def chat(options: argparse.Namespace) -> int:
             f"{options.model} has no chat template: train a model on conversations "
             '({"messages": [...]}), or import one that has a template'
         )
-    model.chat_template.check()
+    try:
+        model.chat_template.check()
+    except InputError as error:
+        raise InputError(f"{options.model / CHAT_TEMPLATE}: {error}") from None
     model.decoding(decoding)
     if options.system is not None:
         messages = [{"role": "system", "content": options.system}]

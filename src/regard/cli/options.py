@@ -10,7 +10,7 @@ import math
 import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -201,12 +201,22 @@ def text_options(verb: ArgumentParser, task: str, metavar: str = "TEXT") -> None
     model_to_use(verb, task)
 
 
-def decoding_options(verb: ArgumentParser) -> None:
-    """Add an option for each key of the section `decoding`."""
+def decoding_options(verb: ArgumentParser, task: str = "", one_output: bool = False) -> None:
+    """Add an option for each key of the section `decoding`.
+
+    Args:
+        verb: the command.
+        task: the task whose defaults the help text shows, if there is only one.
+        one_output: whether the command cannot show several outputs (--n-best).
+    """
     group = verb.add_argument_group(
-        "decoding", "The section `decoding` of the model's config.yaml overrides these defaults."
+        "decoding",
+        "The section `decoding` of the model's config.yaml overrides the defaults of the decoding "
+        "options.",
     )
     defaults = DecodingConfig()
+    if task:
+        defaults = replace(defaults, **find_task(task).defaults.get("decoding", {}))
     for name, kind, text in (
         ("beam", int, "number of hypotheses in beam search; 1 is greedy search"),
         ("n-best", int, "number of outputs per input, best first, separated by tabs"),
@@ -223,6 +233,8 @@ def decoding_options(verb: ArgumentParser) -> None:
          "sample from the most probable tokens with this total probability; 1: from all"),
         ("seed", int, "random seed for sampling"),
     ):  # fmt: skip
+        if name == "n-best" and one_output:
+            continue
         default = getattr(defaults, name.replace("-", "_"))
         group.add_argument(
             f"--{name}", type=number(kind), metavar="N" if kind is int else "X",

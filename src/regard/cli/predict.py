@@ -32,7 +32,7 @@ def predict_options(verb: argparse.ArgumentParser, task: type[Task]) -> None:
     for option in task.options:
         shared.add_option(verb, option)
     if task.decodes:
-        shared.decoding_options(verb)
+        shared.decoding_options(verb, task.name)
     verb.set_defaults(task=task)
 
 

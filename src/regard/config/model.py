@@ -48,7 +48,8 @@ HEADS_OF_STYLE = {
 class ModelConfig:
     """The architecture. Fields with the default `DERIVED` are computed from the other fields."""
 
-    style: str = "encoder-decoder"  # which stacks: an encoder sees everything, a decoder the past
+    style: str = "encoder-decoder"  # which stacks the model has; an encoder sees all tokens, a
+    # decoder only earlier ones
     vocabulary_size: int  # V: token ids are 0..V-1 (of the target, if the source has its own
     # vocabulary); regard train: the size of the learned vocabulary
     source_vocabulary_size: int = DERIVED  # default: vocabulary_size
@@ -66,15 +67,16 @@ class ModelConfig:
     mixer: str = "attention"  # how encoder positions exchange information; dilated: a
     # convolution whose reach grows by a factor of kernel with each layer; none: not at all
     kernel: int = 3  # k: width of a convolution, in tokens
-    decoder_mixer: str = "attention"  # how a decoder position uses earlier positions; ssru: the
-    # recurrent unit of Kim et al. (2019)
+    decoder_mixer: str = "attention"  # how decoder positions read earlier ones: self-attention, or
+    # the SSRU of Kim et al. (2019)
 
     norm_first: bool = False  # false: post-norm, LayerNorm(x + f(x)), as published; true: pre-norm
     norm: str = "layer"  # layer: LayerNorm; rms: RMSNorm (no mean, no bias)
     norm_epsilon: float = 1e-5  # added to the variance in every norm
-    embedding_norm: bool = False  # normalise the embedding sum, as BERT does
-    activation: str = "relu"  # of the feed-forward network; gelu-tanh: the GELU approximation of
-    # GPT-2; swiglu: gated, with three matrices
+    embedding_norm: bool = False  # apply a norm to the sum of token and position embeddings, as
+    # in BERT
+    activation: str = "relu"  # activation of the feed-forward network; gelu-tanh: the GELU
+    # approximation of GPT-2; swiglu: gated, with three matrices
     bias: bool = True  # biases in the projections and the feed-forward network
     query_key_value_bias: bool = DERIVED  # biases of queries, keys and values; default: bias
 

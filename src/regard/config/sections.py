@@ -215,7 +215,8 @@ class DecodingConfig:
     beam: int = 4  # hypotheses per sentence; 1 is greedy search
     length_penalty: float = 0.6  # scores are divided by ((length_offset + tokens) /
     # (length_offset + 1)) to this power
-    length_offset: float = 5.0  # 5: the length penalty of the paper; 0: a power of the length
+    length_offset: float = 5.0  # 5: the length penalty of the paper; 0: scores are divided by
+    # length ** length_penalty
     n_best: int = 1  # outputs per sentence: the best of the beam, or this many samples
     max_length: int = 50  # output tokens beyond the source's length; without a source: in total
     min_length: int = 0  # output tokens before the end is allowed

@@ -96,7 +96,7 @@ def import_model(
     except NotCompared as error:  # the source may be fine, so it is imported nevertheless
         started = receipt.same_tokenization is not None
         what = "comparison was not completed" if started else "engines were not compared"
-        receipt.note = f"The {what}: {error}."
+        receipt.add_note(f"The {what}: {error}.")
     refuse(receipt, path)
     with progress(f"writing {folder.name}", None, quiet):
         card = model_card(imported, model, path, receipt)

@@ -18,7 +18,7 @@ from regard.predictor.model import Model
 from regard.predictor.saving import save_model
 from regard.tasks.configuration import make_config
 from regard.tasks.registry import find_task
-from regard.text.sandbox import LARGEST_TEMPLATE
+from regard.text.sandbox import check_template
 from regard.training.checkpoint import not_finite
 from regard.training.model_folder import check_shapes
 from regard.training.names import CARD, CHAT_TEMPLATE
@@ -38,13 +38,13 @@ def make_model(imported: ImportedModel, source: Path) -> Model:
 
     Raises:
         InputError: the weights do not have the shapes of the configuration, or contain NaN or
-            infinity; or the chat template is too large.
+            infinity; or the chat template is too large or not valid.
     """
-    template = imported.chat_template
-    if template is not None and len(template) > LARGEST_TEMPLATE:
-        raise InputError(
-            f"{source}: the chat template has more than {LARGEST_TEMPLATE:,} characters"
-        )
+    if imported.chat_template is not None:
+        try:
+            check_template(imported.chat_template)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
     with torch.device("meta"):
         transformer = Transformer(imported.config)
     shapes = {name: tuple(x.shape) for name, x in imported.tensors.items()}

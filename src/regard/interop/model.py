@@ -69,7 +69,11 @@ class Oracle(Protocol):
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids that the model reads for each text, with the special tokens of its task
-        (`proof.read_row`)."""
+        (`proof.read_row`).
+
+        Raises:
+            NotCompared: the engine cannot tokenise texts; the message is the reason.
+        """
         ...
 
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]] | None:

@@ -22,7 +22,7 @@ from regard.config.sections import DecodingConfig
 from regard.decoding.requests import Request
 from regard.decoding.search import decode
 from regard.errors import ConversionFailed, InputError
-from regard.interop.engines import third_party
+from regard.interop.engines import EngineFailed, NotCompared, third_party
 from regard.interop.model import Oracle
 from regard.predictor.model import Model
 from regard.tasks.embed import Embed
@@ -125,6 +125,10 @@ class Receipt:
         if self.failures:
             return False
         return None if self.note else True
+
+    def add_note(self, sentence: str) -> None:
+        """Add the reason why something was not compared."""
+        self.note = f"{self.note} {sentence}".strip()
 
     def to_json(self) -> bytes:
         """The content of conversion.json."""
@@ -235,15 +239,12 @@ def compare(
     """
     receipt.engines[oracle.name] = oracle.version
     rows = [read_row(model, ids) for ids in model.source_tokenizer.encode_batch(list(texts))]
-    with third_party(oracle.name, oracle.version):
-        theirs = oracle.tokenize(texts)
     receipt.texts = len(texts)
-    receipt.same_tokenization = compare_tokens(rows, theirs, texts, receipt)
-    compare_targets(model, oracle, texts, receipt)
+    compare_tokenizers(model, oracle, rows, texts, receipt)
     longest = min(LONGEST_ROW, model.config.longest_input)
     rows = [row for row in rows if 0 < len(row) <= longest]
     if not rows:
-        receipt.note = f"Outputs were not compared: no text has 1 to {longest} tokens."
+        receipt.add_note(f"Outputs were not compared: no text has 1 to {longest} tokens.")
     some = len(rows) if complete else OUTPUTS
     compare_outputs(model, oracle, rows[:some], receipt, advance)
     if receipt.largest_difference is not None:
@@ -254,6 +255,24 @@ def compare(
         receipt.required_agreement = required if agreement is None else agreement
     advance(1.0)
     return receipt
+
+
+def compare_tokenizers(
+    model: Model, oracle: Oracle, rows: Sequence[list[int]], texts: Sequence[str],
+    receipt: Receipt,
+) -> None:  # fmt: skip
+    """Compare the token ids in both vocabularies; a note says why if they were not compared."""
+    what = "Token ids"
+    try:
+        with third_party(oracle.name, oracle.version):
+            theirs = oracle.tokenize(texts)
+        receipt.same_tokenization = compare_tokens(rows, theirs, texts, receipt)
+        what = "Token ids in the target vocabulary"
+        compare_targets(model, oracle, texts, receipt)
+    except EngineFailed:
+        raise
+    except NotCompared as error:
+        receipt.add_note(f"{what} were not compared: {error}.")
 
 
 def compare_tokens(

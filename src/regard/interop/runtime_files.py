@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from regard.config.model import ModelConfig
 from regard.files import write_file
+from regard.interop.engines import NotCompared
 from regard.interop.expressible import check_unchanged
 from regard.interop.hf.write_tokenizer import library_of
 from regard.interop.proof import read_row
@@ -160,8 +161,8 @@ class FolderTokenizers:
         return self._encode(TOKENIZER, self.model.target_tokenizer, texts)
 
     def _encode(self, name: str, tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-        if not (self.folder / name).is_file():  # a Python object, which is not exported
-            return tokenizer.encode_batch(list(texts))
+        if not (self.folder / name).is_file():
+            raise NotCompared("the tokenizer is a Python object, which an export cannot contain")
         library: Any = tokenizers.Tokenizer.from_file(str(self.folder / name))
         library.encode_special_tokens = True
         offset = id_offset(tokenizer)

@@ -141,8 +141,8 @@ class Conversations(Documents):
     def check(self, example: Document | Conversation) -> None:
         if isinstance(example, Conversation) and self.chat_template is None:
             raise InputError(
-                f"{example.where}: a conversation, but this model was not trained on conversations "
-                "and has no chat template"
+                f"{example.where}: this row is a conversation, but the model has no chat template: "
+                "use plain text, or a model that was trained on conversations"
             )
 
     # ---- token ids ----------------------------------------------------------------------

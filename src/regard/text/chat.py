@@ -71,8 +71,8 @@ class ChatTemplate:
 
     Args:
         source: the Jinja template.
-        plain: whether the template only joins the messages, so that the model can continue the end
-            of a text that is too long.
+        plain: whether the template only joins the messages, so that a text that is too long can be
+            truncated at its beginning.
 
     The template is compiled when it is first used; see `check`. What depends on a tokenizer is
     computed once for each tokenizer.
@@ -169,8 +169,8 @@ class ChatTemplate:
                 before, until = writer.write(every[:i], True), writer.write(every[: i + 1], False)
                 if (end := self._end_of_turn(tokenizer, text, before, until)) < 0:
                     raise InputError(
-                        f"the chat template changes earlier turns (message {i + 1}), so it cannot "
-                        "be used for training"
+                        f"the chat template writes message {i + 1} differently when other "
+                        "messages follow, so it cannot be used for training"
                     )
                 places.append((i + 1, len(before), end))
         cuts = {at for _, *place in places for at in place}
@@ -181,8 +181,7 @@ class ChatTemplate:
             first, last = bisect_left(starts, start), bisect_left(starts, end)
             if first == last:
                 raise InputError(
-                    f"message {number} has no tokens of its own in the text that the chat template "
-                    "writes"
+                    f"message {number} produces no tokens: the chat template omits its text"
                 )
             ending = next((n for n in range(first, last) if ids[n] in ends), last - 1)
             spans.append((first, ending + 1))
@@ -276,9 +275,11 @@ class ChatTemplate:
         if self.plain:
             return ids[-longest:], starts[-1] - kept if starts else 0
         count = len(shortened(starts[-1])) if starts else len(ids)
+        what, short = "the last message has", "it"
+        if kept:
+            what, short = "the instructions and the last message have", "them"
         raise InputError(
-            f"the last message has {count:,} tokens including the instructions, but the model "
-            f"reads at most {longest:,}: shorten it"
+            f"{what} {count:,} tokens, but only {longest:,} fit beside the reply: shorten {short}"
         )
 
     def _special_names(self, tokenizer: Tokenizer) -> SpecialNames:

@@ -91,11 +91,21 @@ class ImportedTokenizer(ExternalTokenizer):
     ) -> None:
         super().__init__(library, copy)
         self.kind, self.specials = KIND, specials
-        if not self.size <= size <= MOST_TOKENS:
-            raise InputError(f"a tokenizer of {self.size:,} tokens for a model of {size:,} tokens")
+        if self.size > size:
+            raise InputError(
+                f"the tokenizer has {self.size:,} tokens, but the model has {size:,}: they must "
+                "belong together"
+            )
+        if size > MOST_TOKENS:
+            raise InputError(
+                f"the model has {size:,} tokens, but at most {MOST_TOKENS:,} are allowed"
+            )
         self.size = size
-        if any(not 0 <= id < size for id in specials.ids):
-            raise InputError(f"a special token is outside the vocabulary of {size:,} tokens")
+        for id in sorted(specials.ids):
+            if not 0 <= id < size:
+                raise InputError(
+                    f"the special token id {id:,} is outside the vocabulary of {size:,} tokens"
+                )
         self.unk, self.bos, self.eos = specials.unk, specials.bos, specials.eos
         self.cls, self.sep, self.mask = specials.cls, specials.sep, specials.mask
         self._spelling = Spelling.of(self.fast)
@@ -124,7 +134,9 @@ class ImportedTokenizer(ExternalTokenizer):
     @property
     def first_read(self) -> int:
         if max(self.bos, self.eos) < 0:
-            raise InputError("the text is empty, but the model has no token that begins a text")
+            raise InputError(
+                "the text is empty, and this model has no start token: enter some text"
+            )
         return self.eos if self.bos < 0 else self.bos
 
     @property

@@ -34,16 +34,27 @@ def check_messages(messages: Sequence[Message], where: str = "") -> list[dict[st
     for i, message in enumerate(messages):
         place = f"{where}message {i + 1}"
         if not isinstance(message, Mapping):
-            raise InputError(f'{place} must be an object {{"role", "content"}}')
+            raise InputError(f'{place} must be an object with "role" and "content"')
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
             raise InputError(f"{place}: role must be one of {', '.join(ROLES)}, not {role!r:.40}")
         if isinstance(content, list):
             parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-            content = None if None in parts else "\n".join(map(str, parts))
+            if None in parts:
+                raise InputError(
+                    f"{place}: content has a part without text; only "
+                    '{"type": "text", "text": ...} is supported'
+                )
+            content = "\n".join(map(str, parts))
         if not isinstance(content, str):
-            raise InputError(f"{place}: content must be a string, not {type(content).__name__}")
+            kind = type(content).__name__
+            raise InputError(
+                f"{place}: content must be a string or a list of text parts, not {kind}"
+            )
         if any("\ud800" <= character <= "\udfff" for character in content):
-            raise InputError(f"{place}: content has a lone surrogate")
+            raise InputError(
+                f"{place}: content contains a lone surrogate (U+D800 to U+DFFF), which is not "
+                "valid text: remove it"
+            )
         checked.append({"role": role, "content": content})
     return checked

@@ -115,7 +115,7 @@ def _compiled(source: str) -> CodeType:
     try:
         return environment_class().compile(source)
     except jinja2.TemplateError as error:
-        where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        where = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise TemplateError(f"the chat template is not valid{where}: {_one_line(error)}") from None
     except (RecursionError, MemoryError, ValueError, SyntaxError, OverflowError) as error:
         raise TemplateError(f"the chat template is not valid ({type(error).__name__})") from None

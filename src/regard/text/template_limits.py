@@ -34,7 +34,7 @@ class TemplateError(InputError):
 
 
 class Budget:
-    """The work that a template may still do."""
+    """The remaining work budget of a template."""
 
     def __init__(self) -> None:
         self.renew()
@@ -53,8 +53,8 @@ class Budget:
         self.steps -= 1
         if self.steps < 0 or time.monotonic() > self.end:
             raise TemplateError(
-                f"the chat template needs more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} "
-                "seconds for this conversation"
+                f"the chat template takes more than {MOST_STEPS:,} steps or {MOST_SECONDS:g} "
+                "seconds for this conversation: shorten the conversation or simplify the template"
             )
 
     def step(self, value: Any) -> Any:
@@ -76,7 +76,10 @@ class Budget:
             check_size(weight(value))
             self.created -= len(value) * (1 if isinstance(value, str) else NEW_ELEMENT)
             if self.created < 0:
-                check_size(LARGEST_TEXT + 1)
+                raise TemplateError(
+                    "the chat template creates too much text and too many lists for this "
+                    "conversation"
+                )
         elif isinstance(value, int) and value.bit_length() > MOST_BITS:
             raise TemplateError(TOO_LARGE)
         return value
@@ -85,7 +88,9 @@ class Budget:
 def check_size(size: int) -> None:
     """Raise a TemplateError if a text or list of this length would be too large."""
     if size > LARGEST_TEXT:
-        raise TemplateError(f"the chat template writes more than {LARGEST_TEXT:,} characters")
+        raise TemplateError(
+            f"the chat template creates a text or list of more than {LARGEST_TEXT:,} characters"
+        )
 
 
 def weight(value: Any) -> int:
@@ -215,7 +220,10 @@ def to_json(
     if indent is not None:
         indent = int(indent)
         if not 0 <= indent <= MOST_INDENT:
-            raise TemplateError(f"the chat template indents JSON by more than {MOST_INDENT} spaces")
+            raise TemplateError(
+                f"the chat template indents JSON by {indent}, but only 0 to {MOST_INDENT} spaces "
+                "are allowed"
+            )
     if separators is not None and any(len(text) > LONGEST_SEPARATOR for text in separators):
         raise TemplateError("the chat template separates JSON values with a long text")
     encoder = json.JSONEncoder(

@@ -40,6 +40,7 @@ UNUSED: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,), "logit_scale": (1.0, 0.0), "embedding_scale": (1.0, 0.0),
     "residual_scale": (1.0, 0.0), "attention.scale": (0.0,),
 }  # fmt: skip
+LARGEST = 2**31 - 1  # of an integer
 NOTED = ("general.name", "general.license", "general.url", "general.source.url", "general.basename")
 
 
@@ -126,16 +127,26 @@ class _Reader:
     def error(self, message: str) -> InputError:
         return InputError(f"{self.file.path}: {message}")
 
+    def value(self, key: str, default: object) -> Any:
+        """An option of the architecture; None as the default: it is required."""
+        value = self.file.metadata.get(f"{self.name}.{key}", default)
+        if value is None:
+            raise self.error(f"{self.name}.{key} is missing")
+        return value
+
     def number(self, key: str, default: int | None = None) -> int:
         """A positive integer."""
-        value = self.file.metadata.get(f"{self.name}.{key}", default)
-        if type(value) is not int or not 1 <= value < 2**31:
-            raise self.error(f"{self.name}.{key} is {value!r:.40}, not a positive integer")
+        value = self.value(key, default)
+        if type(value) is not int or not 1 <= value <= LARGEST:
+            raise self.error(
+                f"{self.name}.{key} is {value!r:.40}, not an integer from 1 to {LARGEST:,}"
+            )
         return value
 
     def real(self, key: str, default: float | None = None) -> float:
-        value = self.file.metadata.get(f"{self.name}.{key}", default)
-        if type(value) is not float or not np.isfinite(value) or value < 0:
+        """A positive number."""
+        value = self.value(key, default)
+        if type(value) is not float or not np.isfinite(value) or value <= 0:
             raise self.error(f"{self.name}.{key} is {value!r:.40}, not a positive number")
         return shortest(value)
 

@@ -53,8 +53,10 @@ class Source:
         """A number of config.json; an error if it is missing and has no default."""
         value = self.values.get(name)
         value = default if value is None else value
+        if value is None:
+            raise self.error(f"{name} is missing")
         if type(value) is not int or not 0 <= value <= LARGEST:
-            raise self.error(f"{name}={value!r:.40} is not a valid number")
+            raise self.error(f"{name}={value!r:.40} is not an integer from 0 to {LARGEST:,}")
         return value
 
     def number(self, name: str, default: float) -> float:

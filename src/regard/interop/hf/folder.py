@@ -128,9 +128,12 @@ class Folder:
             raise InputError(f"{self.path / name}: no weight_map")
         suffix = ".bin" if ".bin" in name else ".safetensors"
         shards = {shard: 0 for shard in names.values() if isinstance(shard, str)}
-        if len(shards) > MOST_SHARDS or not all(
-            isinstance(shard, str) and shard.endswith(suffix) for shard in names.values()
-        ):
+        if len(shards) > MOST_SHARDS:
+            raise InputError(
+                f"{self.path / name}: weight_map names {len(shards):,} files, but at most "
+                f"{MOST_SHARDS:,} are allowed"
+            )
+        if not all(isinstance(shard, str) and shard.endswith(suffix) for shard in names.values()):
             raise InputError(
                 f"{self.path / name}: weight_map has entries that are not {suffix} files"
             )

@@ -64,7 +64,10 @@ def read_sentences(folder: Folder) -> Sentences | None:
         or len(kinds) > 3
         or kinds[2:] not in ([], ["Normalize"])
     ):
-        raise InputError(f"{path}: the modules must be Transformer, Pooling and Normalize")
+        raise InputError(
+            f"{path}: the modules must be Transformer, Pooling and optionally Normalize, in this "
+            "order"
+        )
     own = modules[0].get("path", "")
     result = Sentences(_pooling(folder, modules[1].get("path", "")), own)
     prefix = f"{own}/" if own else ""
@@ -73,15 +76,19 @@ def read_sentences(folder: Folder) -> Sentences | None:
     length = options.get("max_seq_length")
     if length is not None:
         if type(length) is not int or length < 1:
-            raise InputError(f"{folder.path}: max_seq_length={length!r:.40} is not a valid number")
+            raise InputError(
+                f"{folder.path / names[0]}: max_seq_length={length!r:.40} must be an integer of at "
+                "least 1"
+            )
         result.max_length = length
     result.lower_case = bool(options.get("do_lower_case", False))
-    options = folder.options("config_sentence_transformers.json")
+    path = folder.path / "config_sentence_transformers.json"
+    options = folder.options(path.name)
     similarity = options.get("similarity_fn_name") or "cosine"
     if len(kinds) == 2:
         if similarity != "cosine":
             raise InputError(
-                f"{folder.path}: similarity_fn_name={similarity!r:.40} without the module "
+                f"{path}: similarity_fn_name={similarity!r:.40} without the module "
                 "Normalize cannot be imported: regard normalises vectors and compares them by "
                 "their cosine"
             )
@@ -91,7 +98,7 @@ def read_sentences(folder: Folder) -> Sentences | None:
     prompts = options.get("prompts")
     if options.get("default_prompt_name") is not None:
         raise InputError(
-            f"{folder.path}: default_prompt_name={options['default_prompt_name']!r:.40} cannot be "
+            f"{path}: default_prompt_name={options['default_prompt_name']!r:.40} cannot be "
             "imported: regard adds no prompt to a text"
         )
     if isinstance(prompts, dict) and any(prompts.values()):

@@ -139,7 +139,10 @@ def frame_of(folder: Folder, vocabulary: Vocabulary) -> tuple[tuple[int, ...], t
             begin, end = framed[:i], framed[i + len(plain) :]
             if max(len(begin), len(end)) <= MOST_ADDED:
                 return tuple(begin), tuple(end)
-    raise InputError(f"{folder.path}: the post-processor of the tokenizer cannot be imported")
+    raise InputError(
+        f"{folder.path}: the post-processor of the tokenizer cannot be imported: it must only add "
+        f"up to {MOST_ADDED} special tokens before and after the text"
+    )
 
 
 def read_chat_template(folder: Folder) -> str | None:

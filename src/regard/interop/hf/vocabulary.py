@@ -125,14 +125,18 @@ def read_wordpiece(folder: Folder, config: Mapping[str, Any]) -> Vocabulary:
 
 def read_byte_level(folder: Folder, model_type: str, config: Mapping[str, Any]) -> Vocabulary:
     ids = read_ids(folder, "vocab.json")
-    lines = folder.text("merges.txt").split("\n")
-    merges = [
-        line.rstrip("\r").split(" ") for line in lines if line.strip() and "#version" not in line
-    ]
-    if any(len(pair) != 2 for pair in merges):
-        raise InputError(f"{folder.path / 'merges.txt'}: a line does not have two tokens")
+    merges = []
+    for number, line in enumerate(folder.text("merges.txt").split("\n"), 1):
+        if line.strip() and "#version" not in line:
+            pair = line.rstrip("\r").split(" ")
+            if len(pair) != 2:
+                raise InputError(
+                    f"{folder.path / 'merges.txt'}:{number}: each line must contain two tokens "
+                    f"separated by a space: {line!r:.40}"
+                )
+            merges.append((pair[0], pair[1]))
     try:
-        model = models.BPE(vocab=ids, merges=[(left, right) for left, right in merges])
+        model = models.BPE(vocab=ids, merges=merges)
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise InputError(f"{folder.path / 'merges.txt'}: {error!s:.100}") from None
     library = tokenizers.Tokenizer(model)
@@ -271,7 +275,7 @@ def read_ids(folder: Folder, name: str) -> dict[str, int]:
         raise InputError(f"{folder.path / name}: not a table of tokens and their ids")
     if len(set(ids.values())) < len(ids) or not all(0 <= id < MOST_TOKENS for id in ids.values()):
         raise InputError(
-            f"{folder.path / name}: ids are duplicated or outside 0 to {MOST_TOKENS:,}"
+            f"{folder.path / name}: each token needs its own id from 0 to {MOST_TOKENS - 1:,}"
         )
     return ids
 
@@ -293,10 +297,11 @@ def _add_tokens(
 
 def _add(folder: Folder, library: tokenizers.Tokenizer, id: int, token: AddedToken) -> None:
     library.add_special_tokens([token]) if token.special else library.add_tokens([token])
-    if library.token_to_id(token.content) != id:
+    actual = library.token_to_id(token.content)
+    if actual != id:
         raise InputError(
-            f"{folder.path}: the added token {token.content!r:.40} has the id {id}, but the "
-            f"vocabulary ends at {library.get_vocab_size()}"
+            f"{folder.path}: the added token {token.content!r:.40} must have the id {id}, but got "
+            f"{actual}: added ids must follow the vocabulary without gaps"
         )
 
 

