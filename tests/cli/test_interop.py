@@ -55,8 +55,8 @@ def test_a_conversion_prints_the_receipt_and_writes_it_into_the_model_card(
     out, err, code = regard(*command)
     assert code == 0, err
     lines = out.splitlines()
-    assert lines[0].startswith(("Import from GGUF (llama); engines: regard ", "Export to ONNX; "))
-    assert lines[1] == "Token ids: 100.00% of 200 texts are equal."
+    assert lines[0].startswith(("Import from GGUF (llama); runtimes: regard ", "Export to ONNX; "))
+    assert lines[1] == "Token ids: identical for 100.00% of 200 texts."
     assert lines[2].startswith("Outputs: ")
     assert lines[3].startswith("Greedy decoding: 100.00% of ")
     assert lines[4:] == ["out is ready"]
@@ -108,7 +108,7 @@ def test_without_another_engine_a_warning_is_printed(command, sources, engine):
     out, err, code = regard(*command)
     assert code == 0
     assert out.splitlines()[-1] == "out is ready"
-    assert "The engines were not compared" in err
+    assert "The runtimes were not compared" in err
     assert "must be installed for this (pip install" in err
 
 
@@ -143,7 +143,7 @@ def test_a_vocabulary(sources):
     out, err, code = regard("import", "v.spm", "--out", "out", "--text", "lines.txt")
     assert code == 0, err
     assert out.startswith("Import of a vocabulary (SentencePiece, 20 tokens)")
-    assert "Token ids: 100.00% of 3 texts are equal." in out
+    assert "Token ids: identical for 100.00% of 3 texts." in out
     assert {path.name for path in (sources / "out").iterdir()} == {
         "conversion.json", "tokenizer.json",
     }  # fmt: skip

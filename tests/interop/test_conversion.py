@@ -161,7 +161,7 @@ def test_token_ids_that_the_engine_cannot_compute_are_not_compared(folder, tmp_p
     assert receipt.compared_outputs > 0
     assert receipt.note == "Token ids were not compared: a package is missing."
     assert receipt.note in (tmp_path / "out/README.md").read_text()
-    assert not any("texts are equal" in sentence for sentence in receipt.sentences())
+    assert not any("identical for" in sentence for sentence in receipt.sentences())
 
 
 def test_the_target_vocabulary_is_compared_if_it_is_a_different_one():
@@ -223,7 +223,7 @@ def test_an_engine_that_cannot_load_the_source_does_not_stop_an_import(tmp_path,
     engine(broken)
     receipt = import_model(write(tmp_path / "m.gguf"), tmp_path / "model", texts=TEXTS)
     assert receipt.passed is None
-    assert receipt.note.startswith("The engines were not compared: transformers ")
+    assert receipt.note.startswith("The runtimes were not compared: transformers ")
     assert receipt.note.endswith(" failed (RuntimeError: two lines).")
     assert regard.load(tmp_path / "model").generate("the", max_length=2) is not None
     assert receipt.note in (tmp_path / "model/README.md").read_text()
@@ -254,7 +254,7 @@ def test_nothing_is_compared_without_an_engine(folder, tmp_path, engine):
     receipt = export(folder, tmp_path)
     assert receipt.passed is None
     assert receipt.note == (
-        "The engines were not compared: onnxruntime must be installed for this (pip install "
+        "The runtimes were not compared: onnxruntime must be installed for this (pip install "
         "onnxruntime)."
     )
     assert receipt.note in (tmp_path / "out/README.md").read_text()
@@ -266,7 +266,7 @@ def test_an_engine_can_give_the_reason(tmp_path, engine):
 
     engine(refuse)
     receipt = import_model(write(tmp_path / "m.gguf"), tmp_path / "model", texts=TEXTS)
-    assert receipt.note == "The engines were not compared: it is too old."
+    assert receipt.note == "The runtimes were not compared: it is too old."
 
 
 # ---- texts and folders ------------------------------------------------------------------------

@@ -6,12 +6,14 @@ import json
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+import regard
 from interop.hf_models import FAIRSEQ_TOKENS, LINES, byte_level, text_lines, wordpiece
 from regard.config.model import ModelConfig
 from regard.errors import InputError
 from regard.interop.hf.common import Recipe, Source
 from regard.interop.hf.folder import Folder
 from regard.interop.hf.tokenizer import read_chat_template, read_tokenizers
+from regard.interop.proof import default_texts
 
 transformers = pytest.importorskip("transformers")
 TEXTS = [*LINES[:6], "Ça va? Ünïcode   spaces", "x", "1,000 dogs don't run.", "A  \n B"]
@@ -112,6 +114,21 @@ def chatml(folder, piece_models, ids, **config):
               "eos_token": "<|im_end|>", **config}  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return imported(folder, "decoder", 502, {"model_type": "llama", "eos_token_id": 501})[0]
+
+
+def test_a_llama_with_a_sentencepiece_model_passes_its_comparison(tmp_path, piece_models):
+    folder = tmp_path / "llama"
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.LlamaConfig(vocab_size=500, **shape, **heads)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.model").write_bytes((piece_models / "bpe.model").read_bytes())
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    options = {"tokenizer_class": "LlamaTokenizer", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
+    receipt = regard.import_model(folder, tmp_path / "model")
+    assert any(text.startswith(" ") for text in default_texts(200))
+    assert (receipt.passed, receipt.same_tokenization) == (True, 1)
 
 
 @pytest.mark.parametrize("special", [True, False])

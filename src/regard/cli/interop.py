@@ -22,11 +22,11 @@ def proof_options(verb: argparse.ArgumentParser) -> None:
     """The options of the comparison, which both commands have."""
     verb.add_argument(
         "--text", type=file_path, metavar="FILE",
-        help="compare the engines on the lines of this file (default: built-in texts)",
+        help="compare both runtimes on the lines of this file (default: built-in texts)",
     )  # fmt: skip
     verb.add_argument(
         "--count", type=bounded(int, 1, 100_000), default=None, metavar="N",
-        help="number of texts for every comparison (default: all lines of the file or 200 built-in "
+        help="number of texts in each comparison (default: all lines of the file or 200 built-in "
         "texts for token ids, 24 for outputs, 8 for greedy decoding)",
     )  # fmt: skip
     verb.add_argument(
@@ -53,7 +53,7 @@ def import_options(verb: argparse.ArgumentParser) -> None:
 
 def import_command(options: argparse.Namespace) -> int:
     """Import a model from another toolkit, and verify that it computes the same outputs."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # hide the progress bars of the other engine
+    os.environ.setdefault("TQDM_DISABLE", "1")  # hide the progress bars of the other runtime
     from regard.interop.conversion import import_model
 
     receipt = import_model(
@@ -71,7 +71,7 @@ def export_options(verb: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     verb.add_argument(
         "--to", required=True, choices=TARGETS, metavar="TARGET",
-        help=f"toolkit to export to: {', '.join(TARGETS)}",
+        help=f"target format: {', '.join(TARGETS)}",
     )  # fmt: skip
     verb.add_argument(
         "--out", type=file_path, required=True, metavar="FOLDER", help="folder to create"
@@ -81,7 +81,7 @@ def export_options(verb: argparse.ArgumentParser) -> None:
 
 def export_command(options: argparse.Namespace) -> int:
     """Export a model to another toolkit, and verify that it computes the same outputs."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # hide the progress bars of the other engine
+    os.environ.setdefault("TQDM_DISABLE", "1")  # hide the progress bars of the other runtime
     from regard.interop.conversion import export_model
 
     receipt = export_model(

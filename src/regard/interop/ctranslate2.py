@@ -365,7 +365,7 @@ def oracle(folder: Path, model: Model) -> CTranslate2Oracle | None:
         model: the exported model.
 
     Returns:
-        The engine for the comparison; None if CTranslate2 is not installed.
+        The runtime for the comparison; None if CTranslate2 is not installed.
     """
     if importlib.util.find_spec("ctranslate2") is None:
         return None

@@ -1,4 +1,4 @@
-"""Other engines are third-party code: their errors become one line that names the engine."""
+"""Other runtimes are third-party code: their errors become one line that names the runtime."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ LONGEST_REASON = 200  # characters of an error in a message
 
 
 class NotCompared(Exception):
-    """No other engine can run a model; the message is the reason."""
+    """No other runtime can run a model; the message is the reason."""
 
 
 class EngineFailed(NotCompared):
-    """Another engine raised an error."""
+    """Another runtime raised an error."""
 
 
 @contextmanager
 def third_party(name: str, version: str) -> Iterator[None]:
-    """Turn any error of another engine into an `EngineFailed` with one line.
+    """Turn any error of another runtime into an `EngineFailed` with one line.
 
     Args:
-        name: the package of the engine.
+        name: the package of the runtime.
         version: its version.
     """
     try:

@@ -42,8 +42,8 @@ GGUF, MARIAN = b"GGUF", struct.pack("<Q", 1)  # the first bytes of a file
 class Reader:
     """The functions of a format that read a model.
 
-    `oracle` returns None if the package of the other engine is not installed. It raises
-    `NotCompared` if the engine does not run models of this kind.
+    `oracle` returns None if the package of the other runtime is not installed. It raises
+    `NotCompared` if the runtime does not run models of this kind.
     """
 
     read: Callable[[Path], ImportedModel]

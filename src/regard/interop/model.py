@@ -51,14 +51,14 @@ class ImportedModel:
 
 
 class Oracle(Protocol):
-    """Another engine that runs the same model; proof.py compares regard with it.
+    """Another runtime that runs the same model; proof.py compares regard with it.
 
     Two members are optional. `agreement` is the required fraction of equal greedy tokens.
     `tokenize_target(texts)` returns the token ids of texts in the target vocabulary, without
     special tokens; it is called if the model has two vocabularies.
 
     Attributes:
-        name: the package of the engine, for example "transformers".
+        name: the package of the runtime, for example "transformers".
         version: its version.
         tolerance: the largest difference between two logits that float32 rounding explains.
     """
@@ -72,14 +72,14 @@ class Oracle(Protocol):
         (`proof.read_row`).
 
         Raises:
-            NotCompared: the engine cannot tokenise texts; the message is the reason.
+            NotCompared: the runtime cannot tokenise texts; the message is the reason.
         """
         ...
 
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]] | None:
         """For each row of token ids: the logits [T, V] of a decoder or of a masked language model,
         the class logits [C] of a classifier, the vector [D] of an encoder with pooling; for an
-        encoder-decoder the logits [1, V] of the first token of the output. None if the engine does
+        encoder-decoder the logits [1, V] of the first token of the output. None if the runtime does
         not show them."""
         ...
 

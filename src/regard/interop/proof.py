@@ -1,4 +1,4 @@
-"""Verify a conversion: regard and another engine run the same model on the same texts.
+"""Verify a conversion: regard and another runtime run the same model on the same texts.
 
 Three things are compared: the token ids of the texts, the outputs of the network (logits, or one
 vector for each text), and the tokens of greedy decoding. The result is a `Receipt`, which becomes
@@ -32,7 +32,7 @@ from regard.text.builtin import SIZES, builtin_corpus
 
 RECEIPT = "conversion.json"
 AGREEMENT = 0.99  # of greedy tokens; rounding can decide near ties differently
-ROWS = 8  # texts for which both engines compute outputs at once
+ROWS = 8  # texts for which both runtimes compute outputs at once
 LONGEST_ROW = 128  # tokens of a text for which outputs are compared
 TEXTS = 200  # whose token ids are compared by default
 OUTPUTS, DECODED = 24, 8  # texts whose outputs, and whose greedy tokens, are compared by default
@@ -58,16 +58,16 @@ class Receipt:
 
     Attributes:
         conversion: what was converted, for example "Import from Hugging Face (bert)".
-        engines: the version of each engine.
+        engines: the version of each runtime.
         texts: the number of texts.
-        same_tokenization: the fraction of texts with the same token ids in both engines.
+        same_tokenization: the fraction of texts with the same token ids in both runtimes.
         same_target_tokenization: the same for the target vocabulary, if the model has two.
         different_text: the beginning of the first text with different token ids.
         compared_outputs: the number of outputs (logits, or features of vectors).
         largest_difference: the largest absolute difference between two outputs.
         mean_difference: the mean of the absolute differences.
         tolerance: the largest difference that is accepted.
-        greedy_tokens: the number of tokens that the other engine decoded.
+        greedy_tokens: the number of tokens that the other runtime decoded, with end tokens.
         same_greedy_tokens: the fraction of them that regard decoded too, up to the first difference
             in each text.
         required_agreement: the smallest fraction that is accepted.
@@ -138,23 +138,23 @@ class Receipt:
     def sentences(self) -> list[str]:
         """The receipt as text, for the terminal and the model card."""
         engines = " and ".join(f"{name} {version}" for name, version in self.engines.items())
-        lines = [f"{self.conversion}; engines: {engines}."]
+        lines = [f"{self.conversion}; runtimes: {engines}."]
         for same, what in (
             (self.same_tokenization, "Token ids"),
             (self.same_target_tokenization, "Token ids in the target vocabulary"),
         ):
             if same is not None:
-                lines.append(f"{what}: {same:.2%} of {self.texts} texts are equal.")
+                lines.append(f"{what}: identical for {same:.2%} of {self.texts} texts.")
         if self.largest_difference is not None and self.mean_difference is not None:
             lines.append(
-                f"Outputs: {self.compared_outputs:,} numbers, largest difference "
-                f"{self.largest_difference:.2g}, mean {self.mean_difference:.2g} (accepted: "
+                f"Outputs: {self.compared_outputs:,} values, maximum difference "
+                f"{self.largest_difference:.2g}, mean {self.mean_difference:.2g} (limit: "
                 f"{self.tolerance:.2g})."
             )
         if self.same_greedy_tokens is not None:
             lines.append(
                 f"Greedy decoding: {self.same_greedy_tokens:.2%} of {self.greedy_tokens:,} tokens "
-                f"are equal (required: {self.required_agreement:.2%})."
+                f"match (required: {self.required_agreement:.2%})."
             )
         if self.note:
             lines.append(self.note)
@@ -219,11 +219,11 @@ def compare(
     tolerance: float | None = None, agreement: float | None = None, complete: bool = False,
     advance: Callable[[float], None] = lambda done: None,
 ) -> Receipt:  # fmt: skip
-    """Run a model in both engines and store the result in a receipt.
+    """Run a model in both runtimes and store the result in a receipt.
 
     Args:
         model: the model in regard.
-        oracle: the other engine.
+        oracle: the other runtime.
         texts: the texts.
         receipt: receives the results.
         tolerance: the largest accepted difference between outputs; None: the oracle's default.
@@ -235,7 +235,7 @@ def compare(
         The receipt.
 
     Raises:
-        EngineFailed: the other engine raised an error.
+        EngineFailed: the other runtime raised an error.
     """
     receipt.engines[oracle.name] = oracle.version
     rows = [read_row(model, ids) for ids in model.source_tokenizer.encode_batch(list(texts))]

@@ -160,14 +160,14 @@ def _load(path: Path, metadata: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def load_oracle(path: Path, specials: SpecialTokens) -> GgufOracle | None:
-    """The engine for a file.
+    """The runtime for a file.
 
     Args:
         path: the file; it must have been read by `read.read`, which checks it.
         specials: the special tokens of the model.
 
     Returns:
-        The engine; None if `transformers` or `gguf` is not installed.
+        The runtime; None if `transformers` or `gguf` is not installed.
     """
     if not all(importlib.util.find_spec(name) for name in ("transformers", "gguf")):
         return None

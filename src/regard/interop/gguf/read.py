@@ -113,7 +113,7 @@ def oracle(path: Path, model: ImportedModel) -> GgufOracle | None:
         model: the model that `read` returned.
 
     Returns:
-        The engine, or None if it is not installed.
+        The runtime, or None if it is not installed.
     """
     return load_oracle(path, model.tokenizers[0].specials)
 

@@ -108,7 +108,7 @@ def oracle(folder: Path, model: Model) -> GgufOracle | None:
         model: the model.
 
     Returns:
-        The engine, or None if it is not installed.
+        The runtime, or None if it is not installed.
     """
     return load_oracle(folder / FILE, specials_of(model.tokenizer))
 

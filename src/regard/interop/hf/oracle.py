@@ -48,7 +48,7 @@ def quiet() -> Iterator[None]:
 
 
 class TransformersOracle:
-    """The engine `transformers` in float32 with its plain attention. See `Oracle`.
+    """The runtime `transformers` in float32 with its plain attention. See `Oracle`.
 
     Args:
         path: the folder of the model.
@@ -83,6 +83,10 @@ class TransformersOracle:
         """The token ids that `AutoTokenizer` computes for each text, with its special tokens. Names
         of special tokens in a text are text."""
         tokenizer = self._load_tokenizer(SOURCE)
+        files = {path.name for path in self._path.glob("tokenizer.*")}
+        if files == {"tokenizer.model"}:
+            # SentencePiece adds a space before every text; transformers omits it before a space.
+            texts = [f" {text}" if text.startswith(" ") else text for text in texts]
         return [list(tokenizer(text, **TEXT_OPTIONS)["input_ids"]) for text in texts]
 
     def tokenize_target(self, texts: Sequence[str]) -> list[list[int]]:
@@ -149,7 +153,7 @@ class TransformersOracle:
 
 
 def decode_greedily(engine: TransformersOracle, model: ImportedModel) -> None:
-    """Change the options of an engine to those that regard imports: greedy decoding without the
+    """Change the options of a runtime to those that regard imports: greedy decoding without the
     other options of generation_config.json, and without the tokens that are never generated."""
     if not model.config.has_decoder:
         return

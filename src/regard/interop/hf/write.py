@@ -205,14 +205,14 @@ def to_bytes(tensors: dict[str, Tensor]) -> bytes:
 
 
 def oracle(folder: Path, model: Model) -> Oracle | None:
-    """The engine that reads an exported folder, for the comparison with regard.
+    """The runtime that reads an exported folder, for the comparison with regard.
 
     Args:
         folder: the folder that `write` wrote.
         model: the exported model.
 
     Returns:
-        The engine; None if `transformers` is not installed.
+        The runtime; None if `transformers` is not installed.
     """
     try:
         import transformers  # noqa: F401

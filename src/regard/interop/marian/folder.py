@@ -1,4 +1,4 @@
-"""The files of a Marian model: the weights, the vocabularies and the options of an engine."""
+"""The files of a Marian model: the weights, the vocabularies and the options of a runtime."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from regard.errors import InputError
 from regard.files import read_bounded
 from regard.interop.formats import MARIAN, first_bytes
 
-LARGEST_OPTIONS = 2**20  # bytes of a configuration file of the engine
+LARGEST_OPTIONS = 2**20  # bytes of a configuration file of the runtime
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a model, and the options of an engine."""
+    """The files of a model, and the options of a runtime."""
 
     folder: Path
     model: Path

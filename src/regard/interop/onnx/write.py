@@ -191,7 +191,7 @@ def oracle(folder: Path, model: Model) -> OnnxOracle | None:
         model: the exported model.
 
     Returns:
-        The engine for the comparison; None if ONNX Runtime is not installed.
+        The runtime for the comparison; None if ONNX Runtime is not installed.
     """
     if importlib.util.find_spec("onnxruntime") is None:
         return None
