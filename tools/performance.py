@@ -111,6 +111,10 @@ def speed(value: float) -> str:
     return f"{value:,.0f}" if value >= 20 else f"{value:.1f}"
 
 
+def figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10_000 else f"{value:,.4g}"
+
+
 def other_table(rows: list[Row], goals: dict[tuple[str, str], Goal]) -> str:
     lines = ["| work | precision | measured | compared with | goal | |", "|---" * 6 + "|"]
     for row in sorted(rows, key=lambda row: place(row, goals)):
@@ -118,8 +122,8 @@ def other_table(rows: list[Row], goals: dict[tuple[str, str], Goal]) -> str:
         met = verdict(rows, goal)[1:] if goal else ["", ""]
         unit = "" if row.unit == "exponent" else f" {row.unit}"
         lines.append(
-            f"| {row.work} | {row.dtype} | {row.value:,.4g}{unit} "
-            f"| {row.peer}: {row.peer_value:,.4g}{unit} | {met[0]} | {met[1]} |"
+            f"| {row.work} | {row.dtype} | {figure(row.value)}{unit} "
+            f"| {row.peer}: {figure(row.peer_value)}{unit} | {met[0]} | {met[1]} |"
         )
     return "\n".join(lines) + "\n"
 
